@@ -1,0 +1,50 @@
+# `make demo` and `make test` need python3 (3.10 or newer), make and git; everything else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+LOCK := requirements/cpu.lock
+TORCH := requirements/torch-cpu.txt
+# Asked only if the CPU build of torch is not found among pip's configured sources.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra plot --extra dev --universal --python-version 3.10 --custom-compile-command "make lock"
+DEMO_DIR ?= runs/demo
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint doctests lock clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP)  ## create .venv and install the pinned environment (again only if a lock changed)
+
+$(STAMP): $(LOCK) $(TORCH) pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"recsys_topk needs Python 3.10 or newer, and {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11 ...") if v < (3, 10) else None'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the pinned environment into $(VENV) (once; a minute or two)"
+	@$(PIP) install -q --no-deps -r $(TORCH) || $(PIP) install -q --no-deps -r $(TORCH) --index-url $(TORCH_INDEX)
+	$(PIP) install -q --no-deps -r $(LOCK)
+	$(PIP) install -q --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## simulate a small world, train a cascade with DFTopK on it, test it
+	$(BIN)/recsys-topk demo --out $(DEMO_DIR)
+
+test: $(STAMP)  ## ruff, mypy --strict, pytest and the doctests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: $(STAMP)  ## format and lint
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/mypy
+
+lock: $(STAMP)  ## resolve both locks again
+	$(UV_COMPILE) requirements/cpu.in --overrides requirements/cpu-overrides.txt --no-emit-package torch --no-emit-package fbgemm-gpu -o $(LOCK)
+	$(UV_COMPILE) requirements/gpu.in --overrides requirements/gpu-overrides.txt -o requirements/gpu.lock
+
+clean:  ## remove the environment and what the tools left behind
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Data: the batch, RecFlow, its simulator, negative expansion."""

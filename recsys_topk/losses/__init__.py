@@ -1,0 +1,26 @@
+"""Ranking losses behind one interface: `loss(scores, labels, mask)`. Needs torch and numpy only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recsys_topk.losses.base import RankingLoss, registry
+from recsys_topk.losses.dftopk import DFTopKLoss
+from recsys_topk.losses.topk import TopKLoss
+
+__all__ = ["DFTopKLoss", "RankingLoss", "TopKLoss", "available", "get", "registry"]
+
+
+def get(name: str, /, **arguments: Any) -> RankingLoss:
+    """Build a loss by name, class name or class path.
+
+    Example:
+        >>> get("dftopk", k=10, tau=0.5).k
+        10
+    """
+    return registry.get(name, **arguments)
+
+
+def available() -> tuple[str, ...]:
+    """Return the names of all losses, those of installed plug-ins included."""
+    return registry.available()

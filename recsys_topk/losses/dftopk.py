@@ -1,0 +1,48 @@
+"""DFTopK-BCE: cross-entropy around the midpoint of the k-th and (k+1)-th score."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from recsys_topk.losses.base import Reduction
+from recsys_topk.losses.topk import TopKLoss
+from recsys_topk.operators.dftopk import DFTopK
+
+
+class DFTopKLoss(TopKLoss):
+    """Cross-entropy of the DFTopK membership.
+
+    L = mean_i softplus(z_i) - y_i z_i with z_i = (x_i - theta) / tau, theta = alpha x_[k] + (1 - alpha) x_[k+1].
+    Linear in N; a good first choice.
+
+    Args:
+        tau: Temperature.
+        alpha: Where the threshold lies between x_[k+1] (0) and x_[k] (1).
+        k: How many items to select; required here or in the call.
+        positive_above: Items with a label above this are positive.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> import torch
+        >>> loss = DFTopKLoss(k=2)
+        >>> loss(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), torch.tensor([[1.0, 0.0, 0.0, 1.0]]))
+        tensor(0.8377)
+    """
+
+    name: ClassVar[str] = "dftopk"
+    cost: ClassVar[str] = "n"
+    paper: ClassVar[str] = "Zhu et al. 2025, arXiv 2510.11472"
+
+    def __init__(
+        self,
+        tau: float = 1.0,
+        alpha: float = 0.5,
+        *,
+        k: int | Literal["positives"] | None = None,
+        positive_above: float = 0.0,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        operator = DFTopK(tau, alpha)
+        super().__init__(operator, k=k, positive_above=positive_above, reduction=reduction, validate=validate)

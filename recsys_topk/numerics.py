@@ -1,0 +1,102 @@
+"""Stable arithmetic shared by operators, losses and metrics: masks, logs, the float32 island, means over lists."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+LOG2 = math.log(2.0)
+
+
+def full_mask(scores: Tensor) -> Tensor:
+    """Return an all-true mask of the shape of `scores` that occupies one byte.
+
+    It is one element expanded to (B, N), which `is_full` recognises, so that code with a cheaper unmasked path can
+    take it while everything else sees an ordinary boolean mask.
+    """
+    return torch.ones((), dtype=torch.bool, device=scores.device).expand(scores.shape)
+
+
+def is_full(mask: Tensor) -> bool:
+    """Return whether `mask` was made by `full_mask`; decided from strides, without reading memory or a device sync.
+
+    Example:
+        >>> is_full(full_mask(torch.zeros(2, 3))), is_full(torch.ones(2, 3, dtype=torch.bool))
+        (True, False)
+    """
+    return all(stride == 0 for stride in mask.stride())
+
+
+def float32_island(device_type: str) -> AbstractContextManager[object]:
+    """Return a context in which autocast is off, or a null context where it is off already."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return `x` in float32, or unchanged if it is float64 already."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def log1mexp(x: Tensor) -> Tensor:
+    """Return log(1 - exp(x)) for x <= 0 without cancellation, with finite gradients wherever the value is finite.
+
+    Uses log(-expm1(x)) near zero and log1p(-exp(x)) elsewhere (Mächler 2012). At x = 0 the value is -inf and the
+    gradient 0; at x = -inf the value is 0 and the gradient 0.
+
+    Example:
+        >>> log1mexp(torch.tensor([-1e-8, -1.0]))
+        tensor([-18.4207,  -0.4587])
+    """
+    near = x > -LOG2
+    near_safe = torch.where(near & (x < 0), x, -LOG2)
+    far_safe = torch.where(near, -LOG2, x)
+    value = torch.where(near, torch.log(-torch.expm1(near_safe)), torch.log1p(-torch.exp(far_safe)))
+    return torch.where(x < 0, value, -math.inf)
+
+
+def masked_logsumexp(x: Tensor, mask: Tensor, dim: int = -1, keepdim: bool = False) -> Tensor:
+    """Return log sum exp of the entries of `x` where `mask`; -inf, with zero gradient, where nothing is valid."""
+    filled = torch.where(mask, x, -math.inf)
+    anything = mask.any(dim, keepdim=True)
+    value = torch.logsumexp(torch.where(anything, filled, 0.0), dim, keepdim=True)
+    value = torch.where(anything, value, -math.inf)
+    return value if keepdim else value.squeeze(dim)
+
+
+def masked_log_softmax(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
+    """Return log softmax over the entries of `x` where `mask`, and 0 elsewhere (so that 0 * value is 0)."""
+    normaliser = masked_logsumexp(x, mask, dim, keepdim=True)
+    return torch.where(mask, torch.where(mask, x, 0.0) - torch.where(mask, normaliser, 0.0), 0.0)
+
+
+def masked_softmax(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
+    """Return softmax over the entries of `x` where `mask`, and 0 elsewhere (all 0 where nothing is valid)."""
+    return torch.where(mask, masked_log_softmax(x, mask, dim).exp(), 0.0)
+
+
+def masked_mean(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
+    """Return the mean of `x` over the entries where `mask`; 0 where there are none."""
+    if is_full(mask):
+        return x.mean(dim)
+    return torch.where(mask, x, 0.0).sum(dim) / mask.sum(dim).clamp_min(1)
+
+
+def weighted_mean(values: Tensor, counted: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return sum(w v) / sum(w) over the lists that are `counted`; 0, with zero gradient, if none is."""
+    weight = counted.to(values.dtype) if weights is None else torch.where(counted, weights.to(values.dtype), 0.0)
+    total = weight.sum()
+    safe = torch.where(total > 0, total, torch.ones_like(total))
+    return (torch.where(counted, values, 0.0) * weight).sum() / safe
+
+
+def ranks_descending(x: Tensor, mask: Tensor) -> Tensor:
+    """Return 1-based ranks by descending value among valid entries (stable at ties); masked entries come last."""
+    order = torch.where(mask, x, -math.inf).argsort(dim=-1, descending=True, stable=True)
+    positions = torch.arange(1, x.shape[-1] + 1, device=x.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, positions)

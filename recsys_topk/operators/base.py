@@ -1,0 +1,142 @@
+"""The interface of all top-k operators: scores and k in, soft membership of the top k out."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from recsys_topk.checks import check_finite, check_k, check_lists, check_positive, may_read
+from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full
+from recsys_topk.registry import Registry
+
+
+@dataclass(frozen=True)
+class SoftSelection:
+    """Soft membership of the top k, as two logarithms that were each computed stably.
+
+    Two logs and not one probability, because a probability can be mistaken for a logit, because the survival of
+    several stages is a sum of `log_p`, and because log(1 - p) cannot be had from a p that rounded to 1.
+
+    Attributes:
+        log_p: log of the membership, (B, N); -inf where masked.
+        log_q: log of one minus the membership, (B, N); 0 where masked.
+        mask: Boolean (B, N), True = a real item.
+    """
+
+    log_p: Tensor
+    log_q: Tensor
+    mask: Tensor
+
+    @property
+    def p(self) -> Tensor:
+        """Membership as a probability, (B, N); 0 where masked."""
+        return self.log_p.exp()
+
+
+registry: Registry[TopKOperator]
+
+
+class TopKOperator(nn.Module, ABC):
+    """Base of all operators: checks, float32 arithmetic, masks and a k of its own for each list.
+
+    A subclass sets `name` and the facts below, and writes `select`. Everything else is done here once: half precision
+    is computed in float32, autocast is left, masked scores are replaced by 0 (so that NaN and infinity cannot leak),
+    and lists with k = 0 or k >= their number of valid items are answered exactly, with zero gradient.
+
+    Class attributes:
+        name: Registry name.
+        cost: Time for one list: ``"n"``, ``"n log n"``, ``"k n"`` or ``"n^2"``.
+        sums_to_k: The membership of a list sums to k.
+        equivariant: Permuting the items permutes the membership.
+        tie_fair: Equal scores get equal membership and gradient.
+        deterministic: The same input gives the same output.
+        exact_gradient: The gradient is that of the value (checked by finite differences).
+        paper: Where the operator is from.
+
+    Args:
+        tau: Temperature; smaller is closer to the hard top k.
+        validate: Raise on NaN or infinity among valid scores (reads the tensor, so it is off by default).
+    """
+
+    name: ClassVar[str]
+    cost: ClassVar[str]
+    sums_to_k: ClassVar[bool] = True
+    equivariant: ClassVar[bool] = True
+    tie_fair: ClassVar[bool] = True
+    deterministic: ClassVar[bool] = True
+    exact_gradient: ClassVar[bool] = True
+    paper: ClassVar[str] = ""
+
+    def __init__(self, tau: float = 1.0, *, validate: bool = False) -> None:
+        super().__init__()
+        self.tau = check_positive("tau", tau)
+        self.validate = validate
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            registry.register(cls.name, cls)
+
+    @abstractmethod
+    def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
+        """Compute the membership. Called with clean input only.
+
+        Args:
+            scores: (B, N), float32 or float64, N >= 2; 0 where masked.
+            k: One int, or an int64 tensor (B,), with 1 <= k < number of valid items in every list.
+            mask: Boolean (B, N). `recsys_topk.numerics.is_full(mask)` tells that nothing is masked.
+        """
+
+    @final  # type: ignore[misc]  # nn.Module declares forward as a writable attribute
+    def forward(self, scores: Tensor, k: int | Tensor, mask: Tensor | None = None) -> SoftSelection:
+        """Return the soft membership of the top k of each list.
+
+        Args:
+            scores: (B, N), any floating dtype.
+            k: One int, or one integer a list, (B,). It is capped at the number of valid items.
+            mask: Boolean (B, N), True = a real item; None = all are.
+
+        Returns:
+            The selection, in float32 (float64 for float64 scores).
+        """
+        check_lists(scores, mask)
+        check_k(k, scores, read=self.validate or may_read(scores))
+        if self.validate:
+            check_finite(scores, full_mask(scores) if mask is None else mask)
+        with float32_island(scores.device.type):
+            x = at_least_float32(scores)
+            if mask is None and not isinstance(k, Tensor) and 0 < k < x.shape[1]:
+                return self.select(x, k, full_mask(x))
+            return self._select_general(x, k, full_mask(x) if mask is None else mask)
+
+    def _select_general(self, x: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
+        count = mask.sum(-1)
+        wanted = torch.minimum(k if isinstance(k, Tensor) else torch.full_like(count, k), count)
+        proper = ((wanted > 0) & (wanted < count))[:, None]
+        everything = mask & (wanted >= count)[:, None]
+        log_p = torch.where(everything, 0.0, torch.full_like(x, -math.inf))
+        log_q = torch.where(everything, -math.inf, torch.zeros_like(x))
+        if x.shape[1] < 2:
+            return SoftSelection(log_p, log_q, mask)
+        inner = mask & proper
+        # Lists that are answered exactly still pass through `select`, as a harmless list of equal scores.
+        selection = self.select(
+            torch.where(inner, x, 0.0),
+            torch.where(proper[:, 0], wanted, 1),
+            mask | ~proper if not is_full(mask) else mask,
+        )
+        return SoftSelection(
+            torch.where(inner, selection.log_p, log_p), torch.where(inner, selection.log_q, log_q), mask
+        )
+
+    def extra_repr(self) -> str:
+        """Show the temperature."""
+        return f"tau={self.tau:g}"
+
+
+registry = Registry("operator", "recsys_topk.operators", "recsys_topk.operators")

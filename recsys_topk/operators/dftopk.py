@@ -1,0 +1,47 @@
+"""DFTopK: a logistic membership around the midpoint of the k-th and (k+1)-th score."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.selection import kth_pair
+
+
+class DFTopK(TopKOperator):
+    """Logistic membership around the midpoint between the last item in and the first item out.
+
+    p_i = sigmoid((x_i - theta) / tau), theta = alpha x_[k] + (1 - alpha) x_[k+1]; theta is differentiated. Linear in
+    N. The membership does not sum to k: it tends to k as tau goes to 0 and to N / 2 as tau grows.
+
+    Args:
+        tau: Temperature.
+        alpha: Where the threshold lies between x_[k+1] (0) and x_[k] (1).
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> import torch
+        >>> DFTopK(tau=0.1)(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), k=2).p.round(decimals=3)
+        tensor([[1.0000, 0.0070, 0.9930, 0.0000]])
+    """
+
+    name: ClassVar[str] = "dftopk"
+    cost: ClassVar[str] = "n"
+    sums_to_k: ClassVar[bool] = False
+    paper: ClassVar[str] = "Zhu et al. 2025, arXiv 2510.11472"
+
+    def __init__(self, tau: float = 1.0, alpha: float = 0.5, *, validate: bool = False) -> None:
+        super().__init__(tau, validate=validate)
+        if not 0.0 <= alpha <= 1.0:
+            raise ValueError(f"alpha must lie in [0, 1], got {alpha!r}")
+        self.alpha = float(alpha)
+
+    def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
+        """See `TopKOperator.select`."""
+        kept, cut = kth_pair(scores, k, mask)
+        theta = self.alpha * kept + (1.0 - self.alpha) * cut
+        z = (scores - theta) / self.tau
+        return SoftSelection(F.logsigmoid(z), F.logsigmoid(-z), mask)
