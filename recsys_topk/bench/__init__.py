@@ -1,0 +1,1 @@
+"""Benchmarks behind `recsys-topk bench SUITE`; each suite is a module with `add_arguments` and `run`."""

@@ -1,0 +1,1 @@
+"""The `recsys-topk` command."""

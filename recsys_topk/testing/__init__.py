@@ -1,0 +1,1 @@
+"""Tests that plug-in authors can run against their own losses, operators and objectives."""
