@@ -12,13 +12,14 @@ from recsys_topk.checks import check_finite, check_k, check_lists, may_read
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
 from recsys_topk.operators.base import TopKOperator
 from recsys_topk.registry import Registry
+from recsys_topk.spec import Recorded
 
 Reduction = Literal["mean", "sum", "none"]
 
 registry: Registry[RankingLoss]
 
 
-class RankingLoss(nn.Module, ABC):
+class RankingLoss(Recorded, nn.Module, ABC):
     """Base of all losses: checks, float32 arithmetic, masks, k, weights and the reduction over lists.
 
     A subclass sets `name` and the facts below, and writes `per_list`, one formula. Lists are rows. An item is
