@@ -32,7 +32,7 @@ class JointObjective(CascadeObjective):
 
     name: ClassVar[str] = "joint"
     needs_operator: ClassVar[bool] = True
-    paper: ClassVar[str] = "LCRON (Chen et al. 2025), DFTopK (Zhu et al. 2025)"
+    paper: ClassVar[str] = "Wang et al. 2025, arXiv 2503.09492; Zhu et al. 2025, arXiv 2510.11472"
 
     def __init__(
         self,
