@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recsys_topk.numerics import at_least_float32, float32_island
+
 # A chunk's buffer should stay in the last-level cache on a CPU; on a GPU it only has to fit.
 _CPU_BYTES = 5 * 2**20
 _GPU_BYTES = 256 * 2**20
@@ -62,5 +64,7 @@ def attention_logits(history: Tensor, items: Tensor, weight: Tensor) -> Tensor:
         items: First layer's share of each candidate, (B, N, H).
         weight: The second layer, (H,).
     """
-    logits: Tensor = _AttentionLogits.apply(history, items, weight)  # type: ignore[no-untyped-call]
+    with float32_island(history.device.type):
+        inputs = (at_least_float32(x) for x in (history, items, weight))
+        logits: Tensor = _AttentionLogits.apply(*inputs)  # type: ignore[no-untyped-call]
     return logits

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
 
-from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.features import FeatureEmbedding, FusedOptimizer
 from recsys_topk.cascades.stage import Stage, StageConfig, registry
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Schema
@@ -22,6 +23,7 @@ class Cascade(nn.Module):
         stages: The stages' configs, first to last; quotas must not grow.
         dim: Embedding dimension, one for all tables or by table name.
         share_embeddings: All stages use one set of tables; otherwise each owns its own (they are deployed apart).
+        fused: Update the tables inside backward with this optimizer.
     """
 
     def __init__(
@@ -30,15 +32,15 @@ class Cascade(nn.Module):
         stages: Sequence[StageConfig | Mapping[str, Any]],
         dim: int | Mapping[str, int] = 8,
         share_embeddings: bool = False,
+        fused: FusedOptimizer | None = None,
     ) -> None:
         super().__init__()
         configs = [StageConfig.of(stage) for stage in stages]
         _check(configs)
         self.configs = configs
-        shared = FeatureEmbedding(schema, dim) if share_embeddings else None
-        self.stages = nn.ModuleDict(
-            {config.name: _build(config, shared or FeatureEmbedding(schema, dim)) for config in configs}
-        )
+        make_embedding = partial(FeatureEmbedding, schema, dim, fused=fused)
+        shared = make_embedding() if share_embeddings else None
+        self.stages = nn.ModuleDict({config.name: _build(config, shared or make_embedding()) for config in configs})
 
     @property
     def names(self) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, PoolingType
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Schema, Table
@@ -33,6 +34,19 @@ class Embedded:
     history: Tensor
 
 
+@dataclass(frozen=True)
+class FusedOptimizer:
+    """An optimizer that updates the tables inside backward, row by row, so that no table-sized gradient exists.
+
+    Attributes:
+        optimizer: Class that names it to fbgemm: SGD, Adagrad or RowWiseAdagrad (a CPU has no fused Adam).
+        options: Its arguments, e.g. ``lr`` and ``eps``.
+    """
+
+    optimizer: type[torch.optim.Optimizer]
+    options: Mapping[str, float]
+
+
 class FeatureEmbedding(nn.Module):
     """TorchRec tables for the features of a schema.
 
@@ -45,27 +59,22 @@ class FeatureEmbedding(nn.Module):
         schema: The features.
         dim: Embedding dimension, one for all tables or by table name (then with the key ``"default"`` for the rest).
         init_std: Tables are initialised from N(0, init_std^2).
+        fused: Update the tables inside backward with this optimizer; None = an ordinary one does it.
     """
 
-    def __init__(self, schema: Schema, dim: int | Mapping[str, int] = 8, init_std: float = 1.0) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int | Mapping[str, int] = 8,
+        init_std: float = 1.0,
+        fused: FusedOptimizer | None = None,
+    ) -> None:
         super().__init__()
         dims = _dimensions(schema, dim)
         self.groups = _group_tables(schema)
         self.collections = nn.ModuleDict(
             {
-                "_".join(kinds): EmbeddingBagCollection(
-                    tables=[
-                        EmbeddingBagConfig(
-                            name=table.name,
-                            embedding_dim=dims[table.name],
-                            num_embeddings=table.rows,
-                            feature_names=[table.name],
-                            pooling=PoolingType.SUM,
-                            init_fn=partial(torch.nn.init.normal_, std=init_std),
-                        )
-                        for table in tables
-                    ]
-                )
+                "_".join(kinds): _collection([_config(table, dims[table.name], init_std) for table in tables], fused)
                 for kinds, tables in self.groups.items()
             }
         )
@@ -122,13 +131,36 @@ class FeatureEmbedding(nn.Module):
             sizes[at] = size
         bags = torch.cat([part.to(torch.int32) for part in lengths], dim=1).flatten()
         keyed = collection(KeyedJaggedTensor(keys=keys, values=rows[present], lengths=bags))
-        return dict(zip(kinds, torch.split(_values(collection, keyed, keys), sizes), strict=True))
+        return dict(zip(kinds, torch.split(_values(keyed, keys), sizes), strict=True))
 
 
-def _values(collection: nn.Module, keyed: Any, keys: Sequence[str]) -> Tensor:
-    """Read a KeyedTensor in the order of `keys`: as it lies if unsharded (free), by name if sharded (other order)."""
-    unsharded = isinstance(collection, EmbeddingBagCollection)
-    values: Tensor = keyed.values() if unsharded else KeyedTensor.regroup([keyed], [list(keys)])[0]
+def _config(table: Table, dim: int, init_std: float) -> Any:
+    return EmbeddingBagConfig(
+        name=table.name,
+        embedding_dim=dim,
+        num_embeddings=table.rows,
+        feature_names=[table.name],
+        pooling=PoolingType.SUM,
+        init_fn=partial(torch.nn.init.normal_, std=init_std),
+    )
+
+
+def _collection(configs: Sequence[Any], fused: FusedOptimizer | None) -> nn.Module:
+    if fused is None:
+        plain: nn.Module = EmbeddingBagCollection(tables=list(configs))
+        return plain
+    made: nn.Module = FusedEmbeddingBagCollection(
+        tables=list(configs), optimizer_type=fused.optimizer, optimizer_kwargs=dict(fused.options)
+    )
+    weights = made.state_dict()
+    for config in configs:  # the fused collection has an initialisation of its own
+        config.init_fn(weights[f"embedding_bags.{config.name}.weight"])
+    return made
+
+
+def _values(keyed: Any, keys: Sequence[str]) -> Tensor:
+    """Read a KeyedTensor in the order of `keys`: as it lies if it has that order (free), by name if not (sharded)."""
+    values: Tensor = keyed.values() if list(keyed.keys()) == keys else KeyedTensor.regroup([keyed], [list(keys)])[0]
     return values
 
 

@@ -12,7 +12,7 @@ from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.inference import run_cascade
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
 from recsys_topk.cascades.objectives.base import registry as objectives
-from recsys_topk.cascades.optimizers import make_optimizer, warm_up
+from recsys_topk.cascades.optimizers import fused_optimizer, make_optimizer, warm_up
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Schema
@@ -47,6 +47,9 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         share_embeddings: All stages use one set of tables.
         optimizer: Name of the optimizer.
         lr: Learning rate.
+        embedding_optimizer: ``"same"``, or an optimizer that updates the tables inside backward: ``"rowwise_adagrad"``
+            (the choice for big tables), ``"adagrad"`` or ``"sgd"``.
+        embedding_lr: Learning rate of such tables; None = `lr`.
         optimizer_options: Further arguments of the optimizer, e.g. ``{"eps": 1e-12}``.
         warmup_steps: Steps over which the learning rate rises to `lr`.
         validate: Raise on NaN or infinity among the scores instead of training on.
@@ -63,15 +66,19 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         share_embeddings: bool = False,
         optimizer: str = "adam",
         lr: float = 1e-2,
+        embedding_optimizer: str = "same",
+        embedding_lr: float | None = None,
         optimizer_options: Mapping[str, Any] | None = None,
         warmup_steps: int = 0,
         validate: bool = True,
     ) -> None:
         super().__init__()
         self.schema = schema if isinstance(schema, Schema) else Schema.from_dict(dict(schema))
-        self.cascade = Cascade(self.schema, stages, dim, share_embeddings)
-        built = _loss(loss, self.schema.positive_above, validate)
+        fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
+        self.cascade = Cascade(self.schema, stages, dim, share_embeddings, fused)
+        built = _loss(loss, self.schema.positive_above)
         self.objective = _objective(objective, built, len(self.cascade.configs))
+        self.objective.validate = validate
         self.k = k
         self.save_hyperparameters(
             {
@@ -84,6 +91,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 "share_embeddings": share_embeddings,
                 "optimizer": optimizer,
                 "lr": lr,
+                "embedding_optimizer": embedding_optimizer,
+                "embedding_lr": embedding_lr,
                 "optimizer_options": dict(optimizer_options or {}),
                 "warmup_steps": warmup_steps,
                 "validate": validate,
@@ -141,11 +150,27 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def configure_optimizers(self) -> Any:
         """Build the optimizer and its warm-up."""
         options = self.hparams
-        made = make_optimizer(options["optimizer"], self.parameters(), options["lr"], **options["optimizer_options"])
+        made = make_optimizer(options["optimizer"], self, options["lr"], options["optimizer_options"])
         if not options["warmup_steps"]:
             return made
         schedule = warm_up(made, options["warmup_steps"])
         return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_fit_start(self) -> None:
+        """Refuse what would silently do something else than asked."""
+        if self.hparams["embedding_optimizer"] == "same":
+            return
+        tables = f"embedding_optimizer={self.hparams['embedding_optimizer']!r} updates the tables inside backward"
+        if self.trainer.accumulate_grad_batches > 1:
+            raise ValueError(
+                f"{tables}, so they would be updated at each of the {self.trainer.accumulate_grad_batches} accumulated "
+                f"batches; use --model.embedding_optimizer same, or a larger --data.batch_size"
+            )
+        if self.trainer.gradient_clip_val:
+            raise ValueError(
+                f"{tables}, so gradient clipping would not reach them; "
+                f"use --model.embedding_optimizer same, or drop --trainer.gradient_clip_val"
+            )
 
     def _metrics(self) -> nn.ModuleDict:
         above = self.schema.positive_above
@@ -170,7 +195,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         return f"loss_{self.cascade.names[int(name[5:])]}" if name.startswith("stage") else f"loss_{name}"
 
 
-def _loss(loss: RankingLoss | Mapping[str, Any] | str, positive_above: float, validate: bool) -> RankingLoss:
+def _loss(loss: RankingLoss | Mapping[str, Any] | str, positive_above: float) -> RankingLoss:
     """Return the loss; what counts as positive is the data's to say unless the loss was told."""
     if isinstance(loss, str):
         loss = losses.get(loss)
@@ -179,7 +204,6 @@ def _loss(loss: RankingLoss | Mapping[str, Any] | str, positive_above: float, va
     assert isinstance(loss, RankingLoss)
     if "positive_above" not in loss._arguments:
         loss.positive_above = positive_above
-    loss.validate = validate
     return loss
 
 

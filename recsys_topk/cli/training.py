@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from recsys_topk.callbacks.predictions import PredictionWriter
 from recsys_topk.cascades.module import TWO_STAGES, CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
+from recsys_topk.cascades.optimizers import EmbeddingOptimizerName, OptimizerName
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cli.arguments import from_checkpoint, option_value, registries, rewrite
 from recsys_topk.cli.console import echo, table, warn
@@ -49,8 +50,10 @@ def cascade(
     k: int = 10,
     dim: int | dict[str, int] = 8,
     share_embeddings: bool = False,
-    optimizer: Literal["adam", "adamw", "adagrad", "sgd"] = "adam",
+    optimizer: OptimizerName = "adam",
     lr: float = 1e-2,
+    embedding_optimizer: EmbeddingOptimizerName = "same",
+    embedding_lr: float | None = None,
     optimizer_options: dict[str, float] | None = None,
     warmup_steps: int = 0,
     validate: bool = True,
@@ -67,23 +70,27 @@ def cascade(
         share_embeddings: All stages use one set of tables.
         optimizer: Name of the optimizer.
         lr: Learning rate.
+        embedding_optimizer: Optimizer that updates the tables inside backward; `same` leaves them to `optimizer`.
+        embedding_lr: Learning rate of such tables; `lr` if not given.
         optimizer_options: Further arguments of the optimizer, e.g. {eps: 1.0e-12}.
         warmup_steps: Steps over which the learning rate rises to `lr`.
         validate: Raise on NaN or infinity among the scores instead of training on.
     """
     return CascadeModule(
         schema,
-        stages,
-        loss,
-        objective,
-        k,
-        dim,
-        share_embeddings,
-        optimizer,
-        lr,
-        optimizer_options,
-        warmup_steps,
-        validate,
+        stages=stages,
+        loss=loss,
+        objective=objective,
+        k=k,
+        dim=dim,
+        share_embeddings=share_embeddings,
+        optimizer=optimizer,
+        lr=lr,
+        embedding_optimizer=embedding_optimizer,
+        embedding_lr=embedding_lr,
+        optimizer_options=optimizer_options,
+        warmup_steps=warmup_steps,
+        validate=validate,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from recsys_topk.checks import check_lists
+from recsys_topk.checks import check_finite, check_lists
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask
 from recsys_topk.registry import Registry
@@ -70,6 +70,9 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     Args:
         loss: The loss that the objective is built from.
         stages: Number of stages.
+
+    Attributes:
+        validate: Raise on NaN or infinity among valid scores (reads the tensors, so it is off by default).
     """
 
     name: ClassVar[str]
@@ -85,6 +88,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
             )
         self.loss = loss
         self.stages = stages
+        self.validate = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -134,6 +138,9 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         with float32_island(labels.device.type):
             clean = [at_least_float32(stage_scores) for stage_scores in scores]
             y = labels.to(clean[0].dtype)
+            if self.validate:
+                for x in clean:
+                    check_finite(x, full_mask(x) if mask is None else mask)
             if mask is None:
                 mask = full_mask(y)
             else:
