@@ -12,7 +12,7 @@ from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.inference import run_cascade
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
 from recsys_topk.cascades.objectives.base import registry as objectives
-from recsys_topk.cascades.optimizers import fused_optimizer, make_optimizer, warm_up
+from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, warm_up
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Schema
@@ -171,6 +171,12 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 f"{tables}, so gradient clipping would not reach them; "
                 f"use --model.embedding_optimizer same, or drop --trainer.gradient_clip_val"
             )
+
+    def on_train_batch_start(self, batch: CascadeBatch, batch_idx: int) -> None:
+        """Bring the schedule's learning rate to the tables that update themselves inside the coming backward."""
+        optimizer = self.optimizers().optimizer
+        if isinstance(optimizer, DenseAndFused):
+            optimizer.sync_tables()
 
     def _metrics(self) -> nn.ModuleDict:
         above = self.schema.positive_above

@@ -92,6 +92,11 @@ class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is unt
         self._dense, self._fused = dense, dict(fused)
         super().__init__([("dense", KeyedOptimizerWrapper(dict(parameters), lambda _: dense)), *self._fused.items()])
 
+    def sync_tables(self) -> None:
+        """Tell the tables the learning rate that the schedule has set; without it theirs lags one step behind."""
+        for part in self._fused.values():
+            part.step()  # updates nothing: the rows are updated inside backward
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of both parts, as plain tensors."""
         tables = {

@@ -48,9 +48,11 @@ def test_training_lowers_the_objective(tmp_path: Path, embedding_optimizer: str)
     assert after < 0.6 * before
 
 
-def test_fused_sgd_equals_ordinary_sgd(tmp_path: Path) -> None:
-    ordinary = module(optimizer="sgd", lr=0.05)
-    fused = module(optimizer="sgd", lr=0.05, embedding_optimizer="sgd")
+@pytest.mark.parametrize("warmup_steps", [0, 3])
+def test_fused_sgd_equals_ordinary_sgd(tmp_path: Path, warmup_steps: int) -> None:
+    """With a schedule too: the tables must see the learning rate of the step, not of the one before."""
+    ordinary = module(optimizer="sgd", lr=0.05, warmup_steps=warmup_steps)
+    fused = module(optimizer="sgd", lr=0.05, embedding_optimizer="sgd", warmup_steps=warmup_steps)
     fused.load_state_dict(ordinary.state_dict())
     for model in (ordinary, fused):
         trainer(tmp_path).fit(model, batches(5))

@@ -61,9 +61,9 @@ def test_joint_equals_a_loop_for_any_number_of_stages(stages: int) -> None:
     objective = JointObjective(DFTopKLoss(tau=0.7), stages).double()
     output = objective(scores, labels, mask, quotas=[4] * stages, k=2)
     terms, joint = brute_force_joint(scores, labels, mask, [2] * stages, 2, 0.7)
-    assert [float(output.terms[f"stage{m}"]) for m in range(stages)] == pytest.approx(terms, abs=1e-12)
-    assert float(output.terms["joint"]) == pytest.approx(joint, abs=1e-12)
-    assert float(output.total) == pytest.approx(0.5 * sum(terms) + joint, abs=1e-12)
+    assert [output.terms[f"stage{m}"].item() for m in range(stages)] == pytest.approx(terms, abs=1e-12)
+    assert output.terms["joint"].item() == pytest.approx(joint, abs=1e-12)
+    assert output.total.item() == pytest.approx(0.5 * sum(terms) + joint, abs=1e-12)
 
 
 def test_joint_with_the_quotas_as_cuts() -> None:
@@ -72,7 +72,7 @@ def test_joint_with_the_quotas_as_cuts() -> None:
     objective = JointObjective(DFTopKLoss(), 2, weighting="fixed", stage_k="quota").double()
     output = objective(scores, labels, mask, quotas=[5, 3], k=2)
     terms, joint = brute_force_joint(scores, labels, mask, [5, 3], 2, 1.0)
-    assert float(output.total) == pytest.approx(sum(terms) + joint, abs=1e-12)
+    assert output.total.item() == pytest.approx(sum(terms) + joint, abs=1e-12)
 
 
 def test_joint_gradient_by_finite_differences() -> None:
@@ -89,16 +89,16 @@ def test_learned_weights_follow_their_formula() -> None:
     with torch.no_grad():
         objective.weights.log_variance.copy_(torch.tensor([0.4, -1.3], dtype=torch.double))
     output = objective(scores, labels, mask, quotas=[4, 3], k=2)
-    terms = [float(output.terms[f"stage{m}"]) for m in range(2)]
+    terms = [output.terms[f"stage{m}"].item() for m in range(2)]
     expected = sum(t * math.exp(-w) / 2 + w / 2 for t, w in zip(terms, [0.4, -1.3], strict=True))
-    assert float(output.total) == pytest.approx(expected + float(output.terms["joint"]), abs=1e-12)
+    assert output.total.item() == pytest.approx(expected + output.terms["joint"].item(), abs=1e-12)
 
 
 def test_independent_is_the_sum_of_the_losses() -> None:
     scores, labels, mask = lists(3)
     loss = DFTopKLoss(tau=0.3)
     output = IndependentObjective(loss, 3)(scores, labels, mask, quotas=[4, 4, 3], k=2)
-    assert float(output.total) == pytest.approx(sum(float(loss(x, labels, mask, k=2)) for x in scores), abs=1e-12)
+    assert output.total.item() == pytest.approx(sum(float(loss(x, labels, mask, k=2)) for x in scores), abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["joint", "independent"])
