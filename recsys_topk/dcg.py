@@ -62,3 +62,21 @@ def ideal_dcg(label_gains: Tensor, k: int | Tensor | None = None, base: float = 
     """
     ordered = label_gains.sort(-1, descending=True).values
     return (ordered * rank_discounts(label_gains.shape[-1], k, label_gains, base)).sum(-1)
+
+
+def normalised_gains(labels: Tensor, gain: Gain, mask: Tensor, k: int | Tensor | None = None) -> Tensor:
+    """Return g(y_i) / ideal DCG@k of each list, (B, N); 0 where masked, and in lists whose ideal DCG is 0.
+
+    The exponential gain is taken relative to the largest label of its list, which the division undoes, so that no
+    label overflows.
+
+    Example:
+        >>> normalised_gains(torch.tensor([[200.0, 0.0]]), "exponential", torch.ones(1, 2, dtype=torch.bool))
+        tensor([[1., 0.]])
+    """
+    if gain == "exponential":
+        top = labels.amax(-1, keepdim=True)
+        labels = torch.exp2(labels - top) - torch.exp2(-top)
+    values = torch.where(mask, labels, 0.0)
+    ideal = ideal_dcg(values, k)[:, None]
+    return torch.where(ideal > 0, values / torch.where(ideal > 0, ideal, 1.0), 0.0)

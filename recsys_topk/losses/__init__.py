@@ -4,11 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
+from recsys_topk.losses.approx_ndcg import ApproxNDCGLoss
 from recsys_topk.losses.base import RankingLoss, registry
+from recsys_topk.losses.bce import BCELoss
 from recsys_topk.losses.dftopk import DFTopKLoss
+from recsys_topk.losses.lambdaloss import LambdaLoss
+from recsys_topk.losses.lambdarank import LambdaRankLoss
+from recsys_topk.losses.listmle import ListMLELoss
+from recsys_topk.losses.listnet import ListNetLoss
+from recsys_topk.losses.ranknet import RankNetLoss
+from recsys_topk.losses.softmax import SoftmaxLoss
+from recsys_topk.losses.softmax_at_k import SoftmaxAtKLoss
 from recsys_topk.losses.topk import TopKLoss
 
-__all__ = ["DFTopKLoss", "RankingLoss", "TopKLoss", "available", "get", "registry"]
+__all__ = [
+    "ApproxNDCGLoss",
+    "BCELoss",
+    "DFTopKLoss",
+    "LambdaLoss",
+    "LambdaRankLoss",
+    "ListMLELoss",
+    "ListNetLoss",
+    "RankNetLoss",
+    "RankingLoss",
+    "SoftmaxAtKLoss",
+    "SoftmaxLoss",
+    "TopKLoss",
+    "available",
+    "get",
+    "registry",
+]
 
 
 def get(name: str, /, **arguments: Any) -> RankingLoss:

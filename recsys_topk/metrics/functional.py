@@ -20,30 +20,11 @@ from torch import Tensor
 
 from recsys_topk.checks import check_lists
 from recsys_topk.dcg import Gain, check_gain, gains, ideal_dcg, rank_discounts
-from recsys_topk.numerics import at_least_float32, full_mask
+from recsys_topk.numerics import full_mask
+from recsys_topk.ordering import descending_order
 
 # Pairwise comparisons are made for as many lists at a time as fit in this many booleans.
 PAIRS_AT_A_TIME = 1 << 22
-
-
-def descending_order(scores: Tensor, mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-    """Return the indices that sort each list by descending score, masked items last, (B, N).
-
-    Equal scores stay in list order; with `labels`, the one with the lower label comes first.
-
-    Example:
-        >>> descending_order(torch.tensor([[1.0, 2.0, 1.0]]), labels=torch.tensor([[1.0, 0.0, 0.0]]))
-        tensor([[1, 2, 0]])
-    """
-    x = at_least_float32(scores.detach())
-    limits = torch.finfo(x.dtype)
-    x = torch.nan_to_num(x, nan=limits.min, posinf=limits.max, neginf=limits.min)
-    if mask is not None:
-        x = torch.where(mask, x, -math.inf)
-    if labels is None:
-        return x.argsort(dim=-1, descending=True, stable=True)
-    by_label = labels.argsort(dim=-1, stable=True)
-    return by_label.gather(-1, x.gather(-1, by_label).argsort(dim=-1, descending=True, stable=True))
 
 
 def top(scores: Tensor, m: int, mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
