@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recsys_topk.metrics.functional import descending_order, survivors
+from recsys_topk.metrics.functional import survivors
+from recsys_topk.ordering import descending_order
 
 
 @dataclass(frozen=True)

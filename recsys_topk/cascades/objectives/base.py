@@ -65,6 +65,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     Class attributes:
         name: Registry name.
         needs_operator: The objective asks the loss's operator for memberships.
+        uses_loss: The objective is built from `loss`; otherwise it is a published baseline with terms of its own.
         paper: Where the objective is from.
 
     Args:
@@ -77,6 +78,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
 
     name: ClassVar[str]
     needs_operator: ClassVar[bool] = False
+    uses_loss: ClassVar[bool] = True
     paper: ClassVar[str] = ""
 
     def __init__(self, loss: RankingLoss, stages: int) -> None:
@@ -147,6 +149,16 @@ class CascadeObjective(Recorded, nn.Module, ABC):
                 clean = [torch.where(mask, x, 0.0) for x in clean]
                 y = torch.where(mask, y, 0.0)
             return self.compute(clean, y, mask, groups, quotas, k)
+
+
+def need_groups(groups: Tensor | None, name: str) -> Tensor:
+    """Return `groups`, or raise because the objective `name` cannot do without."""
+    if groups is None:
+        raise ValueError(
+            f"the {name!r} objective trains on sample groups: pass groups, (B, N), 0 = the best group; "
+            f"data without groups can be trained with the 'independent' or 'joint' objective"
+        )
+    return groups
 
 
 registry = Registry("objective", "recsys_topk.cascades.objectives", "recsys_topk.objectives")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -18,12 +18,24 @@ class IndependentObjective(CascadeObjective):
         loss: Any loss.
         stages: Number of stages.
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
+        stage_k: What a loss without a k of its own cuts at in stage m: ``"k"``, the number of items wanted in the end,
+            or ``"quota"``, the number that the stage may pass on.
     """
 
     name: ClassVar[str] = "independent"
 
-    def __init__(self, loss: RankingLoss, stages: int, *, weighting: Weighting = "fixed") -> None:
+    def __init__(
+        self,
+        loss: RankingLoss,
+        stages: int,
+        *,
+        weighting: Weighting = "fixed",
+        stage_k: Literal["k", "quota"] = "k",
+    ) -> None:
         super().__init__(loss, stages)
+        if stage_k not in ("k", "quota"):
+            raise ValueError(f"stage_k must be 'k' or 'quota', got {stage_k!r}")
+        self.stage_k = stage_k
         self.weights = TermWeights(stages, weighting)
 
     def compute(
@@ -36,6 +48,7 @@ class IndependentObjective(CascadeObjective):
         k: int,
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
-        cut = k if self.loss.requires_k and self.loss.k is None else None
-        terms = [self.loss(x, labels, mask, k=cut) for x in scores]
+        open_k = self.loss.requires_k and self.loss.k is None
+        cuts = [(quota if self.stage_k == "quota" else k) if open_k else None for quota in quotas]
+        terms = [self.loss(x, labels, mask, k=cut) for x, cut in zip(scores, cuts, strict=True)]
         return ObjectiveOutput(self.weights(terms), {f"stage{m}": term for m, term in enumerate(terms)})
