@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.inference import run_cascade
@@ -187,14 +188,18 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         quotas = self.cascade.quotas
         return nn.ModuleDict({f"joint_recall@{self.k}@{quotas[-1]}": JointRecall(self.k, quotas, above), **alone})
 
+    def update_metrics(self, split: Split, scores: Sequence[Tensor], batch: CascadeBatch) -> dict[str, Metric]:
+        """Add a batch to the metrics of a split; return them by name, the joint recall first."""
+        metrics: dict[str, Metric] = dict(self.metrics[split].items())  # type: ignore[operator]
+        for metric, inputs in zip(metrics.values(), [scores, *scores], strict=True):
+            metric.update(inputs, batch.labels, batch.mask)
+        return metrics
+
     def _evaluate(self, split: Split, batch: CascadeBatch) -> None:
-        scores = self(batch)
+        metrics = self.update_metrics(split, self(batch), batch)
         # The difficulty of a list is its length, so the reported name carries it; the one that is monitored does not.
         pool = f"/{batch.candidates.shape[1]}" if split == "test" else ""
-        metrics = self.metrics[split]
-        assert isinstance(metrics, nn.ModuleDict)
-        for (name, metric), inputs in zip(metrics.items(), [scores, *scores], strict=True):
-            metric.update(inputs, batch.labels, batch.mask)  # type: ignore[operator]
+        for name, metric in metrics.items():
             self.log(f"{split}/{name}{pool}", metric, on_epoch=True, prog_bar="joint" in name, batch_size=batch.size)
 
     def _term(self, name: str) -> str:
