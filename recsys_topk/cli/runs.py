@@ -17,13 +17,13 @@ def run_name(model: Any, data: Any, seed: int | bool | None) -> str:
         data: The datamodule.
         seed: What the random generators were seeded with.
     """
-    parts = [model.loss.name]
     operator = model.loss.operator
-    if operator is not None:
-        parts.append(f"tau{operator.tau:g}")
-    default = "independent" if operator is None else "joint"
-    if model.objective.name != default:
-        parts.append(model.objective.name)
+    if not model.objective.uses_loss:
+        parts = [model.objective.name]
+    else:
+        parts = [model.loss.name] if operator is None else [model.loss.name, f"tau{operator.tau:g}"]
+        if model.objective.name != ("independent" if operator is None else "joint"):
+            parts.append(model.objective.name)
     parts.append(f"neg{data.train_negatives}")
     parts.append(f"s{int(seed)}" if seed is not None else "unseeded")
     return "-".join(parts)

@@ -17,6 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from recsys_topk.callbacks.predictions import PredictionWriter
+from recsys_topk.cascades.features import table_sizes
 from recsys_topk.cascades.module import TWO_STAGES, CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.optimizers import EmbeddingOptimizerName, OptimizerName
@@ -45,8 +46,8 @@ MODEL_COMMANDS = ("validate", "test", "predict")
 def cascade(
     schema: Any,
     loss: RankingLoss,
+    stages: list[StageConfig],
     objective: Callable[[RankingLoss, int], CascadeObjective] | None = None,
-    stages: list[StageConfig] = list(TWO_STAGES),  # noqa: B006  # never changed; jsonargparse shows it in the help
     k: int = 10,
     dim: int | dict[str, int] = 8,
     share_embeddings: bool = False,
@@ -63,8 +64,8 @@ def cascade(
     Args:
         schema: The features; taken from the data.
         loss: The loss; `--loss NAME` for short.
-        objective: How the stages are trained together; `--objective NAME` for short.
         stages: The stages, first to last.
+        objective: How the stages are trained together; `--objective NAME` for short.
         k: How many items are wanted in the end.
         dim: Embedding dimension, one for all tables or by table name.
         share_embeddings: All stages use one set of tables.
@@ -123,7 +124,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         parser.add_argument(
             "--logger", type=Literal["csv", "wandb"], default="csv", help="metrics.csv is always written"
         )
-        parser.set_defaults({"model.loss": DEFAULT_LOSS})
+        stages = [config.to_dict() for config in TWO_STAGES]
+        parser.set_defaults({"model.loss": DEFAULT_LOSS, "model.stages": stages})
         parser.link_arguments("data.schema", "model.schema", apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:
@@ -188,7 +190,15 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
     def _announce(self) -> None:
         model = self.model
         stages = " -> ".join(f"{config.name} ({config.kind}, {config.quota})" for config in model.cascade.configs)
-        echo(f"{self.subcommand}: {model.loss.name} under {model.objective.name}; {stages}; run {self.run.path}")
+        trained = (
+            f"{model.loss.name} under {model.objective.name}" if model.objective.uses_loss else model.objective.name
+        )
+        echo(f"{self.subcommand}: {trained}; {stages}")
+        first = next(iter(model.cascade.stages.values()))
+        largest = ", ".join(f"{row['table']} {row['rows']} x {row['dim']}" for row in table_sizes(first.embedding)[:3])
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        echo(f"  {parameters:,} parameters; largest tables of a stage: {largest}")
+        echo(f"  run directory {self.run.path}")
 
     def _report(self) -> None:
         metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
@@ -236,7 +246,12 @@ def main(argv: list[str]) -> int:
             parser_class=Parser,
             seed_everything_default=42,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={"max_epochs": 1, "log_every_n_steps": 10, "num_sanity_val_steps": 0},
+            trainer_defaults={
+                "max_epochs": 1,
+                "log_every_n_steps": 10,
+                "num_sanity_val_steps": 0,
+                "enable_model_summary": False,
+            },
             load_from_checkpoint_support=False,
             auto_configure_optimizers=False,
         )
@@ -254,3 +269,4 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="fbgemm_gpu.*")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
