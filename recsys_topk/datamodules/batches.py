@@ -81,7 +81,9 @@ class BatchMaker:
             training: Whether this is a training batch.
         """
         requests = day.requests
-        request = np.stack([requests[name][rows] for name in REQUEST_FEATURES], axis=1, dtype=np.int64, casting="unsafe")
+        request = np.stack(
+            [requests[name][rows] for name in REQUEST_FEATURES], axis=1, dtype=np.int64, casting="unsafe"
+        )
         history, length = self._history(day, rows)
         item, labels = self._lists(requests, rows)
         mask = item >= 0
@@ -113,7 +115,9 @@ class BatchMaker:
             here = slice(number * SLOTS, (number + 1) * SLOTS)
             item[:, here] = requests[group.stage][rows]
             if group.label is None:
-                np.subtract(BEST_LABEL, requests[ORDERED_STAGES[group.stage]][rows], out=labels[:, here], dtype=np.float32)
+                np.subtract(
+                    BEST_LABEL, requests[ORDERED_STAGES[group.stage]][rows], out=labels[:, here], dtype=np.float32
+                )
             else:
                 labels[:, here] = group.label
         labels *= item >= 0

@@ -41,14 +41,18 @@ class GroundTruth:
     def save(self, folder: Path) -> None:
         """Write `ground_truth.npz` into `folder`."""
         log = {"request_id": self.request_id, "request_user": self.user, "request_time_ms": self.time_ms}
-        np.savez(folder / FILE, config=np.array(json.dumps(asdict(self.world.config))), **log, **self.world.arrays())
+        config = np.array(json.dumps(asdict(self.world.config)))
+        arrays: dict[str, Any] = {"config": config, **log, **self.world.arrays()}
+        np.savez(folder / FILE, **arrays)
 
     @classmethod
     def load(cls, root: str | Path) -> GroundTruth:
         """Read the ground truth of a simulated data set."""
         path = Path(root).expanduser() / FILE
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: only simulated data (recsys-topk simulate) have a ground truth")
+            raise FileNotFoundError(
+                f"{path} is missing: only simulated data (recsys-topk simulate) have a ground truth"
+            )
         with np.load(path) as stored:
             arrays = dict(stored)
         world = World.from_arrays(WorldConfig(**json.loads(str(arrays["config"]))), arrays)
@@ -63,7 +67,9 @@ class GroundTruth:
         at = np.minimum(np.searchsorted(self.request_id, request_id), self.request_id.size - 1)
         unknown = self.request_id[at] != request_id
         if unknown.any():
-            raise ValueError(f"request {int(request_id[unknown][0])} is not one of the {self.request_id.size} simulated")
+            raise ValueError(
+                f"request {int(request_id[unknown][0])} is not one of the {self.request_id.size} simulated"
+            )
         return self.world.utility(self.user[at], self.time_ms[at], item_id)
 
 
@@ -128,4 +134,4 @@ def _recalls(scores: Array, labels: Array, mask: Array, quotas: Sequence[int], k
     # One score for all stages: the survivors are the first min(quotas) of the order.
     hits = [true[:, :quota].sum(1) for quota in (min(quotas), *quotas)]
     wanted = true.sum(1)
-    return np.stack(hits, axis=1)[wanted > 0] / wanted[wanted > 0, None]
+    return np.asarray(np.stack(hits, axis=1)[wanted > 0] / wanted[wanted > 0, None])

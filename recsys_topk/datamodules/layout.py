@@ -138,7 +138,9 @@ def recflow_schema(counts: Mapping[str, int], layout: Layout) -> Schema:
         ),
         request=tuple(Feature(name, name) for name in REQUEST_FEATURES),
         history=tuple(Feature(name, name) for name in HISTORY_FEATURES),
-        items=tuple(Feature(name, name.removeprefix("upload_") if name not in ITEM_IDS else name) for name in ITEM_FEATURES),
+        items=tuple(
+            Feature(name, name.removeprefix("upload_") if name not in ITEM_IDS else name) for name in ITEM_FEATURES
+        ),
         groups=tuple(group.stage for group in layout.groups),
         positive_above=float(layout.positive_above),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -53,7 +54,7 @@ def plan(sizes: Sequence[int], batch_size: int, processes: int) -> list[Slice]:
         edges = [*range(0, size, step), size]
         if len(edges) > 2 and edges[-1] - edges[-2] < processes:
             del edges[-2]
-        slices += [Slice(day, start, stop) for start, stop in zip(edges[:-1], edges[1:], strict=True)]
+        slices += [Slice(day, start, stop) for start, stop in itertools.pairwise(edges)]
     return slices
 
 

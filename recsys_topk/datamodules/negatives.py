@@ -134,7 +134,9 @@ def expand(
         raise ValueError(f"{source!r} negatives are drawn from a catalogue, and none was given")
     elif source in ("uniform", "popularity"):
         own = catalogue.rows(batch.item_id)[batch.candidates]
-        drawn = draw_distinct(catalogue.uniform if source == "uniform" else catalogue.popular, keys, own, batch.mask, number)
+        drawn = draw_distinct(
+            catalogue.uniform if source == "uniform" else catalogue.popular, keys, own, batch.mask, number
+        )
         batch, columns = catalogue.add_to_pool(batch, drawn)
     else:
         raise ValueError(f"source must be 'in_batch', 'uniform' or 'popularity', got {source!r}")

@@ -40,7 +40,11 @@ _ADMITTED: dict[tuple[str, str], Any] = {
     ("collections", "defaultdict"): defaultdict,
     ("numpy", "dtype"): np.dtype,
     ("numpy", "ndarray"): np.ndarray,
-    **{(module, kind.__name__): kind for module in ("builtins", "__builtin__") for kind in (dict, int, list, str, tuple)},
+    **{
+        (module, kind.__name__): kind
+        for module in ("builtins", "__builtin__")
+        for kind in (dict, int, list, str, tuple)
+    },
     **{
         (f"numpy.{core}.{module}", name): function
         for core in ("core", "_core")
@@ -111,4 +115,6 @@ def _load(path: Path) -> Any:
         except MemoryError:
             raise FormatError(f"{path} asks for more memory than there is; it is damaged or hostile") from None
         except Exception as error:
-            raise FormatError(f"{path} is not a whole pickle ({type(error).__name__}: {error}); get it again") from error
+            raise FormatError(
+                f"{path} is not a whole pickle ({type(error).__name__}: {error}); get it again"
+            ) from error

@@ -24,7 +24,7 @@ from recsys_topk.datamodules.source import RecFlowFiles
 from recsys_topk.datamodules.world import WorldConfig
 
 
-class RecFlowDataModule(LightningDataModule):
+class RecFlowDataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is seen untyped
     """RecFlow, or a simulated world in its layout, as batches of lists.
 
     Lists hold the groups of the layout (10 columns each) and, after transfer to the device, sampled negatives. In
@@ -225,4 +225,3 @@ class RecFlowDataModule(LightningDataModule):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return 0, 1
-

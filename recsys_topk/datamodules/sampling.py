@@ -19,8 +19,13 @@ _ROUNDS: Final = 4
 class Source(Protocol):
     """Something to draw from: `tickets` equally likely numbers, each standing for one of `size` items."""
 
-    tickets: int
-    size: int
+    @property
+    def size(self) -> int:
+        """Number of items."""
+
+    @property
+    def tickets(self) -> int:
+        """Number of tickets."""
 
     def item(self, ticket: Tensor) -> Tensor:
         """Return the item that each ticket stands for."""

@@ -41,7 +41,10 @@ class _Views:
     def none(cls, users: int) -> _Views:
         shape = (users, _HISTORY)
         return cls(
-            np.full(shape, -1, np.int32), np.zeros(shape, np.int64), np.zeros(shape, np.int32), np.zeros(shape, np.int64)
+            np.full(shape, -1, np.int32),
+            np.zeros(shape, np.int64),
+            np.zeros(shape, np.int32),
+            np.zeros(shape, np.int64),
         )
 
     def of(self, users: Array) -> _Views:
@@ -156,10 +159,16 @@ def _write_day(folder: Path, world: World, views: _Views, number: int, day: str)
         shape = outcome.viewed.shape
         shown = groups["realshow"][rows, :SHOWN].astype(np.int32)
         when = np.broadcast_to(time_ms[rows, None], shape)
-        views.append(users[rows], outcome.viewed, _Views(shown, when, playing[rows], np.broadcast_to(request_id[rows, None], shape)))
+        views.append(
+            users[rows],
+            outcome.viewed,
+            _Views(shown, when, playing[rows], np.broadcast_to(request_id[rows, None], shape)),
+        )
     _dump(folder / "request_id_dict" / f"{day}.pkl", _stage_dict(world, request_id, groups, viewed))
     _dump(folder / "seq_effective_50_dict" / f"{day}.pkl", _history_dict(world, request_id, seen))
-    _write_all_stage(folder / "all_stage" / f"{day}.feather", world, (request_id, users, time_ms), groups, viewed, playing)
+    _write_all_stage(
+        folder / "all_stage" / f"{day}.feather", world, (request_id, users, time_ms), groups, viewed, playing
+    )
     return request_id, users, time_ms
 
 
@@ -227,7 +236,12 @@ def _history_dict(world: World, request_id: Array, seen: _Views) -> dict[int, Ar
 
 
 def _write_all_stage(
-    path: Path, world: World, requests: tuple[Array, Array, Array], groups: dict[str, Array], viewed: Array, playing: Array
+    path: Path,
+    world: World,
+    requests: tuple[Array, Array, Array],
+    groups: dict[str, Array],
+    viewed: Array,
+    playing: Array,
 ) -> None:
     """Write one row per (request, video), with a flag for each stage it stood in."""
     import pyarrow as pa
@@ -261,7 +275,9 @@ def _write_all_stage(
             for name, values in {"playing_time": playing[part], "effective_view": viewed[part]}.items():
                 columns[name] = np.zeros(keys.size, dtype=np.int64)
                 columns[name][inverse[shown]] = values[row[shown], slot[shown]]
-            columns["long_view"] = ((columns["playing_time"] > 20_000) & (columns["effective_view"] > 0)).astype(np.int64)
+            columns["long_view"] = ((columns["playing_time"] > 20_000) & (columns["effective_view"] > 0)).astype(
+                np.int64
+            )
             for name in ("like", "follow", "forward", "comment"):
                 columns[name] = np.zeros(keys.size, dtype=np.int64)
             table = pa.table({name: np.asarray(column, dtype=np.int64) for name, column in columns.items()})

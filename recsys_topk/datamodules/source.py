@@ -14,17 +14,38 @@ import numpy as np
 import numpy.typing as npt
 
 from recsys_topk.datamodules.days import clock_ids
-from recsys_topk.datamodules.layout import BEST_LABEL, ITEM_IDS, LAYOUTS, ORDERED_STAGES, REQUEST_IDS, SLOTS, STAGES
-from recsys_topk.datamodules.layout import UNSHIFTED, largest_id
+from recsys_topk.datamodules.layout import (
+    BEST_LABEL,
+    ITEM_IDS,
+    LAYOUTS,
+    ORDERED_STAGES,
+    REQUEST_IDS,
+    SLOTS,
+    STAGES,
+    UNSHIFTED,
+    largest_id,
+)
 from recsys_topk.datamodules.pickles import FormatError, load_pickle
 from recsys_topk.datamodules.rows import VARIANT, intern_columns
 
 Array = npt.NDArray[Any]
 
 _SAMPLE: Final = ("request_id", "user_id", "request_timestamp", "device_id", "age", "gender", "province")
-_STAGE_COLUMNS: Final = {"video_id": 0, "author_id": 1, "category_level_two": 3, "category_level_one": 6, "upload_type": 4}
+_STAGE_COLUMNS: Final = {
+    "video_id": 0,
+    "author_id": 1,
+    "category_level_two": 3,
+    "category_level_one": 6,
+    "upload_type": 4,
+}
 _UPLOAD_COLUMN: Final = 5
-_VIEW_COLUMNS: Final = {"video_id": 0, "author_id": 1, "category_level_two": 2, "category_level_one": 3, "upload_type": 4}
+_VIEW_COLUMNS: Final = {
+    "video_id": 0,
+    "author_id": 1,
+    "category_level_two": 2,
+    "category_level_one": 3,
+    "upload_type": 4,
+}
 _VIEW_TIME_COLUMN: Final = 7
 _CHUNK: Final = 1024
 """Requests whose arrays are joined at a time; small enough for the cache, and bounds the memory."""
@@ -184,7 +205,7 @@ def _integers(table: Any, name: str, path: Path) -> Array:
         raise FormatError(
             f"{path}: column {name} must hold integers without gaps, it is {column.type} with {column.null_count} nulls"
         )
-    return column.to_numpy().astype(np.int64, copy=False)
+    return np.asarray(column.to_numpy(), dtype=np.int64)
 
 
 def _narrow(values: Array, largest: int) -> Array:
