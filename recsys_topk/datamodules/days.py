@@ -73,5 +73,6 @@ def select_days(available: Sequence[str], wanted: str | None, default: Sequence[
     missing = [day for day in days if day not in set(available)]
     if missing:
         there = f"{available[0]} .. {available[-1]} ({len(available)} days)" if available else "no days"
-        raise ValueError(f"{name}={wanted!r} asks for {', '.join(missing)}, and the data hold {there}")
+        lacking = missing[0] if len(missing) == 1 else f"{missing[0]} and {len(missing) - 1} more"
+        raise ValueError(f"{name}={wanted!r} asks for {lacking}, and the data hold {there}")
     return tuple(days)

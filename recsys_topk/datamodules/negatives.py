@@ -63,24 +63,30 @@ class Catalogue:
         """Return the row of each item, which must all be there; variants of an item have its row."""
         return torch.searchsorted(self.item_id, item_id % VARIANT)
 
-    def add_to_pool(self, batch: CascadeBatch, drawn: Drawn) -> tuple[CascadeBatch, Tensor]:
-        """Return the batch with the drawn rows in its pool, each once, and the draws as indices into the pool."""
+    def add_to_pool(self, batch: CascadeBatch, rows: Tensor, drawn: Drawn) -> tuple[CascadeBatch, Tensor]:
+        """Return the batch with the drawn rows in its pool, each once, and the draws as indices into the pool.
+
+        Args:
+            batch: The batch.
+            rows: (M,) the rows of its pool, from `rows`.
+            drawn: Rows drawn.
+        """
         place, device = self._place, self.item_id.device
+        size, pool = self.item_id.numel(), batch.item_id.numel()
+        # A pool item that is a variant does not stand for the item that is drawn, whose features are its first.
         pooled = (batch.item_id < VARIANT).nonzero().squeeze(1)
-        pooled_rows = self.rows(batch.item_id[pooled])
-        size = self.item_id.numel()
+        pooled_rows = rows[pooled]
         fresh = torch.zeros(size + 1, dtype=torch.bool, device=device)
         fresh.index_fill_(0, torch.where(drawn.mask, drawn.items, size).view(-1), True)
-        fresh[pooled_rows] = False
+        fresh.index_fill_(0, pooled_rows, False)
         new = fresh[:size].nonzero().squeeze(1)
-        size = batch.item_id.numel()
         place[pooled_rows] = pooled
-        place[new] = torch.arange(size, size + new.numel(), device=device)
+        place[new] = torch.arange(pool, pool + new.numel(), device=device)
         grown = batch.replace(
             item_id=torch.cat([batch.item_id, self.item_id[new]]),
             items=torch.cat([batch.items, self.features[new].to(batch.items.dtype)]),
         )
-        return grown, torch.where(drawn.mask, place[drawn.items], 0)
+        return grown, torch.where(drawn.mask, place.take(drawn.items), 0)
 
 
 @dataclass(frozen=True)
@@ -133,11 +139,12 @@ def expand(
     elif catalogue is None:
         raise ValueError(f"{source!r} negatives are drawn from a catalogue, and none was given")
     elif source in ("uniform", "popularity"):
-        own = catalogue.rows(batch.item_id)[batch.candidates]
+        rows = catalogue.rows(batch.item_id)
+        own = rows.take(batch.candidates)
         drawn = draw_distinct(
             catalogue.uniform if source == "uniform" else catalogue.popular, keys, own, batch.mask, number
         )
-        batch, columns = catalogue.add_to_pool(batch, drawn)
+        batch, columns = catalogue.add_to_pool(batch, rows, drawn)
     else:
         raise ValueError(f"source must be 'in_batch', 'uniform' or 'popularity', got {source!r}")
     expanded = batch.replace(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 
 class FormatError(ValueError):
@@ -29,17 +30,46 @@ def _empty_tuple() -> tuple[()]:
     return ()
 
 
-# Asked of numpy itself, since their home moved between numpy 1 and 2.
-_RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
+class StoredArray:
+    """An array as the pickle stores it: shape, type and bytes, of which no array was made yet.
+
+    A day holds millions of small arrays, which are wanted only joined. Keeping their bytes is half the work of making
+    arrays of them, and numpy's own reconstruction, which hostile states could reach, is never called.
+    """
+
+    __slots__ = ("state",)
+    state: tuple[int, tuple[int, ...], np.dtype[Any], bool, bytes]
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def array(self) -> npt.NDArray[Any]:
+        """Return the array; raises ValueError or TypeError if the stored state is none of plain numbers."""
+        _, shape, dtype, fortran, data = self.state
+        return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _reconstruct(kind: Any, shape: Any, code: Any) -> StoredArray:
+    """Stand in for numpy's function of that name, which protocols up to 4 call before they set the state."""
+    return StoredArray()
+
+
+def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> StoredArray:
+    """Stand in for numpy's function of that name, which protocol 5 calls."""
+    stored = StoredArray()
+    stored.state = (1, shape, dtype, order == "F", bytes(buffer))
+    return stored
+
+
+# Asked of numpy itself, since its home moved between numpy 1 and 2.
 _SCALAR: Any = np.int64(0).__reduce__()[0]
-_FROM_BUFFER: Any = np.empty(0).__reduce_ex__(5)[0]
 
 # Everything that building dicts, arrays, ints and strings takes, and nothing that calls anything else.
 _ADMITTED: dict[tuple[str, str], Any] = {
     ("_codecs", "encode"): _encode,
     ("collections", "defaultdict"): defaultdict,
     ("numpy", "dtype"): np.dtype,
-    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "ndarray"): StoredArray,
     **{
         (module, kind.__name__): kind
         for module in ("builtins", "__builtin__")
@@ -49,9 +79,9 @@ _ADMITTED: dict[tuple[str, str], Any] = {
         (f"numpy.{core}.{module}", name): function
         for core in ("core", "_core")
         for module, name, function in (
-            ("multiarray", "_reconstruct", _RECONSTRUCT),
+            ("multiarray", "_reconstruct", _reconstruct),
             ("multiarray", "scalar", _SCALAR),
-            ("numeric", "_frombuffer", _FROM_BUFFER),
+            ("numeric", "_frombuffer", _from_buffer),
         )
     },
 }
@@ -77,7 +107,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 
 def load_pickle(path: Path) -> Any:
-    """Return what a pickle of dicts, defaultdicts, arrays of numbers, ints and strings holds.
+    """Return what a pickle of dicts, defaultdicts, arrays of numbers, ints and strings holds, arrays as `StoredArray`.
 
     A pickle is a program: it may name any importable function and call it. This reader resolves only the names that
     rebuild the types above, whichever numpy wrote them, and RecFlow's own `defaultdict_tuple` and `defaultdict_str`

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from recsys_topk.datamodules.days import clock_ids
 from recsys_topk.datamodules.layout import CLOCK, ITEM_IDS, SLOTS, STAGES, UNSHIFTED, largest_id
-from recsys_topk.datamodules.pickles import FormatError, load_pickle
+from recsys_topk.datamodules.pickles import FormatError, StoredArray, load_pickle
 from recsys_topk.datamodules.rows import VARIANT, intern_columns
 
 Array = npt.NDArray[Any]
@@ -83,16 +82,13 @@ def read_stages(path: Path, request_id: Array, counts: Mapping[str, int]) -> tup
 def _stage_rows(entries: Sequence[Any], stage: str, request_id: Array, path: Path) -> tuple[Array, Array]:
     """Return how many items of `stage` each entry has, at most SLOTS, and their rows; none if it lacks the stage."""
     part = [entry.get(stage) for entry in entries]
-    for kind in set(map(type, part)) - {np.ndarray, type(None)}:
-        request = next(i for i, array in zip(request_id, part, strict=True) if type(array) is kind)
-        raise FormatError(f"{path}, request {int(request)}: {stage} must be an array, got {kind.__name__}")
-    sizes = np.array([0 if array is None else len(array) for array in part])
-    there = np.flatnonzero(sizes)
-    arrays = [part[at] for at in there.tolist()]
-    if sizes.max() > SLOTS:
-        arrays = [array[:SLOTS] for array in arrays]
-        sizes = np.minimum(sizes, SLOTS)
-    return sizes, _joined(arrays, 8, request_id[there], path)
+    at = [i for i, array in enumerate(part) if array is not None]
+    sizes = np.zeros(len(part), dtype=np.int64)
+    sizes[at], rows = _joined([part[i] for i in at], 8, request_id[at], path)
+    if sizes.max(initial=0) > SLOTS:
+        start = np.repeat(np.cumsum(sizes) - sizes, sizes)
+        rows = rows[np.arange(len(rows)) - start < SLOTS]
+    return np.minimum(sizes, SLOTS), rows
 
 
 def read_histories(
@@ -115,8 +111,7 @@ def read_histories(
     rows: list[Array] = []
     lengths = np.zeros(request_id.size, dtype=np.int64)
     for chunk in _chunks(request_id.size):
-        raw = _joined(entries[chunk], 10, request_id[chunk], path)
-        sizes = np.fromiter((len(array) for array in entries[chunk]), dtype=np.int64)
+        sizes, raw = _joined(entries[chunk], 10, request_id[chunk], path)
         viewed = np.flatnonzero(raw[:, _VIEW_TIME_COLUMN] > 0)
         owner = np.repeat(np.arange(sizes.size), sizes)[viewed]
         lengths[chunk] = np.bincount(owner, minlength=sizes.size)
@@ -144,21 +139,38 @@ def _look_up(path: Path, request_id: Array) -> list[Any]:
     return [content[i] for i in ids]
 
 
-def _joined(arrays: Sequence[Any], width: int, owner: Array, path: Path) -> Array:
-    """Join (n, width) integer arrays along rows, or raise naming the first that is something else."""
+def _joined(arrays: Sequence[Any], width: int, owner: Array, path: Path) -> tuple[Array, Array]:
+    """Return the lengths of integer arrays (n, width) and all their rows, or raise naming the request of a bad one."""
     if not arrays:
-        return np.empty((0, width), dtype=np.int64)
-    if set(map(type, arrays)) == {np.ndarray}:
-        with contextlib.suppress(ValueError):  # shapes that do not fit together: the loop below names the request
-            rows = np.concatenate(arrays)
-            if rows.ndim == 2 and rows.shape[1] == width and rows.dtype.kind in "iu":
-                return rows
-    for array, request in zip(arrays, owner, strict=True):
-        found = (array.ndim, *array.shape[-1:], array.dtype.kind) if isinstance(array, np.ndarray) else ()
-        if found not in ((2, width, "i"), (2, width, "u")):
-            given = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise FormatError(f"{path}, request {int(request)}: expected an integer array (n, {width}), got {given}")
-    raise AssertionError("one of the arrays was refused")
+        return np.empty(0, dtype=np.int64), np.empty((0, width), dtype=np.int64)
+    if set(map(type, arrays)) == {StoredArray}:
+        states = [array.state for array in arrays]
+        dtype = states[0][2]
+        # One type, C order and no empty (0,) array: the bytes of all are the bytes of the whole.
+        if (
+            all(state[2] is dtype and not state[3] and state[1][1:] == (width,) for state in states)
+            and dtype.kind in "iu"
+        ):
+            rows = np.frombuffer(b"".join([state[4] for state in states]), dtype=dtype).reshape(-1, width)
+            return np.array([state[1][0] for state in states]), rows
+    parts = [_checked(array, width, int(request), path) for array, request in zip(arrays, owner, strict=True)]
+    return np.array([len(part) for part in parts]), np.concatenate(parts)
+
+
+def _checked(stored: Any, width: int, request: int, path: Path) -> Array:
+    """Return a stored array as (n, width) int64, or raise naming the request."""
+    given = type(stored).__name__
+    if isinstance(stored, StoredArray):
+        try:
+            array = stored.array()
+        except (TypeError, ValueError) as error:
+            raise FormatError(f"{path}, request {request}: an array that cannot be read ({error})") from error
+        if not array.size:
+            return np.empty((0, width), dtype=np.int64)
+        if array.ndim == 2 and array.shape[1] == width and array.dtype.kind in "iu":
+            return array.astype(np.int64)
+        given = f"{array.dtype} {array.shape}"
+    raise FormatError(f"{path}, request {request}: expected an integer array (n, {width}), got {given}")
 
 
 def _chunks(rows: int) -> Iterator[slice]:
