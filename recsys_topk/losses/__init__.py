@@ -4,11 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
+from recsys_topk.losses.arf import ARFLoss, ARFV2Loss
 from recsys_topk.losses.base import RankingLoss, registry
 from recsys_topk.losses.dftopk import DFTopKLoss
+from recsys_topk.losses.diffsort import DiffSortLoss
+from recsys_topk.losses.hard import HardTopKLoss
+from recsys_topk.losses.lapsum import LapSumLoss
+from recsys_topk.losses.neuralsort import NeuralSortLoss
+from recsys_topk.losses.perturbed import PerturbedTopKLoss
+from recsys_topk.losses.sigmoid import SigmoidTopKLoss
+from recsys_topk.losses.sinkhorn import SinkhornTopKLoss
+from recsys_topk.losses.softsort import SoftSortLoss
+from recsys_topk.losses.sparse import SparseTopKLoss
 from recsys_topk.losses.topk import TopKLoss
 
-__all__ = ["DFTopKLoss", "RankingLoss", "TopKLoss", "available", "get", "registry"]
+__all__ = [
+    "ARFLoss",
+    "ARFV2Loss",
+    "DFTopKLoss",
+    "DiffSortLoss",
+    "HardTopKLoss",
+    "LapSumLoss",
+    "NeuralSortLoss",
+    "PerturbedTopKLoss",
+    "RankingLoss",
+    "SigmoidTopKLoss",
+    "SinkhornTopKLoss",
+    "SoftSortLoss",
+    "SparseTopKLoss",
+    "TopKLoss",
+    "available",
+    "get",
+    "registry",
+]
 
 
 def get(name: str, /, **arguments: Any) -> RankingLoss:
@@ -24,3 +52,12 @@ def get(name: str, /, **arguments: Any) -> RankingLoss:
 def available() -> tuple[str, ...]:
     """Return the names of all losses, those of installed plug-ins included."""
     return registry.available()
+
+
+def __getattr__(name: str) -> Any:
+    """Find a loss class that this file does not import, by its class name."""
+    if not name.startswith("_"):
+        for cls in registry.classes().values():
+            if cls.__name__ == name:
+                return cls
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
