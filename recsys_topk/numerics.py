@@ -100,7 +100,7 @@ def _fill_bits(x: Tensor, mask: Tensor, value: float) -> Tensor:
 
 def float32_island(device_type: str) -> AbstractContextManager[object]:
     """Return a context in which autocast is off, or a null context where it is off already."""
-    if torch.is_autocast_enabled(device_type):
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return contextlib.nullcontext()
 

@@ -6,7 +6,6 @@ import math
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,9 +14,7 @@ from recsys_topk.losses.base import ListFacts, Reduction
 from recsys_topk.losses.topk import TopKLoss, target_numpy
 from recsys_topk.numerics import fill_masked
 from recsys_topk.operators.dftopk import DFTopK
-from recsys_topk.operators.selection import Array, add_shared, pair_numpy
-
-Bools = npt.NDArray[np.bool_]
+from recsys_topk.operators.selection import Array, Bools, add_shared, pair_numpy
 
 # Up to this many items in the batch the number of calls decides, and beyond it the number of passes over memory.
 SHORT = 4096
@@ -130,7 +127,7 @@ def _short_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradien
     """Return the sum of the item losses of each list, (B,), and s sigmoid(t) / tau, (B, N): few calls, in numpy."""
     sign = (0.5 - target.astype(a.dtype)) * a.dtype.type(2.0 / tau)
     t = (a - theta) * sign
-    e = np.exp(np.maximum(-np.abs(t), LOWEST_EXPONENT[a.dtype.itemsize]))
+    e = np.exp(-np.abs(t))
     total = (np.log1p(e) + np.maximum(t, 0)).sum(1)
     return total, sign * np.where(t >= 0, 1, e) / (1 + e) if with_gradient else None
 

@@ -6,7 +6,6 @@ import math
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from recsys_topk.checks import may_read
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.numerics import count_true, fill_masked, is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.selection import pair_numpy
+from recsys_topk.operators.selection import Array, Bools, pair_numpy
 
 CLAMP = 1e-6
 
@@ -40,11 +39,11 @@ def topk_target(labels: Tensor, mask: Tensor, k: int | Tensor, positive_above: f
 
 
 def target_numpy(
-    labels: npt.NDArray[Any],
-    positive: npt.NDArray[np.bool_],
+    labels: Array,
+    positive: Bools,
     k: int | Tensor,
-    positives: npt.NDArray[Any] | None = None,
-) -> npt.NDArray[np.bool_]:
+    positives: Array | None = None,
+) -> Bools:
     """Return the target of `topk_target`, (B, N) boolean; `positive` itself if no list has more than k positives.
 
     Labels are looked at only in lists with more positives than k, and selected among only if they differ, so binary
@@ -56,15 +55,14 @@ def target_numpy(
         k: One int, or one a list, (B,).
         positives: (B,), the number of positives, if known.
     """
-    ks = k.numpy() if isinstance(k, Tensor) else k
+    ks: Array | int = k.numpy() if isinstance(k, Tensor) else k
+    target: Bools = positive
     crowded = (positive.sum(1) if positives is None else positives) > ks
     if not crowded.any():
-        return positive
+        return target
     values = labels[positive]
     if values.min() == values.max():  # binary labels: all positives are tied at the boundary
-        wants_some = np.reshape(ks, (-1, 1)) > 0
-        tied: npt.NDArray[np.bool_] = positive if wants_some.all() else positive & wants_some
-        return tied
+        return target if np.min(ks) > 0 else target & (np.reshape(ks, (-1, 1)) > 0)
     rows = np.flatnonzero(crowded)
     wanted = ks[rows] if isinstance(ks, np.ndarray) else np.full(rows.size, ks)
     inside = np.where(positive[rows], labels[rows], -np.inf).astype(labels.dtype, copy=False)

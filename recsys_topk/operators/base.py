@@ -110,7 +110,7 @@ class TopKOperator(nn.Module, ABC):
             check_finite(scores, full_mask(scores) if mask is None else mask)
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
-            if mask is None and not isinstance(k, Tensor) and 0 < k < x.shape[1]:
+            if mask is None and not isinstance(k, Tensor) and 0 < k < x.shape[1] and x.shape[0] > 0:
                 return self.select(x, k, full_mask(x))
             return self._select_general(x, k, full_mask(x) if mask is None else mask)
 

@@ -70,20 +70,23 @@ def logistic_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     b = torch.minimum(torch.maximum(0.5 * (kept + cut), low), high)
     tiny, eps = torch.finfo(filled.dtype).tiny, torch.finfo(filled.dtype).eps
     for _ in range(MAX_STEPS):
-        p = (filled - b).div_(tau).sigmoid_()
-        excess = p.sum(1, keepdim=True) - wanted
+        # The smaller of p and 1 - p on either side of b: k is met by their balance, without cancellation.
+        z = (filled - b).div_(tau)
+        above = z > 0
+        small = z.abs_().neg_().sigmoid_()
+        missing = torch.where(above, small, 0.0).sum(1, keepdim=True)
+        leaking = torch.where(above, 0.0, small).sum(1, keepdim=True)
+        spare = above.sum(1, keepdim=True) - wanted
+        excess = spare + (leaking - missing)
         low, high = torch.where(excess > 0, b, low), torch.where(excess < 0, b, high)
-        slope = torch.addcmul(p, p, p, value=-1.0).sum(1, keepdim=True) / tau
+        slope = torch.addcmul(small, small, small, value=-1.0).sum(1, keepdim=True) / tau
         step = b + excess / slope.clamp_min(tiny)
         outside = ~((step >= low) & (step <= high))
         if bool(outside.any()):
-            above = filled > b
-            losing = torch.where(above, 1.0 - p, 0.0).sum(1, keepdim=True).clamp_min(tiny)
-            gaining = torch.where(above, 0.0, p).sum(1, keepdim=True).clamp_min(tiny)
-            spare = above.sum(1, keepdim=True) - wanted
-            root = torch.sqrt(spare * spare + 4.0 * losing * gaining)
-            ratio = torch.where(spare >= 0, (spare + root) / (2.0 * losing), 2.0 * gaining / (root - spare))
-            careful = b + tau * torch.log(ratio.clamp_min(tiny))
+            root = torch.sqrt(spare * spare + 4.0 * missing * leaking)
+            grown = (spare + root) / (2.0 * missing).clamp_min(tiny)
+            shrunk = 2.0 * leaking / (root - spare).clamp_min(tiny)
+            careful = b + tau * torch.log(torch.where(spare >= 0, grown, shrunk).clamp_min(tiny))
             careful = torch.where((careful > low) & (careful < high), careful, 0.5 * (low + high))
             step = torch.where(outside, careful, step)
         moved = (step - b).abs()

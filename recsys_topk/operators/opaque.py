@@ -18,9 +18,9 @@ def opaque(fake: Callable[..., Any]) -> Callable[[F], F]:
     """Register a function of tensors as a `torch.library` operator, called as such only where it must be.
 
     In eager mode the function is called directly: going through the dispatcher costs some ten microseconds, as much
-    as the selection of a short list. Under `torch.compile`, and for fake tensors, the registered operator stands in
-    for it, so that loops that stop on the data, and numpy, do not break the graph. The operator has no gradient of
-    its own; a `torch.autograd.Function` around it does.
+    as the selection of a short list. Under `torch.compile`, and for fake and meta tensors, the registered operator
+    stands in for it, so that loops that stop on the data, and numpy, do not break the graph. The operator has no
+    gradient of its own; a `torch.autograd.Function` around it does.
 
     Args:
         fake: Same arguments; returns empty tensors of the right shape, dtype and device.
@@ -32,7 +32,8 @@ def opaque(fake: Callable[..., Any]) -> Callable[[F], F]:
 
         @wraps(function)
         def call(x: Tensor, *arguments: Any) -> Any:
-            return function(x, *arguments) if is_plain(x) else registered(x, *arguments)
+            direct = is_plain(x) and x.device.type != "meta"
+            return function(x, *arguments) if direct else registered(x, *arguments)
 
         return call  # type: ignore[return-value]
 

@@ -24,7 +24,7 @@ def sort_descending(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.dtype != torch.float32 or not may_read(x) or x.shape[1] >= 2**31:
         ordered = x.detach().sort(dim=1, descending=True, stable=True)
         return ordered.values, ordered.indices
-    a = np.ascontiguousarray(x.detach().numpy())
+    a = np.add(x.detach().numpy(), np.float32(0.0), order="C")  # -0 becomes 0, to which it is equal
     bits = a.view(np.int32)
     key = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))  # integers in the order of the floats
     packed = np.invert(key).astype(np.int64) << 32

@@ -14,6 +14,7 @@ from recsys_topk.numerics import fill_masked, is_full, is_plain
 from recsys_topk.operators.opaque import opaque
 
 Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
 
 # Crossovers on CPU, measured with `recsys-topk bench operators` shapes (docs/benchmarks.md): numpy sorts short rows
 # with SIMD networks faster than it partitions them.
