@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from recsys_topk.numerics import is_plain
+
 
 def check_lists(scores: Tensor, mask: Tensor | None, **others: Tensor | None) -> None:
     """Raise unless `scores` is a floating (B, N) tensor and the rest share its shape and device.
@@ -85,5 +87,5 @@ def check_finite(scores: Tensor, mask: Tensor) -> None:
 
 
 def may_read(tensor: Tensor) -> bool:
-    """Return whether a branch on the values of `tensor` is free: on the CPU, outside compilation and tracing."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Return whether reading `tensor` is free: real memory on the CPU, outside compilation and tracing."""
+    return tensor.device.type == "cpu" and is_plain(tensor)
