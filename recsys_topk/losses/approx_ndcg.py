@@ -12,8 +12,8 @@ from recsys_topk.checks import check_positive
 from recsys_topk.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import better_items, spans
-from recsys_topk.numerics import is_full
-from recsys_topk.operators.dftopk import DFTopK
+from recsys_topk.numerics import is_full, masked_mean
+from recsys_topk.operators.selection import kth_pair
 
 
 class _ApproximateRanks(torch.autograd.Function):
@@ -99,11 +99,19 @@ class ApproxNDCGLoss(RankingLoss):
         ranks = passed + 0.5
         achieved = discount(ranks, scores.dtype) * gains.gather(1, rows)
         if k is not None:
-            achieved = achieved * self._membership(ranks, k, mask.gather(1, rows))
+            achieved = achieved * self._membership(ranks, k, scores.detach().gather(1, rows), mask.gather(1, rows))
         return 1.0 - achieved.sum(-1)
 
-    def _membership(self, ranks: Tensor, k: int | Tensor, mask: Tensor) -> Tensor:
-        p: Tensor = DFTopK(self.tau)(-ranks, k, mask).p
-        mass = p.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
-        share: Tensor = (k[:, None] if isinstance(k, Tensor) else k) / mass
-        return p * share.clamp_max(1.0)
+    def _membership(self, ranks: Tensor, k: int | Tensor, scores: Tensor, mask: Tensor) -> Tensor:
+        """Return m, (B, N). Which ranks are the k-th and the next is read off the scores, where ties are exact."""
+        count = mask.sum(-1)
+        wanted = torch.minimum(k if isinstance(k, Tensor) else torch.full_like(count, k), count)
+        proper = ((wanted > 0) & (wanted < count))[:, None]
+        if scores.shape[1] < 2:
+            return (wanted > 0).to(ranks.dtype)[:, None]
+        inner = torch.where(proper[:, 0], wanted, 1)
+        pair = kth_pair(torch.where(proper, scores, 0.0), inner, mask | ~proper)
+        kept, cut = (masked_mean(ranks, mask & (scores == boundary))[:, None] for boundary in pair)
+        p = torch.sigmoid((0.5 * (kept + cut) - ranks) / self.tau) * mask
+        p = p * (wanted[:, None] / p.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)).clamp_max(1.0)
+        return torch.where(proper, p, (wanted > 0).to(p.dtype)[:, None])

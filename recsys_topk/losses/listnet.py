@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal
 
 import torch
@@ -71,6 +70,9 @@ class ListNetLoss(RankingLoss):
     def _target(self, labels: Tensor, admitted: Tensor) -> Tensor:
         if self.target == "softmax":
             y = labels / self.label_tau
-            return torch.softmax(y if is_full(admitted) else torch.where(admitted, y, -math.inf), -1)
+            if is_full(admitted):
+                return torch.softmax(y, -1)
+            # Not -inf: a list with k = 0 admits nothing, and its target is 0 and not NaN.
+            return torch.softmax(torch.where(admitted, y, torch.finfo(y.dtype).min), -1) * admitted
         y = labels if is_full(admitted) else torch.where(admitted, labels, 0.0)
         return y / y.sum(-1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny)

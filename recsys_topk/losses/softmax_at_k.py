@@ -42,6 +42,7 @@ class SoftmaxAtKLoss(RankingLoss):
     family: ClassVar[str] = "listwise"
     cost: ClassVar[str] = "n"
     requires_k: ClassVar[bool] = True
+    exact_gradient: ClassVar[bool] = False  # the quantile is held constant
     paper: ClassVar[str] = "Yang et al. 2025, KDD, arXiv 2508.05673"
 
     def __init__(
