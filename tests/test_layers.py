@@ -13,25 +13,21 @@ import recsys_topk
 
 PACKAGE = Path(recsys_topk.__file__).parent
 
-# A layer may import itself and the layers before it in its chain, nothing else of the package.
+# A layer may import itself and what is listed; `BASE` is in its own order of dependency.
+BASE = ["registry", "spec", "numerics", "checks", "ordering", "dcg"]
+TORCH_ONLY = [*BASE, "operators", "losses"]
 ALLOWED = {
-    "registry": [],
-    "spec": [],
-    "checks": [],
-    "numerics": [],
-    "dcg": ["numerics", "checks"],
-    "operators": ["registry", "spec", "checks", "numerics"],
-    "losses": ["registry", "spec", "checks", "numerics", "dcg", "operators"],
-    "metrics": ["checks", "numerics", "dcg"],
-    "datamodules": ["registry", "numerics", "checks"],
-    "testing": ["registry", "spec", "checks", "numerics", "operators", "losses"],
-    "callbacks": [
-        "registry", "spec", "checks", "numerics", "operators", "losses", "metrics", "datamodules", "cascades",
-    ],
-    "cascades": ["registry", "spec", "checks", "numerics", "operators", "losses", "metrics", "datamodules"],
-}  # fmt: skip
+    **{name: BASE[:i] for i, name in enumerate(BASE)},
+    "operators": BASE,
+    "losses": [*BASE, "operators"],
+    "testing": TORCH_ONLY,
+    "metrics": BASE,
+    "datamodules": BASE,
+    "cascades": [*TORCH_ONLY, "metrics", "datamodules"],
+    "callbacks": [*TORCH_ONLY, "metrics", "datamodules", "cascades"],
+}
 # Third-party packages that a layer may import at module level, besides torch and numpy.
-LIGHT = {"registry", "spec", "checks", "numerics", "dcg", "operators", "losses", "testing"}
+LIGHT = {*TORCH_ONLY, "testing"}
 HEAVY = {"lightning", "torchrec", "datasets", "wandb", "torchmetrics", "pyarrow", "pandas", "jsonargparse", "yaml"}
 
 
