@@ -39,7 +39,14 @@ NOTICES = (
     "LeafSpec",
     "The number of training batches",
     "Checkpoint directory",
+    "callbacks used to create the checkpoint",
 )
+TRAINER_DEFAULTS = {
+    "max_epochs": 1,
+    "log_every_n_steps": 10,
+    "num_sanity_val_steps": 0,
+    "enable_model_summary": False,
+}
 MODEL_COMMANDS = ("validate", "test", "predict")
 
 
@@ -96,7 +103,10 @@ def cascade(
 
 
 class Parser(LightningArgumentParser):  # type: ignore[misc]  # lightning is untyped here
-    """LightningCLI's parser with errors of one line."""
+    """LightningCLI's parser with errors of one line, and without guessing at abbreviated options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def error(self, message: str, ex: BaseException | None = None) -> NoReturn:
         """Say what is wrong, with the nearest option where one was misspelt, and exit with status 2."""
@@ -176,16 +186,12 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         return made
 
     def before_fit(self) -> None:
-        """Say where the run goes."""
+        """Say what is trained and where the run goes."""
         self._announce()
-
-    before_validate = before_test = before_predict = before_fit
 
     def after_fit(self) -> None:
         """Print what was reached and what was written."""
         self._report()
-
-    after_validate = after_test = after_predict = after_fit
 
     def _announce(self) -> None:
         model = self.model
@@ -208,31 +214,35 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         self.run.echo_files()
 
     def _run_subcommand(self, subcommand: str) -> None:
-        if subcommand == "predict":
-            self._announce()
-            self.trainer.predict(
-                self.model, self.datamodule, ckpt_path=self.config.predict.ckpt_path, return_predictions=False
-            )
-            self._report()
+        if subcommand == "fit":
+            super()._run_subcommand(subcommand)
             return
-        super()._run_subcommand(subcommand)
+        self._announce()
+        quietly = {"return_predictions": False} if subcommand == "predict" else {"verbose": False}
+        checkpoint = self.config[subcommand].ckpt_path
+        getattr(self.trainer, subcommand)(self.model, datamodule=self.datamodule, ckpt_path=checkpoint, **quietly)
+        self._report()
 
 
 def main(argv: list[str]) -> int:
     """Run a training command; `argv` starts with its name."""
+    run(argv)
+    return 0
+
+
+def run(argv: list[str]) -> CascadeCLI:
+    """Run a training command and return its parts: trainer, model, data and run directory."""
     quiet_libraries()
     command, *rest = argv
-    tables = registries()
-    for registry in tables.values():
+    for registry in registries().values():
         registry.discover()
     asks_help = any(argument in ("-h", "--help") or argument.endswith(".help") for argument in rest)
     arguments = rewrite([command, *rest])
     checkpoint = option_value(rest, "--ckpt_path")
     if command in MODEL_COMMANDS and not asks_help:
         if checkpoint is None:
-            raise ValueError(
-                f"{command} needs a trained model: recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"
-            )
+            example = f"recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"
+            raise ValueError(f"{command} needs a trained model: {example}")
         config, lines = from_checkpoint(checkpoint)
         arguments.insert(1, f"--config={config}")
         for line in lines:
@@ -240,26 +250,27 @@ def main(argv: list[str]) -> int:
     before = sys.argv
     sys.argv = [before[0], *arguments]
     try:
-        CascadeCLI(
+        return CascadeCLI(
             cascade,
             RecFlowDataModule,
             parser_class=Parser,
             seed_everything_default=42,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={
-                "max_epochs": 1,
-                "log_every_n_steps": 10,
-                "num_sanity_val_steps": 0,
-                "enable_model_summary": False,
-            },
+            trainer_defaults=TRAINER_DEFAULTS,
             load_from_checkpoint_support=False,
             auto_configure_optimizers=False,
         )
     except MisconfigurationException as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(_advice(str(error))) from error
     finally:
         sys.argv = before
-    return 0
+
+
+def _advice(message: str) -> str:
+    """Return Lightning's message, with what to type where it does not say."""
+    if "gpu backend" in message or "CUDAAccelerator" in message:
+        return "--trainer.accelerator asks for a GPU and none is visible here; use --trainer.accelerator cpu (or auto)"
+    return message
 
 
 def quiet_libraries() -> None:
