@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from recsys_topk.numerics import is_plain
+
 
 def check_lists(scores: Tensor, mask: Tensor | None, **others: Tensor | None) -> None:
     """Raise unless `scores` is a floating (B, N) tensor and the rest share its shape and device.
@@ -80,10 +82,10 @@ def check_finite(scores: Tensor, mask: Tensor) -> None:
         row, column = (int(i) for i in bad.nonzero()[0])
         raise ValueError(
             f"{int(bad.sum())} of {int(mask.sum())} valid scores are not finite; the first is scores[{row}, {column}] "
-            f"= {float(scores[row, column])}. Mask it, or look for overflow in the model that made it"
+            f"= {scores[row, column].item()}. Mask it, or look for overflow in the model that made it"
         )
 
 
 def may_read(tensor: Tensor) -> bool:
-    """Return whether a branch on the values of `tensor` is free: on the CPU, outside compilation and tracing."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Return whether reading `tensor` is free: real memory on the CPU, outside compilation and tracing."""
+    return tensor.device.type == "cpu" and is_plain(tensor)

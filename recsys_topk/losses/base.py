@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from recsys_topk.checks import check_finite, check_k, check_lists, may_read
-from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
+from recsys_topk.numerics import (
+    at_least_float32,
+    count_true,
+    fill_masked,
+    float32_island,
+    full_mask,
+    is_full,
+    weighted_mean,
+)
 from recsys_topk.operators.base import TopKOperator
 from recsys_topk.registry import Registry
+from recsys_topk.spec import Recorded
 
 Reduction = Literal["mean", "sum", "none"]
 
 registry: Registry[RankingLoss]
 
 
-class RankingLoss(nn.Module, ABC):
+class ListFacts(NamedTuple):
+    """What the base has found out about a batch of lists.
+
+    Attributes:
+        positive: Boolean (B, N), the valid items with a label above `positive_above`.
+        positives: (B,) int64, their number.
+        items: (B,) int64, the number of valid items; None = all N.
+        counted: Boolean (B,), the lists that are not left out; None = all.
+    """
+
+    positive: Tensor
+    positives: Tensor
+    items: Tensor | None
+    counted: Tensor | None
+
+
+class RankingLoss(Recorded, nn.Module, ABC):
     """Base of all losses: checks, float32 arithmetic, masks, k, weights and the reduction over lists.
 
     A subclass sets `name` and the facts below, and writes `per_list`, one formula. Lists are rows. An item is
@@ -118,44 +143,46 @@ class RankingLoss(nn.Module, ABC):
             check_finite(scores, full_mask(scores) if mask is None else mask)
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
-            y = labels.to(x.dtype)
-            if mask is None:
-                mask = full_mask(x)
-            else:
-                x, y = torch.where(mask, x, 0.0), torch.where(mask, y, 0.0)
-            positive = y > self.positive_above
-            if not is_full(mask):
-                positive = positive & mask
-            counted = positive.any(-1)
-            cut = self._cut(k, positive)
+            y = labels if labels.dtype == x.dtype else labels.to(x.dtype)
+            positive, positives = _positives(y, mask, self.positive_above)
+            items = None if mask is None else count_true(mask)
+            cut = self._cut(k, positives)
+            counted = positives > 0
             if self.requires_k:
                 if cut is None:
                     raise ValueError(
                         f"the {self.name!r} loss selects the top k and was given no k; "
                         f"pass k to the constructor, {type(self).__name__}(k=10), or to the call"
                     )
-                cut, proper = self._cap(cut, mask)
+                cut, proper = _cap(cut, x, items)
                 counted = counted if proper is None else counted & proper
-            if not (may_read(x) and bool(counted.all())):
-                x, y, mask, cut = self._harmless(x, y, mask, cut, counted)
+            everything = may_read(x) and bool(counted.all())
             if x.numel() == 0 or (self.requires_k and x.shape[1] < 2):
                 losses = x.sum(-1) * 0.0
             else:
-                losses = self.per_list(x, y, mask, cut)
-            return self._reduce(losses, counted, weights)
+                facts = ListFacts(positive, positives, items, None if everything else counted)
+                losses = self._lists(x, y, mask, cut, facts)
+            return self._reduce(losses, None if everything else counted, weights)
 
-    def _cut(self, k: int | Tensor | None, positive: Tensor) -> int | Tensor | None:
+    def _lists(
+        self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts
+    ) -> Tensor:
+        """Return the loss of each list from input as it came: masked places and lists left out may hold anything.
+
+        Cleans and calls `per_list`; a loss with a fused kernel that digests such input overrides it.
+        """
+        x, y, valid = scores, labels, mask
+        if valid is None:
+            valid = full_mask(x)
+        else:
+            x, y = fill_masked(x, valid, 0.0), fill_masked(y, valid, 0.0)
+        if facts.counted is not None:
+            x, y, valid, k = self._harmless(x, y, valid, k, facts.counted)
+        return self.per_list(x, y, valid, k)
+
+    def _cut(self, k: int | Tensor | None, positives: Tensor) -> int | Tensor | None:
         chosen = self.k if k is None else k
-        return positive.sum(-1) if isinstance(chosen, str) else chosen
-
-    @staticmethod
-    def _cap(k: int | Tensor, mask: Tensor) -> tuple[int | Tensor, Tensor | None]:
-        """Cap k at the valid items; also return which lists have something to cut (None = all)."""
-        if is_full(mask) and not isinstance(k, Tensor) and 0 < k < mask.shape[1]:
-            return k, None
-        count = mask.sum(-1)
-        wanted = torch.minimum(k if isinstance(k, Tensor) else torch.full_like(count, k), count)
-        return wanted, (wanted > 0) & (wanted < count)
+        return positives if isinstance(chosen, str) else chosen
 
     def _harmless(
         self, x: Tensor, y: Tensor, mask: Tensor, k: int | Tensor | None, counted: Tensor
@@ -171,10 +198,13 @@ class RankingLoss(nn.Module, ABC):
             k = torch.where(counted, k, 1)
         return x, y, mask, k
 
-    def _reduce(self, losses: Tensor, counted: Tensor, weights: Tensor | None) -> Tensor:
+    def _reduce(self, losses: Tensor, counted: Tensor | None, weights: Tensor | None) -> Tensor:
         if self.reduction == "mean":
-            return weighted_mean(losses, counted, weights)
-        losses = torch.where(counted, losses, 0.0)
+            if counted is None and weights is None:
+                return losses.reshape(()) if len(losses) == 1 else losses.sum() / max(len(losses), 1)
+            return weighted_mean(losses, full_mask(losses) if counted is None else counted, weights)
+        if counted is not None:
+            losses = torch.where(counted, losses, 0.0)
         if weights is not None:
             losses = losses * weights.to(losses.dtype)
         return losses.sum() if self.reduction == "sum" else losses
@@ -185,3 +215,28 @@ class RankingLoss(nn.Module, ABC):
 
 
 registry = Registry("loss", "recsys_topk.losses", "recsys_topk.losses")
+
+
+def _positives(labels: Tensor, mask: Tensor | None, above: float) -> tuple[Tensor, Tensor]:
+    """Return which items are valid and positive, (B, N), and how many they are, (B,) int64."""
+    if not may_read(labels):
+        positive = labels > above if mask is None else mask & (labels > above)
+        return positive, positive.sum(-1)
+    # numpy compares and counts bytes several times faster than torch does on CPU.
+    found = labels.detach().numpy() > above
+    if mask is not None:
+        found &= mask.numpy()
+    positive = torch.from_numpy(found)
+    return positive, count_true(positive)
+
+
+def _cap(k: int | Tensor, scores: Tensor, items: Tensor | None) -> tuple[int | Tensor, Tensor | None]:
+    """Cap k at the valid items; also return which lists have something to cut (None = all)."""
+    if not isinstance(k, Tensor):
+        least = scores.shape[1] if items is None else int(items.min()) if may_read(items) and len(items) else 0
+        if 0 < k < least:
+            return k, None
+    if items is None:
+        items = torch.full(scores.shape[:1], scores.shape[1], device=scores.device)
+    wanted = torch.minimum(k.long() if isinstance(k, Tensor) else torch.full_like(items, k), items)
+    return wanted, (wanted > 0) & (wanted < items)

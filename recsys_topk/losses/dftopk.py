@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import math
+from typing import Any, ClassVar, Literal
 
-from recsys_topk.losses.base import Reduction
-from recsys_topk.losses.topk import TopKLoss
+import numpy as np
+import torch
+from torch import Tensor
+
+from recsys_topk.checks import may_read
+from recsys_topk.losses.base import ListFacts, Reduction
+from recsys_topk.losses.topk import TopKLoss, target_numpy
+from recsys_topk.numerics import fill_masked
 from recsys_topk.operators.dftopk import DFTopK
+from recsys_topk.operators.selection import Array, Bools, add_shared, pair_numpy
+
+# Up to this many items in the batch the number of calls decides, and beyond it the number of passes over memory.
+SHORT = 4096
+
+# By bytes an item: exp of anything lower is not a normal number, and takes some sixty times as long.
+LOWEST_EXPONENT = {4: -87.0, 8: -708.0}
 
 
 class DFTopKLoss(TopKLoss):
@@ -46,3 +60,100 @@ class DFTopKLoss(TopKLoss):
     ) -> None:
         operator = DFTopK(tau, alpha)
         super().__init__(operator, k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        self.tau, self.alpha = operator.tau, operator.alpha
+
+    def _lists(
+        self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts
+    ) -> Tensor:
+        assert k is not None
+        if not may_read(scores):
+            return super()._lists(scores, labels, mask, k, facts)
+        target = target_numpy(labels.detach().numpy(), facts.positive.numpy(), k, facts.positives.numpy())
+        fused: Tensor = _FusedBCE.apply(  # type: ignore[no-untyped-call]
+            scores, target, mask, k, facts, self.tau, self.alpha
+        )
+        return fused
+
+
+class _FusedBCE(torch.autograd.Function):
+    """The loss of each list and its closed-form gradient, on CPU.
+
+    With s_i = 1 - 2 y_i and t_i = s_i (x_i - theta) / tau the loss of an item is softplus(t_i) and its derivative
+    g_i = s_i sigmoid(t_i) / tau, free of cancellation for both targets; the items at x_[k] and x_[k+1] then receive
+    -alpha and -(1 - alpha) times the sum of g. Masked scores are -inf here, and drop out of every term by themselves.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        scores: Tensor,
+        target: Bools,
+        mask: Tensor | None,
+        k: int | Tensor,
+        facts: ListFacts,
+        tau: float,
+        alpha: float,
+    ) -> Tensor:
+        x = scores.detach() if mask is None else fill_masked(scores.detach(), mask, -math.inf)
+        a = x.numpy()
+        ks = k.numpy() if isinstance(k, Tensor) else k
+        if facts.counted is not None:
+            left_out = ~facts.counted.numpy()
+            a, target = a.copy() if mask is None else a, target.copy()
+            a[left_out] = 0.0
+            target[left_out] = False
+            ks = np.where(left_out, 1, ks)
+        kept, cut = pair_numpy(a, ks)
+        kept, cut = kept[:, None], cut[:, None]
+        terms = _short_terms if a.size <= SHORT else _long_terms
+        total, gradient = terms(a, cut + a.dtype.type(alpha) * (kept - cut), target, tau, ctx.needs_input_grad[0])
+        if gradient is not None:
+            through = gradient.sum(1, keepdims=True)
+            add_shared(gradient, a, kept, through * a.dtype.type(-alpha))
+            add_shared(gradient, a, cut, through * a.dtype.type(alpha - 1.0))
+            ctx.save_for_backward(torch.from_numpy(gradient))
+        ctx.items = a.shape[1] if facts.items is None else facts.items.clamp_min(1).to(x.dtype)
+        losses: Tensor = torch.from_numpy(total) / ctx.items
+        return losses
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * (grad / ctx.items).unsqueeze(1), None, None, None, None, None, None
+
+
+def _short_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradient: bool) -> tuple[Array, Array | None]:
+    """Return the sum of the item losses of each list, (B,), and s sigmoid(t) / tau, (B, N): few calls, in numpy."""
+    sign = (0.5 - target.astype(a.dtype)) * a.dtype.type(2.0 / tau)
+    t = (a - theta) * sign
+    e = np.exp(-np.abs(t))
+    total = (np.log1p(e) + np.maximum(t, 0)).sum(1)
+    return total, sign * np.where(t >= 0, 1, e) / (1 + e) if with_gradient else None
+
+
+def _long_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradient: bool) -> tuple[Array, Array | None]:
+    """Return what `_short_terms` returns: few passes, in place, in torch."""
+    sign = torch.rsub(torch.from_numpy(target.astype(a.dtype)), 1.0 / tau, alpha=2.0 / tau)
+    t = torch.sub(torch.from_numpy(a), torch.from_numpy(theta)).mul_(sign)
+    e = torch.abs(t).neg_().clamp_min_(LOWEST_EXPONENT[a.dtype.itemsize]).exp_()
+    total = _sum_log1p(e).add_(torch.clamp_min(t, 0.0).sum(1)).numpy()
+    return total, t.sigmoid_().mul_(sign).numpy() if with_gradient else None
+
+
+def _sum_log1p(e: Tensor) -> Tensor:
+    """Return the sum of log(1 + e) over each row of e >= 0, (B,), destroying `e`.
+
+    (1 + a)(1 + b) = 1 + (a + b + a b): rows are folded three times before the logarithm, which thus runs on an
+    eighth of the items. All terms are non-negative, so nothing cancels and tiny values keep their precision.
+    """
+    rest = torch.zeros(e.shape[0], dtype=e.dtype)
+    for _ in range(3):
+        half = e.shape[1] // 2
+        if half < 8:
+            break
+        if e.shape[1] % 2:
+            rest += torch.log1p(e[:, -1])
+        left, right = e[:, :half], e[:, half : 2 * half]
+        e = torch.addcmul(right, left, right).add_(left)
+    return rest.add_(e.log1p_().sum(1))

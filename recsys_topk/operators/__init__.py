@@ -6,8 +6,33 @@ from typing import Any
 
 from recsys_topk.operators.base import SoftSelection, TopKOperator, registry
 from recsys_topk.operators.dftopk import DFTopK
+from recsys_topk.operators.diffsort import DiffSort
+from recsys_topk.operators.hard import HardTopK
+from recsys_topk.operators.lapsum import LapSum
+from recsys_topk.operators.neuralsort import NeuralSort
+from recsys_topk.operators.perturbed import PerturbedTopK
+from recsys_topk.operators.sigmoid import SigmoidTopK
+from recsys_topk.operators.sinkhorn import SinkhornTopK
+from recsys_topk.operators.softsort import SoftSort
+from recsys_topk.operators.sparse import SparseTopK
 
-__all__ = ["DFTopK", "SoftSelection", "TopKOperator", "available", "get", "registry"]
+__all__ = [
+    "DFTopK",
+    "DiffSort",
+    "HardTopK",
+    "LapSum",
+    "NeuralSort",
+    "PerturbedTopK",
+    "SigmoidTopK",
+    "SinkhornTopK",
+    "SoftSelection",
+    "SoftSort",
+    "SparseTopK",
+    "TopKOperator",
+    "available",
+    "get",
+    "registry",
+]
 
 
 def get(name: str, /, **arguments: Any) -> TopKOperator:
@@ -23,3 +48,12 @@ def get(name: str, /, **arguments: Any) -> TopKOperator:
 def available() -> tuple[str, ...]:
     """Return the names of all operators, those of installed plug-ins included."""
     return registry.available()
+
+
+def __getattr__(name: str) -> Any:
+    """Find an operator class that this file does not import, by its class name."""
+    if not name.startswith("_"):
+        for cls in registry.classes().values():
+            if cls.__name__ == name:
+                return cls
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

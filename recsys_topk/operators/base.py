@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recsys_topk.checks import check_finite, check_k, check_lists, check_positive, may_read
-from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full
+from recsys_topk.numerics import at_least_float32, count_true, fill_masked, float32_island, full_mask, is_full
 from recsys_topk.registry import Registry
 
 
@@ -110,25 +110,32 @@ class TopKOperator(nn.Module, ABC):
             check_finite(scores, full_mask(scores) if mask is None else mask)
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
-            if mask is None and not isinstance(k, Tensor) and 0 < k < x.shape[1]:
+            if mask is None and not isinstance(k, Tensor) and 0 < k < x.shape[1] and x.shape[0] > 0:
                 return self.select(x, k, full_mask(x))
             return self._select_general(x, k, full_mask(x) if mask is None else mask)
 
     def _select_general(self, x: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
-        count = mask.sum(-1)
-        wanted = torch.minimum(k if isinstance(k, Tensor) else torch.full_like(count, k), count)
-        proper = ((wanted > 0) & (wanted < count))[:, None]
+        full = is_full(mask)
+        count = torch.full(x.shape[:1], x.shape[1], device=x.device) if full else count_true(mask)
+        wanted = torch.minimum(k.long() if isinstance(k, Tensor) else torch.full_like(count, k), count)
+        proper = (wanted > 0) & (wanted < count)
+        if may_read(x) and len(x) and bool(proper.all()):
+            same = not isinstance(k, Tensor) and bool((wanted == k).all())
+            selection = self.select(x if full else fill_masked(x, mask, 0.0), k if same else wanted, mask)
+            if full:
+                return selection
+            return SoftSelection(
+                fill_masked(selection.log_p, mask, -math.inf), fill_masked(selection.log_q, mask, 0.0), mask
+            )
         everything = mask & (wanted >= count)[:, None]
         log_p = torch.where(everything, 0.0, torch.full_like(x, -math.inf))
         log_q = torch.where(everything, -math.inf, torch.zeros_like(x))
-        if x.shape[1] < 2:
-            return SoftSelection(log_p, log_q, mask)
-        inner = mask & proper
+        if x.shape[1] < 2 or x.shape[0] == 0:
+            return SoftSelection(log_p + 0.0 * _nothing(x), log_q + 0.0 * _nothing(x), mask)
         # Lists that are answered exactly still pass through `select`, as a harmless list of equal scores.
+        inner = mask & proper[:, None]
         selection = self.select(
-            torch.where(inner, x, 0.0),
-            torch.where(proper[:, 0], wanted, 1),
-            mask | ~proper if not is_full(mask) else mask,
+            torch.where(inner, x, 0.0), torch.where(proper, wanted, 1), mask if full else mask | ~proper[:, None]
         )
         return SoftSelection(
             torch.where(inner, selection.log_p, log_p), torch.where(inner, selection.log_q, log_q), mask
@@ -137,6 +144,11 @@ class TopKOperator(nn.Module, ABC):
     def extra_repr(self) -> str:
         """Show the temperature."""
         return f"tau={self.tau:g}"
+
+
+def _nothing(x: Tensor) -> Tensor:
+    """Return a scalar 0 through which `x` receives a zero gradient, whatever it holds."""
+    return torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0.0).sum()
 
 
 registry = Registry("operator", "recsys_topk.operators", "recsys_topk.operators")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.logistic import logistic_logs
 from recsys_topk.operators.selection import kth_pair
 
 
@@ -42,6 +42,9 @@ class DFTopK(TopKOperator):
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""
         kept, cut = kth_pair(scores, k, mask)
-        theta = self.alpha * kept + (1.0 - self.alpha) * cut
-        z = (scores - theta) / self.tau
-        return SoftSelection(F.logsigmoid(z), F.logsigmoid(-z), mask)
+        theta = cut + self.alpha * (kept - cut)
+        return SoftSelection(*logistic_logs((scores - theta) / self.tau), mask)
+
+    def extra_repr(self) -> str:
+        """Show the temperature and, if it is not 1/2, alpha."""
+        return super().extra_repr() + ("" if self.alpha == 0.5 else f", alpha={self.alpha:g}")

@@ -1,0 +1,45 @@
+"""LapSum-BCE: cross-entropy of a Laplace membership that sums to k."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from recsys_topk.losses.base import Reduction
+from recsys_topk.losses.topk import TopKLoss
+from recsys_topk.operators.lapsum import LapSum
+
+
+class LapSumLoss(TopKLoss):
+    """Cross-entropy of the LapSum membership.
+
+    p_i = F((x_i - b) / tau), F the Laplace distribution function, b such that the membership sums to k. Linear in N.
+
+    Args:
+        tau: Temperature.
+        k: How many items to select; required here or in the call.
+        positive_above: Items with a label above this are positive.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> import torch
+        >>> loss = LapSumLoss(k=2)
+        >>> loss(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), torch.tensor([[1.0, 0.0, 0.0, 1.0]]))
+        tensor(0.9665)
+    """
+
+    name: ClassVar[str] = "lapsum"
+    cost: ClassVar[str] = LapSum.cost
+    paper: ClassVar[str] = LapSum.paper
+
+    def __init__(
+        self,
+        tau: float = 1.0,
+        *,
+        k: int | Literal["positives"] | None = None,
+        positive_above: float = 0.0,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        operator = LapSum(tau)
+        super().__init__(operator, k=k, positive_above=positive_above, reduction=reduction, validate=validate)

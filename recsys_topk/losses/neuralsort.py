@@ -1,0 +1,46 @@
+"""NeuralSort-BCE: cross-entropy of the top-k mass of a relaxed permutation."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from recsys_topk.losses.base import Reduction
+from recsys_topk.losses.topk import TopKLoss
+from recsys_topk.operators.neuralsort import NeuralSort
+
+
+class NeuralSortLoss(TopKLoss):
+    """Cross-entropy of NeuralSort's normalised top-k mass.
+
+    L = mean_i -(y_i log u_i + (1 - y_i) log d_i), u and d the shares of item i in the first k rows of the relaxed
+    permutation and in the rest, each with its own gradient (the loss of a stage in LCRON). O(n^2) time, O(n) memory.
+
+    Args:
+        tau: Temperature.
+        k: How many items to select; required here or in the call.
+        positive_above: Items with a label above this are positive.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> import torch
+        >>> loss = NeuralSortLoss(k=2)
+        >>> loss(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), torch.tensor([[1.0, 0.0, 0.0, 1.0]]))
+        tensor(1.5747)
+    """
+
+    name: ClassVar[str] = "neuralsort"
+    cost: ClassVar[str] = NeuralSort.cost
+    paper: ClassVar[str] = NeuralSort.paper
+
+    def __init__(
+        self,
+        tau: float = 1.0,
+        *,
+        k: int | Literal["positives"] | None = None,
+        positive_above: float = 0.0,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        operator = NeuralSort(tau)
+        super().__init__(operator, k=k, positive_above=positive_above, reduction=reduction, validate=validate)

@@ -1,0 +1,189 @@
+"""DiffSort: the mass that an item sends to the k best outputs of a relaxed sorting network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recsys_topk.numerics import count_true, is_full
+from recsys_topk.operators.base import SoftSelection, TopKOperator
+
+Network = Literal["odd_even", "bitonic"]
+Distribution = Literal["cauchy", "logistic", "logistic_phi", "gaussian", "reciprocal", "optimal"]
+
+PHI = 0.25
+
+
+class DiffSort(TopKOperator):
+    """Top-k mass of a sorting network with relaxed conditional swaps.
+
+    A comparator on (a, b) puts alpha a + (1 - alpha) b on the lower and the rest on the upper wire, with
+    alpha = F((b - a) / tau), F a distribution function (Cauchy by default); the relaxed values enter the next layer.
+    Instead of an n x n matrix, the indicator of the k best outputs is carried back through the layers:
+    O(n) a layer, n layers for ``odd_even`` and log^2 n for ``bitonic``, and p and 1 - p are two such passes, so that
+    neither is a difference.
+
+    The result depends on the order of the items, and equal scores are not treated alike: it is a network. Masked
+    items are taken out of it: a list with m valid items passes through the network for m wires.
+
+    Args:
+        tau: Temperature, the inverse of the network's steepness.
+        network: ``"bitonic"`` (log^2 n layers) or ``"odd_even"`` (n layers).
+        distribution: ``"cauchy"``, ``"logistic"``, ``"logistic_phi"`` (the gap d enters as d / |d|^0.25),
+            ``"gaussian"``, ``"reciprocal"`` or ``"optimal"`` (the two of the paper that keep the network monotonic).
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> DiffSort(tau=0.1)(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), k=2).p.round(decimals=3)
+        tensor([[0.9740, 0.0490, 0.9510, 0.0260]])
+    """
+
+    name: ClassVar[str] = "diffsort"
+    cost: ClassVar[str] = "n log^2 n"
+    equivariant: ClassVar[bool] = False
+    tie_fair: ClassVar[bool] = False
+    paper: ClassVar[str] = "Petersen et al. 2022, arXiv 2203.09630"
+
+    def __init__(
+        self,
+        tau: float = 1.0,
+        network: Network = "bitonic",
+        distribution: Distribution = "cauchy",
+        *,
+        validate: bool = False,
+    ) -> None:
+        super().__init__(tau, validate=validate)
+        if network not in ("odd_even", "bitonic"):
+            raise ValueError(f"network must be 'odd_even' or 'bitonic', got {network!r}")
+        if distribution not in _SHARES:
+            raise ValueError(f"distribution must be one of {', '.join(_SHARES)}, got {distribution!r}")
+        self.network: Network = network
+        self.distribution: Distribution = distribution
+
+    def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
+        """See `TopKOperator.select`."""
+        rows, n = scores.shape
+        wires = _Wires.of(scores, mask, 1 << (n - 1).bit_length() if self.network == "bitonic" else n, self.network)
+        x = scores.new_zeros(rows, wires.width).scatter(1, wires.place, scores)
+        layers = _bitonic(wires) if self.network == "bitonic" else _odd_even(wires)
+        alphas = []
+        for layer in layers:
+            low, high = layer.split(x)
+            gap = high - low if layer.direction is None else (high - low) * layer.direction
+            alpha = _SHARES[self.distribution](gap, self.tau)
+            alpha = alpha if layer.active is None else torch.where(layer.active, alpha, 1.0)
+            alphas.append(alpha)
+            lower = alpha * low + (1.0 - alpha) * high
+            x = layer.join(x, lower, low + high - lower)
+        ends = torch.arange(wires.width, device=scores.device)
+        best = ends >= wires.stop - (k[:, None] if isinstance(k, Tensor) else k)
+        p, q = (push.to(scores.dtype) for push in (best.expand(rows, -1), ~best.expand(rows, -1)))
+        for layer, alpha in zip(reversed(layers), reversed(alphas), strict=True):
+            p, q = layer.push(p, alpha), layer.push(q, alpha)
+        tiny = torch.finfo(scores.dtype).tiny
+        log_p, log_q = p.clamp_min(tiny).log(), q.clamp_min(tiny).log()
+        return SoftSelection(log_p.gather(1, wires.place), log_q.gather(1, wires.place), mask)
+
+    def extra_repr(self) -> str:
+        """Show the temperature, the network and the distribution."""
+        return f"{super().extra_repr()}, network={self.network!r}, distribution={self.distribution!r}"
+
+
+def _optimal(v: Tensor) -> Tensor:
+    far = 1.0 / (16.0 * v.abs().clamp_min(0.25))
+    return torch.where(v.abs() <= 0.25, v + 0.5, torch.where(v > 0, 1.0 - far, far))
+
+
+_SHARES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "cauchy": lambda gap, tau: torch.atan(gap / tau) / math.pi + 0.5,
+    "logistic": lambda gap, tau: torch.sigmoid(gap / tau),
+    "logistic_phi": lambda gap, tau: torch.sigmoid(gap / ((gap.abs() + 1e-10) ** PHI * tau)),
+    "gaussian": lambda gap, tau: torch.special.ndtr(gap / tau),
+    "reciprocal": lambda gap, tau: 0.5 * (gap / (2.0 * tau + gap.abs()) + 1.0),
+    "optimal": lambda gap, tau: _optimal(gap / tau),
+}
+
+
+class _Wires(NamedTuple):
+    """Where the items of each list enter the network: list b uses wires start_b to stop_b - 1."""
+
+    width: int
+    place: Tensor
+    start: Tensor
+    stop: Tensor
+    whole: bool
+
+    @staticmethod
+    def of(scores: Tensor, mask: Tensor, width: int, network: Network) -> _Wires:
+        """Put the valid items of each list side by side, in order; masked ones on the wires that are left."""
+        n = scores.shape[1]
+        if is_full(mask):
+            place = torch.arange(width - n, width, device=scores.device).expand_as(scores)
+            ends = torch.full((scores.shape[0], 1), width, device=scores.device)
+            return _Wires(width, place, ends - n, ends, width == n)
+        count = count_true(mask)[:, None]
+        # A list's own bitonic network has the next power of two of wires; its items take the last of them.
+        stop = 1 << torch.ceil(torch.log2(count.double())).long() if network == "bitonic" else count
+        start = stop - count
+        inside = start + mask.cumsum(1) - 1
+        outside = (~mask).cumsum(1) - 1
+        outside = torch.where(outside < start, outside, outside + count)
+        return _Wires(width, torch.where(mask, inside, outside), start, stop, False)
+
+
+class _Layer(NamedTuple):
+    """Comparators that work side by side: wires i and i + distance, in blocks of 2 distance from `offset` on."""
+
+    offset: int
+    distance: int
+    pairs: int
+    direction: Tensor | None
+    active: Tensor | None
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        span = x[:, self.offset : self.offset + 2 * self.pairs].reshape(len(x), -1, 2, self.distance)
+        return span[:, :, 0].flatten(1), span[:, :, 1].flatten(1)
+
+    def join(self, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        shape = (len(x), -1, self.distance)
+        span = torch.stack((low.reshape(shape), high.reshape(shape)), 2).flatten(1)
+        if span.shape[1] == x.shape[1]:
+            return span
+        return torch.cat((x[:, : self.offset], span, x[:, self.offset + span.shape[1] :]), 1)
+
+    def push(self, mass: Tensor, alpha: Tensor) -> Tensor:
+        low, high = self.split(mass)
+        into = alpha * low + (1.0 - alpha) * high
+        return self.join(mass, into, (1.0 - alpha) * low + alpha * high)
+
+
+def _odd_even(wires: _Wires) -> list[_Layer]:
+    layers = []
+    for t in range(wires.width):
+        offset = t % 2
+        pairs = (wires.width - offset) // 2
+        active = None
+        if not wires.whole:
+            upper = torch.arange(offset + 1, offset + 2 * pairs, 2, device=wires.stop.device)
+            active = (upper < wires.stop) & (t < wires.stop)
+        layers.append(_Layer(offset, 1, pairs, None, active))
+    return [layer for layer in layers if layer.pairs]
+
+
+def _bitonic(wires: _Wires) -> list[_Layer]:
+    layers, device = [], wires.stop.device
+    for block in range(wires.width.bit_length() - 1):
+        for distance in (1 << step for step in range(block, -1, -1)):
+            index = torch.arange(wires.width, device=device).reshape(-1, 2, distance)
+            low, high = index[:, 0].flatten(), index[:, 1].flatten()
+            direction = 1 - 2 * ((low >> (block + 1)) % 2)
+            active = None
+            if not wires.whole:
+                # A list leaves the network after the blocks that its own number of wires needs.
+                active = (low >= wires.start) & (high < wires.stop) & ((1 << block) < wires.stop)
+            layers.append(_Layer(0, distance, wires.width // 2, direction, active))
+    return layers

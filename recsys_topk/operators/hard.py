@@ -1,0 +1,80 @@
+"""Hard top-k: 1 for the k best items, 0 for the rest, with a borrowed gradient if one is wanted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from recsys_topk.numerics import fill_masked, is_full
+from recsys_topk.operators.base import SoftSelection, TopKOperator, registry
+from recsys_topk.operators.ordering import sort_descending
+
+
+class HardTopK(TopKOperator):
+    """Membership 1 for the k best items and 0 for the rest; equal scores are taken in their order of appearance.
+
+    Its gradient is 0, or, with `straight_through`, that of another operator: the value is hard, the backward pass is
+    the other's (log p and log(1 - p) each carry the other's gradient).
+
+    Args:
+        tau: Temperature of the operator that lends its gradient; the value does not depend on it.
+        straight_through: Name of that operator, e.g. ``"dftopk"``; None = no gradient.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> HardTopK()(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), k=2).p
+        tensor([[1., 0., 1., 0.]])
+    """
+
+    name: ClassVar[str] = "hard"
+    cost: ClassVar[str] = "n log n"
+    tie_fair: ClassVar[bool] = False
+    exact_gradient: ClassVar[bool] = False
+
+    def __init__(self, tau: float = 1.0, straight_through: str | None = None, *, validate: bool = False) -> None:
+        super().__init__(tau, validate=validate)
+        self.straight_through = straight_through
+        self.lender = None if straight_through is None else registry.get(straight_through, tau=tau)
+
+    def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
+        """See `TopKOperator.select`."""
+        chosen = hard_topk(scores, k, mask)
+        log_p = torch.where(chosen, 0.0, torch.full_like(scores, -math.inf).detach())
+        log_q = torch.where(chosen, -math.inf, torch.zeros_like(scores).detach())
+        if self.lender is None:
+            lent_p = lent_q = torch.where(mask, scores, 0.0) * 0.0
+        else:
+            lent = self.lender.select(scores, k, mask)
+            lent_p, lent_q = lent.log_p, lent.log_q
+        return SoftSelection(straight_through(log_p, lent_p), straight_through(log_q, lent_q), mask)
+
+    def extra_repr(self) -> str:
+        """Show where the gradient comes from."""
+        return f"straight_through={self.straight_through!r}"
+
+
+def hard_topk(scores: Tensor, k: int | Tensor, mask: Tensor) -> Tensor:
+    """Return which items are the k best of their list, boolean (B, N), exactly k a list."""
+    filled = scores.detach() if is_full(mask) else fill_masked(scores.detach(), mask, -math.inf)
+    _, order = sort_descending(filled)
+    first = torch.arange(scores.shape[1], device=scores.device) < (k[:, None] if isinstance(k, Tensor) else k)
+    return torch.zeros_like(mask).contiguous().scatter(1, order, first.expand_as(order))
+
+
+def straight_through(value: Tensor, lender: Tensor) -> Tensor:
+    """Return `value`, with the gradient going to `lender`."""
+    passed: Tensor = _StraightThrough.apply(value, lender)  # type: ignore[no-untyped-call]
+    return passed
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, lender: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, grad

@@ -1,0 +1,119 @@
+"""LapSum: a membership by the Laplace distribution function that sums to k exactly."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from recsys_topk.numerics import LOG2, fill_masked, is_full
+from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.logistic import lowest_exponent
+from recsys_topk.operators.opaque import opaque
+from recsys_topk.operators.selection import kth_values
+
+MAX_STEPS = 100
+
+
+class LapSum(TopKOperator):
+    """Laplace membership around the threshold at which it sums to k.
+
+    p_i = F((x_i - b) / tau), F the distribution function of the standard Laplace law, b solves sum_i p_i = k. With
+    e_i = exp(-|x_i - b| / tau) the gradient of the threshold is db/dx_i = e_i / sum_j e_j. The threshold is found
+    without a sort, in two to four passes over the list, O(N) each (see `laplace_threshold`).
+
+    Args:
+        tau: Temperature (alpha in the paper; larger is smoother).
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> import torch
+        >>> LapSum()(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), k=2).p.round(decimals=3)
+        tensor([[0.8880, 0.3030, 0.6970, 0.1120]])
+    """
+
+    name: ClassVar[str] = "lapsum"
+    cost: ClassVar[str] = "n"
+    paper: ClassVar[str] = "Struski et al. 2025, arXiv 2503.06242"
+
+    def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
+        """See `TopKOperator.select`."""
+        filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
+        ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=scores.device)
+        log_p, log_q = _LaplaceLogs.apply(filled, ks, self.tau)  # type: ignore[no-untyped-call]
+        return SoftSelection(log_p, log_q, mask)
+
+
+class _LaplaceLogs(torch.autograd.Function):
+    """log F(u) and log F(-u) at u = (x - b(x)) / tau, with the implicit derivative of b."""
+
+    @staticmethod
+    def forward(ctx: Any, filled: Tensor, k: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+        u = (filled - laplace_threshold(filled.detach(), k, tau)).mul_(1.0 / tau)
+        far = -u.abs()
+        # The smaller of p and 1 - p is exp(-|u|) / 2, the larger one minus that.
+        smaller, larger = far - LOG2, torch.log1p(-0.5 * torch.exp(far.clamp_min(lowest_exponent(u.dtype))))
+        above = u > 0
+        ctx.save_for_backward(u)
+        ctx.tau = tau
+        return torch.where(above, larger, smaller), torch.where(above, smaller, larger)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_p: Tensor, grad_q: Tensor) -> tuple[Tensor, None, None]:
+        (u,) = ctx.saved_tensors
+        e = torch.exp((-u.abs()).clamp_min_(lowest_exponent(u.dtype)))
+        slope = e / (2.0 - e)  # of the log of the larger of p and 1 - p; that of the smaller is 1
+        above = u > 0
+        inner = torch.where(above, grad_p * slope - grad_q, grad_p - grad_q * slope)
+        # Scaled by the nearest item, so that the shares exist however far all items are from the threshold.
+        near = u.abs().amin(1, keepdim=True)
+        share = torch.exp((near - u.abs()).clamp_min_(lowest_exponent(u.dtype)))
+        share = share / share.sum(1, keepdim=True)
+        return (inner - share * inner.sum(1, keepdim=True)) / ctx.tau, None, None
+
+
+def _fake_threshold(filled: Tensor, k: Tensor, tau: float) -> Tensor:
+    return filled.new_empty((filled.shape[0], 1))
+
+
+@opaque(_fake_threshold)
+def laplace_threshold(filled: Tensor, k: Tensor, tau: float) -> Tensor:
+    """Return b with sum_i F((x_i - b) / tau) = k for each list, (B, 1), without gradient.
+
+    From a guess b, with A the sum of exp(-(x_i - b) / tau) over the items above it, C the sum of exp(-(b - x_i) / tau)
+    over the others and w = #{x_i > b} - k, the b that satisfies the equation while no item changes side is
+    b + tau log t with A t^2 - 2 w t - C = 0. The step never overshoots, and is exact once no item changes side.
+
+    Args:
+        filled: (B, N), -inf where masked.
+        k: (B,) int64, 1 <= k < number of valid items.
+        tau: Temperature.
+    """
+    kept, cut = kth_values(filled, k)
+    b = cut + 0.5 * (kept - cut)
+    wanted, tiny, lowest = k[:, None], torch.finfo(filled.dtype).tiny, lowest_exponent(filled.dtype)
+    buffer, previous = torch.empty_like(filled), None
+    for _ in range(MAX_STEPS):
+        torch.sub(filled, b, out=buffer)
+        side = buffer > 0
+        above = side.sum(1, keepdim=True)
+        if previous is not None and bool((above == previous).all()):
+            break
+        previous = above
+        # Distances are taken from the nearest item, so that neither sum can vanish when all items are far away.
+        buffer.abs_().mul_(-1.0 / tau)
+        nearest = buffer.amax(1, keepdim=True)
+        buffer.sub_(nearest).clamp_min_(lowest).exp_()
+        total = buffer.sum(1, keepdim=True)
+        upper = buffer.mul_(side).sum(1, keepdim=True)
+        lower = (total - upper).clamp_min_(tiny)
+        upper.clamp_min_(tiny)
+        # In units of exp(nearest): A = upper e, C = lower e with e = exp(nearest).
+        spare = (above - wanted).to(filled.dtype) * torch.exp((-nearest).clamp_max(-0.45 * lowest))
+        root = torch.sqrt(spare * spare + upper * lower)
+        ratio = torch.where(spare >= 0, (spare + root) / upper, lower / (root - spare))
+        b = b + tau * torch.log(ratio)
+    return b

@@ -1,0 +1,144 @@
+"""Perturbed top-k: how often an item is among the k best when the scores are noised."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from recsys_topk.numerics import fill_masked, is_full
+from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.opaque import opaque
+from recsys_topk.operators.selection import kth_values
+
+
+class PerturbedTopK(TopKOperator):
+    """Mean of hard top-k memberships under Gaussian noise of standard deviation tau.
+
+    p = mean_s y_s, y_s the hard top k of x + tau z_s, z_s standard normal. Gradient: the unbiased estimator
+    dp/dx = mean_s y_s z_s^T / tau of the smoothed map (Berthet et al. 2020), not the derivative of the finite mean.
+    O(samples N) time, O(N) memory: the noise is drawn sample by sample, and again in the backward pass. Inside
+    cross-entropy the membership is clamped to [1e-6, 1 - 1e-6].
+
+    Args:
+        tau: Standard deviation of the noise.
+        samples: Number of noised copies.
+        seed: None = fresh noise at each call, governed by `torch.manual_seed`; an int = the same noise at each call.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> p = PerturbedTopK(tau=0.5, samples=1000, seed=0)(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), k=2).p
+        >>> p.sum().round(decimals=3), bool((p[0, 0] > p[0, 2]) & (p[0, 2] > p[0, 1]) & (p[0, 1] > p[0, 3]))
+        (tensor(2.), True)
+    """
+
+    name: ClassVar[str] = "perturbed"
+    cost: ClassVar[str] = "n"
+    equivariant: ClassVar[bool] = False
+    tie_fair: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = False
+    exact_gradient: ClassVar[bool] = False
+    paper: ClassVar[str] = "Berthet et al. 2020, arXiv 2002.08676"
+
+    def __init__(self, tau: float = 1.0, samples: int = 64, seed: int | None = None, *, validate: bool = False) -> None:
+        super().__init__(tau, validate=validate)
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+            raise ValueError(f"samples must be a positive int, got {samples!r}")
+        self.samples = samples
+        self.seed = seed
+
+    def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
+        """See `TopKOperator.select`."""
+        device = scores.device
+        seed = torch.randint(2**62, (1,)) if self.seed is None else torch.tensor([self.seed])
+        filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
+        ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=device)
+        p = _Membership.apply(filled, ks, seed.to(device), self.samples, self.tau)  # type: ignore[no-untyped-call]
+        inside = (p > 0.0) & (p < 1.0)
+        safe = torch.where(inside, p, 0.5)
+        log_p = torch.where(inside, safe.log(), torch.where(p > 0.0, 0.0, -math.inf))
+        log_q = torch.where(inside, torch.log1p(-safe), torch.where(p > 0.0, -math.inf, 0.0))
+        return SoftSelection(log_p, log_q, mask)
+
+    def extra_repr(self) -> str:
+        """Show the temperature and the number of samples."""
+        return f"{super().extra_repr()}, samples={self.samples}"
+
+
+class _Membership(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, filled: Tensor, k: Tensor, seed: Tensor, samples: int, tau: float) -> Tensor:
+        ctx.save_for_backward(filled, k, seed)
+        ctx.samples, ctx.tau = samples, tau
+        return perturbed_mean(filled, k, seed, samples, tau)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        filled, k, seed = ctx.saved_tensors
+        return perturbed_gradient(filled, k, seed, grad, ctx.samples, ctx.tau), None, None, None, None
+
+
+def noised_topk(filled: Tensor, k: Tensor, noise: Tensor, tau: float) -> Tensor:
+    """Return the hard top k of `filled` + tau `noise`, boolean (B, N).
+
+    Example:
+        >>> x = torch.tensor([[2.0, 1.0, 0.0]])
+        >>> noised_topk(x, torch.tensor([1]), torch.tensor([[0.0, 3.0, 0.0]]), tau=1.0)
+        tensor([[False,  True, False]])
+    """
+    noised = filled + tau * noise
+    kept, _ = kth_values(noised, k)
+    return noised >= kept
+
+
+def _noise(filled: Tensor, generator: torch.Generator, places: Tensor | None, width: int) -> Tensor:
+    """Draw noise for the valid items only, so that masked ones do not shift what the others receive."""
+    drawn = torch.randn(len(filled), width, generator=generator, dtype=filled.dtype, device=filled.device)
+    return drawn if places is None else drawn.gather(1, places)
+
+
+def _start(filled: Tensor, seed: Tensor) -> tuple[torch.Generator, Tensor | None, int]:
+    generator = torch.Generator(device=filled.device).manual_seed(int(seed))
+    valid = filled > -math.inf
+    width = int(valid.sum(1).max()) if filled.numel() else filled.shape[1]
+    return generator, None if width == filled.shape[1] else (valid.cumsum(1) - 1).clamp_min(0), width
+
+
+def _fake_mean(filled: Tensor, k: Tensor, seed: Tensor, samples: int, tau: float) -> Tensor:
+    return torch.empty_like(filled)
+
+
+@opaque(_fake_mean)
+def perturbed_mean(filled: Tensor, k: Tensor, seed: Tensor, samples: int, tau: float) -> Tensor:
+    """Return the mean of the noised memberships, (B, N); `filled` is -inf where masked."""
+    generator, places, width = _start(filled, seed)
+    total = torch.zeros_like(filled)
+    for _ in range(samples):
+        total += noised_topk(filled, k, _noise(filled, generator, places, width), tau)
+    return total / samples
+
+
+def _fake_gradient(filled: Tensor, k: Tensor, seed: Tensor, grad: Tensor, samples: int, tau: float) -> Tensor:
+    return torch.empty_like(filled)
+
+
+@opaque(_fake_gradient)
+def perturbed_gradient(filled: Tensor, k: Tensor, seed: Tensor, grad: Tensor, samples: int, tau: float) -> Tensor:
+    """Return mean_s z_s <grad, y_s> / tau, (B, N), over the same noise as `perturbed_mean`.
+
+    <grad, p> is subtracted from <grad, y_s>: the noise has mean 0, so the estimate stays unbiased up to a factor
+    1 - 1/samples, and its variance falls.
+    """
+    generator, places, width = _start(filled, seed)
+    total, noises = torch.zeros_like(filled), torch.zeros_like(filled)
+    inner = torch.zeros_like(filled[:, :1])
+    for _ in range(samples):
+        noise = _noise(filled, generator, places, width)
+        along = torch.where(noised_topk(filled, k, noise, tau), grad, 0.0).sum(1, keepdim=True)
+        total += noise * along
+        noises += noise
+        inner += along
+    return (total - noises * (inner / samples)) / (samples * tau)
