@@ -44,8 +44,8 @@ def tie_ranks(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
         tensor([[4.0000, 2.5000, 1.0000, 2.5000]])
     """
     order = descending_order(scores, mask, labels)
-    x, y = scores.detach().gather(-1, order), labels.gather(-1, order)
-    first, last = tie_groups((x[:, 1:] != x[:, :-1]) | (y[:, 1:] != y[:, :-1]))
+    x, y, valid = scores.detach().gather(-1, order), labels.gather(-1, order), mask.gather(-1, order)
+    first, last = tie_groups((x[:, 1:] != x[:, :-1]) | (y[:, 1:] != y[:, :-1]) | (valid[:, 1:] != valid[:, :-1]))
     middle = (first + last).to(x.dtype) * 0.5 + 1.0
     return torch.empty_like(middle).scatter_(-1, order, middle)
 

@@ -72,7 +72,10 @@ class Lists:
         )
 
     def with_junk(self, seed: int = 0) -> tuple[Lists, Tensor]:
-        """Return the lists with masked items strewn among them, and the columns where the real ones went, (N,)."""
+        """Return the lists with masked items strewn among the real ones, whose columns are returned too, (N,).
+
+        The real items keep their order, so that a rule that breaks ties by position sees the same list.
+        """
         lists, n = self.scores.shape
         junk = torch.tensor(JUNK_SCORES, dtype=self.scores.dtype).expand(lists, -1)
         wide = replace(
@@ -81,8 +84,9 @@ class Lists:
             labels=torch.cat([self.labels, torch.full_like(junk, JUNK_LABEL).to(self.labels.dtype)], 1),
             mask=torch.cat([self.mask, torch.zeros_like(junk, dtype=torch.bool)], 1),
         )
-        order = torch.randperm(n + len(JUNK_SCORES), generator=torch.Generator().manual_seed(seed))
-        return wide.columns(order), order.argsort()[:n]
+        places = torch.randperm(n + len(JUNK_SCORES), generator=torch.Generator().manual_seed(seed))
+        real = places[:n].sort().values
+        return wide.columns(torch.cat([real, places[n:]]).argsort()), real
 
     def shuffled(self, seed: int = 0) -> tuple[Lists, Tensor]:
         """Return the lists with their items in another order, and that order, (N,)."""

@@ -64,7 +64,7 @@ def masked_items_are_inert(subject: LossSubject, lists: Lists) -> None:
         outer = torch.ones(wide.scores.shape[1], dtype=torch.bool)
         outer[where] = False
         require(bool((padded_gradient[:, outer] == 0).all()), "a masked item got a gradient", wide)
-        if subject.deterministic and subject.equivariant:
+        if subject.deterministic:
             require_same(padded, value, "masked items changed the loss", wide)
             require_same(padded_gradient[:, where], gradient, "masked items changed the gradient", wide)
 
@@ -149,13 +149,14 @@ def the_same_input_gives_the_same_loss(subject: LossSubject, lists: Lists) -> No
 
 
 def inputs_are_left_alone(subject: LossSubject, lists: Lists) -> None:
-    """Neither the forward nor the backward pass writes into what it was given."""
+    """Neither the forward nor the backward pass writes into what it was given, with a mask or without one."""
     for k in subject.cuts(lists):
-        scores = lists.scores.clone().requires_grad_()
-        labels, mask = lists.labels.clone(), lists.mask.clone()
-        gradient_of(subject.build(reduction="sum")(scores, labels, mask, k=k), scores)
-        same = torch.equal(labels, lists.labels) and torch.equal(mask, lists.mask)
-        require(same and torch.equal(scores.detach(), lists.scores), "the call changed its input", lists)
+        for masked in (True, False):
+            scores = torch.where(lists.mask, lists.scores, 0.0).requires_grad_()
+            labels, mask, before = lists.labels.clone(), lists.mask.clone(), scores.detach().clone()
+            gradient_of(subject.build(reduction="sum")(scores, labels, mask if masked else None, k=k), scores)
+            same = torch.equal(labels, lists.labels) and torch.equal(mask, lists.mask)
+            require(same and torch.equal(scores.detach(), before), "the call changed its input", lists)
 
 
 def losses_are_finite_and_not_negative(subject: LossSubject, lists: Lists) -> None:
@@ -238,7 +239,7 @@ def the_gradient_is_that_of_the_value(subject: LossSubject) -> None:
 
 
 def compilation_changes_nothing(subject: LossSubject) -> None:
-    """torch.compile(fullgraph=True) gives the same loss and gradient."""
+    """torch.compile(fullgraph=True) gives the same loss and gradient, without a mask and with one."""
     for lists, mask, k in ((ordinary(), None, subject.cuts(ordinary())[0]), (ragged(), ragged().mask, ragged().k)):
         torch.compiler.reset()
         scores = lists.scores.clone().requires_grad_()

@@ -55,7 +55,7 @@ def masked_items_are_inert(subject: OperatorSubject, lists: Lists) -> None:
         require(bool((result.p[outside] == 0).all()), "a masked item has a membership", given)
         require(bool((result.log_q[outside] == 0).all()), "a masked item has log q != 0", given)
         require(bool((slope[outside] == 0).all()), "a masked item got a gradient", given)
-    if subject.template.deterministic and subject.template.equivariant:
+    if subject.template.deterministic:
         require_same(padded.p[:, where], selection.p, "masked items changed the membership", wide)
         require_same(padded_gradient[:, where], gradient, "masked items changed the gradient", wide)
 
@@ -137,11 +137,13 @@ def ties_are_fair(subject: OperatorSubject, lists: Lists) -> None:
 
 
 def inputs_are_left_alone(subject: OperatorSubject, lists: Lists) -> None:
-    """Neither the forward nor the backward pass writes into what it was given."""
-    scores, mask = lists.scores.clone().requires_grad_(), lists.mask.clone()
-    gradient_of(subject.build()(scores, lists.k, mask).p, scores)
-    same = torch.equal(mask, lists.mask) and torch.equal(scores.detach(), lists.scores)
-    require(same, "the call changed its input", lists)
+    """Neither the forward nor the backward pass writes into what it was given, with a mask or without one."""
+    for masked in (True, False):
+        scores = torch.where(lists.mask, lists.scores, 0.0).requires_grad_()
+        mask, before = lists.mask.clone(), scores.detach().clone()
+        gradient_of(subject.build()(scores, lists.k, mask if masked else None).p, scores)
+        same = torch.equal(mask, lists.mask) and torch.equal(scores.detach(), before)
+        require(same, "the call changed its input", lists)
 
 
 def half_precision_is_computed_in_float32(subject: OperatorSubject) -> None:
