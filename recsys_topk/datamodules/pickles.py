@@ -25,6 +25,11 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
+def _empty_bytes() -> bytes:
+    """Stand in for `bytes`, by which protocols 0 to 2 write the content of an empty array."""
+    return b""
+
+
 def _empty_tuple() -> tuple[()]:
     """Stand in for the default factories of RecFlow's own dictionaries; never called, since keys are looked up."""
     return ()
@@ -70,6 +75,7 @@ _ADMITTED: dict[tuple[str, str], Any] = {
     ("collections", "defaultdict"): defaultdict,
     ("numpy", "dtype"): np.dtype,
     ("numpy", "ndarray"): StoredArray,
+    **{(module, "bytes"): _empty_bytes for module in ("builtins", "__builtin__")},
     **{
         (module, kind.__name__): kind
         for module in ("builtins", "__builtin__")

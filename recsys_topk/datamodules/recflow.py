@@ -210,6 +210,7 @@ class RecFlowDataModule(LightningDataModule):  # type: ignore[misc]  # Lightning
             seed=batch.draw_seed,
             group=len(self.layout.groups),
             source=source,
+            pool_rows=batch.pool_rows,
             catalogue=None if source == "in_batch" else self._catalogue_of(batch.day, batch.items.device),
         )
         counts = self._counts.setdefault(batch.training, [torch.zeros_like(expansion.drawn)] * 2)
