@@ -105,22 +105,30 @@ class _FusedBCE(torch.autograd.Function):
             ks = np.where(left_out, 1, ks)
         kept, cut = pair_numpy(a, ks)
         kept, cut = kept[:, None], cut[:, None]
-        terms = _short_terms if a.size <= SHORT else _long_terms
-        total, gradient = terms(a, cut + a.dtype.type(alpha) * (kept - cut), target, tau, ctx.needs_input_grad[0])
+        items = a.shape[1] if facts.items is None else np.maximum(facts.items.numpy(), 1).astype(a.dtype)
+        ctx.short = a.size <= SHORT
+        terms = _short_terms if ctx.short else _long_terms
+        with np.errstate(invalid="ignore", over="ignore"):  # of scores that are not finite
+            theta = cut + a.dtype.type(alpha) * (kept - cut)
+            total, gradient = terms(a, theta, target, tau, ctx.needs_input_grad[0])
         if gradient is not None:
-            through = gradient.sum(1, keepdims=True)
+            through = np.add.reduce(gradient, 1, keepdims=True)
             add_shared(gradient, a, kept, through * a.dtype.type(-alpha))
             add_shared(gradient, a, cut, through * a.dtype.type(alpha - 1.0))
+            if ctx.short:
+                gradient /= items if isinstance(items, int) else items[:, None]
             ctx.save_for_backward(torch.from_numpy(gradient))
-        ctx.items = a.shape[1] if facts.items is None else facts.items.clamp_min(1).to(x.dtype)
-        losses: Tensor = torch.from_numpy(total) / ctx.items
-        return losses
+        total /= items
+        ctx.items = items
+        return torch.from_numpy(total)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * (grad / ctx.items).unsqueeze(1), None, None, None, None, None, None
+        if not ctx.short:  # a short one has been divided already
+            grad = grad / (ctx.items if isinstance(ctx.items, int) else torch.from_numpy(ctx.items))
+        return gradient * (grad if len(grad) == 1 else grad.unsqueeze(1)), None, None, None, None, None, None
 
 
 def _short_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradient: bool) -> tuple[Array, Array | None]:
@@ -128,7 +136,7 @@ def _short_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradien
     sign = (0.5 - target.astype(a.dtype)) * a.dtype.type(2.0 / tau)
     t = (a - theta) * sign
     e = np.exp(-np.abs(t))
-    total = (np.log1p(e) + np.maximum(t, 0)).sum(1)
+    total = np.add.reduce(np.log1p(e) + np.maximum(t, 0), 1)
     return total, sign * np.where(t >= 0, 1, e) / (1 + e) if with_gradient else None
 
 

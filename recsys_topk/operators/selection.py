@@ -55,7 +55,7 @@ def kth_values(filled: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
         filled: (B, N), -inf where masked.
         k: One int, or an int64 tensor (B,), with 1 <= k < number of valid items.
     """
-    if is_plain(filled) and filled.device.type == "cpu":
+    if is_plain(filled) and filled.is_cpu:
         kept, cut = pair_numpy(filled.detach().numpy(), k.numpy() if isinstance(k, Tensor) else k)
         return torch.from_numpy(kept).unsqueeze(1), torch.from_numpy(cut).unsqueeze(1)
     if isinstance(k, Tensor):
@@ -70,7 +70,7 @@ def _fake_pair(filled: Tensor, ks: Tensor | None, k: int) -> tuple[Tensor, Tenso
 
 @opaque(_fake_pair)
 def _kth_pair(filled: Tensor, ks: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-    if filled.device.type == "cpu":
+    if filled.is_cpu:
         kept, cut = pair_numpy(filled.numpy(), k if ks is None else ks.numpy())
         return torch.from_numpy(kept).unsqueeze(1), torch.from_numpy(cut).unsqueeze(1)
     if ks is None:
@@ -91,7 +91,7 @@ class _KthPair(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_kept: Tensor, grad_cut: Tensor) -> tuple[Tensor, None]:
         filled, kept, cut = ctx.saved_tensors
-        if is_plain(filled) and filled.device.type == "cpu":
+        if is_plain(filled) and filled.is_cpu:
             grad = np.zeros(filled.shape, dtype=filled.detach().numpy().dtype)
             add_shared(grad, filled.detach().numpy(), kept.numpy(), grad_kept.numpy())
             add_shared(grad, filled.detach().numpy(), cut.numpy(), grad_cut.numpy())
@@ -112,7 +112,7 @@ def add_shared(out: Array, a: Array, value: Array, amount: Array) -> None:
         value: (B, 1).
         amount: (B, 1).
     """
-    where = np.flatnonzero(a == value)
+    where = (a == value).reshape(-1).nonzero()[0]
     if where.size == a.shape[0]:  # no ties: one item a row, in the order of the rows
         out.reshape(-1)[where] += amount[:, 0]
         return
