@@ -115,6 +115,17 @@ def ragged() -> Lists:
     return replace(full, mask=mask, k=2)
 
 
+def short() -> Lists:
+    """Return the ordinary lists cut to 4 items, for rules whose cost grows with the length (compilation)."""
+    return replace(ordinary().columns(torch.tensor([0, 2, 4, 5])), k=2)
+
+
+def short_ragged() -> Lists:
+    """Return the short lists with an item masked in each."""
+    mask = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1]], dtype=torch.bool)
+    return replace(short(), mask=mask, k=1)
+
+
 def tied() -> Lists:
     """Return lists whose scores tie at the k-th place, elsewhere, and everywhere."""
     scores = torch.tensor(
