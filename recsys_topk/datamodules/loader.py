@@ -121,9 +121,6 @@ class DayLoader:
         self._given = 0
         self._resume_at = 0
 
-    batch_sampler: Final = None
-    """Lightning looks for it on everything that has a sampler."""
-
     @property
     def sampler(self) -> DayLoader:
         """The object that Lightning tells the epoch: this one."""
