@@ -166,8 +166,11 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
 
     def callbacks(self) -> list[Callback]:
         """Return the callbacks that every run has."""
-        made: list[Callback] = [RichProgressBar() if sys.stdout.isatty() else TQDMProgressBar(refresh_rate=10)]
-        if self.subcommand == "fit":
+        wanted = self._get(self.config_init, "trainer")
+        made: list[Callback] = []
+        if wanted.get("enable_progress_bar") is not False:
+            made.append(RichProgressBar() if sys.stdout.isatty() else TQDMProgressBar(refresh_rate=10))
+        if self.subcommand == "fit" and wanted.get("enable_checkpointing") is not False:
             quota = self.model.cascade.quotas[-1]
             made.append(
                 ModelCheckpoint(
