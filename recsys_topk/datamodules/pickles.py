@@ -6,7 +6,8 @@ import gc
 import io
 import pickle
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,18 @@ _ADMITTED: dict[tuple[str, str], Any] = {
 _FACTORIES = ("defaultdict_tuple", "defaultdict_str")
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the garbage collector from running: a day's pickles are a million containers and no cycle among them."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class _RestrictedUnpickler(pickle.Unpickler):
     def __init__(self, file: io.BufferedIOBase, path: Path) -> None:
         super().__init__(file)
@@ -133,16 +146,6 @@ def load_pickle(path: Path) -> Any:
         >>> load_pickle(path)
         {'user_id': 3}
     """
-    collecting = gc.isenabled()
-    gc.disable()  # a million containers and no cycles: collecting while they are made doubles the time
-    try:
-        return _load(path)
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _load(path: Path) -> Any:
     with path.open("rb") as file:
         try:
             return _RestrictedUnpickler(file, path).load()
