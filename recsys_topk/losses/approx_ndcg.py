@@ -23,18 +23,21 @@ class _ApproximateRanks(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, rows: Tensor, mask: Tensor, tau: float) -> Tensor:
         ctx.save_for_backward(scores, rows, mask)
         ctx.tau = tau
-        return torch.cat([_passed(scores, rows, mask, tau, span).sum(2) for span in spans(scores, rows)])
+        ranks = torch.empty_like(rows, dtype=scores.dtype)
+        for span in spans(scores, rows):
+            ranks[span] = _passed(scores, rows, mask, tau, span).sum(2)
+        return ranks
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
         scores, rows, mask = ctx.saved_tensors
-        parts = []
+        gradient = torch.empty_like(scores)
         for span in spans(scores, rows):
             p = _passed(scores, rows, mask, ctx.tau, span)
             push = p * (1.0 - p) * upstream[span, :, None]
-            parts.append(push.sum(1).scatter_add(1, rows[span], -push.sum(2)))
-        return torch.cat(parts) / ctx.tau, None, None, None
+            gradient[span] = push.sum(1).scatter_add(1, rows[span], -push.sum(2))
+        return gradient / ctx.tau, None, None, None
 
 
 def _passed(scores: Tensor, rows: Tensor, mask: Tensor, tau: float, span: slice) -> Tensor:

@@ -47,7 +47,7 @@ class _WithGradient(torch.autograd.Function):
 def with_gradient(scores: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
     """Return `value`, (B,), with `gradient`, (B, N), as its derivative with respect to `scores`, (B, N).
 
-    For losses whose gradient is a by-product of their value. A second derivative raises.
+    For losses whose gradient is a by-product of their value. There is no second derivative.
     """
     result: Tensor = _WithGradient.apply(scores, value, gradient)  # type: ignore[no-untyped-call]
     return result
@@ -85,19 +85,21 @@ def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Te
     x = scores.detach()
     head = x.gather(1, rows)
     wants_gradient = torch.is_grad_enabled() and scores.requires_grad
-    values, gradients = [], []
+    # Results go into tensors made beforehand: small ones made on the way would lie between the large buffers that are
+    # freed, and the allocator could not use the room again.
+    value, gradient = x.new_empty(x.shape[0]), torch.empty_like(x)
     for span in spans(x, rows):
         z = head[span, :, None] - x[span, None, :]
         if sigma != 1.0:
             z = z * sigma
         w = weight(span)
-        values.append(-(F.logsigmoid(z) * w).sum((1, 2)))
+        value[span] = -(F.logsigmoid(z) * w).sum((1, 2))
         if wants_gradient:
             pull = torch.sigmoid(-z) * w
-            gradient = pull.sum(1).scatter_add(1, rows[span], -pull.sum(2))
-            gradients.append(gradient if sigma == 1.0 else gradient * sigma)
-    value = torch.cat(values)
-    return with_gradient(scores, value, torch.cat(gradients)) if wants_gradient else value
+            gradient[span] = pull.sum(1).scatter_add(1, rows[span], -pull.sum(2))
+    if not wants_gradient:
+        return value
+    return with_gradient(scores, value, gradient if sigma == 1.0 else gradient * sigma)
 
 
 class LabelOrder:
