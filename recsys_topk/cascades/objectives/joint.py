@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
 from recsys_topk.losses.base import RankingLoss
-from recsys_topk.losses.topk import selection_bce, topk_target
+from recsys_topk.losses.topk import TopKLoss, clamp_selection, selection_bce, topk_target
 from recsys_topk.numerics import log1mexp, weighted_mean
 from recsys_topk.operators.base import SoftSelection
 
@@ -58,8 +58,6 @@ class JointObjective(CascadeObjective):
         k: int,
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
-        operator = self.loss.operator
-        assert operator is not None
         positive = mask & (labels > self.loss.positive_above)
         valid = mask.sum(-1)
         wanted = self._wanted(positive, valid, k)
@@ -67,7 +65,7 @@ class JointObjective(CascadeObjective):
         counted = positive.any(-1) & (wanted > 0) & (wanted < valid)
         cuts = [wanted if self.stage_k == "k" else torch.full_like(valid, quota) for quota in quotas]
         selections = [
-            _only(operator(x, cut, mask), counted & (cut < valid)) for x, cut in zip(scores, cuts, strict=True)
+            _only(self._select(x, cut, mask), counted & (cut < valid)) for x, cut in zip(scores, cuts, strict=True)
         ]
         terms = [
             weighted_mean(selection_bce(selection, target), counted & (cut < valid))
@@ -77,6 +75,13 @@ class JointObjective(CascadeObjective):
         joint = weighted_mean(selection_bce(survival, target), survival.mask.any(-1))
         named = {f"stage{m}": term for m, term in enumerate(terms)}
         return ObjectiveOutput(self.weights(terms) + joint, {**named, "joint": joint})
+
+    def _select(self, scores: Tensor, cut: Tensor, mask: Tensor) -> SoftSelection:
+        operator = self.loss.operator
+        assert operator is not None
+        selection: SoftSelection = operator(scores, cut, mask)
+        clamped = isinstance(self.loss, TopKLoss) and self.loss.clamped
+        return clamp_selection(selection) if clamped else selection
 
     def _wanted(self, positive: Tensor, valid: Tensor, k: int) -> Tensor:
         own = self.loss.k
