@@ -82,7 +82,7 @@ def check_finite(scores: Tensor, mask: Tensor) -> None:
         row, column = (int(i) for i in bad.nonzero()[0])
         raise ValueError(
             f"{int(bad.sum())} of {int(mask.sum())} valid scores are not finite; the first is scores[{row}, {column}] "
-            f"= {float(scores[row, column])}. Mask it, or look for overflow in the model that made it"
+            f"= {scores[row, column].item()}. Mask it, or look for overflow in the model that made it"
         )
 
 

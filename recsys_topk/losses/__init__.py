@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from recsys_topk.losses.approx_ndcg import ApproxNDCGLoss
 from recsys_topk.losses.arf import ARFLoss, ARFV2Loss
 from recsys_topk.losses.base import RankingLoss, registry
+from recsys_topk.losses.bce import BCELoss
 from recsys_topk.losses.dftopk import DFTopKLoss
 from recsys_topk.losses.diffsort import DiffSortLoss
 from recsys_topk.losses.hard import HardTopKLoss
+from recsys_topk.losses.lambdaloss import LambdaLoss
+from recsys_topk.losses.lambdarank import LambdaRankLoss
 from recsys_topk.losses.lapsum import LapSumLoss
+from recsys_topk.losses.listmle import ListMLELoss
+from recsys_topk.losses.listnet import ListNetLoss
 from recsys_topk.losses.neuralsort import NeuralSortLoss
 from recsys_topk.losses.perturbed import PerturbedTopKLoss
+from recsys_topk.losses.ranknet import RankNetLoss
 from recsys_topk.losses.sigmoid import SigmoidTopKLoss
 from recsys_topk.losses.sinkhorn import SinkhornTopKLoss
+from recsys_topk.losses.softmax import SoftmaxLoss
+from recsys_topk.losses.softmax_at_k import SoftmaxAtKLoss
 from recsys_topk.losses.softsort import SoftSortLoss
 from recsys_topk.losses.sparse import SparseTopKLoss
 from recsys_topk.losses.topk import TopKLoss
@@ -21,16 +30,25 @@ from recsys_topk.losses.topk import TopKLoss
 __all__ = [
     "ARFLoss",
     "ARFV2Loss",
+    "ApproxNDCGLoss",
+    "BCELoss",
     "DFTopKLoss",
     "DiffSortLoss",
     "HardTopKLoss",
+    "LambdaLoss",
+    "LambdaRankLoss",
     "LapSumLoss",
+    "ListMLELoss",
+    "ListNetLoss",
     "NeuralSortLoss",
     "PerturbedTopKLoss",
+    "RankNetLoss",
     "RankingLoss",
     "SigmoidTopKLoss",
     "SinkhornTopKLoss",
     "SoftSortLoss",
+    "SoftmaxAtKLoss",
+    "SoftmaxLoss",
     "SparseTopKLoss",
     "TopKLoss",
     "available",

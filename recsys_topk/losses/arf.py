@@ -122,6 +122,7 @@ class ARFV2Loss(ARFLoss):
     """
 
     name: ClassVar[str] = "arf-v2"
+    exact_gradient: ClassVar[bool] = False  # the column sums are held constant
     paper: ClassVar[str] = "LCRON, arXiv 2503.09492 (ARF-v2)"
 
     def _relax(self, p: Tensor, target: Tensor, mask: Tensor, first: Tensor, quota: Tensor, n: Tensor) -> Tensor:

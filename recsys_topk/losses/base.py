@@ -21,6 +21,7 @@ from recsys_topk.numerics import (
 )
 from recsys_topk.operators.base import TopKOperator
 from recsys_topk.registry import Registry
+from recsys_topk.spec import Recorded
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -43,7 +44,7 @@ class ListFacts(NamedTuple):
     counted: Tensor | None
 
 
-class RankingLoss(nn.Module, ABC):
+class RankingLoss(Recorded, nn.Module, ABC):
     """Base of all losses: checks, float32 arithmetic, masks, k, weights and the reduction over lists.
 
     A subclass sets `name` and the facts below, and writes `per_list`, one formula. Lists are rows. An item is

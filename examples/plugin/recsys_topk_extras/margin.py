@@ -1,0 +1,48 @@
+"""A hinge loss at the cut: every positive above the hardest negative by a margin."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from recsys_topk.losses import RankingLoss
+from recsys_topk.losses.base import Reduction
+
+
+class MarginLoss(RankingLoss):
+    """Mean over positives of max(0, margin - (x_i - logsumexp of the negatives)): linear in N, no sort.
+
+    Args:
+        margin: By how much a positive should exceed the negatives together.
+        positive_above: Items with a label above this are positive.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on NaN or infinity among valid scores.
+    """
+
+    name: ClassVar[str] = "margin"
+    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
+    family: ClassVar[str] = "listwise"
+    cost: ClassVar[str] = "n"
+    paper: ClassVar[str] = "an example"
+
+    def __init__(
+        self,
+        margin: float = 1.0,
+        *,
+        positive_above: float = 0.0,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        super().__init__(positive_above=positive_above, reduction=reduction, validate=validate)
+        self.margin = margin
+
+    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
+        positive = mask & (labels > self.positive_above)
+        negative = mask & ~positive
+        some = negative.any(-1, keepdim=True)
+        rival = torch.logsumexp(torch.where(negative, scores, torch.where(some, -math.inf, 0.0)), -1, keepdim=True)
+        short = torch.where(some, (self.margin - (scores - rival)).clamp_min(0.0), 0.0)
+        return (short * positive).sum(-1) / positive.sum(-1).clamp_min(1)

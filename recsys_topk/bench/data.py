@@ -1,0 +1,216 @@
+"""`recsys-topk bench data`: batches, negatives, preparation and simulation against a research-style reader."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from recsys_topk.bench.result import BenchResult
+
+LISTS: Final = 1024
+
+_PEAK: Final = """
+import json, sys
+from pathlib import Path
+from recsys_topk.bench.data import measure_peak
+print(json.dumps(measure_peak(*json.loads(sys.argv[1]))))
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the suite."""
+    parser.add_argument("--users", type=int, default=2000, help="users of the simulated world")
+    parser.add_argument("--items", type=int, default=20_000, help="its items")
+    parser.add_argument("--days", type=int, default=4, help="its days")
+    parser.add_argument("--requests", type=int, default=5000, help=f"its requests a day, at least {LISTS}")
+    parser.add_argument("--repeats", type=int, default=11, help="measurements of which the median is taken")
+    parser.add_argument("--research-repeats", type=int, default=3, help="the same for the research reader")
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Measure everything on one simulated world: medians of one process's CPU time, one thread."""
+    import torch
+
+    from recsys_topk.datamodules.cache import DayCache
+    from recsys_topk.datamodules.simulator import simulate
+    from recsys_topk.datamodules.source import RecFlowFiles
+    from recsys_topk.datamodules.world import WorldConfig
+
+    if args.requests < LISTS:
+        raise ValueError(f"--requests must be at least {LISTS}, the size of the batches measured; got {args.requests}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            config = WorldConfig(users=args.users, items=args.items, days=args.days, requests=args.requests)
+            seconds = _cpu(lambda: simulate(Path(scratch) / "world", config))
+            total = args.days * args.requests
+            rows: list[dict[str, Any]] = [_rate("simulate", total / seconds)]
+            files = RecFlowFiles(Path(scratch) / "world")
+            cache = DayCache(files, Path(scratch) / "cache")
+            cache.prepare(files.days[:1])
+            seconds = _cpu(lambda: cache.prepare(files.days[1:]))
+            rows.append(_rate("prepare", (total - args.requests) / seconds))
+            rows += _batches(cache, files, args)
+            peaks = {days: _peak("prepare", str(files.folder), days) for days in sorted({1, 2, len(files.days)})}
+    finally:
+        torch.set_num_threads(threads)
+    rows += [{"part": f"prepare {days} days", "peak MB": peak} for days, peak in peaks.items()]
+    return BenchResult(
+        suite="data",
+        baseline="research-style reader (a Python loop per request) and sampler ((B, 40 B) index tensors)",
+        rows=rows,
+        notes=[
+            f"world: {args.users} users, {args.items} items, {args.days} days of {args.requests} requests; batches of "
+            f"{LISTS} two-stage requests, history 50.",
+            "ms: median CPU time of one process with one thread; ratio: ours / research, in the same run.",
+            "targets: 20,000 requests/s prepared, 6 ms a batch, 6 and 25 ms for negatives, under 20 extra MB.",
+            "extra MB: growth of the peak resident size over one call; peak MB: the whole process.",
+        ],
+    )
+
+
+def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure opening a day, a shuffled batch and the negatives, ours and the research reader's in turns."""
+    import numpy as np
+    import torch
+    from torch.utils.data import default_collate
+
+    from recsys_topk.bench.research_reader import ResearchDataset, sample_negatives
+    from recsys_topk.datamodules.batches import BatchMaker
+    from recsys_topk.datamodules.layout import LAYOUTS
+    from recsys_topk.datamodules.negatives import Catalogue, NegativeSource, expand
+
+    day = files.days[-1]
+    maker = BatchMaker(LAYOUTS["two-stage"], 50)
+    rng = np.random.default_rng(0)
+    opened = cache.open(day)
+
+    def open_day() -> Any:
+        fresh = cache.open(day)
+        return maker.make(fresh, rng.permutation(len(fresh))[:1])
+
+    research = ResearchDataset(files.folder, day)
+
+    def read_batch() -> Any:
+        return default_collate([research[int(i)] for i in rng.permutation(len(research))[:LISTS]])
+
+    rows = [
+        _pair("open a day", open_day, lambda: ResearchDataset(files.folder, day), args),
+        _pair(
+            "batch", lambda: maker.make(opened, rng.permutation(len(opened))[:LISTS]), read_batch, args, target_ms=6.0
+        ),
+    ]
+    made = maker.make(opened, rng.permutation(len(opened))[:LISTS])
+    batch, pool_rows = made.plain(), made.pool_rows
+    catalogue = Catalogue.of_day(opened)
+    items = torch.cat(read_batch()[5:9], 1)
+    sources: tuple[NegativeSource, ...] = ("in_batch", "uniform")
+    for number, target in ((25, 6.0), (160, 25.0)):
+        research_mb = _peak("research", str(cache.path(day)), number)
+        for source in sources:
+            ours = partial(
+                expand, batch, number, seed=1, group=4, source=source, catalogue=catalogue, pool_rows=pool_rows
+            )
+            row = _pair(
+                f"{number} negatives, {source}", ours, partial(sample_negatives, items, number), args, target_ms=target
+            )
+            rows.append({**row, "extra MB": _peak(source, str(cache.path(day)), number), "research MB": research_mb})
+    return rows
+
+
+def _rate(part: str, rate: float) -> dict[str, Any]:
+    return {"part": part, "requests/s": round(rate)}
+
+
+def _pair(
+    part: str,
+    ours: Callable[[], Any],
+    research: Callable[[], Any],
+    args: argparse.Namespace,
+    target_ms: float | None = None,
+) -> dict[str, Any]:
+    ours()
+    mine = [_cpu(ours) * 1000 for _ in range(args.repeats)]
+    theirs = [_cpu(research) * 1000 for _ in range(args.research_repeats)]
+    mine += [_cpu(ours) * 1000 for _ in range(args.repeats)]
+    best, other = statistics.median(mine), statistics.median(theirs)
+    return {"part": part, "ms": best, "research ms": round(other), "ratio": best / other, "target ms": target_ms}
+
+
+def _cpu(call: Callable[[], Any]) -> float:
+    began = time.process_time()
+    call()
+    return time.process_time() - began
+
+
+def _peak(what: str, where: str, number: int) -> float | None:
+    """Return `measure_peak` as another process finds it."""
+    command = [sys.executable, "-c", _PEAK, json.dumps([what, where, number])]
+    answer: Mapping[str, float | None] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return answer["mb"]
+
+
+def measure_peak(what: str, where: str, number: int) -> dict[str, float | None]:
+    """Return the peak resident size, in MB, of preparing `number` days, or its growth over one negative expansion.
+
+    Args:
+        what: ``"prepare"``, ``"research"``, or a negative source.
+        where: The data folder for ``"prepare"``, a prepared day otherwise.
+        number: Days, or negatives.
+    """
+    if what == "prepare":
+        from recsys_topk.datamodules.cache import DayCache
+        from recsys_topk.datamodules.source import RecFlowFiles
+
+        files = RecFlowFiles(where)
+        with tempfile.TemporaryDirectory() as scratch:
+            DayCache(files, scratch).prepare(files.days[:number])
+        peak = _resident("VmHWM")
+        return {"mb": None if peak is None else round(peak)}
+    import numpy as np
+    import torch
+
+    from recsys_topk.bench.research_reader import sample_negatives
+    from recsys_topk.datamodules.batches import BatchMaker
+    from recsys_topk.datamodules.cache import PreparedDay
+    from recsys_topk.datamodules.layout import LAYOUTS
+    from recsys_topk.datamodules.negatives import Catalogue, expand
+
+    torch.set_num_threads(1)
+    folder = Path(where)
+    day = PreparedDay(folder, folder.name[:10])
+    maker = BatchMaker(LAYOUTS["two-stage"], 50)
+    small, batch = maker.make(day, np.arange(8)).plain(), maker.make(day, np.arange(LISTS)).plain()
+    catalogue = Catalogue.of_day(day)
+    items = batch.items[batch.candidates]
+
+    def call(lists: Any, pool: Any) -> Any:
+        if what == "research":
+            return sample_negatives(pool, number)
+        return expand(lists, number, seed=1, group=4, source=what, catalogue=catalogue)  # type: ignore[arg-type]
+
+    call(small, items[:8])
+    before = _resident("VmRSS")
+    kept = call(batch, items)
+    after = _resident("VmHWM")
+    del kept
+    return {"mb": None if before is None or after is None else round(after - before)}
+
+
+def _resident(field: str) -> float | None:
+    """Return a resident size of this process in MB, or None where the system does not tell."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    line = next(line for line in status.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 1000

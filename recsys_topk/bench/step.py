@@ -1,0 +1,215 @@
+"""`recsys-topk bench step`: a training step and an evaluation batch, against the textbook form in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from recsys_topk.bench.result import BenchResult
+
+# (what is timed, negatives, items in the vocabulary, embedding optimizer)
+CASES: dict[str, tuple[str, int, int, str]] = {
+    "train": ("train", 0, 10_000, "same"),
+    "train+25": ("train", 25, 10_000, "same"),
+    "eval+160": ("eval", 160, 10_000, "same"),
+    "train, rowwise": ("train", 0, 10_000, "rowwise_adagrad"),
+    "train, rowwise, 1M items": ("train", 0, 1_000_000, "rowwise_adagrad"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this suite's options."""
+    parser.add_argument("--batch_size", type=int, default=1024)
+    parser.add_argument("--items", type=int, default=40, help="candidates a list, before negatives")
+    parser.add_argument("--history", type=int, default=50)
+    parser.add_argument("--dim", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--loss", default="dftopk")
+    parser.add_argument("--case", choices=sorted(CASES), help="run one case in this process")
+    parser.add_argument("--form", choices=("ours", "textbook"), default="ours", help="with --case")
+
+
+def random_schema(items: int, users: int) -> Any:
+    """Return RecFlow's schema with the given vocabulary."""
+    from recsys_topk.datamodules.schema import Feature, Schema, Table
+
+    rows = {
+        "user_id": users, "device_id": users, "gender": 3, "age": 8, "province": 36, "video_id": items,
+        "author_id": max(items // 5, 1), "category_level_two": 140, "category_level_one": 40, "upload_type": 40,
+        "weekday": 7, "hour": 24, "minute": 60,
+    }  # fmt: skip
+    shared = ("video_id", "author_id", "category_level_two", "category_level_one", "upload_type")
+    clock = ("weekday", "hour", "minute")
+    user = ("user_id", "device_id", "gender", "age", "province")
+    return Schema(
+        tables=tuple(Table(name, count + 2, 2 if name == "category_level_one" else 0) for name, count in rows.items()),
+        request=tuple(Feature(name, name) for name in (*clock, *user)),
+        history=tuple(Feature(name, name) for name in shared),
+        items=(*(Feature(n, n) for n in shared), *(Feature(f"upload_{n}", n) for n in clock)),
+        groups=("rank_pos", "rank_neg", "coarse_neg", "prerank_neg"),
+        positive_above=7.0,
+    )
+
+
+def random_batch(schema: Any, size: int, items: int, length: int, seed: int = 0) -> Any:
+    """Return a batch as RecFlow's lists are: ten items a group, popular items in many lists, full histories."""
+    import torch
+
+    from recsys_topk.datamodules.batch import CascadeBatch
+
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = schema.table("video_id").rows - 2
+    # Popularity falls off with the square root of the rank, as a cube of a uniform draw would give.
+    drawn = (torch.rand(size, items, generator=generator).pow(2) * vocabulary).long()
+    ids, candidates = drawn.unique(return_inverse=True)
+
+    def rows(kind: str, count: int) -> torch.Tensor:
+        columns = []
+        for feature in getattr(schema, kind):
+            table = schema.table(feature.table)
+            column = (torch.rand(count, generator=generator).pow(2) * (table.rows - 3)).long() + 3
+            columns.append(column.clamp_max(table.rows - 1))
+        return torch.stack(columns, 1)
+
+    features = rows("items", len(ids))
+    features[:, 0] = ids + 1
+    groups = torch.arange(items) * len(schema.groups) // items
+    labels = torch.where(groups == 0, 29.0 - torch.arange(items), 8.0 - groups).expand(size, items)
+    return CascadeBatch(
+        request_id=torch.arange(size),
+        request=rows("request", size),
+        history=rows("history", size * length).view(size, length, -1),
+        history_length=torch.full((size,), length),
+        item_id=ids,
+        items=features,
+        candidates=candidates,
+        labels=labels.contiguous(),
+        mask=torch.ones(size, items, dtype=torch.bool),
+        group=groups.expand(size, items).contiguous(),
+    )
+
+
+def run_case(options: argparse.Namespace) -> dict[str, float]:
+    """Time one case in this process; return milliseconds and megabytes."""
+    import torch
+
+    torch.set_num_threads(options.threads)
+    what, negatives, vocabulary, embedding_optimizer = CASES[options.case]
+    from recsys_topk.cli.lightning_cli import quiet_libraries
+
+    quiet_libraries()
+    from recsys_topk.bench.textbook import textbook
+    from recsys_topk.cascades.module import CascadeModule
+    from recsys_topk.cascades.optimizers import make_optimizer
+    from recsys_topk.datamodules.negatives import expand
+
+    torch.manual_seed(0)
+    schema = random_schema(vocabulary, vocabulary // 5)
+    module = CascadeModule(schema, loss=options.loss, dim=options.dim, embedding_optimizer=embedding_optimizer)
+    batch = random_batch(schema, options.batch_size, options.items, options.history)
+
+    def expanded() -> Any:
+        group = len(schema.groups)
+        return expand(batch, negatives, seed=1, group=group, source="in_batch").batch if negatives else batch
+
+    if options.form == "textbook":
+        stages = textbook(module.cascade, schema)
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(stages.parameters(), lr=1e-2)
+        prepared = expanded()  # its own sampling took 1.3 s a batch; here it gets the negatives for nothing
+
+        def scores() -> list[torch.Tensor]:
+            return [stage(prepared) for stage in stages]
+
+        current: Callable[[], Any] = lambda: prepared  # noqa: E731
+    else:
+        optimizer = make_optimizer("adam", module, 1e-2, {})
+        current = expanded
+
+    def step() -> None:
+        this = current()
+        optimizer.zero_grad()
+        made = scores() if options.form == "textbook" else module(this)
+        module.objective(
+            made, this.labels, this.mask, groups=this.group, quotas=module.cascade.quotas, k=module.k
+        ).total.backward()
+        optimizer.step()
+
+    def evaluate() -> None:
+        this = current()
+        with torch.no_grad():
+            made = scores() if options.form == "textbook" else module(this)
+            module.update_metrics("test", made, this)
+
+    action = step if what == "train" else evaluate
+    action()
+    times = []
+    for _ in range(options.repeats):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return {
+        "ms": statistics.median(times) * 1e3,
+        "MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def _in_own_process(options: argparse.Namespace, case: str, form: str) -> dict[str, float]:
+    """Run one case in a process of its own, so that its peak memory is its own."""
+    passed: Sequence[str] = [
+        f"--{name}={getattr(options, name)}"
+        for name in ("batch_size", "items", "history", "dim", "repeats", "threads", "loss")
+    ]
+    code = "import sys; from recsys_topk.bench.step import child; child(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *passed, f"--case={case}", f"--form={form}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ValueError(f"bench step, case {case!r} ({form}) failed: {done.stderr.strip().splitlines()[-1:]}")
+    milliseconds, megabytes = (float(x) for x in done.stdout.strip().splitlines()[-1].split())
+    return {"ms": milliseconds, "MB": megabytes}
+
+
+def child(argv: list[str]) -> None:
+    """Run one case and write its two numbers."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    measured = run_case(parser.parse_args(argv))
+    sys.stdout.write(f"{measured['ms']} {measured['MB']}\n")
+
+
+def run(options: argparse.Namespace) -> BenchResult:
+    """Time all cases, each form in its own process, one after another."""
+    rows = []
+    names = [options.case] if options.case else list(CASES)
+    by_name: dict[str, float] = {}
+    for name in names:
+        ours = _in_own_process(options, name, "ours")
+        by_name[name] = ours["ms"]
+        row: dict[str, Any] = {"case": name, "ms": ours["ms"], "peak MB": ours["MB"]}
+        if CASES[name][3] == "same":
+            theirs = _in_own_process(options, name, "textbook")
+            row |= {"textbook ms": theirs["ms"], "textbook MB": theirs["MB"], "speed-up": theirs["ms"] / ours["ms"]}
+        rows.append(row)
+    notes = [
+        f"batch {options.batch_size}, list {options.items}, history {options.history}, dim {options.dim}, "
+        f"{options.threads} threads, median wall time of {options.repeats} after one warm-up; {options.loss} loss",
+        "train: negatives, forward, objective, backward, optimizer; eval: negatives, forward, three recalls",
+    ]
+    small, large = "train, rowwise", "train, rowwise, 1M items"
+    if small in by_name and large in by_name:
+        notes.append(
+            f"1M items cost {100 * (by_name[large] / by_name[small] - 1):.0f} % more than 10k (row-wise Adagrad)"
+        )
+    return BenchResult(
+        "step", "the textbook form with Adam, timed in the same run (speed-up = its ms / ours)", rows, notes
+    )

@@ -1,0 +1,101 @@
+"""The cascade as its papers draw it: the yardstick of `bench step`, never used for training.
+
+One embedding look-up for every slot of every list, DIN's perceptron on a (B N, L, 2 D) concatenation, the item tower
+once for every candidate. The same function as the stages of `recsys_topk.cascades`, computed the obvious way.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from recsys_topk.cascades.cascade import Cascade
+from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.layers import MLP
+from recsys_topk.cascades.stage import Stage
+from recsys_topk.cascades.stages.din import DIN
+from recsys_topk.cascades.stages.two_tower import TwoTower
+from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.datamodules.schema import Schema
+
+
+class TextbookStage(nn.Module):
+    """A two-tower or DIN stage in its obvious form, with the weights of a given stage.
+
+    Args:
+        stage: The stage to copy.
+        schema: Its features.
+    """
+
+    def __init__(self, stage: Stage, schema: Schema) -> None:
+        super().__init__()
+        self.schema = schema
+        self.order = _table_order(stage.embedding)
+        weights = {
+            key.split(".")[-2]: value for key, value in stage.embedding.state_dict().items() if key.endswith(".weight")
+        }
+        self.tables = nn.ModuleDict()
+        for table in schema.tables:
+            embedding = nn.Embedding(table.rows, weights[table.name].shape[1], padding_idx=table.padding)
+            with torch.no_grad():
+                embedding.weight.copy_(weights[table.name])
+                embedding.weight[table.padding] = 0.0
+            self.tables[table.name] = embedding
+        self.parts = nn.ModuleDict(
+            {name: _sequential(part) for name, part in stage.named_children() if name != "embedding"}
+        )
+        self.is_din = isinstance(stage, DIN)
+        if not isinstance(stage, (DIN, TwoTower)):
+            raise ValueError(f"no textbook form of {type(stage).__name__}")
+
+    def embed(self, kind: str, ids: Tensor) -> Tensor:
+        """Look every feature of every row up."""
+        column = {feature.table: i for i, feature in enumerate(getattr(self.schema, kind))}
+        return torch.cat([self.tables[name](ids[..., column[name]]) for name in self.order[kind]], dim=-1)
+
+    def forward(self, batch: CascadeBatch) -> Tensor:
+        """Return the scores, (B, N)."""
+        request = self.embed("request", batch.request)
+        item = self.embed("items", batch.items[batch.candidates])
+        history = self.embed("history", batch.history)
+        size, items = batch.candidates.shape
+        if not self.is_din:
+            mean = history.sum(1) / batch.history_length.clamp_min(1)[:, None]
+            users = self.parts["user_tower"](torch.cat([request, mean], -1))
+            scores: Tensor = (self.parts["item_tower"](item) * users[:, None]).sum(-1)
+            return scores
+        length, width = history.shape[1:]
+        views = history.repeat_interleave(items, dim=0)
+        query = item[..., :width].reshape(-1, 1, width).expand(-1, length, -1)
+        logits = self.parts["attention"](torch.cat([views, query], -1)).squeeze(-1)
+        real = batch.history_mask.repeat_interleave(items, dim=0)
+        weights = torch.where(real, logits, -1e30).softmax(-1)
+        interest = torch.bmm(weights[:, None], views).view(size, items, width)
+        inputs = torch.cat([request[:, None].expand(-1, items, -1), interest, item], -1)
+        ranked: Tensor = self.parts["mlp"](inputs).squeeze(-1)
+        return ranked
+
+
+def textbook(cascade: Cascade, schema: Schema) -> nn.ModuleList:
+    """Return the stages of a cascade in their obvious form, with the same weights."""
+    return nn.ModuleList([TextbookStage(stage, schema) for stage in cascade.stages.values()])  # type: ignore[arg-type]
+
+
+def _table_order(embedding: FeatureEmbedding) -> dict[str, list[str]]:
+    return {
+        kind: [table.name for kinds, tables in embedding.groups.items() if kind in kinds for table in tables]
+        for kind in ("request", "items", "history")
+    }
+
+
+def _sequential(mlp: nn.Module) -> nn.Sequential:
+    assert isinstance(mlp, MLP)
+    layers: list[nn.Module] = []
+    for layer in (mlp.first, *mlp.tail):
+        if isinstance(layer, nn.Linear):
+            copy = nn.Linear(layer.in_features, layer.out_features)
+            copy.load_state_dict(layer.state_dict())
+            layers.append(copy)
+        else:
+            layers.append(type(layer)())
+    return nn.Sequential(*layers)

@@ -1,0 +1,155 @@
+"""The claims about losses and gradients as numbers one can watch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+
+from recsys_topk.cascades.objectives.base import CascadeObjective
+from recsys_topk.losses.topk import topk_target
+from recsys_topk.metrics.functional import selection_mass
+
+
+def score_diagnostics(
+    objective: CascadeObjective,
+    scores: Sequence[Tensor],
+    labels: Tensor,
+    mask: Tensor,
+    *,
+    groups: Tensor | None = None,
+    quotas: Sequence[int],
+    k: int,
+    names: Sequence[str] | None = None,
+) -> dict[str, float]:
+    """Return what the objective does to the scores of one batch.
+
+    - ``selection_mass/STAGE``: mean of sum(p) / k, the items that the loss's operator holds for each one it should;
+    - ``wrong_sign/STAGE``: share of the true top k whose score the gradient of the total pushes *down*;
+    - ``cosine/STAGE/A-B``: cosine between the gradients of two terms with respect to that stage's scores (negative:
+      the terms pull against each other).
+
+    Args:
+        objective: The objective.
+        scores: One (B, N) tensor a stage.
+        labels: (B, N).
+        mask: Boolean (B, N).
+        groups: (B, N) sample groups, where the objective needs them.
+        quotas: How many items each stage passes on.
+        k: How many items are wanted in the end.
+        names: Names of the stages; None = stage0, stage1, ...
+    """
+    names = [f"stage{m}" for m in range(len(scores))] if names is None else names
+    leaves = [x.detach().float().requires_grad_() for x in scores]
+    with torch.enable_grad():
+        output = objective(leaves, labels, mask, groups=groups, quotas=quotas, k=k)
+    total = _gradients(output.total, leaves)
+    terms = {name: _gradients(term, leaves) for name, term in output.terms.items()}
+    target = topk_target(labels.float(), mask, k, objective.loss.positive_above).bool()
+    found: dict[str, float] = {}
+    for m, stage in enumerate(names):
+        operator = objective.loss.operator
+        if operator is not None and objective.uses_loss:
+            with torch.no_grad():
+                mass, counted = selection_mass(operator(leaves[m], k, mask).p, mask, k=k)
+            found[f"selection_mass/{stage}"] = (mass[counted].mean() if bool(counted.any()) else mass.sum()).item()
+        gradient = total[m]
+        pushed = target & (gradient != 0)
+        wrong = (pushed & (gradient > 0)).sum() / pushed.sum().clamp_min(1)
+        found[f"wrong_sign/{stage}"] = wrong.item()
+        acting = {name: parts[m] for name, parts in terms.items() if bool((parts[m] != 0).any())}
+        for (a, one), (b, two) in combinations(acting.items(), 2):
+            cosine = torch.nn.functional.cosine_similarity(one.flatten(), two.flatten(), dim=0)
+            found[f"cosine/{stage}/{a}-{b}"] = cosine.item()
+    return found
+
+
+def share_below(parameters: Iterable[nn.Parameter], eps: float) -> float:
+    """Return the share of non-zero gradient entries whose size is below `eps`; 0 if there are none.
+
+    Adam divides by sqrt(v) + eps: entries far below eps hardly move their parameter. Rows of tables that the batch
+    did not touch are exactly zero and do not count.
+    """
+    small = touched = 0
+    for parameter in parameters:
+        if parameter.grad is not None:
+            size = parameter.grad.detach().abs()
+            touched += int((size > 0).sum())
+            small += int(((size > 0) & (size < eps)).sum())
+    return small / touched if touched else 0.0
+
+
+class Diagnostics(Callback):  # type: ignore[misc]  # lightning is untyped here
+    """Logs `score_diagnostics` and the share of gradients below the optimizer's eps, every few steps.
+
+    Logged as ``diagnostics/...``; the gradients are those of the batch just trained on, with no second forward pass
+    through the model. Tables with a fused optimizer have no gradients to look at and do not count.
+
+    Args:
+        every_n_steps: How often.
+    """
+
+    def __init__(self, every_n_steps: int = 50) -> None:
+        if every_n_steps < 1:
+            raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}")
+        self.every_n_steps = every_n_steps
+        self._call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._hook: Any = None
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Listen to what the objective is called with."""
+
+        def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._due(trainer):
+                self._call = (args, kwargs)
+
+        self._hook = pl_module.objective.register_forward_pre_hook(remember, with_kwargs=True)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop listening."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
+        """Log the share of gradients that the optimizer's eps swallows."""
+        if not self._due(trainer):
+            return
+        eps = next((group["eps"] for group in optimizer.param_groups if "eps" in group), None)
+        if eps is None:
+            return
+        tables = {id(p) for name, p in pl_module.named_parameters() if ".embedding_bags." in name}
+        everything = list(pl_module.parameters())
+        for kind, chosen in (
+            ("embeddings", [p for p in everything if id(p) in tables]),
+            ("dense", [p for p in everything if id(p) not in tables]),
+        ):
+            if any(p.grad is not None for p in chosen):
+                pl_module.log(f"diagnostics/below_eps/{kind}", share_below(chosen, eps))
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log what the objective did to the scores."""
+        if self._call is None:
+            return
+        (scores, labels, *rest), kwargs = self._call
+        self._call = None
+        mask = rest[0] if rest else kwargs.pop("mask")
+        found = score_diagnostics(pl_module.objective, scores, labels, mask, names=pl_module.cascade.names, **kwargs)
+        pl_module.log_dict({f"diagnostics/{name}": value for name, value in found.items()}, batch_size=len(labels))
+
+    def _due(self, trainer: pl.Trainer) -> bool:
+        return bool(trainer.training and trainer.global_step % self.every_n_steps == 0)
+
+
+def _gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    if not value.requires_grad:
+        return [torch.zeros_like(x) for x in leaves]
+    found = torch.autograd.grad(value, list(leaves), retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]

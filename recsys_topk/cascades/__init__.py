@@ -1,0 +1,1 @@
+"""Cascades: TorchRec stages, joint objectives, the LightningModule."""

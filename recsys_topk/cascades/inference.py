@@ -1,0 +1,50 @@
+"""Hard inference: who survives which stage, and in which order the survivors are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recsys_topk.metrics.functional import survivors
+from recsys_topk.ordering import descending_order
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a cascade does to its lists.
+
+    Attributes:
+        passed: Boolean (S, B, N), what each stage lets through.
+        rank: int64 (B, N), 1-based place among the survivors by the last stage's score; 0 for the rest.
+    """
+
+    passed: Tensor
+    rank: Tensor
+
+    @property
+    def kept(self) -> Tensor:
+        """Boolean (B, N), what survives all stages."""
+        return self.passed[-1]
+
+
+def run_cascade(scores: Sequence[Tensor], mask: Tensor, quotas: Sequence[int]) -> Outcome:
+    """Apply the quotas stage by stage (equal scores: the item that stands first).
+
+    Args:
+        scores: One (B, N) tensor a stage.
+        mask: Boolean (B, N), True = a real candidate.
+        quotas: How many items each stage passes on.
+
+    Example:
+        >>> first, last = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+        >>> run_cascade([first, last], torch.ones(1, 4, dtype=torch.bool), [3, 2]).rank
+        tensor([[0, 2, 1, 0]])
+    """
+    passed = survivors(scores, mask, quotas=quotas)
+    order = descending_order(scores[-1], passed[-1])
+    places = torch.arange(1, order.shape[1] + 1, device=order.device).expand_as(order)
+    rank = torch.empty_like(order).scatter_(1, order, places)
+    return Outcome(passed, torch.where(passed[-1], rank, 0))

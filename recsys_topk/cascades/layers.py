@@ -1,0 +1,87 @@
+"""Multi-layer perceptrons whose first layer reads a concatenation without forming it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+from torch import Tensor, nn
+
+Activation = Literal["relu", "prelu"]
+Initialisation = Literal["default", "he"]
+
+
+class MLP(nn.Module):
+    """Linear layers with an activation between them, split so that the first one can be applied in parts.
+
+    A linear map of a concatenation [a, b, ...] is a sum of linear maps W_a a + W_b b + ...: `project` applies the
+    columns of the first layer that belong to one part, `rest` does everything after the sum. A part that is the same
+    for many rows (the request, a pool item) is thus multiplied once and not once a row.
+
+    Args:
+        inputs: Width of each part of the input.
+        widths: Widths of the layers, the last one the output.
+        activation: ``"relu"`` or ``"prelu"``.
+        batch_norm: Momentum of the running averages in the sense of keeping (0.999 keeps 99.9 %), or None for none.
+        initialisation: ``"default"`` (PyTorch's) or ``"he"`` (He et al. 2015).
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[int],
+        widths: Sequence[int],
+        activation: Activation = "relu",
+        batch_norm: float | None = None,
+        initialisation: Initialisation = "default",
+    ) -> None:
+        super().__init__()
+        if not widths:
+            raise ValueError("an MLP needs at least one layer; got widths=[]")
+        self.inputs = list(inputs)
+        self.normalised = batch_norm is not None
+        self.first = nn.Linear(sum(inputs), widths[0])
+        layers: list[nn.Module] = []
+        for before, after in pairwise(widths):
+            if batch_norm is not None:
+                layers.append(nn.BatchNorm1d(before, momentum=1.0 - batch_norm))
+            layers.append(nn.ReLU() if activation == "relu" else nn.PReLU(before))
+            layers.append(nn.Linear(before, after))
+        self.tail = nn.Sequential(*layers)
+        if initialisation == "he":
+            for layer in (self.first, *self.tail):
+                if isinstance(layer, nn.Linear):
+                    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                    nn.init.zeros_(layer.bias)
+
+    @property
+    def last(self) -> nn.Linear:
+        """The output layer."""
+        layers = [self.first, *self.tail]
+        output = layers[-1]
+        assert isinstance(output, nn.Linear)
+        return output
+
+    def project(self, part: int, x: Tensor) -> Tensor:
+        """Return the share of part number `part` in the first layer's output, without the bias."""
+        start = sum(self.inputs[:part])
+        return x @ self.first.weight[:, start : start + self.inputs[part]].t()
+
+    def rest(self, summed: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the output, given the sum of all projections.
+
+        Args:
+            summed: (..., first width).
+            mask: Boolean (...), True = a real row. With batch norm the other rows are left out of the statistics and
+                get the output 0; without it they do no harm and are computed like the rest.
+        """
+        hidden = summed + self.first.bias
+        if mask is None or not self.normalised:
+            flat: Tensor = self.tail(hidden.flatten(0, -2))
+            return flat.view(*hidden.shape[:-1], -1)
+        real: Tensor = self.tail(hidden[mask])
+        return real.new_zeros(*hidden.shape[:-1], real.shape[-1]).masked_scatter(mask[..., None], real)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply all layers to a concatenated input (..., sum of inputs)."""
+        return self.rest(x @ self.first.weight.t())

@@ -1,0 +1,231 @@
+"""The LightningModule: a cascade, an objective, metrics and an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from recsys_topk.cascades.cascade import Cascade
+from recsys_topk.cascades.inference import run_cascade
+from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
+from recsys_topk.cascades.objectives.base import registry as objectives
+from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, warm_up
+from recsys_topk.cascades.stage import StageConfig
+from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.datamodules.schema import Schema
+from recsys_topk.losses.base import RankingLoss
+from recsys_topk.losses.base import registry as losses
+from recsys_topk.metrics import JointRecall, RecallAt
+from recsys_topk.spec import build, describe
+
+Split = Literal["val", "test"]
+ObjectiveFactory = Callable[[RankingLoss, int], CascadeObjective]
+
+TWO_STAGES = (
+    StageConfig("two_tower", "retrieval", 30),
+    StageConfig("din", "ranking", 20),
+)
+
+
+class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is untyped here
+    """Trains a cascade with one objective and measures what survives.
+
+    What is saved in a checkpoint is a plain description (class paths and arguments), so checkpoints load with
+    ``weights_only=True``, and `load_from_checkpoint` rebuilds the loss and the objective.
+
+    Args:
+        schema: The features, as a `Schema` or its `to_dict`.
+        stages: The stages, first to last.
+        loss: A loss, its registry name, or a description (`recsys_topk.spec.describe`).
+        objective: A registry name, a description, or a callable of (loss, number of stages); None = ``"joint"`` for a
+            loss with an operator and ``"independent"`` for any other.
+        k: How many items are wanted in the end.
+        dim: Embedding dimension, one for all tables or by table name.
+        share_embeddings: All stages use one set of tables.
+        optimizer: Name of the optimizer.
+        lr: Learning rate.
+        embedding_optimizer: ``"same"``, or an optimizer that updates the tables inside backward: ``"rowwise_adagrad"``
+            (the choice for big tables), ``"adagrad"`` or ``"sgd"``.
+        embedding_lr: Learning rate of such tables; None = `lr`.
+        optimizer_options: Further arguments of the optimizer, e.g. ``{"eps": 1e-12}``.
+        warmup_steps: Steps over which the learning rate rises to `lr`.
+        validate: Raise on NaN or infinity among the scores instead of training on.
+    """
+
+    def __init__(
+        self,
+        schema: Schema | Mapping[str, Any],
+        stages: Sequence[StageConfig | Mapping[str, Any]] = TWO_STAGES,
+        loss: RankingLoss | Mapping[str, Any] | str = "dftopk",
+        objective: ObjectiveFactory | Mapping[str, Any] | str | None = None,
+        k: int = 10,
+        dim: int | Mapping[str, int] = 8,
+        share_embeddings: bool = False,
+        optimizer: str = "adam",
+        lr: float = 1e-2,
+        embedding_optimizer: str = "same",
+        embedding_lr: float | None = None,
+        optimizer_options: Mapping[str, Any] | None = None,
+        warmup_steps: int = 0,
+        validate: bool = True,
+    ) -> None:
+        super().__init__()
+        self.schema = schema if isinstance(schema, Schema) else Schema.from_dict(dict(schema))
+        fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
+        self.cascade = Cascade(self.schema, stages, dim, share_embeddings, fused)
+        built = _loss(loss, self.schema.positive_above)
+        self.objective = _objective(objective, built, len(self.cascade.configs))
+        self.objective.validate = validate
+        self.k = k
+        self.save_hyperparameters(
+            {
+                "schema": self.schema.to_dict(),
+                "stages": [config.to_dict() for config in self.cascade.configs],
+                "loss": describe(built),
+                "objective": describe(self.objective, leave_out=("loss", "stages")),
+                "k": k,
+                "dim": dim if isinstance(dim, int) else dict(dim),
+                "share_embeddings": share_embeddings,
+                "optimizer": optimizer,
+                "lr": lr,
+                "embedding_optimizer": embedding_optimizer,
+                "embedding_lr": embedding_lr,
+                "optimizer_options": dict(optimizer_options or {}),
+                "warmup_steps": warmup_steps,
+                "validate": validate,
+            },
+            logger=False,
+        )
+        self.metrics = nn.ModuleDict({split: self._metrics() for split in ("val", "test")})
+
+    @property
+    def loss(self) -> RankingLoss:
+        """The loss that the objective is built from."""
+        return self.objective.loss
+
+    def forward(self, batch: CascadeBatch) -> list[Tensor]:
+        """Return the scores of each stage, each (B, N)."""
+        scores: list[Tensor] = self.cascade(batch)
+        return scores
+
+    def compute_objective(self, batch: CascadeBatch) -> ObjectiveOutput:
+        """Return the objective of a batch and its terms."""
+        output: ObjectiveOutput = self.objective(
+            self(batch), batch.labels, batch.mask, groups=batch.group, quotas=self.cascade.quotas, k=self.k
+        )
+        return output
+
+    def training_step(self, batch: CascadeBatch, batch_idx: int) -> Tensor:
+        """Return the objective; log it with its terms."""
+        output = self.compute_objective(batch)
+        self.log("train/loss", output.total.detach(), prog_bar=True, batch_size=batch.size)
+        for name, term in output.terms.items():
+            self.log(f"train/{self._term(name)}", term.detach(), batch_size=batch.size)
+        return output.total
+
+    def validation_step(self, batch: CascadeBatch, batch_idx: int) -> None:
+        """Update and log the metrics of the validation day."""
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: CascadeBatch, batch_idx: int) -> None:
+        """Update and log the metrics of the test day."""
+        self._evaluate("test", batch)
+
+    def predict_step(self, batch: CascadeBatch, batch_idx: int) -> dict[str, Tensor]:
+        """Return request id, item id, the score of each stage, kept or not, and rank of every real candidate."""
+        scores = self(batch)
+        outcome = run_cascade(scores, batch.mask, self.cascade.quotas)
+        columns = {
+            "request_id": batch.request_id[:, None].expand_as(batch.candidates),
+            "item_id": batch.item_id[batch.candidates],
+            **{f"score_{name}": x for name, x in zip(self.cascade.names, scores, strict=True)},
+            "kept": outcome.kept,
+            "rank": outcome.rank,
+        }
+        return {name: column[batch.mask].cpu() for name, column in columns.items()}
+
+    def configure_optimizers(self) -> Any:
+        """Build the optimizer and its warm-up."""
+        options = self.hparams
+        made = make_optimizer(options["optimizer"], self, options["lr"], options["optimizer_options"])
+        if not options["warmup_steps"]:
+            return made
+        schedule = warm_up(made, options["warmup_steps"])
+        return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_fit_start(self) -> None:
+        """Refuse what would silently do something else than asked."""
+        if self.hparams["embedding_optimizer"] == "same":
+            return
+        tables = f"embedding_optimizer={self.hparams['embedding_optimizer']!r} updates the tables inside backward"
+        if self.trainer.accumulate_grad_batches > 1:
+            raise ValueError(
+                f"{tables}, so they would be updated at each of the {self.trainer.accumulate_grad_batches} accumulated "
+                f"batches; use --model.embedding_optimizer same, or a larger --data.batch_size"
+            )
+        if self.trainer.gradient_clip_val:
+            raise ValueError(
+                f"{tables}, so gradient clipping would not reach them; "
+                f"use --model.embedding_optimizer same, or drop --trainer.gradient_clip_val"
+            )
+
+    def on_train_batch_start(self, batch: CascadeBatch, batch_idx: int) -> None:
+        """Bring the schedule's learning rate to the tables that update themselves inside the coming backward."""
+        optimizer = self.optimizers().optimizer
+        if isinstance(optimizer, DenseAndFused):
+            optimizer.sync_tables()
+
+    def _metrics(self) -> nn.ModuleDict:
+        above = self.schema.positive_above
+        alone = {
+            f"{config.name}_recall@{self.k}@{config.quota}": RecallAt(self.k, config.quota, above)
+            for config in self.cascade.configs
+        }
+        quotas = self.cascade.quotas
+        return nn.ModuleDict({f"joint_recall@{self.k}@{quotas[-1]}": JointRecall(self.k, quotas, above), **alone})
+
+    def update_metrics(self, split: Split, scores: Sequence[Tensor], batch: CascadeBatch) -> dict[str, Metric]:
+        """Add a batch to the metrics of a split; return them by name, the joint recall first."""
+        metrics: dict[str, Metric] = dict(self.metrics[split].items())  # type: ignore[operator]
+        for metric, inputs in zip(metrics.values(), [scores, *scores], strict=True):
+            metric.update(inputs, batch.labels, batch.mask)
+        return metrics
+
+    def _evaluate(self, split: Split, batch: CascadeBatch) -> None:
+        metrics = self.update_metrics(split, self(batch), batch)
+        # The difficulty of a list is its length, so the reported name carries it; the one that is monitored does not.
+        pool = f"/{batch.candidates.shape[1]}" if split == "test" else ""
+        for name, metric in metrics.items():
+            self.log(f"{split}/{name}{pool}", metric, on_epoch=True, prog_bar="joint" in name, batch_size=batch.size)
+
+    def _term(self, name: str) -> str:
+        return f"loss_{self.cascade.names[int(name[5:])]}" if name.startswith("stage") else f"loss_{name}"
+
+
+def _loss(loss: RankingLoss | Mapping[str, Any] | str, positive_above: float) -> RankingLoss:
+    """Return the loss; what counts as positive is the data's to say unless the loss was told otherwise than 0."""
+    if isinstance(loss, str):
+        loss = losses.get(loss)
+    elif isinstance(loss, Mapping):
+        loss = build(loss)
+    assert isinstance(loss, RankingLoss)
+    if loss.positive_above == 0.0:
+        loss.positive_above = positive_above
+    return loss
+
+
+def _objective(
+    objective: ObjectiveFactory | Mapping[str, Any] | str | None, loss: RankingLoss, stages: int
+) -> CascadeObjective:
+    if objective is None:
+        objective = "independent" if loss.operator is None else "joint"
+    if isinstance(objective, str):
+        return objectives.resolve(objective)(loss, stages)
+    if isinstance(objective, Mapping):
+        made: CascadeObjective = build(objective, loss, stages)
+        return made
+    return objective(loss, stages)

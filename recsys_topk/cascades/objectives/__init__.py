@@ -1,0 +1,1 @@
+"""Cascade objectives: one file each, found by name."""

@@ -1,0 +1,80 @@
+"""Each stage as a classifier of the items that reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting, need_groups
+from recsys_topk.losses.base import RankingLoss
+from recsys_topk.numerics import masked_mean, weighted_mean
+
+
+def list_bce(scores: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean over lists with a positive of the mean binary cross-entropy over their items in `mask`."""
+    terms = F.binary_cross_entropy_with_logits(scores, positive.to(scores.dtype), reduction="none")
+    return weighted_mean(masked_mean(terms, mask), positive.any(-1) & mask.any(-1))
+
+
+class BCEObjective(CascadeObjective):
+    """Binary cross-entropy, positives against the groups that the stage sees.
+
+    A stage sees the items that reach it: the last stage the two best groups, the first one all, and those between one
+    group less for each stage before them (two stages over four groups: 4, 2; three over five: 5, 4, 2). Sampled
+    negatives reach the first stage only.
+
+    Args:
+        loss: Its `positive_above` says what a positive is.
+        stages: Number of stages.
+        visible: How many groups each stage sees; None = as above.
+        weighting: ``"fixed"`` (1 each) or ``"learned"``.
+    """
+
+    name: ClassVar[str] = "bce"
+    uses_loss: ClassVar[bool] = False
+    paper: ClassVar[str] = "baseline of Wang et al. 2025, arXiv 2503.09492"
+
+    def __init__(
+        self,
+        loss: RankingLoss,
+        stages: int,
+        *,
+        visible: Sequence[int] | None = None,
+        weighting: Weighting = "fixed",
+    ) -> None:
+        super().__init__(loss, stages)
+        if visible is not None and len(visible) != stages:
+            raise ValueError(f"visible must name one number of groups a stage, got {list(visible)} for {stages} stages")
+        self.visible = None if visible is None else list(visible)
+        self.weights = TermWeights(stages, weighting)
+
+    def compute(
+        self,
+        scores: Sequence[Tensor],
+        labels: Tensor,
+        mask: Tensor,
+        groups: Tensor | None,
+        quotas: Sequence[int],
+        k: int,
+    ) -> ObjectiveOutput:
+        """See `CascadeObjective.compute`."""
+        group = need_groups(groups, self.name)
+        positive = mask & (labels > self.loss.positive_above)
+        terms = []
+        for m, x in enumerate(scores):
+            seen = mask
+            if m > 0 or self.visible is not None:
+                seen = mask & (group < self._visible(m, group, labels))
+            terms.append(list_bce(x, positive & seen, seen))
+        return ObjectiveOutput(self.weights(terms), {f"stage{m}": term for m, term in enumerate(terms)})
+
+    def _visible(self, stage: int, group: Tensor, labels: Tensor) -> Tensor | int:
+        if self.visible is not None:
+            return self.visible[stage]
+        if stage == self.stages - 1:
+            return 2
+        # A sampled negative has label 0 and a group of its own behind all others.
+        return group.masked_fill(labels <= 0, -1).amax() + 1 - stage

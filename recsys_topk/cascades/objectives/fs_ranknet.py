@@ -1,0 +1,59 @@
+"""Full-stage RankNet: every stage learns the order of all sample groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting, need_groups
+from recsys_topk.losses.base import RankingLoss
+from recsys_topk.losses.pairs import LabelOrder, pairwise_logistic
+from recsys_topk.numerics import weighted_mean
+
+
+class FullStageRankNet(CascadeObjective):
+    """For each group, the mean of -log sigmoid(x_i - x_j) over pairs with a lower group; summed over groups and stages.
+
+    Args:
+        loss: Not used.
+        stages: Number of stages.
+        weighting: ``"fixed"`` (1 each) or ``"learned"``.
+    """
+
+    name: ClassVar[str] = "fs-ranknet"
+    uses_loss: ClassVar[bool] = False
+    paper: ClassVar[str] = "FS-LTR (Zheng et al. 2024), as in Wang et al. 2025, arXiv 2503.09492"
+
+    def __init__(self, loss: RankingLoss, stages: int, *, weighting: Weighting = "fixed") -> None:
+        super().__init__(loss, stages)
+        self.weights = TermWeights(stages, weighting)
+
+    def compute(
+        self,
+        scores: Sequence[Tensor],
+        labels: Tensor,
+        mask: Tensor,
+        groups: Tensor | None,
+        quotas: Sequence[int],
+        k: int,
+    ) -> ObjectiveOutput:
+        """See `CascadeObjective.compute`."""
+        group = need_groups(groups, self.name)
+        last = int(group.max())
+        share = torch.zeros_like(labels)
+        for g in range(last):
+            members = mask & (group == g)
+            pairs = members.sum(-1) * (mask & (group > g)).sum(-1)
+            share = torch.where(members, 1.0 / pairs.clamp_min(1).to(share.dtype)[:, None], share)
+        order = LabelOrder((last - group).to(labels.dtype), mask)
+        first, ones = share.gather(1, order.rows), order.ones()
+        counted = order.count() > 0
+
+        def weight(span: slice) -> Tensor:
+            return ones(span).mul_(first[span, :, None])
+
+        terms = [weighted_mean(pairwise_logistic(x, order.rows, weight), counted) for x in scores]
+        return ObjectiveOutput(self.weights(terms), {f"stage{m}": term for m, term in enumerate(terms)})

@@ -1,0 +1,54 @@
+"""Every stage trained by itself, with any loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
+from recsys_topk.losses.base import RankingLoss
+
+
+class IndependentObjective(CascadeObjective):
+    """total = sum over stages of the loss of that stage's scores; the stages do not see one another.
+
+    Args:
+        loss: Any loss.
+        stages: Number of stages.
+        weighting: ``"fixed"`` (1 each) or ``"learned"``.
+        stage_k: What a loss without a k of its own cuts at in stage m: ``"k"``, the number of items wanted in the end,
+            or ``"quota"``, the number that the stage may pass on.
+    """
+
+    name: ClassVar[str] = "independent"
+
+    def __init__(
+        self,
+        loss: RankingLoss,
+        stages: int,
+        *,
+        weighting: Weighting = "fixed",
+        stage_k: Literal["k", "quota"] = "k",
+    ) -> None:
+        super().__init__(loss, stages)
+        if stage_k not in ("k", "quota"):
+            raise ValueError(f"stage_k must be 'k' or 'quota', got {stage_k!r}")
+        self.stage_k = stage_k
+        self.weights = TermWeights(stages, weighting)
+
+    def compute(
+        self,
+        scores: Sequence[Tensor],
+        labels: Tensor,
+        mask: Tensor,
+        groups: Tensor | None,
+        quotas: Sequence[int],
+        k: int,
+    ) -> ObjectiveOutput:
+        """See `CascadeObjective.compute`."""
+        open_k = self.loss.requires_k and self.loss.k is None
+        cuts = [(quota if self.stage_k == "quota" else k) if open_k else None for quota in quotas]
+        terms = [self.loss(x, labels, mask, k=cut) for x, cut in zip(scores, cuts, strict=True)]
+        return ObjectiveOutput(self.weights(terms), {f"stage{m}": term for m, term in enumerate(terms)})

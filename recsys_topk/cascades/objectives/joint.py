@@ -1,0 +1,108 @@
+"""All stages trained together on what survives all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
+from recsys_topk.losses.base import RankingLoss
+from recsys_topk.losses.topk import selection_bce, topk_target
+from recsys_topk.numerics import log1mexp, weighted_mean
+from recsys_topk.operators.base import SoftSelection
+
+
+class JointObjective(CascadeObjective):
+    """Cross-entropy of each stage's membership and of the membership of surviving every stage.
+
+    L_m = top-k BCE of stage m; p_i = prod_m p_i^m is the probability of surviving all stages, and L_joint its
+    cross-entropy with the true top k. total = sum_m [L_m exp(-w_m) / 2 + w_m / 2] + L_joint with learned
+    log-variances w_m. Everything is computed from log p and log(1 - p), so that no probability is rounded to 0 or 1.
+
+    Args:
+        loss: A loss with an operator; its k, if set, overrides the k of the call.
+        stages: Number of stages.
+        weighting: ``"learned"`` or ``"fixed"`` weights of the L_m.
+        stage_k: What stage m's operator cuts at: ``"k"``, the number of items wanted in the end (the paper's), or
+            ``"quota"``, the number that the stage may pass on.
+    """
+
+    name: ClassVar[str] = "joint"
+    needs_operator: ClassVar[bool] = True
+    paper: ClassVar[str] = "Wang et al. 2025, arXiv 2503.09492; Zhu et al. 2025, arXiv 2510.11472"
+
+    def __init__(
+        self,
+        loss: RankingLoss,
+        stages: int,
+        *,
+        weighting: Weighting = "learned",
+        stage_k: Literal["k", "quota"] = "k",
+    ) -> None:
+        super().__init__(loss, stages)
+        if stage_k not in ("k", "quota"):
+            raise ValueError(f"stage_k must be 'k' or 'quota', got {stage_k!r}")
+        self.weights = TermWeights(stages, weighting)
+        self.stage_k = stage_k
+
+    def compute(
+        self,
+        scores: Sequence[Tensor],
+        labels: Tensor,
+        mask: Tensor,
+        groups: Tensor | None,
+        quotas: Sequence[int],
+        k: int,
+    ) -> ObjectiveOutput:
+        """See `CascadeObjective.compute`."""
+        operator = self.loss.operator
+        assert operator is not None
+        positive = mask & (labels > self.loss.positive_above)
+        valid = mask.sum(-1)
+        wanted = self._wanted(positive, valid, k)
+        target = topk_target(labels, mask, wanted.clamp_min(1), self.loss.positive_above)
+        counted = positive.any(-1) & (wanted > 0) & (wanted < valid)
+        cuts = [wanted if self.stage_k == "k" else torch.full_like(valid, quota) for quota in quotas]
+        selections = [
+            _only(operator(x, cut, mask), counted & (cut < valid)) for x, cut in zip(scores, cuts, strict=True)
+        ]
+        terms = [
+            weighted_mean(selection_bce(selection, target), counted & (cut < valid))
+            for selection, cut in zip(selections, cuts, strict=True)
+        ]
+        survival = _survival(selections)
+        joint = weighted_mean(selection_bce(survival, target), survival.mask.any(-1))
+        named = {f"stage{m}": term for m, term in enumerate(terms)}
+        return ObjectiveOutput(self.weights(terms) + joint, {**named, "joint": joint})
+
+    def _wanted(self, positive: Tensor, valid: Tensor, k: int) -> Tensor:
+        own = self.loss.k
+        if own == "positives":
+            return positive.sum(-1)
+        chosen = own if isinstance(own, int) else k
+        return torch.minimum(torch.full_like(valid, chosen), valid)
+
+
+def _only(selection: SoftSelection, rows: Tensor) -> SoftSelection:
+    """Return the selection with the lists outside `rows` let through whole (log p = 0) and out of the mask."""
+    row = rows[:, None]
+    log_p = torch.where(row & selection.mask, selection.log_p, 0.0)
+    log_q = torch.where(row & selection.mask, selection.log_q, -torch.inf)
+    return SoftSelection(log_p, log_q, selection.mask & row)
+
+
+def _survival(selections: Sequence[SoftSelection]) -> SoftSelection:
+    """Return the membership of surviving every stage: log p = sum log p^m, log q = log(1 - prod(1 - q^m)).
+
+    The complement is accumulated as q = a + b (1 - a), in logarithms, which keeps its digits where every q^m is tiny.
+    """
+    log_p = torch.stack([selection.log_p for selection in selections]).sum(0)
+    floor = torch.finfo(log_p.dtype).min / 4  # logaddexp of two infinities has no gradient
+    log_q = selections[0].log_q.clamp_min(floor)
+    for selection in selections[1:]:
+        log_q = torch.logaddexp(log_q, selection.log_q.clamp_min(floor) + log1mexp(log_q))
+    mask = torch.stack([selection.mask for selection in selections]).any(0)
+    return SoftSelection(log_p, log_q, mask)

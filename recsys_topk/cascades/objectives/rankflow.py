@@ -1,0 +1,75 @@
+"""RankFlow: each stage learns from what the stage before it passes on, and from the stage after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
+from recsys_topk.cascades.objectives.bce import list_bce
+from recsys_topk.losses.base import RankingLoss
+from recsys_topk.metrics.functional import top
+from recsys_topk.numerics import masked_mean, weighted_mean
+
+
+class RankFlowObjective(CascadeObjective):
+    """BCE of each stage on what reaches it, and distillation from the next stage on what it passes on.
+
+    With T_m the quota_m best of T_(m-1) by stage m (T_(-1) = the whole list):
+    total = sum_m BCE(x_m on T_(m-1)) + distillation * MSE(x_m, sg x_(m+1) on T_m)
+    + ranking * -log sigmoid(mean of x_m over the best of T_m - mean over its rest), where the best are the quota_(m+1)
+    that the next stage would keep.
+
+    Args:
+        loss: Its `positive_above` says what a positive is.
+        stages: Number of stages.
+        distillation: Weight of the mean squared error.
+        ranking: Weight of the contrast; None = the published 0 for two stages and 1 for more.
+    """
+
+    name: ClassVar[str] = "rankflow"
+    uses_loss: ClassVar[bool] = False
+    paper: ClassVar[str] = "Qin et al. 2022, SIGIR, as in Wang et al. 2025, arXiv 2503.09492"
+
+    def __init__(
+        self, loss: RankingLoss, stages: int, *, distillation: float = 1.0, ranking: float | None = None
+    ) -> None:
+        super().__init__(loss, stages)
+        self.distillation = distillation
+        self.ranking = (0.0 if stages <= 2 else 1.0) if ranking is None else ranking
+
+    def compute(
+        self,
+        scores: Sequence[Tensor],
+        labels: Tensor,
+        mask: Tensor,
+        groups: Tensor | None,
+        quotas: Sequence[int],
+        k: int,
+    ) -> ObjectiveOutput:
+        """See `CascadeObjective.compute`."""
+        positive = mask & (labels > self.loss.positive_above)
+        counted = positive.any(-1)
+        reached = mask
+        terms: dict[str, Tensor] = {}
+        total = labels.new_zeros(())
+        for m, x in enumerate(scores):
+            terms[f"stage{m}"] = list_bce(x, positive & reached, reached)
+            total = total + terms[f"stage{m}"]
+            if m + 1 == len(scores):
+                break
+            following = scores[m + 1].detach()
+            reached = top(x, quotas[m], reached)
+            apart = masked_mean((x - following).square(), reached)
+            terms[f"distillation{m}"] = weighted_mean(apart, counted)
+            total = total + self.distillation * terms[f"distillation{m}"]
+            if self.ranking:
+                best = top(following, quotas[m + 1], reached)
+                rest = reached & ~best
+                margin = masked_mean(x, best) - masked_mean(x, rest)
+                terms[f"ranking{m}"] = weighted_mean(-F.logsigmoid(margin), counted & rest.any(-1))
+                total = total + self.ranking * terms[f"ranking{m}"]
+        return ObjectiveOutput(total, terms)

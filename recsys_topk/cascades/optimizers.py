@@ -1,0 +1,132 @@
+"""Optimizers and schedules by name: ordinary ones, and those that update embedding tables inside backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from recsys_topk.cascades.features import FusedOptimizer
+from recsys_topk.registry import nearest
+
+OptimizerName = Literal["adam", "adamw", "adagrad", "sgd"]
+EmbeddingOptimizerName = Literal["same", "rowwise_adagrad", "adagrad", "sgd"]
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+    "sgd": torch.optim.SGD,
+}
+FUSED: dict[str, type[Optimizer]] = {
+    "rowwise_adagrad": RowWiseAdagrad,
+    "adagrad": torch.optim.Adagrad,
+    "sgd": torch.optim.SGD,
+}
+
+
+def fused_optimizer(name: str, lr: float) -> FusedOptimizer | None:
+    """Return the optimizer of the embedding tables, or None if they are left to the ordinary one.
+
+    Args:
+        name: ``"same"``, or one of `FUSED`.
+        lr: Learning rate.
+    """
+    if name == "same":
+        return None
+    if name not in FUSED:
+        raise _unknown("embedding optimizer", name, ("same", *FUSED))
+    return FusedOptimizer(FUSED[name], {"lr": lr} if name == "sgd" else {"lr": lr, "eps": 1e-10})
+
+
+def make_optimizer(name: str, module: nn.Module, lr: float, options: Mapping[str, Any]) -> Optimizer:
+    """Build the optimizer of a module; tables that update themselves inside backward keep their own.
+
+    The ordinary optimizers run with their fused kernels, 7 to 10 times faster a step on a CPU than the default. If
+    there are fused tables, both kinds are combined into one optimizer, so that schedules reach the tables and
+    checkpoints hold their state.
+
+    Args:
+        name: One of `OPTIMIZERS`.
+        module: What to optimise.
+        lr: Learning rate.
+        options: Further arguments of the class, e.g. ``eps``.
+    """
+    if name not in OPTIMIZERS:
+        raise _unknown("optimizer", name, tuple(OPTIMIZERS))
+    tables = {path: part for path, part in module.named_modules() if isinstance(part, FusedEmbeddingBagCollection)}
+    inside = {id(parameter) for part in tables.values() for parameter in part.parameters()}
+    dense = {path: p for path, p in module.named_parameters() if id(p) not in inside}
+
+    def build(parameters: Any) -> Optimizer:
+        try:
+            return OPTIMIZERS[name](parameters, lr=lr, fused=True, **options)
+        except TypeError as error:
+            raise ValueError(f"optimizer {name!r} does not take these options: {error}") from error
+
+    if not tables:
+        return build(list(dense.values()))
+    return DenseAndFused(build(list(dense.values())), dense, {path: t.fused_optimizer() for path, t in tables.items()})
+
+
+class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is untyped here
+    """One ordinary optimizer for the dense parameters, and the tables' own, which step inside backward.
+
+    TorchRec's combination refuses to load state before a first step, when Adam has none yet; this one loads each part
+    in the way the part understands.
+
+    Args:
+        dense: The ordinary optimizer.
+        parameters: Its parameters, by name.
+        fused: The optimizers of the table collections, by the collection's path.
+    """
+
+    def __init__(self, dense: Optimizer, parameters: Mapping[str, nn.Parameter], fused: Mapping[str, Any]) -> None:
+        self._dense, self._fused = dense, dict(fused)
+        super().__init__([("dense", KeyedOptimizerWrapper(dict(parameters), lambda _: dense)), *self._fused.items()])
+
+    def sync_tables(self) -> None:
+        """Tell the tables the learning rate that the schedule has set; without it theirs lags one step behind."""
+        for part in self._fused.values():
+            part.step()  # updates nothing: the rows are updated inside backward
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of both parts, as plain tensors."""
+        tables = {
+            path: {"state": part.state_dict()["state"], "lr": part.param_groups[0]["lr"]}
+            for path, part in self._fused.items()
+        }
+        return {"dense": self._dense.state_dict(), "fused": tables}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load the state of both parts; the tables' is copied into place."""
+        if set(state_dict.get("fused", ())) != set(self._fused):
+            raise ValueError(
+                "the checkpoint was trained with another embedding_optimizer than this run; give the same one to resume"
+            )
+        self._dense.load_state_dict(dict(state_dict["dense"]))
+        for path, part in self._fused.items():
+            saved = state_dict["fused"][path]
+            for key, values in part.state_dict()["state"].items():
+                for name, tensor in values.items():
+                    tensor.copy_(saved["state"][key][name])
+            for group in part.param_groups:
+                group["lr"] = saved["lr"]
+
+
+def warm_up(optimizer: Optimizer, steps: int) -> LambdaLR:
+    """Return a schedule that raises the learning rate linearly over the first `steps` steps."""
+    return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(steps, 1)))
+
+
+def _unknown(kind: str, name: str, known: tuple[str, ...]) -> ValueError:
+    close = nearest(name, known)
+    hint = f"did you mean {close!r}? " if close else ""
+    return ValueError(f"unknown {kind} {name!r}; {hint}available: {', '.join(known)}")

@@ -1,0 +1,85 @@
+"""The interface of a stage: a batch in, one score a candidate out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.registry import Registry
+
+registry: Registry[Stage]
+
+
+@dataclass
+class StageConfig:
+    """One stage of a cascade, as written in a config.
+
+    Attributes:
+        kind: Registry name or class path of the stage, e.g. ``"two_tower"``, ``"din"``, ``"mlp"``.
+        name: What it is called in metrics and state-dict keys, e.g. ``"retrieval"``.
+        quota: How many items it passes on.
+        options: Arguments of the stage's class.
+    """
+
+    kind: str
+    name: str
+    quota: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.quota < 1:
+            raise ValueError(f"stage {self.name!r} must pass on at least one item, got quota={self.quota}")
+
+    @classmethod
+    def of(cls, config: StageConfig | Mapping[str, Any]) -> StageConfig:
+        """Return `config` as a StageConfig."""
+        return config if isinstance(config, StageConfig) else cls(**config)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as stored in checkpoints."""
+        return asdict(self)
+
+
+class Stage(nn.Module, ABC):
+    """Base of all stages. A subclass sets `name`, takes `embedding` first, and writes `score`.
+
+    Args:
+        embedding: The embedding tables, owned by this stage or shared with others.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, embedding: FeatureEmbedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            registry.register(cls.name, cls)
+
+    @abstractmethod
+    def score(self, batch: CascadeBatch) -> Tensor:
+        """Return the scores of all candidates, (B, N); those of masked candidates are without meaning."""
+
+    def forward(self, batch: CascadeBatch) -> Tensor:
+        """Return `score(batch)`."""
+        return self.score(batch)
+
+
+def gather(pool: Tensor, candidates: Tensor) -> Tensor:
+    """Return the rows of `pool` (M, D) that `candidates` (B, N) name, (B, N, D).
+
+    As an embedding look-up: its backward adds rows in parallel, where that of plain indexing is serial on a CPU.
+    """
+    return F.embedding(candidates, pool)
+
+
+registry = Registry("stage", "recsys_topk.cascades.stages", "recsys_topk.stages")

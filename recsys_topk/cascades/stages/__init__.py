@@ -1,0 +1,1 @@
+"""The stages: one file each, found by name."""

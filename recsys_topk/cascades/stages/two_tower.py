@@ -1,0 +1,54 @@
+"""Two-tower retriever (DSSM): a request vector times an item vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.layers import MLP, Activation, Initialisation
+from recsys_topk.cascades.stage import Stage, gather
+from recsys_topk.datamodules.batch import CascadeBatch
+
+
+class TwoTower(Stage):
+    """Score = <user tower(request, mean of the history), item tower(item)> (Huang et al. 2013).
+
+    The item tower runs once for each pool item, however many lists the item stands in.
+
+    Args:
+        embedding: The embedding tables.
+        hidden: Widths of both towers; the last one is the width of the vectors.
+        activation: ``"relu"`` or ``"prelu"``.
+        batch_norm: Share of the running averages that is kept at each step, or None for no batch norm.
+        initialisation: ``"default"`` or ``"he"``.
+    """
+
+    name: ClassVar[str] = "two_tower"
+
+    def __init__(
+        self,
+        embedding: FeatureEmbedding,
+        hidden: Sequence[int] = (128, 64, 32),
+        activation: Activation = "relu",
+        batch_norm: float | None = None,
+        initialisation: Initialisation = "default",
+    ) -> None:
+        super().__init__(embedding)
+        dims = embedding.dims
+        self.user_tower = MLP([dims["request"], dims["history"]], hidden, activation, batch_norm, initialisation)
+        self.item_tower = MLP([dims["items"]], hidden, activation, batch_norm, initialisation)
+
+    def encode(self, batch: CascadeBatch) -> tuple[Tensor, Tensor]:
+        """Return request vectors (B, D) and pool item vectors (M, D)."""
+        embedded = self.embedding(batch, history="mean")
+        users = self.user_tower(torch.cat([embedded.request, embedded.history], dim=1))
+        return users, self.item_tower(embedded.items)
+
+    def score(self, batch: CascadeBatch) -> Tensor:
+        """See `Stage.score`."""
+        users, items = self.encode(batch)
+        return torch.bmm(gather(items, batch.candidates), users[:, :, None]).squeeze(-1)

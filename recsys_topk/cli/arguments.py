@@ -1,0 +1,165 @@
+"""From what people type to what LightningCLI reads: short options, registry names, packaged configs, checkpoints.
+
+`--loss dftopk --loss.tau 1` becomes `--model.loss recsys_topk.losses.dftopk.DFTopKLoss --model.loss.tau 1`, and the
+same in YAML (`loss: dftopk`). What is parsed, saved and stored in checkpoints is then always the plain class path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recsys_topk.registry import Registry, nearest
+
+CONFIGS = "recsys_topk.cli.configs"
+
+
+def registries() -> dict[str, Registry[Any]]:
+    """Return the tables whose names may stand on the command line, by the option that takes them."""
+    from recsys_topk.cascades.objectives.base import registry as objectives
+    from recsys_topk.losses.base import registry as losses
+
+    return {"loss": losses, "objective": objectives}
+
+
+def packaged_configs() -> list[str]:
+    """Return the names of the configs that come with the package."""
+    return sorted(
+        entry.name[: -len(".yaml")] for entry in resources.files(CONFIGS).iterdir() if entry.name.endswith(".yaml")
+    )
+
+
+def rewrite(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a training command in the form that LightningCLI reads.
+
+    Example:
+        >>> rewrite(["fit", "--loss.tau", "2", "--loss=dftopk"])
+        ['fit', '--model.loss=recsys_topk.losses.dftopk.DFTopKLoss', '--model.loss.tau', '2']
+    """
+    tables = registries()
+    command, rest = list(arguments[:1]), list(arguments[1:])
+    classes: list[str] = []
+    others: list[str] = []
+    configs: list[str] = []
+    position = 0
+    while position < len(rest):
+        option, equals, value = rest[position].partition("=")
+        takes_value = not equals and position + 1 < len(rest)
+        short = option[2:].split(".")[0] if option.startswith("--") else ""
+        if short in tables and option == f"--{short}":
+            name = value if equals else (rest[position + 1] if takes_value else "")
+            position += 1 if equals else 2
+            classes.append(f"--model.{short}={class_path(tables[short], name)}")
+        elif short in tables:
+            others.append(f"--model.{rest[position][2:]}")
+            position += 1
+        elif option in ("-c", "--config"):
+            name = value if equals else (rest[position + 1] if takes_value else "")
+            position += 1 if equals else 2
+            configs.append(f"--config={read_config(name, tables)}")
+        else:
+            others.append(rest[position])
+            position += 1
+    # A class must be named before its options, and a file is overridden by what is typed.
+    return [*command, *configs, *classes, *others]
+
+
+def class_path(table: Registry[Any], name: str) -> str:
+    """Return the class path that `name` stands for in `table`."""
+    if not name:
+        raise ValueError(f"--{table.kind} needs a name; available: {', '.join(table.available())}")
+    cls = table.resolve(name)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def read_config(name: str, tables: Mapping[str, Registry[Any]]) -> str:
+    """Return the text of a config, a file or a packaged one by name, with registry names resolved."""
+    path = Path(name)
+    if path.is_file():
+        text = path.read_text(encoding="utf-8")
+    elif name in packaged_configs():
+        text = resources.files(CONFIGS).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    elif "\n" in name or ":" in name:
+        text = name
+    else:
+        close = nearest(name, packaged_configs())
+        hint = f"did you mean {close!r}? " if close else ""
+        raise FileNotFoundError(f"no config file {name!r}; {hint}packaged configs: {', '.join(packaged_configs())}")
+    try:
+        content = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"config {name!r} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"config {name!r} must be a mapping of options, got {type(content).__name__}")
+    return dump(resolve_names(content, tables))
+
+
+def resolve_names(content: dict[str, Any], tables: Mapping[str, Registry[Any]]) -> dict[str, Any]:
+    """Move `loss` and `objective` below `model` and replace registry names by class paths."""
+    resolved = dict(content)
+    model = dict(resolved.get("model") or {})
+    for short, table in tables.items():
+        given = resolved.pop(short, None) or model.get(short)
+        if isinstance(given, str):
+            model[short] = {"class_path": class_path(table, given)}
+        elif isinstance(given, dict) and "class_path" in given:
+            model[short] = {**given, "class_path": class_path(table, str(given["class_path"]))}
+        elif given is not None:
+            model[short] = given
+    if model:
+        resolved["model"] = model
+    return resolved
+
+
+def from_checkpoint(path: str) -> tuple[str, list[str]]:
+    """Return the config that a checkpoint was trained with, and lines saying what is restored.
+
+    It goes before everything else on the command line, so that whatever is typed overrides it.
+    """
+    import torch
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no checkpoint {path!r}; give the path of a .ckpt file written by `recsys-topk fit`")
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    model = dict(content.get("hyper_parameters") or {})
+    if "stages" not in model:
+        raise ValueError(f"{path!r} was not written by `recsys-topk fit`: it describes no cascade")
+    model.pop("schema", None)
+    data = dict(content.get("datamodule_hyper_parameters") or {})
+    stages = ", ".join(f"{stage['name']} ({stage['kind']}, {stage['quota']})" for stage in model["stages"])
+    lines = [
+        f"restored from {path}:",
+        f"  loss       {_short(model['loss'])}",
+        f"  objective  {_short(model['objective'])}",
+        f"  stages     {stages}",
+    ]
+    if data:
+        shown = ", ".join(f"{name}={value}" for name, value in data.items() if isinstance(value, (int, str, float)))
+        lines.append(f"  data       {shown}")
+    return dump({"model": model, **({"data": data} if data else {})}), lines
+
+
+def _short(spec: Mapping[str, Any]) -> str:
+    left_out = ("positive_above", "reduction", "validate")  # the framework's business
+    given = {name: value for name, value in spec["init_args"].items() if name not in left_out and value is not None}
+    arguments = ", ".join(f"{name}={value}" for name, value in given.items())
+    return f"{str(spec['class_path']).rpartition('.')[2]}({arguments})"
+
+
+def dump(content: Mapping[str, Any]) -> str:
+    """Return a config as YAML text that cannot be mistaken for a file name."""
+    return "\n" + yaml.safe_dump(dict(content), sort_keys=False)
+
+
+def option_value(arguments: Sequence[str], option: str) -> str | None:
+    """Return the value given to `option`, as `--option value` or `--option=value`, or None."""
+    for position, argument in enumerate(arguments):
+        if argument == option and position + 1 < len(arguments):
+            return arguments[position + 1]
+        if argument.startswith(f"{option}="):
+            return argument.partition("=")[2]
+    return None

@@ -1,0 +1,1 @@
+"""Configs that come with the package; `--config NAME` takes them by name."""

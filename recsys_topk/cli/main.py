@@ -1,0 +1,83 @@
+"""The entry point: a static table of commands, so that help needs no import of torch."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from recsys_topk import __version__
+from recsys_topk.cli.console import echo, warn
+from recsys_topk.registry import nearest
+
+# name -> (module with `main(argv) -> int`, what it does). The modules are imported when the command is run.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "fit": ("recsys_topk.cli.training", "train a cascade"),
+    "validate": ("recsys_topk.cli.training", "measure a checkpoint on the validation day"),
+    "test": ("recsys_topk.cli.training", "measure a checkpoint on the test day"),
+    "predict": ("recsys_topk.cli.training", "write every candidate's scores, fate and rank as Parquet"),
+    "demo": ("recsys_topk.cli.demo", "simulate a small world, train and test a cascade on it"),
+    "simulate": ("recsys_topk.cli.simulate", "write a simulated world in the RecFlow layout"),
+    "prepare": ("recsys_topk.cli.prepare", "read RecFlow once into a memory-mapped Arrow cache"),
+    "bench": ("recsys_topk.cli.bench", "time operators, losses, data and training steps"),
+    "compare": ("recsys_topk.cli.compare", "train several losses on the same data and tell them apart"),
+    "losses": ("recsys_topk.cli.losses", "list the losses and operators"),
+    "doctor": ("recsys_topk.cli.doctor", "check the installation and say how to mend it"),
+}
+
+EXAMPLES = """examples:
+  recsys-topk fit --loss dftopk --loss.tau 1 --trainer.max_epochs 1
+  recsys-topk fit --loss listnet --data.root path/to/recflow --trainer.accelerator gpu
+  recsys-topk test --ckpt_path runs/dftopk-tau1-neg0-s42/checkpoints/last.ckpt
+  recsys-topk COMMAND --help"""
+
+
+def usage() -> str:
+    """Return the help text."""
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name.ljust(width)}  {text}" for name, (_, text) in COMMANDS.items()]
+    head = ["usage: recsys-topk [--help] [--version] COMMAND ...", ""]
+    purpose = ["Train recommender cascades so that the right set of items survives.", ""]
+    return "\n".join([*head, *purpose, "commands:", *lines, "", EXAMPLES])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status (0 = done, 1 = it failed, 2 = it was asked for wrongly)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        echo(usage())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        echo(f"recsys-topk {__version__}")
+        return 0
+    command = arguments[0]
+    if command not in COMMANDS:
+        close = nearest(command, COMMANDS)
+        hint = f"did you mean {close!r}? " if close else ""
+        warn(f"recsys-topk: unknown command {command!r}; {hint}commands: {', '.join(COMMANDS)}")
+        return 2
+    module_name = COMMANDS[command][0]
+    try:
+        module = importlib.import_module(module_name)
+        passed = arguments if module_name.endswith(".training") else arguments[1:]
+        return int(module.main(passed))
+    except KeyboardInterrupt:
+        warn("recsys-topk: interrupted")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        if os.environ.get("RECSYS_TOPK_DEBUG"):
+            raise
+        warn(f"recsys-topk: {describe(error)}")
+        return 2
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as one line, with the cure where an optional dependency is missing."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ImportError) and not str(error.name or "").startswith("recsys_topk"):
+        return f"{text}; run `recsys-topk doctor` to see what is missing and how to install it"
+    return text

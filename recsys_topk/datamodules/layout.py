@@ -1,0 +1,146 @@
+"""RecFlow's columns and sample groups: what the files call them, the ids they hold, and the labels a cascade gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from recsys_topk.datamodules.schema import Feature, Schema, Table
+
+SLOTS: Final = 10
+"""Places a sample group has in a list."""
+
+STAGES: Final = ("rerank_pos", "rerank_neg", "rank_pos", "rank_neg", "coarse_neg", "prerank_neg")
+"""The sample groups that `request_id_dict` holds besides `realshow`."""
+
+ORDERED_STAGES: Final = {"rerank_pos": "rerank_index", "rank_pos": "rank_index"}
+"""Groups whose items have a position, and the column of `all_stage` that holds it."""
+
+REQUEST_IDS: Final = ("user_id", "device_id", "gender", "age", "province")
+ITEM_IDS: Final = ("video_id", "author_id", "category_level_two", "category_level_one", "upload_type")
+CLOCK: Final = {"weekday": 9, "hour": 26, "minute": 62}
+"""Time features and the rows of their tables: 0 is padding, one row is spare."""
+
+UNSHIFTED: Final = {"category_level_one": 2}
+"""Fields stored as they are, with their padding id; every other id is stored plus one, and 0 is padding."""
+
+REQUEST_FEATURES: Final = (*CLOCK, *REQUEST_IDS)
+ITEM_FEATURES: Final = (*ITEM_IDS, *(f"upload_{unit}" for unit in CLOCK))
+HISTORY_FEATURES: Final = ITEM_IDS
+
+BEST_LABEL: Final = 30
+"""An ordered group's label is this minus the item's position."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A sample group of a layout: all its items get `label`, or `BEST_LABEL` minus their position if it is None."""
+
+    stage: str
+    label: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise ValueError(f"a group must be one of {', '.join(STAGES)}, got {self.stage!r}")
+        if self.label is None and self.stage not in ORDERED_STAGES:
+            raise ValueError(f"group {self.stage!r} has no positions in the data, so it needs a label")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which groups make up a list, best first, and which labels are positive.
+
+    Any number of groups works: a layout of your own is one more entry of `LAYOUTS`.
+
+    Attributes:
+        groups: The groups; each takes `SLOTS` columns of the list.
+        positive_above: Labels above this are positives.
+
+    Example:
+        >>> [group.stage for group in LAYOUTS["two-stage"].groups]
+        ['rank_pos', 'rank_neg', 'coarse_neg', 'prerank_neg']
+        >>> LAYOUTS["three-stage"].slots
+        50
+    """
+
+    groups: tuple[Group, ...]
+    positive_above: int
+
+    @property
+    def slots(self) -> int:
+        """Columns of a list before negatives are added."""
+        return SLOTS * len(self.groups)
+
+
+LAYOUTS: Final[Mapping[str, Layout]] = {
+    "two-stage": Layout(
+        (Group("rank_pos"), Group("rank_neg", 7), Group("coarse_neg", 6), Group("prerank_neg", 5)), positive_above=7
+    ),
+    "three-stage": Layout(
+        (
+            Group("rerank_pos"),
+            Group("rerank_neg", 8),
+            Group("rank_neg", 7),
+            Group("coarse_neg", 6),
+            Group("prerank_neg", 5),
+        ),
+        positive_above=8,
+    ),
+}
+
+
+def find_layout(name: str) -> Layout:
+    """Return the layout called `name`, or raise with the names there are."""
+    if name not in LAYOUTS:
+        raise ValueError(f"unknown layout {name!r}; available: {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]
+
+
+def largest_id(field: str, count: int) -> int:
+    """Return the largest raw id that `field` may hold when `id_cnt` says `count`.
+
+    Example:
+        >>> largest_id("user_id", 100), largest_id("category_level_one", 100)
+        (99, 101)
+    """
+    return count + 1 if field in UNSHIFTED else count - 1
+
+
+def padding_id(field: str) -> int:
+    """Return the id that stands for nothing in `field`."""
+    return UNSHIFTED.get(field, 0)
+
+
+def recflow_schema(counts: Mapping[str, int], layout: Layout) -> Schema:
+    """Return the schema of RecFlow batches.
+
+    Tables have count + 2 rows: ids 0..count-1 are stored as 1..count, 0 is padding, one row is spare. Time tables are
+    shared between the request and the upload of an item, id tables between items and histories.
+
+    Args:
+        counts: Distinct ids by field, as `read_counts` returns them.
+        layout: The groups of a list.
+
+    Example:
+        >>> counts = dict.fromkeys((*REQUEST_IDS, *ITEM_IDS), 5)
+        >>> schema = recflow_schema(counts, LAYOUTS["two-stage"])
+        >>> schema.table("category_level_one")
+        Table(name='category_level_one', rows=7, padding=2)
+        >>> schema.positive_above
+        7.0
+    """
+    fields = (*REQUEST_IDS, *ITEM_IDS)
+    return Schema(
+        tables=(
+            *(Table(field, counts[field] + 2, padding_id(field)) for field in fields),
+            *(Table(unit, rows) for unit, rows in CLOCK.items()),
+        ),
+        request=tuple(Feature(name, name) for name in REQUEST_FEATURES),
+        history=tuple(Feature(name, name) for name in HISTORY_FEATURES),
+        items=tuple(
+            Feature(name, name.removeprefix("upload_") if name not in ITEM_IDS else name) for name in ITEM_FEATURES
+        ),
+        groups=tuple(group.stage for group in layout.groups),
+        positive_above=float(layout.positive_above),
+    )

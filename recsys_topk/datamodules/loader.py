@@ -1,0 +1,198 @@
+"""Batches of days in order: shuffled within a day, shared among processes and workers, resumable at any batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from recsys_topk.datamodules.batches import BatchMaker, DayBatch
+from recsys_topk.datamodules.cache import PreparedDay
+
+Array = npt.NDArray[Any]
+
+_EPOCH_STEP: Final = 0x9E3779B97F4A7C1
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A batch of all processes together: positions `start` to `stop` of the day's order."""
+
+    day: int
+    start: int
+    stop: int
+
+
+def plan(sizes: Sequence[int], batch_size: int, processes: int) -> list[Slice]:
+    """Cut days into batches of `batch_size` for each process.
+
+    No batch spans two days, no request is dropped or repeated, and every process has the same number of batches with
+    at least one request each: a tail with fewer requests than processes joins the batch before it.
+
+    Args:
+        sizes: Requests of each day.
+        batch_size: Requests a batch and process.
+        processes: Number of processes.
+
+    Example:
+        >>> [(piece.start, piece.stop) for piece in plan([10], 4, 1)]
+        [(0, 4), (4, 8), (8, 10)]
+        >>> [(piece.start, piece.stop) for piece in plan([9], 2, 2)]
+        [(0, 4), (4, 9)]
+    """
+    slices = []
+    for day, size in enumerate(sizes):
+        if size < processes:
+            raise ValueError(f"day number {day} has {size} requests, too few for {processes} processes")
+        step = batch_size * processes
+        edges = [*range(0, size, step), size]
+        if len(edges) > 2 and edges[-1] - edges[-2] < processes:
+            del edges[-2]
+        slices += [Slice(day, start, stop) for start, stop in itertools.pairwise(edges)]
+    return slices
+
+
+class _Stream(IterableDataset[DayBatch]):
+    """The batches from one position of an epoch on; a worker makes every n-th of them."""
+
+    def __init__(self, loader: DayLoader, epoch: int, start: int) -> None:
+        self._loader = loader
+        self._epoch = epoch
+        self._start = start
+
+    def __iter__(self) -> Iterator[DayBatch]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return self._loader.batches(self._epoch, range(self._start + first, len(self._loader), step))
+
+
+class DayLoader:
+    """An iterable over batches that Lightning takes as a data loader.
+
+    Days come in the order given. Within a day the order is drawn from (seed, epoch, day), the same in every process,
+    of which each takes its share of every batch. With workers the batches and their order are the same as without.
+
+    It keeps count of the batches it handed out, so `state_dict` says where an interrupted epoch is to go on.
+
+    Args:
+        days: The days, in order.
+        maker: Makes the batches.
+        batch_size: Requests a batch and process.
+        seed: Seed of the order and of the negatives.
+        shuffle: Whether to shuffle within a day.
+        training: Whether these are training batches: their negatives differ from epoch to epoch.
+        rank: Number of this process.
+        processes: Number of processes.
+        num_workers: Worker processes that make batches; 0 = this process does.
+    """
+
+    def __init__(
+        self,
+        days: Sequence[PreparedDay],
+        maker: BatchMaker,
+        batch_size: int,
+        *,
+        seed: int = 42,
+        shuffle: bool = False,
+        training: bool = False,
+        rank: int = 0,
+        processes: int = 1,
+        num_workers: int = 0,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.days = tuple(days)
+        self.maker = maker
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.training = training
+        self.rank = rank
+        self.processes = processes
+        self.num_workers = num_workers
+        self.slices = plan([len(day) for day in days], batch_size, processes)
+        self.epoch = 0
+        self._given = 0
+        self._resume_at = 0
+
+    @property
+    def sampler(self) -> DayLoader:
+        """The object that Lightning tells the epoch: this one."""
+        return self
+
+    @property
+    def batch_sampler(self) -> DayLoader:
+        """Looked for by Lightning wherever there is a sampler."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next; a position loaded for another epoch is forgotten."""
+        if epoch != self.epoch:
+            self.epoch, self._given, self._resume_at = epoch, 0, 0
+
+    def __len__(self) -> int:
+        return len(self.slices)
+
+    def __iter__(self) -> Iterator[DayBatch]:
+        if self._given == len(self) and not self._resume_at:
+            self.epoch += 1
+        start, self._resume_at = self._resume_at, 0
+        self._given = start
+        stream = _Stream(self, self.epoch, start)
+        pin = torch.cuda.is_available()
+        for batch in DataLoader(stream, batch_size=None, num_workers=self.num_workers, pin_memory=pin):
+            self._given += 1
+            yield batch
+
+    def batches(self, epoch: int, numbers: range) -> Iterator[DayBatch]:
+        """Give the batches with some numbers of an epoch."""
+        draw_seed = (self.seed + (epoch + 1) * _EPOCH_STEP) % (1 << 62) if self.training else self.seed
+        order, ordered_day = np.empty(0, dtype=np.int64), -1
+        for number in numbers:
+            piece = self.slices[number]
+            day = self.days[piece.day]
+            if piece.day != ordered_day:
+                order, ordered_day = self._order(day, epoch), piece.day
+            rows = order[piece.start : piece.stop][self.rank :: self.processes]
+            yield self.maker.make(day, rows, draw_seed=draw_seed, training=self.training)
+
+    def _order(self, day: PreparedDay, epoch: int) -> Array:
+        if not self.shuffle:
+            return np.arange(len(day))
+        return np.random.default_rng([self.seed, epoch, int(day.day.replace("-", ""))]).permutation(len(day))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the epoch is: the day and the requests of it already given (day None = the epoch is over)."""
+        over = self._given == len(self)
+        piece = self.slices[min(self._given, len(self) - 1)]
+        return {
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "day": None if over else self.days[piece.day].day,
+            "offset": 0 if over else piece.start,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken: the next iteration begins with the batch that would have come next."""
+        if state["seed"] != self.seed:
+            raise ValueError(f"the state was saved with seed {state['seed']}, and this run has seed {self.seed}")
+        if state["day"] is None:
+            at = len(self)
+        else:
+            wanted = (state["day"], state["offset"])
+            starts = [(self.days[piece.day].day, piece.start) for piece in self.slices]
+            if wanted not in starts:
+                raise ValueError(
+                    f"the state stands at request {state['offset']} of day {state['day']}, where no batch begins now; "
+                    f"resume with the batch size, the number of processes and the days it was saved with"
+                )
+            at = starts.index(wanted)
+        self.epoch = state["epoch"]
+        self._given = at
+        self._resume_at = 0 if at == len(self) else at

@@ -1,0 +1,59 @@
+"""The streaming protocol: test on a day with what was learned before it, then train on it, day after day."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from recsys_topk.datamodules.loader import DayLoader
+    from recsys_topk.datamodules.recflow import RecFlowDataModule
+
+
+@dataclass(frozen=True)
+class StreamDay:
+    """One step of the protocol.
+
+    Attributes:
+        day: The date.
+        test: Batches of the day for evaluation, before anything was learned from it; None on the first day, which
+            nothing precedes.
+        train: Batches of the day for training.
+    """
+
+    day: str
+    test: DayLoader | None
+    train: DayLoader
+
+
+class DayStream:
+    """Iterate over days in order; each is tested first and trained on afterwards.
+
+    Args:
+        datamodule: Makes the loaders; its train, validation and test days, in order, are the stream.
+        begin: Day to begin with, for a stream that was interrupted; None = the first. The day before it counts as
+            learned, so that it is tested.
+
+    Example:
+        >>> for step in DayStream(datamodule):  # doctest: +SKIP
+        ...     if step.test is not None:
+        ...         trainer.test(model, step.test)
+        ...     trainer.fit(model, step.train)
+    """
+
+    def __init__(self, datamodule: RecFlowDataModule, begin: str | None = None) -> None:
+        self.datamodule = datamodule
+        self.days = tuple(sorted({*datamodule.days["train"], *datamodule.days["val"], *datamodule.days["test"]}))
+        if begin is not None and begin not in self.days:
+            raise ValueError(f"the stream holds {', '.join(self.days)}, and is to begin with {begin}")
+        self.begin = begin or self.days[0]
+
+    def __len__(self) -> int:
+        return len(self.days) - self.days.index(self.begin)
+
+    def __iter__(self) -> Iterator[StreamDay]:
+        for day in self.days[self.days.index(self.begin) :]:
+            self.datamodule.prepare_days([day])
+            test = None if day == self.days[0] else self.datamodule.loader([day], training=False)
+            yield StreamDay(day, test, self.datamodule.loader([day], training=True))

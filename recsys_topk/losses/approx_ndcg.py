@@ -1,0 +1,120 @@
+"""ApproxNDCG: one minus NDCG with ranks made of logistic functions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from recsys_topk.checks import check_positive
+from recsys_topk.dcg import Gain, check_gain, discount, normalised_gains
+from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.pairs import better_items, spans
+from recsys_topk.numerics import is_full, masked_mean
+from recsys_topk.operators.selection import kth_pair
+
+
+class _ApproximateRanks(torch.autograd.Function):
+    """sum over valid j of s((x_j - x_i) / tau) for the rows i; what is of size N^2 is recomputed in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, rows: Tensor, mask: Tensor, tau: float) -> Tensor:
+        ctx.save_for_backward(scores, rows, mask)
+        ctx.tau = tau
+        ranks = torch.empty_like(rows, dtype=scores.dtype)
+        for span in spans(scores, rows):
+            ranks[span] = _passed(scores, rows, mask, tau, span).sum(2)
+        return ranks
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        scores, rows, mask = ctx.saved_tensors
+        gradient = torch.empty_like(scores)
+        for span in spans(scores, rows):
+            p = _passed(scores, rows, mask, ctx.tau, span)
+            push = p * (1.0 - p) * upstream[span, :, None]
+            gradient[span] = push.sum(1).scatter_add(1, rows[span], -push.sum(2))
+        return gradient / ctx.tau, None, None, None
+
+
+def _passed(scores: Tensor, rows: Tensor, mask: Tensor, tau: float, span: slice) -> Tensor:
+    """Return how far item j has passed item i, s((x_j - x_i) / tau), (b, P, N); 0 where j is masked."""
+    x = scores[span]
+    p = torch.sigmoid((x[:, None, :] - x.gather(1, rows[span])[:, :, None]) / tau)
+    return p if is_full(mask) else p * mask[span, None, :]
+
+
+class ApproxNDCGLoss(RankingLoss):
+    """One minus NDCG in which the rank of an item is the sum of how far every other item has passed it.
+
+    L = 1 - sum_i G_i m_i / log2(1 + r_i), r_i = 1 + sum_{j != i} s((x_j - x_i) / tau), G = gain / ideal DCG@k,
+    s the logistic function. m_i = 1 without k; with k, m_i = p_i min(1, k / sum p), where p is the DFTopK membership of
+    the ranks, s((theta - r_i) / tau) with theta midway between the k-th and the next rank. The factor keeps the
+    membership from exceeding k and thereby 0 <= L <= 1: with p alone NDCG@k can exceed 1, and a loss below 0 cannot be
+    weighted by a learned variance.
+
+    Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(p N) time for p items with a gain (with k, for all
+    items), O(N) memory a list beyond a buffer of fixed size. Use it to optimise NDCG itself; tau must fit the scale of
+    the scores, since the gradient vanishes where they lie far apart.
+
+    Args:
+        tau: Temperature of the comparison.
+        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y (for labels such as RecFlow's 29..20).
+        k: Where NDCG is cut; None = nowhere.
+        positive_above: Lists without a label above this are left out.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> ApproxNDCGLoss(tau=0.1)(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor(0.3691)
+    """
+
+    name: ClassVar[str] = "approx_ndcg"
+    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
+    family: ClassVar[str] = "listwise"
+    cost: ClassVar[str] = "n^2"
+    paper: ClassVar[str] = "Qin et al. 2010, Information Retrieval 13(4)"
+
+    def __init__(
+        self,
+        tau: float = 1.0,
+        gain: Gain = "exponential",
+        *,
+        k: int | Literal["positives"] | None = None,
+        positive_above: float = 0.0,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        self.tau = check_positive("tau", tau)
+        self.gain = check_gain(gain)
+
+    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
+        """See `RankingLoss.per_list`."""
+        gains = normalised_gains(labels, self.gain, mask, k)
+        rows = better_items(gains > 0 if k is None else mask)
+        # An item passes itself by one half.
+        passed: Tensor = _ApproximateRanks.apply(scores, rows, mask, self.tau)  # type: ignore[no-untyped-call]
+        ranks = passed + 0.5
+        achieved = discount(ranks, scores.dtype) * gains.gather(1, rows)
+        if k is not None:
+            achieved = achieved * self._membership(ranks, k, scores.detach().gather(1, rows), mask.gather(1, rows))
+        return 1.0 - achieved.sum(-1)
+
+    def _membership(self, ranks: Tensor, k: int | Tensor, scores: Tensor, mask: Tensor) -> Tensor:
+        """Return m, (B, N). Which ranks are the k-th and the next is read off the scores, where ties are exact."""
+        count = mask.sum(-1)
+        wanted = torch.minimum(k if isinstance(k, Tensor) else torch.full_like(count, k), count)
+        proper = ((wanted > 0) & (wanted < count))[:, None]
+        if scores.shape[1] < 2:
+            return (wanted > 0).to(ranks.dtype)[:, None]
+        inner = torch.where(proper[:, 0], wanted, 1)
+        pair = kth_pair(torch.where(proper, scores, 0.0), inner, mask | ~proper)
+        kept, cut = (masked_mean(ranks, mask & (scores == boundary))[:, None] for boundary in pair)
+        p = torch.sigmoid((0.5 * (kept + cut) - ranks) / self.tau) * mask
+        p = p * (wanted[:, None] / p.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)).clamp_max(1.0)
+        return torch.where(proper, p, (wanted > 0).to(p.dtype)[:, None])

@@ -1,0 +1,54 @@
+"""Pointwise binary cross-entropy."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.positives import positive_items
+from recsys_topk.numerics import masked_mean
+
+
+class BCELoss(RankingLoss):
+    """Binary cross-entropy of every item on its own, scores as logits.
+
+    L = mean over valid items of log(1 + exp(x_i)) - y_i x_i, y_i = 1 for positive items.
+
+    Shapes: scores, labels and mask (B, N). Labels: binary. Cost: O(N). Use it when the scores must be calibrated
+    probabilities; it does not look at the order. As with every loss here, lists without a positive are left out.
+
+    Args:
+        k: If given, only the true top k are positive.
+        positive_above: Items with a label above this are positive.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> import torch
+        >>> BCELoss()(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor(1.0444)
+    """
+
+    name: ClassVar[str] = "bce"
+    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
+    family: ClassVar[str] = "pointwise"
+    cost: ClassVar[str] = "n"
+    paper: ClassVar[str] = "Cox 1958, JRSS B"
+
+    def __init__(
+        self,
+        *,
+        k: int | Literal["positives"] | None = None,
+        positive_above: float = 0.0,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+
+    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
+        """See `RankingLoss.per_list`."""
+        target = positive_items(labels, mask, k, self.positive_above).to(scores.dtype)
+        return masked_mean(F.binary_cross_entropy_with_logits(scores, target, reduction="none"), mask)

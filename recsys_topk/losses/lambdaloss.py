@@ -1,0 +1,151 @@
+"""LambdaLoss: NDCG-Loss1, NDCG-Loss2 and NDCG-Loss2++, also at k."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from recsys_topk.checks import check_positive
+from recsys_topk.dcg import Gain, LogBase, check_gain, discount, normalised_gains
+from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.lambdarank import cut_discount, swap_weight
+from recsys_topk.losses.pairs import LabelOrder, better_items, pairwise_logistic
+from recsys_topk.losses.ranknet import check_pairs
+from recsys_topk.numerics import is_full
+from recsys_topk.ordering import tie_ranks
+
+Variant = Literal["ndcg1", "ndcg2", "ndcg2pp"]
+
+
+def distance_weight(ranks: Tensor, rows: Tensor, k: int | Tensor | None) -> Callable[[slice], Tensor]:
+    """Return the function from a slice of lists to the weight of NDCG-Loss2, delta_ij, (b, P, N).
+
+    delta_ij = D(d) - D(d + 1) with d = abs(r_i - r_j); at k, pairs with a rank beyond k are divided by
+    1 - D(max(r_i, r_j)) (Jagerman et al. 2022).
+    """
+    first = ranks.gather(1, rows)
+
+    def weight(span: slice) -> Tensor:
+        a, b = first[span, :, None], ranks[span, None, :]
+        # Different items are half a rank apart at least; equal ones have equal gains, and any finite weight will do.
+        distance = (a - b).abs().clamp_min(0.5)
+        delta = discount(distance, ranks.dtype) - discount(distance + 1.0, ranks.dtype)
+        if k is None:
+            return delta
+        cut = k[span, None, None] if isinstance(k, Tensor) else k
+        worse = torch.maximum(a, b)
+        return torch.where(worse > cut, delta / (1.0 - discount(worse.clamp_min(1.5), ranks.dtype)), delta)
+
+    return weight
+
+
+class LambdaLoss(RankingLoss):
+    """The LambdaLoss framework's bounds of NDCG: pairwise logistic losses with weights from gains and ranks.
+
+    L = sum over pairs of w_ij log_b(1 + exp(-sigma (x_i - x_j))), with G = gain / ideal DCG@k, D(r) = 1 / log2(1 + r),
+    r the rank by score, and no gradient through w:
+
+    - ``ndcg1``: w_ij = G_i D(r_i), over all ordered pairs of valid items, i = j included (the 1 of a rank);
+    - ``ndcg2``: w_ij = (G_i - G_j) (D(d) - D(d + 1)), d = abs(r_i - r_j), over pairs with y_i > y_j;
+    - ``ndcg2pp``: mu times the weight of ``ndcg2`` plus LambdaRank's (G_i - G_j) abs(D(r_i) - D(r_j)).
+
+    At k, the ideal DCG and LambdaRank's D are cut at k, ``ndcg1`` takes items i ranked in the first k, and ``ndcg2``
+    divides the weight of pairs with a rank beyond k by 1 - D(max(r_i, r_j)) (Jagerman et al. 2022).
+
+    Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(p N) time for p items that are better than some
+    other, O(N) memory a list beyond a buffer of fixed size. Use it when NDCG@k is the goal; ``ndcg2pp`` is the paper's
+    best.
+
+    Args:
+        variant: ``"ndcg1"``, ``"ndcg2"`` or ``"ndcg2pp"``.
+        sigma: Steepness of the logistic function.
+        mu: Weight of the ``ndcg2`` part in ``ndcg2pp``.
+        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y (for labels such as RecFlow's 29..20).
+        log_base: Base of the loss's logarithm: ``"2"`` (the paper) or ``"e"``.
+        pairs: ``"sum"`` over the pairs of a list, or their ``"mean"``.
+        k: Where NDCG is cut; None = nowhere.
+        positive_above: Lists without a label above this are left out.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> LambdaLoss("ndcg2")(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor(0.8661)
+    """
+
+    name: ClassVar[str] = "lambdaloss"
+    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
+    family: ClassVar[str] = "pairwise"
+    cost: ClassVar[str] = "n^2"
+    paper: ClassVar[str] = "Wang et al. 2018, CIKM; at k: Jagerman et al. 2022, SIGIR"
+
+    def __init__(
+        self,
+        variant: Variant = "ndcg2pp",
+        sigma: float = 1.0,
+        mu: float = 10.0,
+        gain: Gain = "exponential",
+        log_base: LogBase = "2",
+        pairs: Literal["sum", "mean"] = "sum",
+        *,
+        k: int | Literal["positives"] | None = None,
+        positive_above: float = 0.0,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        if variant not in ("ndcg1", "ndcg2", "ndcg2pp"):
+            raise ValueError(f"variant must be 'ndcg1', 'ndcg2' or 'ndcg2pp', got {variant!r}")
+        if log_base not in ("2", "e"):
+            raise ValueError(f"log_base must be '2' or 'e', got {log_base!r}")
+        self.variant: Variant = variant
+        self.sigma = check_positive("sigma", sigma)
+        self.mu = check_positive("mu", mu)
+        self.gain = check_gain(gain)
+        self.log_base = log_base
+        self.pairs = check_pairs(pairs)
+
+    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
+        """See `RankingLoss.per_list`."""
+        gains = normalised_gains(labels, self.gain, mask, k)
+        ranks = tie_ranks(scores, labels, mask)
+        bound = self._all_pairs if self.variant == "ndcg1" else self._ordered_pairs
+        total, count = bound(scores, labels, mask, gains, ranks, k)
+        if self.log_base == "2":
+            total = total / math.log(2.0)
+        return total if self.pairs == "sum" else total / count.clamp_min(1)
+
+    def _all_pairs(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, gains: Tensor, ranks: Tensor, k: int | Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        weights = gains * cut_discount(ranks, k)
+        rows = better_items(weights > 0)
+        first = weights.gather(1, rows)
+        second = mask.to(weights.dtype)
+        full = is_full(mask)
+
+        def weight(span: slice) -> Tensor:
+            w = first[span, :, None]
+            return w if full else w * second[span, None, :]
+
+        return pairwise_logistic(scores, rows, weight, sigma=self.sigma), mask.sum(-1).square()
+
+    def _ordered_pairs(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, gains: Tensor, ranks: Tensor, k: int | Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        order = LabelOrder(labels, mask)
+        gain = order.differences(gains)
+        distance = distance_weight(ranks, order.rows, k)
+        swap = swap_weight(cut_discount(ranks, k), order.rows) if self.variant == "ndcg2pp" else None
+
+        def weight(span: slice) -> Tensor:
+            w = distance(span)
+            if swap is not None:
+                w = swap(span).add_(w, alpha=self.mu)
+            return w.mul_(gain(span))
+
+        return pairwise_logistic(scores, order.rows, weight, sigma=self.sigma), order.count()

@@ -1,0 +1,86 @@
+"""LambdaRank: pairs weighted by what swapping them would do to NDCG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from recsys_topk.checks import check_positive
+from recsys_topk.dcg import Gain, check_gain, discount, normalised_gains
+from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.pairs import LabelOrder, pairwise_logistic
+from recsys_topk.losses.ranknet import check_pairs
+from recsys_topk.ordering import tie_ranks
+
+
+def cut_discount(ranks: Tensor, k: int | Tensor | None) -> Tensor:
+    """Return D(r) = 1 / log2(1 + r), 0 beyond rank k, (B, N)."""
+    values = discount(ranks, ranks.dtype)
+    if k is None:
+        return values
+    return torch.where(ranks <= (k[:, None] if isinstance(k, Tensor) else k), values, 0.0)
+
+
+def swap_weight(discounts: Tensor, rows: Tensor) -> Callable[[slice], Tensor]:
+    """Return the function from a slice of lists to abs(D(r_i) - D(r_j)), (b, P, N)."""
+    first = discounts.gather(1, rows)
+    return lambda span: (first[span, :, None] - discounts[span, None, :]).abs()
+
+
+class LambdaRankLoss(RankingLoss):
+    """Pairwise logistic loss, each pair weighted by the change of NDCG@k if the two items swapped places.
+
+    L = sum over pairs with y_i > y_j of abs(G_i - G_j) abs(D(r_i) - D(r_j)) log(1 + exp(-sigma (x_i - x_j))), with
+    G = gain / ideal DCG@k, D(r) = 1 / log2(1 + r) (0 beyond k), r the rank by score. No gradient flows through the
+    weights. A pair counts if at least one of the two stands in the first k: that is what changes NDCG@k.
+
+    Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(p N) time for p items that are better than some
+    other, O(N) memory a list beyond a buffer of fixed size. Use it when NDCG@k is the goal and labels are grades.
+
+    Args:
+        sigma: Steepness of the logistic function.
+        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y (for labels such as RecFlow's 29..20).
+        pairs: ``"sum"`` over the pairs of a list, or their ``"mean"``.
+        k: Where NDCG is cut; None = nowhere.
+        positive_above: Lists without a label above this are left out.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> import torch
+        >>> LambdaRankLoss()(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor(0.5257)
+    """
+
+    name: ClassVar[str] = "lambdarank"
+    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
+    family: ClassVar[str] = "pairwise"
+    cost: ClassVar[str] = "n^2"
+    paper: ClassVar[str] = "Burges 2010, MSR-TR-2010-82"
+
+    def __init__(
+        self,
+        sigma: float = 1.0,
+        gain: Gain = "exponential",
+        pairs: Literal["sum", "mean"] = "sum",
+        *,
+        k: int | Literal["positives"] | None = None,
+        positive_above: float = 0.0,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        self.sigma = check_positive("sigma", sigma)
+        self.gain = check_gain(gain)
+        self.pairs = check_pairs(pairs)
+
+    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
+        """See `RankingLoss.per_list`."""
+        order = LabelOrder(labels, mask)
+        gain = order.differences(normalised_gains(labels, self.gain, mask, k))
+        swap = swap_weight(cut_discount(tie_ranks(scores, labels, mask), k), order.rows)
+        total = pairwise_logistic(scores, order.rows, lambda span: gain(span) * swap(span), sigma=self.sigma)
+        return total if self.pairs == "sum" else total / order.count().clamp_min(1)

@@ -1,0 +1,81 @@
+"""ListMLE: the likelihood of the labels' order under the Plackett-Luce model."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.pairs import with_gradient
+from recsys_topk.losses.positives import positive_items
+from recsys_topk.ordering import descending_order, tie_groups
+
+
+class ListMLELoss(RankingLoss):
+    """Negative log-likelihood of the order of the labels under the Plackett-Luce model of the scores.
+
+    L = sum over items i of log sum_{j: y_j <= y_i} exp(x_j) - x_i: each item must win against all that are labelled no
+    better. Items with the lowest label of their list have nothing below them and are no term of the sum. With distinct
+    labels this is the ListMLE of the paper; where labels tie, it is Breslow's form of the likelihood, which does not
+    depend on the order in which the items stand (the usual implementations order tied labels by position or at random).
+    With k, only the true top k are terms of the sum (top-k ListMLE, Xia et al. 2009).
+
+    Shapes: scores, labels and mask (B, N). Labels: graded, only their order matters. Cost: O(N log N). Use it when the
+    full order is known and labels hardly tie; long lists give large values, since terms are summed.
+
+    Args:
+        k: If given, only the order of the true top k counts.
+        positive_above: Lists without a label above this are left out.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> ListMLELoss()(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[2.0, 1.0, 0.0]]))
+        tensor(3.5345)
+    """
+
+    name: ClassVar[str] = "listmle"
+    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
+    family: ClassVar[str] = "listwise"
+    cost: ClassVar[str] = "n log n"
+    paper: ClassVar[str] = "Xia et al. 2008, ICML; top k: Xia et al. 2009, NeurIPS"
+
+    def __init__(
+        self,
+        *,
+        k: int | Literal["positives"] | None = None,
+        positive_above: float = 0.0,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+
+    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
+        """See `RankingLoss.per_list`."""
+        terms = mask & (labels > torch.where(mask, labels, math.inf).amin(-1, keepdim=True))
+        if k is not None:
+            terms = terms & positive_items(labels, mask, k, self.positive_above)
+        order = descending_order(labels, mask)
+        value, gradient = _plackett_luce(
+            torch.where(mask, scores.detach(), -math.inf).gather(1, order),
+            labels.gather(1, order),
+            terms.gather(1, order),
+        )
+        return with_gradient(scores, value, torch.zeros_like(gradient).scatter_(1, order, gradient))
+
+
+def _plackett_luce(x: Tensor, labels: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss, (B,), and its gradient, (B, N), of lists sorted by descending label, masked scores -inf.
+
+    With R_i the items labelled no better than i and c_i = logsumexp over R_i, L = sum of c_i - x_i over the terms, and
+    dL/dx_j = sum over terms i with j in R_i of exp(x_j - c_i), minus 1 if j is a term. Both are cumulative sums, taken
+    in logarithms so that nothing underflows.
+    """
+    first, last = tie_groups(labels[:, 1:] != labels[:, :-1])
+    rest = x.flip(-1).logcumsumexp(-1).flip(-1).gather(1, first)
+    value = torch.where(terms, rest - x, 0.0).sum(-1)
+    pressure = torch.where(terms, -rest, -math.inf).logcumsumexp(-1).gather(1, last)
+    return value, torch.exp(x + pressure) - terms.to(x.dtype)

@@ -1,0 +1,78 @@
+"""ListNet: cross-entropy between a distribution made of the labels and the softmax of the scores."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from recsys_topk.checks import check_positive
+from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.positives import positive_items
+from recsys_topk.losses.softmax import item_log_softmax
+from recsys_topk.numerics import is_full
+
+
+class ListNetLoss(RankingLoss):
+    """Cross-entropy between the labels' and the scores' probability of being first.
+
+    L = -sum_i q_i log softmax(x / tau)_i, with q = softmax(y / label_tau) (``target="softmax"``, the paper) or
+    q = y / sum(y) (``target="normalised"``), over valid items.
+
+    Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(N). A cheap and steady listwise loss. The softmax of
+    labels such as RecFlow's 29..20 puts nearly all mass on the first item: take ``normalised`` or a larger `label_tau`.
+
+    Args:
+        target: ``"softmax"`` or ``"normalised"``.
+        tau: Temperature of the scores.
+        label_tau: Temperature of the labels' softmax; ``"normalised"`` has none.
+        k: If given, only the true top k have mass in the target.
+        positive_above: Lists without a label above this are left out.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> ListNetLoss()(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor(1.4076)
+    """
+
+    name: ClassVar[str] = "listnet"
+    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
+    family: ClassVar[str] = "listwise"
+    cost: ClassVar[str] = "n"
+    paper: ClassVar[str] = "Cao et al. 2007, ICML"
+
+    def __init__(
+        self,
+        target: Literal["softmax", "normalised"] = "softmax",
+        tau: float = 1.0,
+        label_tau: float = 1.0,
+        *,
+        k: int | Literal["positives"] | None = None,
+        positive_above: float = 0.0,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        if target not in ("softmax", "normalised"):
+            raise ValueError(f"target must be 'softmax' or 'normalised', got {target!r}")
+        self.target = target
+        self.tau = check_positive("tau", tau)
+        self.label_tau = check_positive("label_tau", label_tau)
+
+    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
+        """See `RankingLoss.per_list`."""
+        admitted = mask if k is None else positive_items(labels, mask, k, self.positive_above)
+        x = scores if self.tau == 1.0 else scores / self.tau
+        return -(self._target(labels, admitted) * item_log_softmax(x, mask)).sum(-1)
+
+    def _target(self, labels: Tensor, admitted: Tensor) -> Tensor:
+        if self.target == "softmax":
+            y = labels / self.label_tau
+            if is_full(admitted):
+                return torch.softmax(y, -1)
+            # Not -inf: a list with k = 0 admits nothing, and its target is 0 and not NaN.
+            return torch.softmax(torch.where(admitted, y, torch.finfo(y.dtype).min), -1) * admitted
+        y = labels if is_full(admitted) else torch.where(admitted, labels, 0.0)
+        return y / y.sum(-1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny)

@@ -1,0 +1,150 @@
+"""Sums over pairs of a list in bounded memory: the engine of the pairwise losses.
+
+Losses over pairs need B N^2 terms, but never all of them at once. Here they are formed for a few lists at a time, and
+the gradient, which has a closed form, is summed in the same pass: nothing of size N^2 is kept for the backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from recsys_topk.checks import may_read
+from recsys_topk.numerics import is_full
+
+# How many pairs are formed at a time. About six such buffers live at once: on a CPU they should stay in the cache
+# (measured fastest), elsewhere and under compilation a chunk should be worth its kernel launches.
+PAIRS_IN_CACHE = 1 << 16
+PAIRS_AT_A_TIME = 1 << 21
+
+
+def spans(scores: Tensor, rows: Tensor) -> Iterator[slice]:
+    """Cut the lists of `scores`, (B, N), into slices of a bounded number of pairs with `rows`, (B, P)."""
+    lists, pairs = scores.shape[0], max(1, rows.shape[1] * scores.shape[1])
+    step = max(1, (PAIRS_IN_CACHE if may_read(scores) else PAIRS_AT_A_TIME) // pairs)
+    return (slice(start, min(start + step, lists)) for start in range(0, lists, step))
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return upstream[:, None] * gradient, None, None
+
+
+def with_gradient(scores: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    """Return `value`, (B,), with `gradient`, (B, N), as its derivative with respect to `scores`, (B, N).
+
+    For losses whose gradient is a by-product of their value. There is no second derivative.
+    """
+    result: Tensor = _WithGradient.apply(scores, value, gradient)  # type: ignore[no-untyped-call]
+    return result
+
+
+def better_items(candidate: Tensor) -> Tensor:
+    """Return indices, (B, P), that cover the `candidate` items of every list, those that can come first in a pair.
+
+    P is the largest number of candidates in a list, so that ten positives among a thousand items cost 10 N pairs a
+    list and not N^2. Where reading that number would wait for a device, P = N.
+
+    Args:
+        candidate: Boolean (B, N).
+    """
+    lists, n = candidate.shape
+    count = int(candidate.sum(-1).max()) if may_read(candidate) else n
+    # Gathering costs something: it pays when it saves a fair share of the pairs.
+    if 4 * count > 3 * n:
+        return torch.arange(n, device=candidate.device).expand(lists, n)
+    return candidate.to(torch.float32).topk(max(1, count), dim=-1, sorted=False).indices
+
+
+def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Tensor], *, sigma: float = 1.0) -> Tensor:
+    """Return sum over pairs of w_ij log(1 + exp(-sigma (x_i - x_j))) for each list, (B,).
+
+    The weights are constants: no gradient flows through them. With s the logistic function,
+    dL/dx_i = sigma (sum_j w_ji s(-sigma (x_j - x_i)) - sum_j w_ij s(-sigma (x_i - x_j))).
+
+    Args:
+        scores: (B, N).
+        rows: (B, P), the indices of the items i (see `better_items`); j runs over all items.
+        weight: For a slice of b lists, the weights w_ij >= 0, (b, P, N), 0 for what is not a pair.
+        sigma: Steepness.
+    """
+    x = scores.detach()
+    head = x.gather(1, rows)
+    wants_gradient = torch.is_grad_enabled() and scores.requires_grad
+    # Results go into tensors made beforehand: small ones made on the way would lie between the large buffers that are
+    # freed, and the allocator could not use the room again.
+    value, gradient = x.new_empty(x.shape[0]), torch.empty_like(x)
+    for span in spans(x, rows):
+        z = head[span, :, None] - x[span, None, :]
+        if sigma != 1.0:
+            z = z * sigma
+        w = weight(span)
+        value[span] = -(F.logsigmoid(z) * w).sum((1, 2))
+        if wants_gradient:
+            pull = torch.sigmoid(-z) * w
+            gradient[span] = pull.sum(1).scatter_add(1, rows[span], -pull.sum(2))
+    if not wants_gradient:
+        return value
+    return with_gradient(scores, value, gradient if sigma == 1.0 else gradient * sigma)
+
+
+class LabelOrder:
+    """The pairs of a list whose first item has the larger label, in the form that `pairwise_logistic` takes.
+
+    Args:
+        labels: (B, N).
+        mask: Boolean (B, N).
+        candidate: Boolean (B, N), which items may be the better of a pair; None = all.
+
+    Attributes:
+        rows: (B, P), indices that cover the items with something below them.
+    """
+
+    def __init__(self, labels: Tensor, mask: Tensor, candidate: Tensor | None = None) -> None:
+        lowest = (labels if is_full(mask) else torch.where(mask, labels, math.inf)).amin(-1, keepdim=True)
+        beats = mask & (labels > lowest)
+        self.candidate = beats if candidate is None else beats & candidate
+        self.mask = mask
+        self.rows = better_items(self.candidate)
+        self._labels = labels
+
+    def first(self, values: Tensor) -> Tensor:
+        """Return `values` of the items i, (B, P); -inf where the item cannot be the better of a pair."""
+        return torch.where(self.candidate, values, -math.inf).gather(1, self.rows)
+
+    def second(self, values: Tensor) -> Tensor:
+        """Return `values` of the items j, (B, N); +inf where masked."""
+        return values if is_full(self.mask) else torch.where(self.mask, values, math.inf)
+
+    def count(self) -> Tensor:
+        """Return the number of pairs of each list, (B,)."""
+        ascending = self.second(self._labels).sort(-1).values
+        below = torch.searchsorted(ascending, self.first(self._labels).contiguous())
+        return below.sum(-1)
+
+    def differences(self, values: Tensor) -> Callable[[slice], Tensor]:
+        """Return the function from a slice of lists to max(v_i - v_j, 0), (b, P, N).
+
+        For `values` that grow with the label this is the difference over the pairs and 0 elsewhere.
+        """
+        first, second = self.first(values), self.second(values)
+        return lambda span: (first[span, :, None] - second[span, None, :]).clamp_min(0.0)
+
+    def ones(self) -> Callable[[slice], Tensor]:
+        """Return the function from a slice of lists to 1 for each pair and 0 elsewhere, (b, P, N)."""
+        first, second = self.first(self._labels), self.second(self._labels)
+        return lambda span: (first[span, :, None] > second[span, None, :]).to(first.dtype)

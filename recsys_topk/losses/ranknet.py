@@ -1,0 +1,86 @@
+"""RankNet: the logistic loss over pairs of items with different labels."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from recsys_topk.checks import check_positive
+from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.pairs import LabelOrder, pairwise_logistic
+from recsys_topk.losses.positives import positive_items
+
+Weighting = Literal["none", "label_difference", "squared_label_difference"]
+
+
+class RankNetLoss(RankingLoss):
+    """Logistic loss over the pairs of a list whose labels differ.
+
+    L = 1/P sum over pairs with y_i > y_j of w_ij log(1 + exp(-sigma (x_i - x_j))), P the number of those pairs.
+
+    Shapes: scores, labels and mask (B, N). Labels: graded, only their order matters unless weighted. Cost: O(p N) time
+    for p items that are better than some other, O(N) memory a list beyond a buffer of fixed size. Use it when the whole
+    order matters and labels are an order rather than a quantity. With binary labels it is the BPR loss.
+
+    Args:
+        sigma: Steepness of the logistic function.
+        weighting: w_ij = 1 (``"none"``), y_i - y_j (``"label_difference"``) or y_i^2 - y_j^2
+            (``"squared_label_difference"``).
+        pairs: ``"mean"`` over the pairs of a list, or their ``"sum"``, which lets long lists weigh more.
+        k: If given, only pairs whose better item is in the true top k count.
+        positive_above: Lists without a label above this are left out.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> import torch
+        >>> RankNetLoss()(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor(0.8133)
+    """
+
+    name: ClassVar[str] = "ranknet"
+    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
+    family: ClassVar[str] = "pairwise"
+    cost: ClassVar[str] = "n^2"
+    paper: ClassVar[str] = "Burges et al. 2005, ICML; Rendle et al. 2009, arXiv 1205.2618 (BPR)"
+
+    def __init__(
+        self,
+        sigma: float = 1.0,
+        weighting: Weighting = "none",
+        pairs: Literal["mean", "sum"] = "mean",
+        *,
+        k: int | Literal["positives"] | None = None,
+        positive_above: float = 0.0,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        if weighting not in ("none", "label_difference", "squared_label_difference"):
+            raise ValueError(
+                f"weighting must be 'none', 'label_difference' or 'squared_label_difference', got {weighting!r}"
+            )
+        self.sigma = check_positive("sigma", sigma)
+        self.weighting = weighting
+        self.pairs = check_pairs(pairs)
+
+    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
+        """See `RankingLoss.per_list`."""
+        candidate = None if k is None else positive_items(labels, mask, k, self.positive_above)
+        order = LabelOrder(labels, mask, candidate)
+        if self.weighting == "none":
+            weight = order.ones()
+        else:
+            weight = order.differences(labels if self.weighting == "label_difference" else labels.square())
+        total = pairwise_logistic(scores, order.rows, weight, sigma=self.sigma)
+        return total if self.pairs == "sum" else total / order.count().clamp_min(1)
+
+
+def check_pairs(pairs: str) -> Literal["mean", "sum"]:
+    """Return `pairs`, or raise unless it is 'mean' or 'sum'."""
+    if pairs == "mean":
+        return "mean"
+    if pairs == "sum":
+        return "sum"
+    raise ValueError(f"pairs must be 'mean' or 'sum', got {pairs!r}")

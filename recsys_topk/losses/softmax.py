@@ -1,0 +1,82 @@
+"""Softmax cross-entropy over the items of a list (InfoNCE, sampled softmax)."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recsys_topk.checks import check_positive
+from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.positives import positive_items
+from recsys_topk.numerics import is_full
+
+
+def item_log_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    """Return log softmax over the valid items of each list, 0 where masked, (B, N); every list has a valid item."""
+    if is_full(mask):
+        return F.log_softmax(scores, -1)
+    return torch.where(mask, F.log_softmax(torch.where(mask, scores, -math.inf), -1), 0.0)
+
+
+class SoftmaxLoss(RankingLoss):
+    """Softmax cross-entropy: each positive against the rest of its list, mean over the positives.
+
+    L = mean over positives i of -log(exp(x_i / tau) / sum_{j in C_i} exp(x_j / tau)), where C_i is the whole list
+    (``against="all"``) or i and the negatives (``against="negatives"``, so that positives do not push one another
+    down).
+
+    Shapes: scores, labels and mask (B, N). Labels: binary. Cost: O(N). Use it for retrieval with sampled negatives; it
+    bounds NDCG over the whole list, and gives the hardest negatives the largest gradient the smaller tau is.
+
+    Args:
+        tau: Temperature.
+        against: ``"all"`` or ``"negatives"``.
+        k: If given, only the true top k are positive.
+        positive_above: Items with a label above this are positive.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> SoftmaxLoss()(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor(1.4076)
+    """
+
+    name: ClassVar[str] = "softmax"
+    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
+    family: ClassVar[str] = "listwise"
+    cost: ClassVar[str] = "n"
+    paper: ClassVar[str] = "Bruch et al. 2019, ICTIR; van den Oord et al. 2018, arXiv 1807.03748 (InfoNCE)"
+
+    def __init__(
+        self,
+        tau: float = 1.0,
+        against: Literal["all", "negatives"] = "all",
+        *,
+        k: int | Literal["positives"] | None = None,
+        positive_above: float = 0.0,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        if against not in ("all", "negatives"):
+            raise ValueError(f"against must be 'all' or 'negatives', got {against!r}")
+        self.tau = check_positive("tau", tau)
+        self.against = against
+
+    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
+        """See `RankingLoss.per_list`."""
+        positive = positive_items(labels, mask, k, self.positive_above)
+        x = scores if self.tau == 1.0 else scores / self.tau
+        if self.against == "all":
+            losses = -item_log_softmax(x, mask)
+        else:
+            # -log(exp(x_i) / (exp(x_i) + sum_neg exp(x_j))) = log(1 + exp(logsumexp_neg - x_i))
+            negative = mask & ~positive
+            some = negative.any(-1, keepdim=True)
+            rivals = torch.logsumexp(torch.where(negative, x, torch.where(some, -math.inf, x)), -1, keepdim=True)
+            losses = torch.where(some, -F.logsigmoid(x - rivals), 0.0)
+        return (losses * positive).sum(-1) / positive.sum(-1).clamp_min(1)

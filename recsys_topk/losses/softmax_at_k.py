@@ -1,0 +1,69 @@
+"""SoftmaxLoss@K: softmax cross-entropy weighted by whether an item has reached the top k."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from recsys_topk.checks import check_positive
+from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.positives import positive_items
+from recsys_topk.losses.softmax import item_log_softmax
+from recsys_topk.operators.selection import kth_pair
+
+
+class SoftmaxAtKLoss(RankingLoss):
+    """SL@K: the softmax loss of each positive, weighted by how surely it stands above the list's top-k quantile.
+
+    L = mean over positives i of s((x_i - beta) / tau_weight) log sum_j exp((x_j - x_i) / tau), with s the logistic
+    function and beta = x_[k], the k-th largest score, held constant (the paper fixes the quantile while it updates the
+    model). The gradient flows through the weight's x_i, as in the paper. -log NDCG@k is bounded by it up to constants.
+
+    Shapes: scores, labels and mask (B, N). Labels: binary. Cost: O(N). Use it for NDCG@k with sampled negatives, after
+    some training with `softmax`, as the paper does: a positive far below the quantile has next to no weight.
+
+    Args:
+        tau: Temperature of the softmax.
+        tau_weight: Temperature of the weight.
+        k: Where the quantile lies; required here or in the call.
+        positive_above: Items with a label above this are positive.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on NaN or infinity among valid scores.
+
+    Example:
+        >>> SoftmaxAtKLoss(k=2)(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor(0.7038)
+    """
+
+    name: ClassVar[str] = "softmax_at_k"
+    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
+    family: ClassVar[str] = "listwise"
+    cost: ClassVar[str] = "n"
+    requires_k: ClassVar[bool] = True
+    exact_gradient: ClassVar[bool] = False  # the quantile is held constant
+    paper: ClassVar[str] = "Yang et al. 2025, KDD, arXiv 2508.05673"
+
+    def __init__(
+        self,
+        tau: float = 1.0,
+        tau_weight: float = 1.0,
+        *,
+        k: int | Literal["positives"] | None = None,
+        positive_above: float = 0.0,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        self.tau = check_positive("tau", tau)
+        self.tau_weight = check_positive("tau_weight", tau_weight)
+
+    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
+        """See `RankingLoss.per_list`."""
+        assert k is not None
+        target = positive_items(labels, mask, None, self.positive_above).to(scores.dtype)
+        quantile = kth_pair(scores.detach(), k, mask)[0]
+        weight = torch.sigmoid((scores - quantile) / self.tau_weight) * target
+        losses = -item_log_softmax(scores / self.tau, mask) * weight
+        return losses.sum(-1) / target.sum(-1).clamp_min(1.0)

@@ -1,0 +1,34 @@
+"""Metrics of lists and cascades: `functional` needs torch only, the classes keep state with torchmetrics.
+
+The classes are imported on first use, so that `recsys_topk.metrics.functional` works without torchmetrics.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from recsys_topk.metrics.joint_recall import JointRecall
+    from recsys_topk.metrics.kendall import KendallTau
+    from recsys_topk.metrics.mean import ListMean
+    from recsys_topk.metrics.ndcg import NDCGAt
+    from recsys_topk.metrics.recall import RecallAt
+    from recsys_topk.metrics.selection_mass import SelectionMass
+
+__all__ = ["JointRecall", "KendallTau", "ListMean", "NDCGAt", "RecallAt", "SelectionMass"]
+
+_MODULES = {
+    "JointRecall": "joint_recall",
+    "KendallTau": "kendall",
+    "ListMean": "mean",
+    "NDCGAt": "ndcg",
+    "RecallAt": "recall",
+    "SelectionMass": "selection_mass",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,34 @@
+"""NDCG at k."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from recsys_topk.dcg import Gain, check_gain
+from recsys_topk.metrics.functional import ndcg_at
+from recsys_topk.metrics.mean import ListMean
+
+
+class NDCGAt(ListMean):
+    """NDCG@k; mean over the lists with a positive. See `recsys_topk.metrics.functional.ndcg_at`.
+
+    Args:
+        k: Where to cut; None = nowhere.
+        gain: ``"exponential"`` (2^y - 1) or ``"linear"`` (y).
+        positive_above: Only lists with a label above this are counted.
+
+    Example:
+        >>> import torch
+        >>> metric = NDCGAt(k=2)
+        >>> metric.update(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[0.0, 1.0, 0.0]]))
+        >>> metric.compute()
+        tensor(0.6309)
+    """
+
+    def __init__(self, k: int | None = None, gain: Gain = "exponential", positive_above: float = 0.0) -> None:
+        super().__init__()
+        self.k, self.gain, self.positive_above = k, check_gain(gain), positive_above
+
+    def update(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:
+        """Add a batch of lists: scores, labels and mask are (B, N)."""
+        self.add(*ndcg_at(scores, labels, mask, k=self.k, gain=self.gain, positive_above=self.positive_above))

@@ -1,0 +1,33 @@
+"""How many items a soft selection holds for each one it should."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from recsys_topk.metrics.functional import selection_mass
+from recsys_topk.metrics.mean import ListMean
+
+
+class SelectionMass(ListMean):
+    """sum(p) / k of an operator's membership; mean over lists. See `recsys_topk.metrics.functional.selection_mass`.
+
+    Args:
+        k: How many items were to be selected; capped at the valid items of a list.
+
+    Example:
+        >>> import torch
+        >>> metric = SelectionMass(k=2)
+        >>> metric.update(torch.tensor([[0.9, 0.8, 0.4, 0.1]]))
+        >>> metric.compute()
+        tensor(1.1000)
+    """
+
+    higher_is_better: bool | None = None
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = k
+
+    def update(self, p: Tensor, mask: Tensor | None = None) -> None:
+        """Add a batch of selections: p (membership) and mask are (B, N)."""
+        self.add(*selection_mass(p, mask, k=self.k))

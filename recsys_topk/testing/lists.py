@@ -1,0 +1,151 @@
+"""The lists that the contract suite tries, and ways to change a list that must not change the result."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+# What padding may hold without anybody noticing.
+JUNK_SCORES = (math.nan, math.inf, -math.inf, 1e30)
+JUNK_LABEL = 9.0
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A batch of lists to try.
+
+    Attributes:
+        scores: (B, N), any floating dtype.
+        labels: (B, N), finite and >= 0.
+        mask: Boolean (B, N).
+        k: How many items to select.
+
+    Example:
+        >>> lists = Lists(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), k=1)
+        >>> print(lists)
+        scores=[[0.0, 0.0]] (float32) labels=[[1.0, 1.0]] mask=[[1, 1]] k=1
+    """
+
+    scores: Tensor
+    labels: Tensor
+    mask: Tensor
+    k: int
+
+    def __str__(self) -> str:
+        if self.scores.numel() > 80:
+            return f"lists of shape {tuple(self.scores.shape)} ({self._dtype}) k={self.k}"
+        return (
+            f"scores={self.scores.tolist()} ({self._dtype}) labels={self.labels.tolist()} "
+            f"mask={self.mask.int().tolist()} k={self.k}"
+        )
+
+    @property
+    def _dtype(self) -> str:
+        return str(self.scores.dtype).removeprefix("torch.")
+
+    def to(self, dtype: torch.dtype) -> Lists:
+        """Return the same lists with scores of another dtype."""
+        return replace(self, scores=self.scores.to(dtype))
+
+    def with_scores(self, scores: Tensor) -> Lists:
+        """Return the same lists with other scores."""
+        return replace(self, scores=scores)
+
+    def rows(self, index: Tensor) -> Lists:
+        """Return some of the lists."""
+        return replace(self, scores=self.scores[index], labels=self.labels[index], mask=self.mask[index])
+
+    def columns(self, index: Tensor) -> Lists:
+        """Return every list with its items in another order."""
+        return replace(self, scores=self.scores[:, index], labels=self.labels[:, index], mask=self.mask[:, index])
+
+    def and_rows(self, scores: Tensor, labels: Tensor, mask: Tensor) -> Lists:
+        """Return these lists and others of the same length."""
+        return replace(
+            self,
+            scores=torch.cat([self.scores, scores.to(self.scores.dtype)]),
+            labels=torch.cat([self.labels, labels.to(self.labels.dtype)]),
+            mask=torch.cat([self.mask, mask]),
+        )
+
+    def with_junk(self, seed: int = 0) -> tuple[Lists, Tensor]:
+        """Return the lists with masked items strewn among the real ones, whose columns are returned too, (N,).
+
+        The real items keep their order, so that a rule that breaks ties by position sees the same list.
+        """
+        lists, n = self.scores.shape
+        junk = torch.tensor(JUNK_SCORES, dtype=self.scores.dtype).expand(lists, -1)
+        wide = replace(
+            self,
+            scores=torch.cat([self.scores, junk], 1),
+            labels=torch.cat([self.labels, torch.full_like(junk, JUNK_LABEL).to(self.labels.dtype)], 1),
+            mask=torch.cat([self.mask, torch.zeros_like(junk, dtype=torch.bool)], 1),
+        )
+        places = torch.randperm(n + len(JUNK_SCORES), generator=torch.Generator().manual_seed(seed))
+        real = places[:n].sort().values
+        return wide.columns(torch.cat([real, places[n:]]).argsort()), real
+
+    def shuffled(self, seed: int = 0) -> tuple[Lists, Tensor]:
+        """Return the lists with their items in another order, and that order, (N,)."""
+        order = torch.randperm(self.scores.shape[1], generator=torch.Generator().manual_seed(seed))
+        return self.columns(order), order
+
+
+def ordinary() -> Lists:
+    """Return 3 lists of 7 items with distinct scores, graded labels, positives everywhere and nothing masked."""
+    scores = torch.tensor(
+        [
+            [0.31, -1.20, 0.87, 1.92, -0.45, 0.05, -2.10],
+            [-0.73, 0.48, 1.11, -0.02, 2.35, -1.64, 0.66],
+            [1.50, 0.21, -0.38, 0.94, -0.91, 0.58, -0.17],
+        ],
+        dtype=torch.float64,
+    )
+    labels = torch.tensor([[2, 0, 1, 0, 3, 0, 0], [0, 1, 0, 0, 0, 1, 0], [0, 0, 4, 3, 2, 1, 0]], dtype=torch.float64)
+    return Lists(scores, labels, torch.ones_like(scores, dtype=torch.bool), k=3)
+
+
+def ragged() -> Lists:
+    """Return the ordinary lists with some items masked, in the middle too; every list still has items beyond k."""
+    full = ordinary()
+    mask = torch.tensor([[1, 1, 0, 1, 1, 0, 1], [1, 1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool)
+    return replace(full, mask=mask, k=2)
+
+
+def short() -> Lists:
+    """Return the ordinary lists cut to 4 items, for rules whose cost grows with the length (compilation)."""
+    return replace(ordinary().columns(torch.tensor([0, 2, 4, 5])), k=2)
+
+
+def short_ragged() -> Lists:
+    """Return the short lists with an item masked in each."""
+    mask = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1]], dtype=torch.bool)
+    return replace(short(), mask=mask, k=1)
+
+
+def tied() -> Lists:
+    """Return lists whose scores tie at the k-th place, elsewhere, and everywhere."""
+    scores = torch.tensor(
+        [[2.0, 1.0, 1.0, 1.0, 0.5, 0.5, -1.0], [0.0] * 7, [1.5, 1.5, 0.5, 0.5, 0.5, -0.5, -0.5]], dtype=torch.float64
+    )
+    return ordinary().with_scores(scores)
+
+
+def extreme() -> list[Lists]:
+    """Return float32 lists with scores of great size or spread."""
+    base = ordinary().to(torch.float32)
+    signs = torch.tensor([1.0, -1.0, 0.0, 1.0, -1.0, 0.5, -0.25])
+    return [base.with_scores(base.scores * 0 + signs * size) for size in (1e4, 1e30)] + [
+        base.with_scores(base.scores + 1e6),
+        base.with_scores(base.scores * 1e-30),
+    ]
+
+
+def distinct(lists: Lists) -> bool:
+    """Return whether no two valid scores of a list tie."""
+    tie = lists.scores[:, :, None] == lists.scores[:, None, :]
+    pair = lists.mask[:, :, None] & lists.mask[:, None, :] & ~torch.eye(lists.scores.shape[1], dtype=torch.bool)
+    return not bool((tie & pair).any())

@@ -1,0 +1,266 @@
+"""The rules that every operator keeps, as far as it declares them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.testing.comparison import LOOSE, gradient_of, require, require_finite, require_same
+from recsys_topk.testing.lists import Lists, distinct, extreme, ordinary, ragged, short, short_ragged, tied
+
+
+class OperatorSubject:
+    """An operator under test: builds it with the attributes a rule needs, and calls it.
+
+    Args:
+        target: An operator class, a function without arguments that returns an operator, or an operator.
+    """
+
+    def __init__(self, target: type[TopKOperator] | Callable[[], TopKOperator] | TopKOperator) -> None:
+        self.template = target if isinstance(target, TopKOperator) else target()
+        self.name = type(self.template).__name__
+
+    def build(self, **attributes: Any) -> TopKOperator:
+        """Return a fresh copy of the operator with some of its attributes set."""
+        operator = copy.deepcopy(self.template)
+        for name, value in attributes.items():
+            setattr(operator, name, value)
+        return operator
+
+    def __call__(self, lists: Lists, k: int | Tensor | None = None) -> tuple[SoftSelection, Tensor]:
+        """Return the selection and the gradient of a weighted sum of the membership."""
+        scores = lists.scores.clone().requires_grad_()
+        selection = self.build()(scores, lists.k if k is None else k, lists.mask)
+        # The weights depend on the labels alone, so that they move with the items.
+        weights = torch.cos(1.0 + lists.labels) * lists.mask
+        gradient = gradient_of(selection.p * weights.to(selection.p.dtype), scores)[0]
+        plain = SoftSelection(selection.log_p.detach(), selection.log_q.detach(), selection.mask)
+        return plain, gradient
+
+
+def masked_items_are_inert(subject: OperatorSubject, lists: Lists) -> None:
+    """Adding masked items changes nothing; they get p = 0, log q = 0 and no gradient, whatever they hold."""
+    wide, where = lists.with_junk()
+    selection, gradient = subject(lists)
+    padded, padded_gradient = subject(wide)
+    for given, result, slope in ((lists, selection, gradient), (wide, padded, padded_gradient)):
+        outside = ~given.mask
+        require(bool((result.p[outside] == 0).all()), "a masked item has a membership", given)
+        require(bool((result.log_q[outside] == 0).all()), "a masked item has log q != 0", given)
+        require(bool((slope[outside] == 0).all()), "a masked item got a gradient", given)
+    if subject.template.deterministic:
+        require_same(padded.p[:, where], selection.p, "masked items changed the membership", wide)
+        require_same(padded_gradient[:, where], gradient, "masked items changed the gradient", wide)
+
+
+def order_of_items_does_not_matter(subject: OperatorSubject, lists: Lists) -> None:
+    """Permuting the items of a list permutes membership and gradient."""
+    operator = subject.template
+    if not (operator.deterministic and operator.equivariant and (operator.tie_fair or distinct(lists))):
+        return
+    other, order = lists.shuffled()
+    (selection, gradient), (shuffled, shuffled_gradient) = subject(lists), subject(other)
+    require_same(shuffled.p, selection.p[:, order], "permuting the items changed the membership", lists)
+    require_same(shuffled.log_q, selection.log_q[:, order], "permuting the items changed log q", lists)
+    require_same(shuffled_gradient, gradient[:, order], "permuting the items changed the gradient", lists)
+
+
+def lists_do_not_influence_each_other(subject: OperatorSubject, lists: Lists) -> None:
+    """Each list alone has the membership and the gradient that it has in the batch."""
+    if not subject.template.deterministic:
+        return
+    selection, gradient = subject(lists)
+    for row in range(len(lists.scores)):
+        alone, alone_gradient = subject(lists.rows(torch.tensor([row])))
+        require_same(alone.p[0], selection.p[row], f"list {row} has another membership when it is alone", lists)
+        require_same(alone_gradient[0], gradient[row], f"list {row} has another gradient when it is alone", lists)
+
+
+def membership_is_a_probability(subject: OperatorSubject, lists: Lists) -> None:
+    """Membership lies in [0, 1], exp(log p) + exp(log q) = 1, and p sums to k where that is declared."""
+    selection, gradient = subject(lists)
+    wrong = bool((selection.log_p > 1e-6).any()) or bool((selection.log_q > 1e-6).any())
+    require(not wrong and not bool(selection.p.isnan().any()), f"p is not in [0, 1]: {selection.p.tolist()}", lists)
+    whole = selection.log_p.exp() + selection.log_q.exp()
+    require_same(whole, torch.ones_like(whole), "exp(log p) + exp(log q) is not 1", lists, LOOSE)
+    require_finite(gradient, "the gradient", lists)
+    if subject.template.sums_to_k:
+        wanted = lists.mask.sum(-1).clamp_max(lists.k)
+        require_same(selection.p.sum(-1), wanted, "the membership does not sum to k", lists, LOOSE)
+
+
+def nothing_or_all_is_exact(subject: OperatorSubject, lists: Lists) -> None:
+    """At k = 0 nothing is selected, at k >= the number of valid items all of them: exactly, and without a gradient."""
+    n = lists.scores.shape[1]
+    for k, expected in ((0, torch.zeros_like(lists.mask)), (n, lists.mask), (n + 5, lists.mask)):
+        selection, gradient = subject(lists, k)
+        require(torch.equal(selection.p.bool(), expected), f"k = {k} gave {selection.p.tolist()}", lists)
+        exact = torch.where(lists.mask & expected, -math.inf, 0.0)
+        require(bool((selection.log_q.double() == exact).all()), f"log q is not exact at k = {k}", lists)
+        require(bool((gradient == 0).all()), f"k = {k} gave a gradient", lists)
+
+
+def k_may_differ_from_list_to_list(subject: OperatorSubject, lists: Lists) -> None:
+    """One int and one int a list mean the same, and each list is cut at its own."""
+    if not subject.template.deterministic:
+        return
+    ks = torch.arange(len(lists.scores)) % (lists.scores.shape[1] + 2)
+    mixed, mixed_gradient = subject(lists, ks)
+    for row, k in enumerate(ks.tolist()):
+        alone, alone_gradient = subject(lists.rows(torch.tensor([row])), k)
+        require_same(mixed.p[row], alone.p[0], f"k = {k} as a tensor changed the membership of list {row}", lists)
+        require_same(mixed_gradient[row], alone_gradient[0], f"k = {k} as a tensor changed the gradient", lists)
+
+
+def ties_are_fair(subject: OperatorSubject, lists: Lists) -> None:
+    """Two calls agree to the last bit; equal scores get equal membership and share the gradient where declared."""
+    if not subject.template.deterministic:
+        return
+    (selection, gradient), (again, gradient_again) = subject(lists), subject(lists)
+    require(torch.equal(selection.p, again.p) and torch.equal(gradient, gradient_again), "two calls differ", lists)
+    if not subject.template.tie_fair or not lists.scores.numel():
+        return
+    equal = (lists.scores[:, :, None] == lists.scores[:, None, :]) & lists.mask[:, :, None] & lists.mask[:, None, :]
+    same_weight = lists.labels[:, :, None] == lists.labels[:, None, :]
+    for what, values, pairs in (("membership", selection.p, equal), ("gradient", gradient, equal & same_weight)):
+        worst = float(torch.where(pairs, (values[:, :, None] - values[:, None, :]).abs(), 0.0).max())
+        require(
+            worst <= 1e-9 * max(1.0, float(values.abs().max())), f"equal scores differ in {what}: {worst:.3g}", lists
+        )
+
+
+def inputs_are_left_alone(subject: OperatorSubject, lists: Lists) -> None:
+    """Neither the forward nor the backward pass writes into what it was given, with a mask or without one."""
+    for masked in (True, False):
+        scores = torch.where(lists.mask, lists.scores, 0.0).requires_grad_()
+        mask, before = lists.mask.clone(), scores.detach().clone()
+        gradient_of(subject.build()(scores, lists.k, mask if masked else None).p, scores)
+        same = torch.equal(mask, lists.mask) and torch.equal(scores.detach(), before)
+        require(same, "the call changed its input", lists)
+
+
+def half_precision_is_computed_in_float32(subject: OperatorSubject) -> None:
+    """float16, bfloat16 and autocast give the float32 result in float32; float64 stays float64."""
+    lists = ragged()
+    require(subject(lists)[0].log_p.dtype == torch.float64, "float64 scores did not give float64", lists)
+    for dtype in (torch.float16, torch.bfloat16):
+        half = lists.to(dtype)
+        selection, gradient = subject(half)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast, _ = subject(half)
+        for result in (selection, cast):
+            require(result.log_p.dtype == torch.float32, f"{dtype} scores gave {result.log_p.dtype}", half)
+            require(result.log_q.dtype == torch.float32, f"{dtype} scores gave {result.log_q.dtype}", half)
+        require_finite(gradient, "the gradient", half)
+        if subject.template.deterministic:
+            exact, _ = subject(half.to(torch.float32))
+            require_same(selection.p, exact.p, f"{dtype} scores were not computed in float32", half, LOOSE)
+            require_same(cast.p, exact.p, "autocast changed the membership", half, LOOSE)
+
+
+def validation_names_scores_that_are_not_finite(subject: OperatorSubject) -> None:
+    """validate=True raises a ValueError for NaN or infinity among valid scores, and lets padding be."""
+    lists = ragged()
+    for bad in (math.nan, math.inf, -math.inf):
+        subject.build(validate=True)(torch.where(lists.mask, lists.scores, bad), lists.k, lists.mask)
+        spoilt = lists.with_scores(lists.scores.masked_fill(torch.arange(7) == 4, bad))
+        try:
+            subject.build(validate=True)(spoilt.scores, spoilt.k, spoilt.mask)
+        except ValueError:
+            continue
+        require(False, f"validate=True did not raise a ValueError for a valid score of {bad}", spoilt)
+
+
+def the_gradient_is_that_of_the_value(subject: OperatorSubject) -> None:
+    """Finite differences in float64, away from ties (operators that declare exact_gradient = False are excused)."""
+    if not (subject.template.exact_gradient and subject.template.deterministic):
+        return
+    for lists in (ordinary(), ragged()):
+        operator = subject.build()
+
+        def membership(scores: Tensor, operator: TopKOperator = operator, lists: Lists = lists) -> Tensor:
+            p: Tensor = operator(scores, lists.k, lists.mask).p
+            return p
+
+        require(
+            torch.autograd.gradcheck(membership, (lists.scores.clone().requires_grad_(),), raise_exception=False),
+            "the gradient differs from finite differences",
+            lists,
+        )
+
+
+def compilation_changes_nothing(subject: OperatorSubject) -> None:
+    """torch.compile(fullgraph=True) gives the same membership and gradient."""
+    for lists, mask in ((short(), None), (short_ragged(), short_ragged().mask)):
+        torch.compiler.reset()
+        scores = lists.scores.clone().requires_grad_()
+        compiled = torch.compile(subject.build(), fullgraph=True, backend="aot_eager")
+        selection = compiled(scores, lists.k, mask)
+        gradient = gradient_of(selection.p * torch.cos(1.0 + lists.labels) * lists.mask, scores)[0]
+        if subject.template.deterministic:
+            plain, plain_gradient = subject(lists)
+            require_same(selection.p, plain.p, "compiling changed the membership", lists)
+            require_same(selection.log_q, plain.log_q, "compiling changed log q", lists)
+            require_same(gradient, plain_gradient, "compiling changed the gradient", lists)
+    torch.compiler.reset()
+
+
+def operators_can_be_stored(subject: OperatorSubject) -> None:
+    """Pickle and state_dict bring back an operator that gives the same numbers."""
+    lists, operator = ordinary(), subject.build()
+    pickled, loaded = pickle.loads(pickle.dumps(operator)), subject.build()
+    loaded.load_state_dict(operator.state_dict())
+    if subject.template.deterministic:
+        expected = operator(lists.scores, lists.k, lists.mask).p
+        for kind, other in (("pickled", pickled), ("state_dict", loaded)):
+            value = other(lists.scores, lists.k, lists.mask).p
+            require_same(value, expected, f"the {kind} operator gives another membership", lists)
+
+
+def great_scores_are_digested(subject: OperatorSubject) -> None:
+    """float32 scores of 1e4 and 1e30, far from 0 or very close together, give a membership and finite gradients."""
+    for lists in extreme():
+        selection, gradient = subject(lists)
+        require(not bool(selection.log_p.isnan().any() | selection.log_q.isnan().any()), "log p or log q is NaN", lists)
+        require(bool((selection.p <= 1 + 1e-5).all()), f"p is not in [0, 1]: {selection.p.tolist()}", lists)
+        require_finite(gradient, "the gradient", lists)
+
+
+def empty_batches_give_empty_selections(subject: OperatorSubject) -> None:
+    """No lists, no items, or lists without a valid item: nothing is selected, never an error."""
+    for lists, n in ((0, 5), (2, 0), (2, 1), (2, 5)):
+        scores, mask = torch.full((lists, n), math.nan, requires_grad=True), torch.zeros(lists, n, dtype=torch.bool)
+        given = Lists(scores.detach(), torch.zeros(lists, n), mask, k=1)
+        selection = subject.build()(scores, 1, mask)
+        require(selection.p.shape == (lists, n), f"the selection has shape {tuple(selection.p.shape)}", given)
+        require(bool((selection.p == 0).all()), "something was selected from nothing", given)
+        require(bool((gradient_of(selection.p, scores)[0] == 0).all()), "nothing got a gradient", given)
+
+
+ON_LISTS: tuple[Callable[[OperatorSubject, Lists], None], ...] = (
+    masked_items_are_inert,
+    order_of_items_does_not_matter,
+    lists_do_not_influence_each_other,
+    membership_is_a_probability,
+    nothing_or_all_is_exact,
+    k_may_differ_from_list_to_list,
+    ties_are_fair,
+    inputs_are_left_alone,
+)
+ONCE: tuple[Callable[[OperatorSubject], None], ...] = (
+    half_precision_is_computed_in_float32,
+    validation_names_scores_that_are_not_finite,
+    the_gradient_is_that_of_the_value,
+    compilation_changes_nothing,
+    operators_can_be_stored,
+    great_scores_are_digested,
+    empty_batches_give_empty_selections,
+)
+LISTS: tuple[Callable[[], Lists], ...] = (ordinary, ragged, tied)

@@ -1,0 +1,152 @@
+"""Objectives against loops over lists and items, written from the definitions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from recsys_topk.cascades.objectives.base import registry
+from recsys_topk.cascades.objectives.independent import IndependentObjective
+from recsys_topk.cascades.objectives.joint import JointObjective
+from recsys_topk.losses import DFTopKLoss
+from recsys_topk.spec import build, describe
+
+
+def lists(stages: int, seed: int = 0, size: int = 5, items: int = 9) -> tuple[list[Tensor], Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    scores = [torch.randn(size, items, generator=generator, dtype=torch.double) for _ in range(stages)]
+    labels = torch.randint(0, 6, (size, items), generator=generator).double()
+    mask = torch.rand(size, items, generator=generator) < 0.8
+    mask[:, :4] = True
+    labels[:, 0] = 5.0
+    return [x.requires_grad_() for x in scores], labels, mask
+
+
+def sigmoid(z: float) -> float:
+    return 1.0 / (1.0 + math.exp(-z))
+
+
+def brute_force_joint(
+    scores: list[Tensor], labels: Tensor, mask: Tensor, cuts: list[int], k: int, tau: float
+) -> tuple[list[float], float]:
+    """Per-stage terms and the joint term, one list and one item at a time."""
+    stage_terms: list[list[float]] = [[] for _ in scores]
+    joint_terms = []
+    for b in range(labels.shape[0]):
+        valid = [i for i in range(labels.shape[1]) if mask[b, i]]
+        boundary = sorted((float(labels[b, i]) for i in valid), reverse=True)[k - 1]
+        y = {i: float(labels[b, i] > 0 and labels[b, i] >= boundary) for i in valid}
+        if k >= len(valid) or sum(y.values()) == 0:
+            continue
+        memberships = []
+        for x, cut in zip(scores, cuts, strict=True):
+            ordered = sorted((float(x.detach()[b, i]) for i in valid), reverse=True)
+            theta = (ordered[cut - 1] + ordered[cut]) / 2
+            memberships.append({i: sigmoid((float(x.detach()[b, i]) - theta) / tau) for i in valid})
+        for terms, p in zip(stage_terms, memberships, strict=True):
+            terms.append(-sum(y[i] * math.log(p[i]) + (1 - y[i]) * math.log(1 - p[i]) for i in valid) / len(valid))
+        survival = {i: math.prod(p[i] for p in memberships) for i in valid}
+        joint_terms.append(
+            -sum(y[i] * math.log(survival[i]) + (1 - y[i]) * math.log(1 - survival[i]) for i in valid) / len(valid)
+        )
+    return [sum(terms) / len(terms) for terms in stage_terms], sum(joint_terms) / len(joint_terms)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_joint_equals_a_loop_for_any_number_of_stages(stages: int) -> None:
+    scores, labels, mask = lists(stages)
+    objective = JointObjective(DFTopKLoss(tau=0.7), stages).double()
+    output = objective(scores, labels, mask, quotas=[4] * stages, k=2)
+    terms, joint = brute_force_joint(scores, labels, mask, [2] * stages, 2, 0.7)
+    assert [output.terms[f"stage{m}"].item() for m in range(stages)] == pytest.approx(terms, abs=1e-12)
+    assert output.terms["joint"].item() == pytest.approx(joint, abs=1e-12)
+    assert output.total.item() == pytest.approx(0.5 * sum(terms) + joint, abs=1e-12)
+
+
+def test_joint_with_the_quotas_as_cuts() -> None:
+    scores, labels, mask = lists(2, seed=3)
+    mask[:] = True
+    objective = JointObjective(DFTopKLoss(), 2, weighting="fixed", stage_k="quota").double()
+    output = objective(scores, labels, mask, quotas=[5, 3], k=2)
+    terms, joint = brute_force_joint(scores, labels, mask, [5, 3], 2, 1.0)
+    assert output.total.item() == pytest.approx(sum(terms) + joint, abs=1e-12)
+
+
+def test_joint_gradient_by_finite_differences() -> None:
+    scores, labels, mask = lists(2, seed=1)
+    objective = JointObjective(DFTopKLoss(tau=0.5), 2).double()
+    assert torch.autograd.gradcheck(
+        lambda *x: objective(x, labels, mask, quotas=[4, 3], k=2).total, tuple(scores), atol=1e-6
+    )
+
+
+def test_learned_weights_follow_their_formula() -> None:
+    scores, labels, mask = lists(2)
+    objective = JointObjective(DFTopKLoss(), 2).double()
+    with torch.no_grad():
+        objective.weights.log_variance.copy_(torch.tensor([0.4, -1.3], dtype=torch.double))
+    output = objective(scores, labels, mask, quotas=[4, 3], k=2)
+    terms = [output.terms[f"stage{m}"].item() for m in range(2)]
+    expected = sum(t * math.exp(-w) / 2 + w / 2 for t, w in zip(terms, [0.4, -1.3], strict=True))
+    assert output.total.item() == pytest.approx(expected + output.terms["joint"].item(), abs=1e-12)
+
+
+def test_independent_is_the_sum_of_the_losses() -> None:
+    scores, labels, mask = lists(3)
+    loss = DFTopKLoss(tau=0.3)
+    output = IndependentObjective(loss, 3)(scores, labels, mask, quotas=[4, 4, 3], k=2)
+    assert output.total.item() == pytest.approx(sum(float(loss(x, labels, mask, k=2)) for x in scores), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["joint", "independent"])
+def test_extreme_scores_stay_finite(name: str) -> None:
+    scores, labels, mask = lists(2)
+    extreme = [(x.detach().float() * 1e4).requires_grad_() for x in scores]
+    output = registry.resolve(name)(DFTopKLoss(tau=0.01), 2)(extreme, labels.float(), mask, quotas=[4, 3], k=2)
+    output.total.backward()
+    assert torch.isfinite(output.total)
+    assert all(torch.isfinite(x.grad).all() for x in extreme)
+
+
+def test_lists_that_say_nothing_are_left_out() -> None:
+    scores, labels, mask = lists(2)
+    labels[1] = 0.0
+    mask[2, 2:] = False
+    kept = torch.tensor([0, 3, 4])
+    objective = JointObjective(DFTopKLoss(), 2).double()
+    whole = objective(scores, labels, mask, quotas=[4, 3], k=2)
+    part = objective([x[kept] for x in scores], labels[kept], mask[kept], quotas=[4, 3], k=2)
+    assert float(whole.total) == pytest.approx(float(part.total), abs=1e-12)
+    nothing = objective(scores, torch.zeros_like(labels), mask, quotas=[4, 3], k=2)
+    nothing.total.backward()
+    assert float(nothing.total) == 0.0
+    assert all(float(x.grad.abs().max()) == 0.0 for x in scores)
+
+
+def test_a_loss_without_operator_cannot_be_joint() -> None:
+    class NoOperator(DFTopKLoss):
+        name = "dftopk-without-operator-for-this-test"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.operator = None  # type: ignore[assignment]
+
+    with pytest.raises(ValueError, match="use --objective independent"):
+        JointObjective(NoOperator(), 2)
+
+
+def test_wrong_number_of_stages_is_named() -> None:
+    scores, labels, mask = lists(3)
+    with pytest.raises(ValueError, match="built for 2 stages and got 3 scores"):
+        JointObjective(DFTopKLoss(), 2)(scores, labels, mask, quotas=[4, 3, 2], k=2)
+
+
+def test_description_rebuilds_the_objective() -> None:
+    objective = JointObjective(DFTopKLoss(tau=3.0, k=5), 2, stage_k="quota", weighting="fixed")
+    loss = build(describe(objective.loss))
+    again = build(describe(objective, leave_out=("loss", "stages")), loss, 2)
+    assert isinstance(again, JointObjective)
+    assert (again.stage_k, again.weights.log_variance, again.loss.operator.tau, again.loss.k) == ("quota", None, 3.0, 5)

@@ -1,0 +1,64 @@
+"""The doctor's verdict on sets of versions, and its report on this installation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from recsys_topk.cli.doctor import check_versions
+
+GOOD = {
+    "torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "torchrec": "1.9.2", "torchmetrics": "1.9.0",
+    "lightning": "2.6.6", "jsonargparse": "4.53.0", "datasets": "5.2.0", "pyarrow": "26.0.1", "wandb": "0.31.0",
+    "tensordict": "0.15.3",
+}  # fmt: skip
+
+
+def wrong(found: dict[str, str | None], python: tuple[int, ...] = (3, 11, 7)) -> dict[str, str]:
+    return {check.part: check.cure for check in check_versions(found, python) if not check.fine}
+
+
+def test_the_locked_versions_fit() -> None:
+    assert wrong(GOOD) == {}
+
+
+def test_the_cuda_set_fits() -> None:
+    cuda = {**GOOD, "torch": "2.13.0", "fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": None}
+    assert wrong(cuda) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "part", "cure"),
+    [
+        ({"torchrec": None}, "torchrec", "pip install --no-deps torchrec==1.9.2"),
+        ({"torchmetrics": "1.0.3"}, "torchmetrics", "pip install --no-deps 'torchmetrics>=1.9,<2'"),
+        ({"torch": None}, "torch", "pip install --no-deps torch==2.13.0+cpu"),
+        ({"torch": "2.4.0+cpu"}, "torch", "torch==2.13.0+cpu"),
+        ({"fbgemm-gpu-cpu": None, "fbgemm-gpu": "1.8.0"}, "fbgemm-gpu-cpu", "pip uninstall -y fbgemm-gpu &&"),
+        ({"fbgemm-gpu": "1.8.0"}, "fbgemm", "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu"),
+        ({"lightning": "2.7.0"}, "lightning", "pip install 'lightning>=2.5,<2.7'"),
+        ({"datasets": None}, "datasets", "recsys-topk[train]"),
+    ],
+)
+def test_each_fault_is_found_with_its_cure(change: dict[str, str | None], part: str, cure: str) -> None:
+    found = wrong({**GOOD, **change})
+    assert list(found) == [part]
+    assert cure in found[part]
+
+
+def test_old_python() -> None:
+    assert "python" in wrong(GOOD, (3, 9, 1))
+
+
+def test_the_report_on_this_installation() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "recsys_topk", "doctor", "--json"], capture_output=True, text=True, check=False
+    )
+    report = json.loads(done.stdout)
+    parts = {check["part"]: check for check in report["checks"]}
+    assert done.returncode == 0, report
+    assert parts["embedding look-up"]["found"] == "works"
+    assert parts["torchrec"]["found"] == "1.9.2"

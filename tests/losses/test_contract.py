@@ -1,0 +1,39 @@
+"""Every registered loss keeps the contract: on the suite's own lists, and on lists drawn by hypothesis."""
+
+import pytest
+from hypothesis import given, settings
+
+from recsys_topk.losses import ApproxNDCGLoss, LambdaLoss, ListNetLoss, RankNetLoss, SoftmaxLoss, registry
+from recsys_topk.testing import check_loss
+from recsys_topk.testing.lists import ordinary, ragged, tied
+from recsys_topk.testing.loss_rules import LossSubject, the_gradient_is_that_of_the_value
+from tests.strategies import lists
+
+CLASSES = registry.classes()
+VARIANTS = {
+    "approx_ndcg linear": lambda: ApproxNDCGLoss(tau=0.3, gain="linear"),
+    "lambdaloss ndcg1": lambda: LambdaLoss("ndcg1", pairs="mean", log_base="e"),
+    "lambdaloss ndcg2": lambda: LambdaLoss("ndcg2", sigma=0.5, gain="linear"),
+    "listnet normalised": lambda: ListNetLoss(target="normalised", tau=0.5),
+    "ranknet by label": lambda: RankNetLoss(sigma=2.0, weighting="squared_label_difference", pairs="sum"),
+    "softmax against negatives": lambda: SoftmaxLoss(tau=0.7, against="negatives"),
+    "softmax of the positives' own number": lambda: SoftmaxLoss(k="positives"),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_loss_keeps_the_contract(name):
+    check_loss(CLASSES[name])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_options_keep_the_contract(name):
+    check_loss(VARIANTS[name], [ordinary(), ragged(), tied()])
+    the_gradient_is_that_of_the_value(LossSubject(VARIANTS[name]))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(drawn=lists())
+def test_every_loss_keeps_the_contract_on_drawn_lists(name, drawn):
+    check_loss(CLASSES[name], [drawn])

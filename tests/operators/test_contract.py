@@ -1,0 +1,23 @@
+"""Every registered operator keeps the contract: on the suite's own lists, and on lists drawn by hypothesis."""
+
+import pytest
+from hypothesis import given, settings
+
+from recsys_topk.operators import registry
+from recsys_topk.testing import check_operator
+from tests.strategies import lists
+
+CLASSES = registry.classes()
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_operator_keeps_the_contract(name):
+    check_operator(CLASSES[name])
+
+
+@pytest.mark.parametrize("tau", [0.05, 20.0])
+@pytest.mark.parametrize("name", CLASSES)
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(drawn=lists())
+def test_every_operator_keeps_the_contract_on_drawn_lists(name, tau, drawn):
+    check_operator(lambda: CLASSES[name](tau=tau), [drawn])
