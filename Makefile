@@ -9,7 +9,7 @@ TORCH := requirements/torch-cpu.txt
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra plot --extra dev --universal --python-version 3.10 --custom-compile-command "make lock"
-DEMO_DIR ?= runs/demo
+DEMO_DIR ?= runs
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint doctests lock clean

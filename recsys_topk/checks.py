@@ -88,4 +88,4 @@ def check_finite(scores: Tensor, mask: Tensor) -> None:
 
 def may_read(tensor: Tensor) -> bool:
     """Return whether reading `tensor` is free: real memory on the CPU, outside compilation and tracing."""
-    return tensor.device.type == "cpu" and is_plain(tensor)
+    return tensor.is_cpu and is_plain(tensor)

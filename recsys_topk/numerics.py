@@ -8,10 +8,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 LOG2 = math.log(2.0)
+_NOTHING = contextlib.nullcontext()
 
 
 def full_mask(scores: Tensor) -> Tensor:
@@ -40,14 +42,18 @@ def is_plain(x: Tensor) -> bool:
 
 def count_true(mask: Tensor) -> Tensor:
     """Return how many entries of each row of a boolean (B, N) tensor are true, (B,) int64."""
-    if mask.device.type != "cpu" or not is_plain(mask):
+    if not mask.is_cpu or not is_plain(mask):
         return mask.sum(-1)
-    rows, n = mask.shape
-    if rows == 1:
-        return torch.tensor([np.count_nonzero(mask.numpy())])
-    # The narrower the sum, the more bytes numpy adds at once: several times faster than torch on CPU.
-    narrow = np.uint16 if n < 2**16 else np.uint32
-    return torch.from_numpy(np.add.reduce(mask.numpy().view(np.uint8), 1, dtype=narrow).astype(np.int64))
+    return torch.from_numpy(count_rows(mask.numpy()))
+
+
+def count_rows(a: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return how many entries of each row are true: the narrower the sum, the more bytes numpy adds at once."""
+    if len(a) == 1:
+        return np.array([np.count_nonzero(a)])
+    narrow = np.uint16 if a.shape[1] < 2**16 else np.uint32
+    counts: npt.NDArray[np.int64] = np.add.reduce(a.view(np.uint8), 1, dtype=narrow).astype(np.int64)
+    return counts
 
 
 def fill_masked(x: Tensor, mask: Tensor, value: float) -> Tensor:
@@ -65,7 +71,7 @@ def fill_masked(x: Tensor, mask: Tensor, value: float) -> Tensor:
         >>> fill_masked(torch.tensor([[1.0, float("nan")]]), torch.tensor([[True, False]]), 0.0)
         tensor([[1., 0.]])
     """
-    if x.device.type != "cpu" or not is_plain(x):
+    if not x.is_cpu or not is_plain(x):
         return torch.where(mask, x, value)
     if x.requires_grad and torch.is_grad_enabled():
         filled: Tensor = _FillMasked.apply(x, mask, value)  # type: ignore[no-untyped-call]
@@ -100,9 +106,9 @@ def _fill_bits(x: Tensor, mask: Tensor, value: float) -> Tensor:
 
 def float32_island(device_type: str) -> AbstractContextManager[object]:
     """Return a context in which autocast is off, or a null context where it is off already."""
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
+    return _NOTHING
 
 
 def at_least_float32(x: Tensor) -> Tensor:

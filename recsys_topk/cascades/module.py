@@ -207,13 +207,13 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
 
 
 def _loss(loss: RankingLoss | Mapping[str, Any] | str, positive_above: float) -> RankingLoss:
-    """Return the loss; what counts as positive is the data's to say unless the loss was told."""
+    """Return the loss; what counts as positive is the data's to say unless the loss was told otherwise than 0."""
     if isinstance(loss, str):
         loss = losses.get(loss)
     elif isinstance(loss, Mapping):
         loss = build(loss)
     assert isinstance(loss, RankingLoss)
-    if "positive_above" not in loss._arguments:
+    if loss.positive_above == 0.0:
         loss.positive_above = positive_above
     return loss
 

@@ -144,7 +144,9 @@ def from_checkpoint(path: str) -> tuple[str, list[str]]:
 
 
 def _short(spec: Mapping[str, Any]) -> str:
-    arguments = ", ".join(f"{name}={value}" for name, value in spec["init_args"].items())
+    left_out = ("positive_above", "reduction", "validate")  # the framework's business
+    given = {name: value for name, value in spec["init_args"].items() if name not in left_out and value is not None}
+    arguments = ", ".join(f"{name}={value}" for name, value in given.items())
     return f"{str(spec['class_path']).rpartition('.')[2]}({arguments})"
 
 

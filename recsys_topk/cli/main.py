@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("recsys_topk.cli.simulate", "write a simulated world in the RecFlow layout"),
     "prepare": ("recsys_topk.cli.prepare", "read RecFlow once into a memory-mapped Arrow cache"),
     "bench": ("recsys_topk.cli.bench", "time operators, losses, data and training steps"),
+    "compare": ("recsys_topk.cli.compare", "train several losses on the same data and tell them apart"),
     "losses": ("recsys_topk.cli.losses", "list the losses and operators"),
     "doctor": ("recsys_topk.cli.doctor", "check the installation and say how to mend it"),
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.cache import PreparedDay
@@ -27,29 +29,34 @@ class DayBatch(CascadeBatch):
     """A batch that remembers where it came from, which is what adding negatives to it depends on.
 
     Attributes:
+        pool_rows: (M,) int64, the row of each pool item in the day's catalogue.
         day: The day of all its requests.
         draw_seed: Seed of its negatives.
         training: Whether it is a training batch.
     """
 
+    pool_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     day: str = ""
     draw_seed: int = 0
     training: bool = False
 
     def to(self, *args: Any, **kwargs: Any) -> DayBatch:
         """Move every tensor to a device (dtypes are kept)."""
-        return self.replace(**{name: getattr(self, name).to(*args, **kwargs) for name in _TENSORS})  # type: ignore[return-value]
+        return self._each(lambda tensor: tensor.to(*args, **kwargs))
 
     def pin_memory(self) -> DayBatch:
         """Pin every tensor, for asynchronous copies to a GPU."""
-        return self.replace(**{name: getattr(self, name).pin_memory() for name in _TENSORS})  # type: ignore[return-value]
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> DayBatch:
+        return replace(self, **{name: change(getattr(self, name)) for name in (*_TENSORS, "pool_rows")})  # type: ignore[arg-type]
 
     def plain(self) -> CascadeBatch:
         """Return the batch without its origin."""
         return CascadeBatch(**{name: getattr(self, name) for name in _TENSORS})
 
 
-_TENSORS = tuple(field.name for field in fields(CascadeBatch))
+_TENSORS = tuple(f.name for f in fields(CascadeBatch))
 
 
 class BatchMaker:
@@ -93,8 +100,8 @@ class BatchMaker:
             "request": request,
             "history": history,
             "history_length": length,
-            "item_id": day.catalogue["item_id"][pool],
-            "items": day.item_rows[pool].astype(np.int64),
+            "item_id": day.catalogue["item_id"].take(pool),
+            "items": day.item_rows.take(pool, axis=0).astype(np.int64),
             "candidates": candidates,
             "labels": labels,
             "mask": mask,
@@ -102,6 +109,7 @@ class BatchMaker:
         }
         return DayBatch(
             **{name: torch.from_numpy(array) for name, array in tensors.items()},
+            pool_rows=torch.from_numpy(day.first_rows.take(pool)),
             day=day.day,
             draw_seed=draw_seed,
             training=training,
@@ -113,7 +121,7 @@ class BatchMaker:
         labels = np.empty(item.shape, dtype=np.float32)
         for number, group in enumerate(self.layout.groups):
             here = slice(number * SLOTS, (number + 1) * SLOTS)
-            item[:, here] = requests[group.stage][rows]
+            item[:, here] = requests[group.stage].take(rows, axis=0)
             if group.label is None:
                 np.subtract(
                     BEST_LABEL, requests[ORDERED_STAGES[group.stage]][rows], out=labels[:, here], dtype=np.float32
@@ -128,9 +136,9 @@ class BatchMaker:
         if self._scratch.size < catalogue:
             self._scratch = np.empty(catalogue, dtype=np.int64)
         ordered = np.sort(item[mask].astype(np.int32))
-        pool = ordered[np.flatnonzero(np.diff(ordered, prepend=-1))]
+        pool = ordered[np.flatnonzero(np.diff(ordered, prepend=-1))].astype(np.int64)
         self._scratch[pool] = np.arange(pool.size)
-        candidates = self._scratch[np.where(mask, item, pool[0] if pool.size else 0)]
+        candidates = self._scratch.take(np.where(mask, item, pool[0] if pool.size else 0))
         return pool, candidates
 
     def _history(self, day: PreparedDay, rows: Array) -> tuple[Array, Array]:
@@ -139,7 +147,7 @@ class BatchMaker:
         full = day.requests["history_length"][rows].astype(np.int64)
         length = np.minimum(full, self.history_length)
         if self.history_length == stored.shape[1]:
-            view = stored[rows]
+            view = stored.take(rows, axis=0)
         else:
             columns = np.arange(self.history_length)
             newest = np.minimum((full - length)[:, None] + columns, stored.shape[1] - 1)

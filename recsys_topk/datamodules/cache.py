@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from recsys_topk.datamodules.folders import remove_partial, whole_folder
 from recsys_topk.datamodules.layout import HISTORY_FEATURES, ITEM_FEATURES, padding_id
+from recsys_topk.datamodules.rows import VARIANT
 from recsys_topk.datamodules.source import RecFlowFiles
 
 Array = npt.NDArray[Any]
@@ -140,6 +141,12 @@ class PreparedDay:
     def catalogue(self) -> dict[str, Array]:
         """The columns of the day's items, sorted by `item_id`."""
         return _read_table(self.folder / "items.arrow")
+
+    @cached_property
+    def first_rows(self) -> Array:
+        """(C,) int64, for each row of the catalogue the first row of the same item; its own but for variants."""
+        item_id = self.catalogue["item_id"]
+        return np.searchsorted(item_id[: np.searchsorted(item_id, VARIANT)], item_id % VARIANT)
 
     @cached_property
     def item_rows(self) -> Array:

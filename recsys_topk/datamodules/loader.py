@@ -126,6 +126,11 @@ class DayLoader:
         """The object that Lightning tells the epoch: this one."""
         return self
 
+    @property
+    def batch_sampler(self) -> DayLoader:
+        """Looked for by Lightning wherever there is a sampler."""
+        return self
+
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch comes next; a position loaded for another epoch is forgotten."""
         if epoch != self.epoch:

@@ -33,17 +33,15 @@ class Catalogue:
         self.item_id = item_id
         self.features = features
         self.count = count
-        self._place = torch.empty(item_id.numel(), dtype=torch.int64, device=item_id.device)
+        self._place = torch.empty(item_id.numel() + 1, dtype=torch.int64, device=item_id.device)
         self._slots: Tensor | None = None
 
     @classmethod
     def of_day(cls, day: PreparedDay, device: torch.device | str = "cpu") -> Catalogue:
         """Return the items of a prepared day; an item with several rows of features has its first."""
-        item_id = day.catalogue["item_id"]
-        items = int(np.searchsorted(item_id, VARIANT))
-        base = np.searchsorted(item_id[:items], item_id % VARIANT)
-        count = np.bincount(base, weights=day.catalogue["count"], minlength=items).astype(np.int64)
-        columns = (item_id[:items].copy(), day.item_rows[:items], count)
+        items = int(day.first_rows.max(initial=-1)) + 1
+        count = np.bincount(day.first_rows, weights=day.catalogue["count"], minlength=items).astype(np.int64)
+        columns = (day.catalogue["item_id"][:items].copy(), day.item_rows[:items], count)
         return cls(*(torch.from_numpy(column).to(device) for column in columns))
 
     @property
@@ -71,20 +69,18 @@ class Catalogue:
             rows: (M,) the rows of its pool, from `rows`.
             drawn: Rows drawn.
         """
-        place, device = self._place, self.item_id.device
-        size, pool = self.item_id.numel(), batch.item_id.numel()
+        size, pool, device = self.item_id.numel(), batch.item_id.numel(), self.item_id.device
         # A pool item that is a variant does not stand for the item that is drawn, whose features are its first.
-        pooled = (batch.item_id < VARIANT).nonzero().squeeze(1)
-        pooled_rows = rows[pooled]
+        pooled = torch.where(batch.item_id < VARIANT, rows, size)
         fresh = torch.zeros(size + 1, dtype=torch.bool, device=device)
         fresh.index_fill_(0, torch.where(drawn.mask, drawn.items, size).view(-1), True)
-        fresh.index_fill_(0, pooled_rows, False)
+        fresh.index_fill_(0, pooled, False)
         new = fresh[:size].nonzero().squeeze(1)
-        place[pooled_rows] = pooled
-        place[new] = torch.arange(pool, pool + new.numel(), device=device)
+        place = self._place.scatter_(0, pooled, torch.arange(pool, device=device))
+        place.scatter_(0, new, torch.arange(pool, pool + new.numel(), device=device))
         grown = batch.replace(
-            item_id=torch.cat([batch.item_id, self.item_id[new]]),
-            items=torch.cat([batch.items, self.features[new].to(batch.items.dtype)]),
+            item_id=torch.cat([batch.item_id, self.item_id.take(new)]),
+            items=torch.cat([batch.items, self.features.index_select(0, new).to(batch.items.dtype)]),
         )
         return grown, torch.where(drawn.mask, place.take(drawn.items), 0)
 
@@ -112,6 +108,7 @@ def expand(
     group: int,
     source: NegativeSource = "uniform",
     catalogue: Catalogue | None = None,
+    pool_rows: Tensor | None = None,
 ) -> Expansion:
     """Append `number` sampled negatives to every list: columns of indices, no copies of features.
 
@@ -127,6 +124,7 @@ def expand(
         source: ``"in_batch"`` (items of the other lists, as often as they occur there), ``"uniform"`` over the
             catalogue, or ``"popularity"`` (in proportion to the slots an item has on that day).
         catalogue: The items of the batch's day; not needed for ``"in_batch"``.
+        pool_rows: (M,) the row of each pool item in the catalogue, if known; None = look it up by item id.
 
     Returns:
         The batch with (B, N + n) lists; sampled candidates have label 0.
@@ -139,7 +137,7 @@ def expand(
     elif catalogue is None:
         raise ValueError(f"{source!r} negatives are drawn from a catalogue, and none was given")
     elif source in ("uniform", "popularity"):
-        rows = catalogue.rows(batch.item_id)
+        rows = catalogue.rows(batch.item_id) if pool_rows is None else pool_rows
         own = rows.take(batch.candidates)
         drawn = draw_distinct(
             catalogue.uniform if source == "uniform" else catalogue.popular, keys, own, batch.mask, number

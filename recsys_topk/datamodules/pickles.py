@@ -6,7 +6,8 @@ import gc
 import io
 import pickle
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ def _encode(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"bytes encoded as {encoding!r}; only latin1 occurs in pickles of arrays")
     return text.encode("latin1")
+
+
+def _empty_bytes() -> bytes:
+    """Stand in for `bytes`, by which protocols 0 to 2 write the content of an empty array."""
+    return b""
 
 
 def _empty_tuple() -> tuple[()]:
@@ -70,6 +76,7 @@ _ADMITTED: dict[tuple[str, str], Any] = {
     ("collections", "defaultdict"): defaultdict,
     ("numpy", "dtype"): np.dtype,
     ("numpy", "ndarray"): StoredArray,
+    **{(module, "bytes"): _empty_bytes for module in ("builtins", "__builtin__")},
     **{
         (module, kind.__name__): kind
         for module in ("builtins", "__builtin__")
@@ -86,6 +93,18 @@ _ADMITTED: dict[tuple[str, str], Any] = {
     },
 }
 _FACTORIES = ("defaultdict_tuple", "defaultdict_str")
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the garbage collector from running: a day's pickles are a million containers and no cycle among them."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class _RestrictedUnpickler(pickle.Unpickler):
@@ -127,16 +146,6 @@ def load_pickle(path: Path) -> Any:
         >>> load_pickle(path)
         {'user_id': 3}
     """
-    collecting = gc.isenabled()
-    gc.disable()  # a million containers and no cycles: collecting while they are made doubles the time
-    try:
-        return _load(path)
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _load(path: Path) -> Any:
     with path.open("rb") as file:
         try:
             return _RestrictedUnpickler(file, path).load()

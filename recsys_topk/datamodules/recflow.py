@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,6 +75,28 @@ class RecFlowDataModule(LightningDataModule):  # type: ignore[misc]  # Lightning
         for name, value in {"train_negatives": train_negatives, "eval_negatives": eval_negatives}.items():
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
+        # In plain values, so that checkpoints hold what the model was trained on and load with weights_only=True.
+        self.save_hyperparameters(
+            {
+                "root": root,
+                "world": asdict(world),
+                "layout": layout,
+                "train_days": train_days,
+                "val_days": val_days,
+                "test_days": test_days,
+                "batch_size": batch_size,
+                "eval_batch_size": eval_batch_size,
+                "train_negatives": train_negatives,
+                "negative_source": negative_source,
+                "eval_negatives": eval_negatives,
+                "history_length": history_length,
+                "seed": seed,
+                "num_workers": num_workers,
+                "shuffle": shuffle,
+                "cache_dir": cache_dir,
+            },
+            logger=False,
+        )
         self.root = root
         self.world = world
         self.layout = find_layout(layout)
@@ -187,6 +210,7 @@ class RecFlowDataModule(LightningDataModule):  # type: ignore[misc]  # Lightning
             seed=batch.draw_seed,
             group=len(self.layout.groups),
             source=source,
+            pool_rows=batch.pool_rows,
             catalogue=None if source == "in_batch" else self._catalogue_of(batch.day, batch.items.device),
         )
         counts = self._counts.setdefault(batch.training, [torch.zeros_like(expansion.drawn)] * 2)
@@ -215,7 +239,8 @@ class RecFlowDataModule(LightningDataModule):  # type: ignore[misc]  # Lightning
 
     def _catalogue_of(self, day: str, device: torch.device) -> Catalogue:
         if self._catalogue is None or self._catalogue[:2] != (day, device):
-            self._catalogue = (day, device, Catalogue.of_day(self._day(day), device))
+            with torch.inference_mode(False):  # it outlives the evaluation that asks for it first
+                self._catalogue = (day, device, Catalogue.of_day(self._day(day), device))
         return self._catalogue[2]
 
     def _share(self) -> tuple[int, int]:

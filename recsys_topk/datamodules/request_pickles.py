@@ -144,15 +144,12 @@ def _joined(arrays: Sequence[Any], width: int, owner: Array, path: Path) -> tupl
     if not arrays:
         return np.empty(0, dtype=np.int64), np.empty((0, width), dtype=np.int64)
     if set(map(type, arrays)) == {StoredArray}:
-        states = [array.state for array in arrays]
-        dtype = states[0][2]
-        # One type, C order and no empty (0,) array: the bytes of all are the bytes of the whole.
-        if (
-            all(state[2] is dtype and not state[3] and state[1][1:] == (width,) for state in states)
-            and dtype.kind in "iu"
-        ):
-            rows = np.frombuffer(b"".join([state[4] for state in states]), dtype=dtype).reshape(-1, width)
-            return np.array([state[1][0] for state in states]), rows
+        _, shapes, dtypes, fortran, data = zip(*[array.state for array in arrays], strict=True)
+        dtype = dtypes[0]
+        # One type, C order and no array of another width: the bytes of all are the bytes of the whole.
+        one_type = dtypes.count(dtype) == len(dtypes) and dtype.kind in "iu" and not any(fortran)
+        if one_type and all(shape[1:] == (width,) for shape in set(shapes)):
+            return np.array([shape[0] for shape in shapes]), np.frombuffer(b"".join(data), dtype).reshape(-1, width)
     parts = [_checked(array, width, int(request), path) for array, request in zip(arrays, owner, strict=True)]
     return np.array([len(part) for part in parts]), np.concatenate(parts)
 

@@ -34,16 +34,17 @@ def intern_columns(parts: Sequence[Array], size: int) -> tuple[Array, list[Array
         ([[3, 5], [7, 1], [7, 2]], [1, 0, 1, 2], [0, 0, 1])
     """
     table = np.concatenate(parts, axis=1)
-    first = np.full(size, -1, dtype=np.int64)
-    first[table[0, ::-1]] = np.arange(table.shape[1])[::-1]
+    first = np.full(size, -1, dtype=np.int32)
+    first[table[0, ::-1]] = np.arange(table.shape[1], dtype=np.int32)[::-1]
     keys = np.flatnonzero(first >= 0)
-    distinct = table[:, first[keys]]
-    first[keys] = np.arange(keys.size)
-    number = first[table[0]]
+    chosen = first[keys]
+    distinct = table[:, chosen]
+    first[keys] = np.arange(keys.size, dtype=np.int32)
+    number = first.take(table[0])
     variant = np.zeros(keys.size, dtype=np.int64)
     differs = np.zeros(table.shape[1], dtype=bool)
-    for column, once in zip(table[1:], distinct[1:], strict=True):
-        differs |= column != once[number]
+    for word in _packed(table[1:]):
+        differs |= word != word[chosen].take(number)
     other = np.flatnonzero(differs)
     if other.size:
         more, inverse = np.unique(table[:, other], axis=1, return_inverse=True)
@@ -57,3 +58,19 @@ def intern_columns(parts: Sequence[Array], size: int) -> tuple[Array, list[Array
         distinct = np.concatenate([distinct, more[:, order]], axis=1)
         variant = np.concatenate([variant, run[order]])
     return distinct, np.split(number, np.cumsum([part.shape[1] for part in parts])[:-1]), variant
+
+
+def _packed(columns: Array) -> list[Array]:
+    """Return non-negative columns packed into as few int64 words as their bits take, for comparing rows."""
+    words: list[Array] = []
+    free = 0
+    for column in columns:
+        bits = int(column.max(initial=0)).bit_length()
+        if not words or bits > free:
+            words.append(column.astype(np.int64))
+            free = 63 - bits
+        else:
+            words[-1] <<= bits
+            words[-1] |= column
+            free -= bits
+    return words

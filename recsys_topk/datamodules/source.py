@@ -14,7 +14,7 @@ import numpy.typing as npt
 from recsys_topk.datamodules.all_stage import positions_of, read_all_stage
 from recsys_topk.datamodules.days import clock_ids
 from recsys_topk.datamodules.layout import CLOCK, ITEM_IDS, ORDERED_STAGES, REQUEST_IDS
-from recsys_topk.datamodules.pickles import FormatError, load_pickle
+from recsys_topk.datamodules.pickles import FormatError, load_pickle, no_collection
 from recsys_topk.datamodules.request_pickles import check_ids, narrow, read_histories, read_stages
 from recsys_topk.datamodules.rows import VARIANT
 
@@ -83,7 +83,8 @@ class RecFlowFiles:
 
     def read(self, day: str) -> DayColumns:
         """Read one day."""
-        return read_day(self.paths(day), self.counts)
+        with no_collection():
+            return read_day(self.paths(day), self.counts)
 
 
 def read_counts(path: Path) -> dict[str, int]:

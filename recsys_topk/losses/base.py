@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from recsys_topk.checks import check_finite, check_k, check_lists, may_read
 from recsys_topk.numerics import (
     at_least_float32,
+    count_rows,
     count_true,
     fill_masked,
     float32_island,
@@ -147,7 +148,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
             positive, positives = _positives(y, mask, self.positive_above)
             items = None if mask is None else count_true(mask)
             cut = self._cut(k, positives)
-            counted = positives > 0
+            proper = None
             if self.requires_k:
                 if cut is None:
                     raise ValueError(
@@ -155,14 +156,16 @@ class RankingLoss(Recorded, nn.Module, ABC):
                         f"pass k to the constructor, {type(self).__name__}(k=10), or to the call"
                     )
                 cut, proper = _cap(cut, x, items)
-                counted = counted if proper is None else counted & proper
-            everything = may_read(x) and bool(counted.all())
+            readable = may_read(x)
+            counted: Tensor | None = None
+            if proper is not None or not readable or not positives.numpy().all():
+                counted = positives > 0 if proper is None else (positives > 0) & proper
+                counted = None if readable and bool(counted.all()) else counted
             if x.numel() == 0 or (self.requires_k and x.shape[1] < 2):
                 losses = x.sum(-1) * 0.0
             else:
-                facts = ListFacts(positive, positives, items, None if everything else counted)
-                losses = self._lists(x, y, mask, cut, facts)
-            return self._reduce(losses, None if everything else counted, weights)
+                losses = self._lists(x, y, mask, cut, ListFacts(positive, positives, items, counted))
+            return self._reduce(losses, counted, weights)
 
     def _lists(
         self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts
@@ -226,8 +229,7 @@ def _positives(labels: Tensor, mask: Tensor | None, above: float) -> tuple[Tenso
     found = labels.detach().numpy() > above
     if mask is not None:
         found &= mask.numpy()
-    positive = torch.from_numpy(found)
-    return positive, count_true(positive)
+    return torch.from_numpy(found), torch.from_numpy(count_rows(found))
 
 
 def _cap(k: int | Tensor, scores: Tensor, items: Tensor | None) -> tuple[int | Tensor, Tensor | None]:

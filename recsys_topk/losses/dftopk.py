@@ -14,10 +14,13 @@ from recsys_topk.losses.base import ListFacts, Reduction
 from recsys_topk.losses.topk import TopKLoss, target_numpy
 from recsys_topk.numerics import fill_masked
 from recsys_topk.operators.dftopk import DFTopK
-from recsys_topk.operators.selection import Array, Bools, add_shared, pair_numpy
+from recsys_topk.operators.selection import Array, Bools, add_shared, pair_numpy, scratch
 
 # Up to this many items in the batch the number of calls decides, and beyond it the number of passes over memory.
 SHORT = 4096
+
+# Halves of rows shorter than this are not worth folding.
+FOLD_FROM = 64
 
 # By bytes an item: exp of anything lower is not a normal number, and takes some sixty times as long.
 LOWEST_EXPONENT = {4: -87.0, 8: -708.0}
@@ -103,24 +106,32 @@ class _FusedBCE(torch.autograd.Function):
             a[left_out] = 0.0
             target[left_out] = False
             ks = np.where(left_out, 1, ks)
-        kept, cut = pair_numpy(a, ks)
+        kept, cut = pair_numpy(a, ks, reuse=True)
         kept, cut = kept[:, None], cut[:, None]
-        terms = _short_terms if a.size <= SHORT else _long_terms
-        total, gradient = terms(a, cut + a.dtype.type(alpha) * (kept - cut), target, tau, ctx.needs_input_grad[0])
+        items = a.shape[1] if facts.items is None else np.maximum(facts.items.numpy(), 1).astype(a.dtype)
+        ctx.short = a.size <= SHORT
+        terms = _short_terms if ctx.short else _long_terms
+        with np.errstate(invalid="ignore", over="ignore"):  # of scores that are not finite
+            theta = cut + a.dtype.type(alpha) * (kept - cut)
+            total, gradient = terms(a, theta, target, tau, ctx.needs_input_grad[0])
         if gradient is not None:
-            through = gradient.sum(1, keepdims=True)
+            through = torch.from_numpy(gradient).sum(1, keepdim=True).numpy()
             add_shared(gradient, a, kept, through * a.dtype.type(-alpha))
             add_shared(gradient, a, cut, through * a.dtype.type(alpha - 1.0))
+            if ctx.short:
+                gradient /= items if isinstance(items, int) else items[:, None]
             ctx.save_for_backward(torch.from_numpy(gradient))
-        ctx.items = a.shape[1] if facts.items is None else facts.items.clamp_min(1).to(x.dtype)
-        losses: Tensor = torch.from_numpy(total) / ctx.items
-        return losses
+        total /= items
+        ctx.items = items
+        return torch.from_numpy(total)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * (grad / ctx.items).unsqueeze(1), None, None, None, None, None, None
+        if not ctx.short:  # a short one has been divided already
+            grad = grad / (ctx.items if isinstance(ctx.items, int) else torch.from_numpy(ctx.items))
+        return gradient * (grad if len(grad) == 1 else grad.unsqueeze(1)), None, None, None, None, None, None
 
 
 def _short_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradient: bool) -> tuple[Array, Array | None]:
@@ -128,32 +139,35 @@ def _short_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradien
     sign = (0.5 - target.astype(a.dtype)) * a.dtype.type(2.0 / tau)
     t = (a - theta) * sign
     e = np.exp(-np.abs(t))
-    total = (np.log1p(e) + np.maximum(t, 0)).sum(1)
+    total = np.add.reduce(np.log1p(e) + np.maximum(t, 0), 1)
     return total, sign * np.where(t >= 0, 1, e) / (1 + e) if with_gradient else None
 
 
 def _long_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradient: bool) -> tuple[Array, Array | None]:
     """Return what `_short_terms` returns: few passes, in place, in torch."""
-    sign = torch.rsub(torch.from_numpy(target.astype(a.dtype)), 1.0 / tau, alpha=2.0 / tau)
+    sign, e = (torch.from_numpy(buffer) for buffer in scratch(a, 2))
+    np.copyto(sign.numpy(), target)
+    torch.add(torch.tensor(1.0 / tau, dtype=sign.dtype), sign, alpha=-2.0 / tau, out=sign)
     t = torch.sub(torch.from_numpy(a), torch.from_numpy(theta)).mul_(sign)
-    e = torch.abs(t).neg_().clamp_min_(LOWEST_EXPONENT[a.dtype.itemsize]).exp_()
-    total = _sum_log1p(e).add_(torch.clamp_min(t, 0.0).sum(1)).numpy()
-    return total, t.sigmoid_().mul_(sign).numpy() if with_gradient else None
+    torch.abs(t, out=e).neg_().clamp_min_(LOWEST_EXPONENT[a.dtype.itemsize]).exp_()
+    total = _sum_log1p(e).add_(torch.clamp_min(t, 0.0, out=e).sum(1))
+    return total.numpy(), t.sigmoid_().mul_(sign).numpy() if with_gradient else None
 
 
 def _sum_log1p(e: Tensor) -> Tensor:
     """Return the sum of log(1 + e) over each row of e >= 0, (B,), destroying `e`.
 
-    (1 + a)(1 + b) = 1 + (a + b + a b): rows are folded three times before the logarithm, which thus runs on an
+    (1 + a)(1 + b) = 1 + (a + b + a b): long rows are folded three times before the logarithm, which thus runs on an
     eighth of the items. All terms are non-negative, so nothing cancels and tiny values keep their precision.
     """
     rest = torch.zeros(e.shape[0], dtype=e.dtype)
     for _ in range(3):
         half = e.shape[1] // 2
-        if half < 8:
+        if half < FOLD_FROM:
             break
         if e.shape[1] % 2:
             rest += torch.log1p(e[:, -1])
         left, right = e[:, :half], e[:, half : 2 * half]
-        e = torch.addcmul(right, left, right).add_(left)
+        torch.addcmul(right, left, right, out=right)
+        e = left.add_(right)
     return rest.add_(e.log1p_().sum(1))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import count_true, fill_masked, is_full, log1mexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.logistic import lowest_exponent
 from recsys_topk.operators.opaque import opaque
 from recsys_topk.operators.ordering import average_ties, sort_descending
 
@@ -134,23 +136,37 @@ def _centred(values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     return v, torch.where(valid, distance, math.inf)
 
 
-def _chunks(v: Tensor, k: Tensor, count: Tensor, normalised: bool) -> list[tuple[Tensor, bool | None]]:
-    """Return the row numbers of each chunk, and whether they all are among the first k (None = some, of some lists)."""
-    rows = int((count if normalised else k).max())
+class _Chunk(NamedTuple):
+    """Some rows: their numbers, and the weight of each in U and in D, (B, R, 1); None = 1, False = 0."""
+
+    numbers: Tensor
+    in_u: Tensor | Literal[False] | None
+    in_d: Tensor | Literal[False] | None
+
+
+def _chunks(v: Tensor, k: Tensor, count: Tensor, normalised: bool) -> Iterator[_Chunk]:
+    """Yield all rows that are needed, in chunks that lie on one side of every list's k where that is possible."""
     low, high = int(k.min()), int(k.max())
+    least, most = (int(count.min()), int(count.max())) if normalised else (high, high)
     size = max(1, CHUNK // max(1, v.numel()))
-    chunks: list[tuple[Tensor, bool | None]] = []
-    for start, stop, inside in ((0, low, True), (low, high, None), (high, rows, False)):
+    for start, stop in ((0, low), (low, high), (high, least), (max(high, least), most)):
         for first in range(start, stop, size):
             numbers = torch.arange(first + 1, min(first + size, stop) + 1, device=v.device)
-            chunks.append((numbers, inside))
-    return chunks
+            column = numbers[:, None]
+            in_u: Tensor | Literal[False] | None = None
+            in_d: Tensor | Literal[False] | None = False
+            if stop > low:
+                in_u = (column <= k[:, None, None]).to(v.dtype) if start < high else False
+                in_d = False if not normalised else None
+                if normalised and (start < high or stop > least):
+                    in_d = ((column > k[:, None, None]) & (column <= count[:, None, None])).to(v.dtype)
+            yield _Chunk(numbers, in_u, in_d)
 
 
 def _log_rows(v: Tensor, distance: Tensor, count: Tensor, numbers: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """Return the logarithms of rows `numbers` of the relaxed permutation, (B, R, N), and their slopes, (B, R, 1)."""
     slope = ((count[:, None] + 1 - 2 * numbers).to(v.dtype) / tau)[:, :, None]
-    logits = torch.addcmul(distance[:, None, :] * (-1.0 / tau), slope, v[:, None, :])
+    logits = torch.mul(slope, v[:, None, :]).sub_(distance[:, None, :] / tau)
     return torch.log_softmax(logits, dim=2), slope
 
 
@@ -164,7 +180,7 @@ def _fake_masses(
 def neuralsort_masses(
     v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: float, normalised: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return log U and log D (-inf in the plain form), (B, N) in descending order of the scores.
+    """Return log U and log D (-inf in the plain form, and where masked), (B, N) in descending order of the scores.
 
     Args:
         v: (B, N), centred scores, descending, 0 where masked.
@@ -174,20 +190,37 @@ def neuralsort_masses(
         tau: Temperature.
         normalised: Whether the rows after the k-th are needed.
     """
-    log_u, log_d = torch.full_like(v, -math.inf), torch.full_like(v, -math.inf)
-    for numbers, inside in _chunks(v, k, count, normalised):
-        log_rows, _ = _log_rows(v, distance, count, numbers, tau)
-        if inside is not False:
-            chosen = log_rows if inside else torch.where(numbers[:, None] <= k[:, None, None], log_rows, -math.inf)
-            log_u = _log_add(log_u, chosen)
-        if normalised and not inside:
-            chosen = (numbers[:, None] > k[:, None, None]) & (numbers[:, None] <= count[:, None, None])
-            log_d = _log_add(log_d, torch.where(chosen, log_rows, -math.inf))
-    return log_u, log_d
+    near_u, near_d = _references(v, distance, k, count, tau)
+    u, d = torch.zeros_like(v), torch.zeros_like(v)
+    for chunk in _chunks(v, k, count, normalised):
+        log_rows, _ = _log_rows(v, distance, count, chunk.numbers, tau)
+        for total, near, weight in ((u, near_u, chunk.in_u), (d, near_d, chunk.in_d)):
+            if weight is not False:
+                mass = _exp(log_rows - near[:, None, :])
+                total += (mass if weight is None else mass.mul_(weight)).sum(1)
+    valid = torch.isfinite(distance)
+    return torch.where(valid, near_u + u.log(), -math.inf), torch.where(valid, near_d + d.log(), -math.inf)
 
 
-def _log_add(total: Tensor, log_rows: Tensor) -> Tensor:
-    return torch.logaddexp(total, log_rows[:, 0] if log_rows.shape[1] == 1 else torch.logsumexp(log_rows, 1))
+def _references(v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """Return, for each item, about the largest logarithm among rows 1..k and among the rows after, (B, N) each.
+
+    The row in which an item weighs most is that of its own rank, and of the rows on the other side of k the nearest
+    one. Masses are summed relative to these, and so neither overflow nor vanish.
+    """
+    ranks, valid = torch.arange(1, v.shape[1] + 1, device=v.device), torch.isfinite(distance)
+    near = []
+    for row, own_side in ((k[:, None], ranks <= k[:, None]), (k[:, None] + 1, ranks > k[:, None])):
+        slope = (count[:, None] + 1 - 2 * row).to(v.dtype)
+        logits = (slope * v - distance) / tau
+        other = (logits - logits.gather(1, row - 1)).clamp_max(0.0)
+        near.append(torch.where(own_side | ~valid, 0.0, other))
+    return near[0], near[1]
+
+
+def _exp(x: Tensor) -> Tensor:
+    """Return exp(x) in place, off the underflow that makes exp slow on CPU."""
+    return x.clamp_min_(lowest_exponent(x.dtype)).exp_()
 
 
 def _fake_gradient(v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -213,17 +246,16 @@ def neuralsort_gradient(
     """
     grad_v, grad_distance = torch.zeros_like(v), torch.zeros_like(v)
     safe_u, safe_d = torch.where(torch.isneginf(log_u), 0.0, log_u), torch.where(torch.isneginf(log_d), 0.0, log_d)
-    for numbers, inside in _chunks(v, k, count, normalised):
-        log_rows, slope = _log_rows(v, distance, count, numbers, tau)
-        if inside:
-            into = (log_rows - safe_u[:, None, :]).exp_().mul_(grad_u[:, None, :])
-        else:
-            first = numbers[:, None] <= k[:, None, None]
-            into = torch.where(first, (log_rows - safe_u[:, None, :]).exp_() * grad_u[:, None, :], 0.0)
-            if normalised:
-                later = ~first & (numbers[:, None] <= count[:, None, None])
-                into += torch.where(later, (log_rows - safe_d[:, None, :]).exp_() * grad_d[:, None, :], 0.0)
-        into -= log_rows.exp_().mul_(into.sum(2, keepdim=True))
+    for chunk in _chunks(v, k, count, normalised):
+        log_rows, slope = _log_rows(v, distance, count, chunk.numbers, tau)
+        into: Tensor | None = None
+        for log_mass, grad, weight in ((safe_u, grad_u, chunk.in_u), (safe_d, grad_d, chunk.in_d)):
+            if weight is not False:
+                share = _exp(log_rows - log_mass[:, None, :]).mul_(grad[:, None, :])
+                share = share if weight is None else share.mul_(weight)
+                into = share if into is None else into.add_(share)
+        assert into is not None
+        into -= _exp(log_rows).mul_(into.sum(2, keepdim=True))
         grad_distance -= into.sum(1)
         grad_v += into.mul_(slope).sum(1)
     return grad_v, grad_distance / tau

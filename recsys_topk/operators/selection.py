@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ GROUP = 16
 GROUPS_PER_ITEM = 3
 SAMPLE = 4096
 SAMPLE_FROM = 20_000
+SCRATCH_LIMIT = 2**26
 
 
 def kth_pair(scores: Tensor, k: int | Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,7 +57,7 @@ def kth_values(filled: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
         filled: (B, N), -inf where masked.
         k: One int, or an int64 tensor (B,), with 1 <= k < number of valid items.
     """
-    if is_plain(filled) and filled.device.type == "cpu":
+    if is_plain(filled) and filled.is_cpu:
         kept, cut = pair_numpy(filled.detach().numpy(), k.numpy() if isinstance(k, Tensor) else k)
         return torch.from_numpy(kept).unsqueeze(1), torch.from_numpy(cut).unsqueeze(1)
     if isinstance(k, Tensor):
@@ -70,7 +72,7 @@ def _fake_pair(filled: Tensor, ks: Tensor | None, k: int) -> tuple[Tensor, Tenso
 
 @opaque(_fake_pair)
 def _kth_pair(filled: Tensor, ks: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-    if filled.device.type == "cpu":
+    if filled.is_cpu:
         kept, cut = pair_numpy(filled.numpy(), k if ks is None else ks.numpy())
         return torch.from_numpy(kept).unsqueeze(1), torch.from_numpy(cut).unsqueeze(1)
     if ks is None:
@@ -91,7 +93,7 @@ class _KthPair(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_kept: Tensor, grad_cut: Tensor) -> tuple[Tensor, None]:
         filled, kept, cut = ctx.saved_tensors
-        if is_plain(filled) and filled.device.type == "cpu":
+        if is_plain(filled) and filled.is_cpu:
             grad = np.zeros(filled.shape, dtype=filled.detach().numpy().dtype)
             add_shared(grad, filled.detach().numpy(), kept.numpy(), grad_kept.numpy())
             add_shared(grad, filled.detach().numpy(), cut.numpy(), grad_cut.numpy())
@@ -112,7 +114,7 @@ def add_shared(out: Array, a: Array, value: Array, amount: Array) -> None:
         value: (B, 1).
         amount: (B, 1).
     """
-    where = np.flatnonzero(a == value)
+    where = (a == value).reshape(-1).nonzero()[0]
     if where.size == a.shape[0]:  # no ties: one item a row, in the order of the rows
         out.reshape(-1)[where] += amount[:, 0]
         return
@@ -121,8 +123,34 @@ def add_shared(out: Array, a: Array, value: Array, amount: Array) -> None:
     out.reshape(-1)[where] += (amount[:, 0] / np.maximum(counts, 1).astype(out.dtype))[rows]
 
 
-def pair_numpy(a: Array, k: int | Array) -> tuple[Array, Array]:
-    """Return (x_[k], x_[k+1]) of the rows of `a`, each (B,); `k` is one int, or one a row, 1 <= k < N."""
+class _Buffers(threading.local):
+    """Memory that one thread's selections write to again and again: fresh pages cost more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.memory = np.empty(0, np.uint8)
+
+
+_buffers = _Buffers()
+
+
+def scratch(like: Array, count: int) -> Array:
+    """Return `count` arrays of the shape and dtype of `like`, stacked, with anything in them.
+
+    Up to 64 MB they lie in memory that the thread keeps for its next call, so they must not outlive this one.
+    """
+    size = count * like.size * like.itemsize
+    if size > SCRATCH_LIMIT:
+        return np.empty((count, *like.shape), like.dtype)
+    if _buffers.memory.size < size:
+        _buffers.memory = np.empty(size, np.uint8)
+    return _buffers.memory[:size].view(like.dtype).reshape(count, *like.shape)
+
+
+def pair_numpy(a: Array, k: int | Array, reuse: bool = False) -> tuple[Array, Array]:
+    """Return (x_[k], x_[k+1]) of the rows of `a`, each (B,); `k` is one int, or one a row, 1 <= k < N.
+
+    With `reuse`, short rows are sorted in the memory of `scratch`.
+    """
     n = a.shape[1]
     if not isinstance(k, (int, np.integer)):
         if a.shape[0] == 0:
@@ -130,12 +158,13 @@ def pair_numpy(a: Array, k: int | Array) -> tuple[Array, Array]:
         low, high = int(k.min()), int(k.max())
         if low != high:
             # Rows with different k: order only as deep as the largest k needs.
-            top = np.sort(a if n <= SORT_UP_TO or 2 * (high + 1) >= n else _largest(a, high + 1), axis=1)
+            shallow = n > SORT_UP_TO and 2 * (high + 1) < n
+            top = _sorted(_largest(a, high + 1), reuse) if shallow else _sorted(a, reuse)
             place = top.shape[1] - k[:, None]
             return np.take_along_axis(top, place, 1)[:, 0], np.take_along_axis(top, place - 1, 1)[:, 0]
         k = high
     if n <= SORT_UP_TO:
-        ordered = np.sort(a, axis=1)
+        ordered = _sorted(a, reuse)
         return ordered[:, n - k].copy(), ordered[:, n - k - 1].copy()
     if 2 * k > n:
         smaller = np.partition(a, n - k, axis=1)
@@ -146,6 +175,13 @@ def pair_numpy(a: Array, k: int | Array) -> tuple[Array, Array]:
         return top[:, 1:].min(1), top[:, 0].copy()
     top.sort(axis=1)
     return top[:, 1].copy(), top[:, 0].copy()
+
+
+def _sorted(a: Array, reuse: bool) -> Array:
+    ordered: Array = scratch(a, 1)[0] if reuse else np.empty_like(a)
+    np.copyto(ordered, a)
+    ordered.sort(axis=1)
+    return ordered
 
 
 def _largest(a: Array, count: int) -> Array:

@@ -219,3 +219,9 @@ def test_non_finite_scores_stop_the_training(tmp_path: Path) -> None:
         model.cascade.stages["ranking"].mlp.last.bias.fill_(float("nan"))
     with pytest.raises(ValueError, match="not finite"):
         trainer(tmp_path).fit(model, batches(1))
+
+
+def test_what_is_positive_comes_from_the_data() -> None:
+    assert module(loss=DFTopKLoss()).loss.positive_above == 7.0
+    assert module(loss=DFTopKLoss(positive_above=0.0)).loss.positive_above == 7.0  # as the command line passes it
+    assert module(loss=DFTopKLoss(positive_above=3.0)).loss.positive_above == 3.0

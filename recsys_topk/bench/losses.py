@@ -1,0 +1,15 @@
+"""`recsys-topk bench losses`: forward and backward of every loss, beside plain cross-entropy."""
+
+from __future__ import annotations
+
+import argparse
+
+from recsys_topk.bench.isolated import add_arguments, run_suite
+from recsys_topk.bench.result import BenchResult
+
+__all__ = ["add_arguments", "run"]
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Run the suite."""
+    return run_suite("losses", args)

@@ -1,0 +1,136 @@
+"""What the operator and loss suites time: one forward and backward pass, with neither model nor data around it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recsys_topk import losses, operators
+from recsys_topk.bench.timing import Shape, Step
+from recsys_topk.losses.topk import TopKLoss, selection_bce
+
+GIGABYTE = 2**30
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something to time: a registered name with arguments, under a label of its own."""
+
+    label: str
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+FORMS = {
+    "softsort": Subject("softsort-plain", "softsort", {"normalised": False}),
+    "neuralsort": Subject("neuralsort-plain", "neuralsort", {"normalised": False}),
+    "diffsort": Subject("diffsort-odd-even", "diffsort", {"network": "odd_even"}),
+}
+
+
+def subjects(suite: str) -> dict[str, Subject]:
+    """Return what a suite can time, by label."""
+    if suite == "operators":
+        found = [Subject(name, name) for name in operators.available()]
+        found += FORMS.values()
+    else:
+        found = [Subject(name, name) for name in losses.available()]
+        found.append(Subject("dftopk-masked", "dftopk"))
+    return {subject.label: subject for subject in sorted(found, key=lambda subject: subject.label)}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Random scores, binary labels with k positives a list, and, for masked steps, a mask and a k for each list."""
+
+    scores: Tensor
+    labels: Tensor
+    mask: Tensor
+    ks: Tensor
+
+    @classmethod
+    def of(cls, shape: Shape, device: str) -> Batch:
+        """Draw a batch from a fixed seed."""
+        generator = torch.Generator().manual_seed(0)
+        scores = torch.randn(shape.lists, shape.items, generator=generator)
+        labels = torch.zeros(shape.lists, shape.items)
+        labels[:, : shape.k] = 1.0
+        mask = torch.rand(shape.lists, shape.items, generator=generator) > 0.2
+        mask[:, :2] = True
+        ks = torch.randint(1, shape.k + 1, (shape.lists,), generator=generator)
+        return cls(scores.to(device).requires_grad_(), labels.to(device), mask.to(device), ks.to(device))
+
+
+def step(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Step:
+    """Return one forward and backward pass of a subject.
+
+    An operator is timed with the cross-entropy of its membership, since something has to be differentiated.
+    """
+    if suite == "operators":
+        operator = operators.get(subject.name, **subject.arguments)
+        return _backward(batch, lambda: selection_bce(operator(batch.scores, shape.k), batch.labels).mean())
+    cls = losses.registry.resolve(subject.name)
+    loss = losses.get(subject.name, **({"k": shape.k} if cls.requires_k else {}), **subject.arguments)
+    if subject.label.endswith("-masked"):
+        return _backward(batch, lambda: loss(batch.scores, batch.labels, batch.mask, k=batch.ks))
+    return _backward(batch, lambda: loss(batch.scores, batch.labels))
+
+
+def baseline(batch: Batch) -> Step:
+    """Return one forward and backward pass of plain binary cross-entropy on the same batch."""
+    return _backward(batch, lambda: F.binary_cross_entropy_with_logits(batch.scores, batch.labels))
+
+
+def _backward(batch: Batch, value: Callable[[], Tensor]) -> Step:
+    def run() -> None:
+        batch.scores.grad = None
+        value().backward()  # type: ignore[no-untyped-call]
+
+    return run
+
+
+def too_big(suite: str, subject: Subject, shape: Shape) -> str | None:
+    """Return why a combination is not run, or None: it would need gigabytes, or minutes."""
+    entries = shape.lists * shape.items
+    name = subject.name
+    if name == "diffsort":
+        width = 1 << (shape.items - 1).bit_length()
+        bitonic = subject.arguments.get("network") != "odd_even"
+        layers = width.bit_length() * (width.bit_length() - 1) // 2 if bitonic else shape.items
+        needed = 40 * shape.lists * (width if bitonic else shape.items) * layers
+        return f"{needed / GIGABYTE:.0f} GB of layers" if needed > 4 * GIGABYTE else None
+    if name == "neuralsort":
+        rows = shape.k if subject.arguments.get("normalised") is False else shape.items
+        return f"{entries * rows:.1e} entries of the relaxed permutation" if entries * rows > 5e8 else None
+    cost = operators.registry.resolve(name).cost if suite == "operators" else losses.registry.resolve(name).cost
+    quadratic = cost == "n^2" and not (suite == "losses" and issubclass(losses.registry.resolve(name), TopKLoss))
+    if quadratic and entries * shape.items > 1e8:
+        return f"{entries * shape.items:.1e} pairs of items"
+    if name == "perturbed" and entries > 1e6 - 1:
+        return "64 noised copies of a million items"
+    return None
+
+
+def peer_steps(shape: Shape, batch: Batch) -> dict[str, Step]:
+    """Return one pass of each installed peer implementation (PyPI diffsort), by label."""
+    if importlib.util.find_spec("diffsort") is None or shape.lists * shape.items**2 > 2e6:
+        return {}
+    from diffsort import DiffSortNet  # type: ignore[import-not-found,unused-ignore]
+
+    steps = {}
+    for network in ("odd_even", "bitonic"):
+        net = DiffSortNet(network, shape.items, steepness=1.0, distribution="cauchy", device=batch.scores.device)
+
+        def value(net: Any = net) -> Tensor:
+            matrix = net(batch.scores)[1]
+            p = matrix[:, :, -shape.k :].sum(2).clamp(1e-6, 1.0 - 1e-6)
+            return F.binary_cross_entropy(p, batch.labels)
+
+        steps[f"PyPI diffsort {network}"] = _backward(batch, value)
+    return steps

@@ -1,0 +1,112 @@
+"""How the benchmarks measure: interleaved medians of CPU time, two-thread wall time, memory in a fresh process."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Lists, items a list, and k.
+
+    Example:
+        >>> Shape.parse("1024x200x10"), str(Shape(1, 50, 25))
+        (Shape(lists=1024, items=200, k=10), '1x50x25')
+    """
+
+    lists: int
+    items: int
+    k: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Read ``LISTSxITEMSxK``."""
+        parts = text.lower().split("x")
+        if len(parts) != 3 or not all(part.isdigit() for part in parts):
+            raise ValueError(f"a shape is LISTSxITEMSxK, e.g. 1024x200x10, got {text!r}")
+        shape = cls(*(int(part) for part in parts))
+        if not 0 < shape.k < shape.items or shape.lists < 1:
+            raise ValueError(f"a shape needs lists >= 1 and 0 < k < items, got {text!r}")
+        return shape
+
+    def __str__(self) -> str:
+        return f"{self.lists}x{self.items}x{self.k}"
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use `count` threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def interleaved(method: Step, baseline: Step, seconds: float, clock: Callable[[], int]) -> tuple[float, float]:
+    """Return the medians of `method` and `baseline` in milliseconds, run in turns for about `seconds`.
+
+    In turns, so that whatever slows the machine down slows both; medians, because interruptions only add.
+    """
+    for _ in range(2):
+        method()
+        baseline()
+    times: tuple[list[int], list[int]] = ([], [])
+    deadline = time.monotonic() + seconds
+    while len(times[0]) < 3 or (time.monotonic() < deadline and len(times[0]) < 2000):
+        for step, kept in zip((method, baseline), times, strict=True):
+            start = clock()
+            step()
+            kept.append(clock() - start)
+    return statistics.median(times[0]) / 1e6, statistics.median(times[1]) / 1e6
+
+
+def cpu_clock() -> int:
+    """CPU time of this process, in nanoseconds."""
+    return time.process_time_ns()
+
+
+def cuda_clock() -> int:
+    """Wall time after all queued work of the GPU is done, in nanoseconds."""
+    torch.cuda.synchronize()
+    return time.perf_counter_ns()
+
+
+def growth_exponent(sizes: list[int], milliseconds: list[float]) -> float:
+    """Return the slope of the least-squares line through log time over log size.
+
+    Example:
+        >>> round(growth_exponent([10, 100, 1000], [1.0, 10.0, 100.0]), 3)
+        1.0
+    """
+    x = torch.tensor(sizes, dtype=torch.float64).log()
+    y = torch.tensor(milliseconds, dtype=torch.float64).log()
+    x, y = x - x.mean(), y - y.mean()
+    return float((x * y).sum() / (x * x).sum())
+
+
+def peak_growth(warm_up: Step, method: Step) -> float:
+    """Return by how many MB `method` raises the peak resident memory of this process above its peak so far."""
+    warm_up()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    method()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def peak_growth_elsewhere(suite: str, label: str, shape: Shape) -> float | None:
+    """Return `peak_growth` of one step measured in a fresh process; None if that process failed."""
+    command = [sys.executable, "-m", "recsys_topk.bench.memory", suite, label, str(shape)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return float(done.stdout) if done.returncode == 0 else None

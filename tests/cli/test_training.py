@@ -1,0 +1,199 @@
+"""fit, validate, test and predict through the real command, on a tiny simulated world."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+from tests.conftest import TINY_WORLD, Result
+
+Command = Callable[..., Result]
+
+
+def one_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+def metrics(folder: Path) -> dict[str, float]:
+    """The last value of every column of metrics.csv."""
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return {name: float(value) for row in rows for name, value in row.items() if value}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+    """A folder with one finished run, made as the README says."""
+    import subprocess
+    import sys
+
+    folder = tmp_path_factory.mktemp("trained")
+    arguments = [
+        "fit",
+        "--loss",
+        "dftopk",
+        "--loss.tau",
+        "2",
+        "--trainer.max_epochs",
+        "1",
+        "--trainer.accelerator",
+        "cpu",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "recsys_topk", *arguments, *TINY_WORLD],
+        capture_output=True, text=True, check=False, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (folder / "stdout.txt").write_text(done.stdout)
+    return folder
+
+
+def test_fit_writes_checkpoint_config_and_metrics_and_says_where(trained: Path) -> None:
+    run = trained / "runs" / "dftopk-tau2-neg0-s42"
+    said = (trained / "stdout.txt").read_text()
+    for name in ("checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "metrics.csv"):
+        assert (run / name).is_file()
+        assert str(Path("runs") / run.name / name) in said
+    assert "val/joint_recall@10@20" in said
+    found = metrics(run)
+    assert 0.0 < found["val/joint_recall@10@20"] <= 1.0
+    assert {"train/loss", "train/loss_retrieval", "train/loss_ranking", "train/loss_joint"} <= set(found)
+
+
+def test_the_checkpoint_is_plain_data(trained: Path) -> None:
+    path = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
+    content = torch.load(path, weights_only=True)
+    assert content["hyper_parameters"]["loss"]["class_path"] == "recsys_topk.losses.dftopk.DFTopKLoss"
+    assert content["hyper_parameters"]["loss"]["init_args"]["tau"] == 2.0
+    assert content["datamodule_hyper_parameters"]["eval_negatives"] == 40
+
+
+def test_test_restores_the_loss_and_the_data_from_the_checkpoint(trained: Path, recsys_topk: Command) -> None:
+    checkpoint = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
+    done = recsys_topk("test", "--ckpt_path", str(checkpoint))
+    assert done.returncode == 0, done.stderr
+    assert "DFTopKLoss(tau=2.0" in done.stdout
+    assert "eval_negatives=40" in done.stdout
+    assert "test/joint_recall@10@20/80" in done.stdout
+
+
+def test_what_is_typed_overrides_the_checkpoint(trained: Path, recsys_topk: Command) -> None:
+    checkpoint = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
+    done = recsys_topk("test", "--ckpt_path", str(checkpoint), "--data.eval_negatives", "10")
+    assert done.returncode == 0, done.stderr
+    assert "test/joint_recall@10@20/50" in done.stdout
+
+
+def test_validate_gives_the_number_that_fit_saw(trained: Path, recsys_topk: Command, tmp_path: Path) -> None:
+    run = trained / "runs" / "dftopk-tau2-neg0-s42"
+    done = recsys_topk("validate", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--name", "check")
+    assert done.returncode == 0, done.stderr
+    again = metrics(tmp_path / "runs" / "validate-check")["val/joint_recall@10@20"]
+    assert again == pytest.approx(metrics(run)["val/joint_recall@10@20"], abs=1e-7)
+
+
+def test_predict_writes_parquet(trained: Path, recsys_topk: Command, tmp_path: Path) -> None:
+    checkpoint = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
+    done = recsys_topk("predict", "--ckpt_path", str(checkpoint), "--name", "p")
+    assert done.returncode == 0, done.stderr
+    rows = pq.read_table(tmp_path / "runs" / "predict-p" / "predictions.parquet").to_pandas()
+    assert list(rows.columns) == ["request_id", "item_id", "score_retrieval", "score_ranking", "kept", "rank"]
+    assert rows.groupby("request_id")["kept"].sum().eq(20).all()
+    assert rows["request_id"].nunique() == 120
+    assert not rows.duplicated(["request_id", "item_id"]).any()
+    assert (rows["rank"] > 0).eq(rows["kept"]).all()
+
+
+def test_a_run_from_its_saved_config_ends_at_the_same_numbers(
+    trained: Path, recsys_topk: Command, tmp_path: Path
+) -> None:
+    first = trained / "runs" / "dftopk-tau2-neg0-s42"
+    done = recsys_topk("fit", "--config", str(first / "config.yaml"))
+    assert done.returncode == 0, done.stderr
+    second = tmp_path / "runs" / "dftopk-tau2-neg0-s42"
+    assert metrics(second) == metrics(first)
+    one, two = (torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in (first, second))
+    assert all(torch.equal(one["state_dict"][name], two["state_dict"][name]) for name in one["state_dict"])
+
+
+@pytest.mark.parametrize("loss", ["listnet", "lambdaloss"])
+def test_other_losses_run_under_the_same_command(loss: str, recsys_topk: Command, tmp_path: Path) -> None:
+    for number in ("", "-2"):
+        done = recsys_topk(
+            "fit", "--loss", loss, "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu", *TINY_WORLD
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"{loss} under independent" in done.stdout
+        assert (tmp_path / "runs" / f"{loss}-neg0-s42{number}" / "checkpoints" / "best.ckpt").is_file()
+
+
+def test_yaml_with_short_names_and_an_objective(recsys_topk: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        yaml.safe_dump({"loss": {"class_path": "lapsum", "init_args": {"tau": 5.0}}, "objective": "independent"})
+    )
+    done = recsys_topk("fit", "--config", "mine.yaml", "--loss.tau", "3", *TINY_WORLD)
+    assert done.returncode == 0, done.stderr
+    assert "lapsum under independent" in done.stdout
+    saved = yaml.safe_load((tmp_path / "runs" / "lapsum-tau3-independent-neg0-s42" / "config.yaml").read_text())
+    assert saved["model"]["loss"]["class_path"] == "recsys_topk.losses.lapsum.LapSumLoss"
+
+
+def test_wandb_without_account_or_network_runs_offline(recsys_topk: Command, tmp_path: Path) -> None:
+    done = recsys_topk("fit", "--logger", "wandb", "--name", "w", *TINY_WORLD)
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "runs" / "w" / "wandb").glob("offline-run-*/*.wandb"))
+    assert "wandb sync" in done.stdout
+    assert (tmp_path / "runs" / "w" / "metrics.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fit", "--loss", "dftpk"], ["unknown loss 'dftpk'", "did you mean 'dftopk'", "listnet"]),
+        (["fit", "--loss", "nope"], ["unknown loss 'nope'", "available:", "lambdaloss"]),
+        (["fit", "--loss", "no.such.Loss"], ["no.such.Loss", "available:"]),
+        (["fit", "--objective", "jont"], ["unknown objective 'jont'", "did you mean 'joint'"]),
+        (["fit", "--trainer.accelerator", "gpu", *TINY_WORLD], ["none is visible", "--trainer.accelerator cpu"]),
+        (["fit", "--trainer.max_epoch", "1"], ["--trainer.max_epoch", "did you mean --trainer.max_epochs?"]),
+        (["fit", "--loss", "bce", "--loss.tau", "3"], ["tau"]),
+        (["fit", "--data.batch_size", "many"], ["batch_size", "many"]),
+        (["fit", "--config", "simulate"], ["no config file 'simulate'", "did you mean 'simulated'"]),
+        (["test"], ["needs a trained model", "--ckpt_path"]),
+        (["test", "--ckpt_path", "none.ckpt"], ["no checkpoint 'none.ckpt'"]),
+        (["ftt"], ["unknown command 'ftt'", "did you mean 'fit'"]),
+    ],
+)
+def test_mistakes_get_one_line_and_status_2(
+    arguments: list[str], words: list[str], recsys_topk: Command, tmp_path: Path
+) -> None:
+    done = recsys_topk(*arguments)
+    assert done.returncode == 2, done.stdout
+    line = one_line(done.stderr)
+    for word in words:
+        assert word in line
+    assert not list(tmp_path.glob("runs/*/checkpoints/*"))
+
+
+def test_help_is_quick_to_read(recsys_topk: Command) -> None:
+    done = recsys_topk("--help")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) < 30
+    for command in ("fit", "test", "predict", "simulate", "losses", "doctor"):
+        assert f"\n  {command} " in done.stdout
+
+
+def test_packaged_configs_parse(recsys_topk: Command) -> None:
+    from recsys_topk.cli.arguments import packaged_configs
+
+    for name in packaged_configs():
+        done = recsys_topk("fit", "--config", name, "--print_config")
+        assert done.returncode == 0, (name, done.stderr)
+        assert "class_path: recsys_topk.losses" in done.stdout

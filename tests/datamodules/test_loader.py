@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.datamodules.batches import BatchMaker
+from recsys_topk.datamodules.cache import DayCache
+from recsys_topk.datamodules.layout import LAYOUTS
+from recsys_topk.datamodules.loader import DayLoader, plan
+
+MAKER = BatchMaker(LAYOUTS["two-stage"], 5)
+
+
+def make(cache: DayCache, days: int = 2, batch_size: int = 32, **options: object) -> DayLoader:
+    chosen = [cache.open(day) for day in cache.files.days[:days]]
+    return DayLoader(chosen, MAKER, batch_size, **{"shuffle": True, "training": True, **options})  # type: ignore[arg-type]
+
+
+def ids(loader: DayLoader) -> list[list[int]]:
+    return [batch.request_id.tolist() for batch in loader]
+
+
+@given(
+    sizes=st.lists(st.integers(4, 60), min_size=1, max_size=4),
+    batch_size=st.integers(1, 20),
+    processes=st.integers(1, 4),
+)
+def test_every_request_once_and_every_process_always_has_one(sizes: list[int], batch_size: int, processes: int) -> None:
+    slices = plan(sizes, batch_size, processes)
+    for day, size in enumerate(sizes):
+        covered = [i for piece in slices if piece.day == day for i in range(piece.start, piece.stop)]
+        assert covered == list(range(size))
+    for piece in slices:
+        shares = [len(range(piece.start, piece.stop)[rank::processes]) for rank in range(processes)]
+        assert min(shares) >= 1
+        assert max(shares) <= batch_size + 1
+    assert [piece.day for piece in slices] == sorted(piece.day for piece in slices)
+
+
+def test_a_day_smaller_than_the_number_of_processes_is_refused() -> None:
+    with pytest.raises(ValueError, match="day number 1 has 3 requests, too few for 4 processes"):
+        plan([10, 3], 2, 4)
+
+
+def test_days_in_order_shuffled_within(world_cache: DayCache) -> None:
+    loader = make(world_cache)
+    batches = ids(loader)
+    assert len(loader) == len(batches) == 10
+    first = [i for batch in batches[:5] for i in batch]
+    expected = world_cache.open(world_cache.files.days[0]).requests["request_id"].tolist()
+    assert first != expected
+    assert sorted(first) == expected
+    assert [len(batch) for batch in batches] == [32, 32, 32, 32, 22] * 2
+
+
+def test_epochs_differ_and_are_reproducible(world_cache: DayCache) -> None:
+    loader = make(world_cache)
+    epochs = [ids(loader) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    again = make(world_cache)
+    again.set_epoch(1)
+    assert ids(again) == epochs[1]
+    assert ids(make(world_cache, seed=7)) != epochs[0]
+
+
+def test_a_broken_off_iteration_starts_over(world_cache: DayCache) -> None:
+    loader = make(world_cache)
+    everything = ids(make(world_cache))
+    next(iter(loader))
+    assert ids(loader) == everything
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(world_cache: DayCache, workers: int) -> None:
+    alone, together = make(world_cache), make(world_cache, num_workers=workers)
+    for a, b in zip(alone, together, strict=True):
+        for name in ("request_id", "request", "history", "items", "candidates", "labels", "mask"):
+            assert torch.equal(getattr(a, name), getattr(b, name))
+        assert (a.day, a.draw_seed, a.training) == (b.day, b.draw_seed, b.training)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("training", [True, False])
+def test_processes_share_every_batch(world_cache: DayCache, processes: int, training: bool) -> None:
+    whole = ids(make(world_cache, batch_size=16 * processes, training=training, shuffle=training))
+    shares = [
+        ids(make(world_cache, batch_size=16, rank=rank, processes=processes, training=training, shuffle=training))
+        for rank in range(processes)
+    ]
+    assert len({len(share) for share in shares}) == 1
+    for number, batch in enumerate(whole):
+        assert sorted(batch) == sorted(i for share in shares for i in share[number])
+
+
+@pytest.mark.parametrize("taken", [1, 4, 5, 7])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resuming_gives_the_batches_that_were_left(world_cache: DayCache, taken: int, workers: int) -> None:
+    expected = [ids(loader := make(world_cache)), ids(loader)]
+    interrupted = make(world_cache, num_workers=workers)
+    ids(interrupted)
+    stream = iter(interrupted)
+    for _ in range(taken):
+        next(stream)
+    state = pickle.loads(pickle.dumps(interrupted.state_dict()))
+    assert state["epoch"] == 1
+    assert state["day"] == world_cache.files.days[taken // 5]
+    resumed = make(world_cache, num_workers=workers)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert ids(resumed) == expected[1][taken:]
+    assert len(resumed) == 10
+
+
+def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next(world_cache: DayCache) -> None:
+    loader = make(world_cache)
+    ids(loader)
+    state = loader.state_dict()
+    assert state["day"] is None
+    resumed = make(world_cache)
+    resumed.load_state_dict(state)
+    assert ids(resumed) == ids(loader)
+
+
+def test_a_state_that_does_not_fit_is_refused(world_cache: DayCache) -> None:
+    loader = make(world_cache)
+    stream = iter(loader)
+    next(stream), next(stream)
+    with pytest.raises(ValueError, match="request 64 of day 2024-01-13, where no batch begins"):
+        make(world_cache, batch_size=50).load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="saved with seed 42, and this run has seed 1"):
+        make(world_cache, seed=1).load_state_dict(loader.state_dict())
+
+
+def test_a_batch_keeps_its_origin_when_moved(world_cache: DayCache) -> None:
+    batch = next(iter(make(world_cache)))
+    moved = batch.to("meta")
+    assert (moved.day, moved.draw_seed, moved.training) == (batch.day, batch.draw_seed, True)
+    assert moved.items.device.type == "meta"
+    plain = batch.plain()
+    assert type(plain) is CascadeBatch
+    assert plain.items is batch.items
+    assert copy.deepcopy(batch).day == batch.day

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import filecmp
+import itertools
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hand_made import SMALL
+from pyarrow import feather
+
+from recsys_topk.datamodules.ground_truth import GroundTruth, _recalls, reference_recalls
+from recsys_topk.datamodules.layout import STAGES
+from recsys_topk.datamodules.recflow import RecFlowDataModule
+from recsys_topk.datamodules.simulator import simulate
+from recsys_topk.datamodules.world import World, WorldConfig
+
+
+def files_of(root: Path) -> list[Path]:
+    return sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
+
+
+def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
+    config = replace(SMALL, days=2, requests=40)
+    first, second = simulate(tmp_path / "a", config), simulate(tmp_path / "b", config)
+    data = [path for path in files_of(first) if path.suffix != ".npz"]
+    assert files_of(first) == files_of(second)
+    assert len(data) == 7
+    assert filecmp.cmpfiles(first, second, data, shallow=False)[0] == data
+    other = simulate(tmp_path / "c", replace(config, seed=4))
+    assert not filecmp.cmp(first / data[0], other / data[0], shallow=False)
+
+
+def test_days_progress_and_a_folder_in_use(tmp_path: Path) -> None:
+    seen: list[str] = []
+    config = replace(SMALL, days=2, requests=20, start="2024-02-28")
+    root = simulate(tmp_path / "world", config, progress=seen.append)
+    assert seen == ["2024-02-28", "2024-02-29"]
+    with pytest.raises(FileExistsError, match="exists and is not empty"):
+        simulate(root, config)
+
+
+def test_a_failing_simulation_leaves_nothing(tmp_path: Path) -> None:
+    def fail(day: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(tmp_path / "world", replace(SMALL, requests=20), progress=fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"users": 0}, "at least 1 users, got 0"),
+        ({"items": 10}, "at least 200 items, got 10"),
+        ({"noise": -1.0}, "noise must not be negative"),
+        ({"start": "2024-13-01"}, "YYYY-MM-DD"),
+    ],
+)
+def test_impossible_worlds_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WorldConfig(**change)  # type: ignore[arg-type]
+
+
+def test_the_files_agree_with_each_other(world_root: Path) -> None:
+    """Every rule of the format that ties the three files of a day together, checked row by row."""
+    day = "2024-01-14"
+    table = feather.read_table(world_root / "data" / "all_stage" / f"{day}.feather")
+    assert {str(field.type) for field in table.schema} == {"int64"}
+    stages = pickle.loads((world_root / "data" / "request_id_dict" / f"{day}.pkl").read_bytes())
+    histories = pickle.loads((world_root / "data" / "seq_effective_50_dict" / f"{day}.pkl").read_bytes())
+    flags: dict[tuple[int, str], dict[int, dict[str, int]]] = {}
+    times = {}
+    for row in table.to_pylist():
+        times[row["request_id"]] = row["request_timestamp"]
+        for stage in ("realshow", *STAGES):
+            if row[stage]:
+                flags.setdefault((row["request_id"], stage), {})[row["video_id"]] = row
+    assert set(stages) == set(histories) == set(times)
+    empty = {"absent": 0, "array": 0}
+    for request, entry in stages.items():
+        for stage in ("realshow", *STAGES):
+            rows = entry.get(stage)
+            known = flags.get((request, stage), {})
+            if rows is None or not len(rows):
+                empty["absent" if rows is None else "array"] += 1
+                assert not known
+                continue
+            assert rows.shape == (len(known), 8)
+            assert rows[:, 0].tolist() == [v for v in rows[:, 0].tolist() if v in known]
+            for place, row in enumerate(rows.tolist()):
+                feather_row = known[row[0]]
+                names = ("video_id", "author_id", "duration", "category_level_two", "upload_type", "upload_timestamp")
+                assert row[:6] == [feather_row[name] for name in names]
+                assert row[6] == feather_row["category_level_one"] != 2
+                if stage in ("rank_pos", "rerank_pos"):
+                    assert feather_row[stage.replace("pos", "index")] == place + 1
+        history = histories[request]
+        viewed = history[:, 7] > 0
+        assert history.shape == (50, 10)
+        assert viewed.tolist() == sorted(viewed.tolist())
+        assert not history[~viewed].any()
+        seen = history[viewed, 7]
+        assert (np.diff(seen) >= 0).all()
+        assert (seen < times[request]).all()
+        assert (history[viewed, 5] * 1000 < seen).all()
+    assert min(empty.values()) > 0
+
+
+def test_a_view_today_is_in_the_history_of_the_next_request(world_root: Path) -> None:
+    day = "2024-01-13"
+    table = feather.read_table(world_root / "data" / "all_stage" / f"{day}.feather").to_pylist()
+    histories = pickle.loads((world_root / "data" / "seq_effective_50_dict" / f"{day}.pkl").read_bytes())
+    by_user: dict[int, list[int]] = {}
+    viewed: dict[int, set[int]] = {}
+    for row in table:
+        requests = by_user.setdefault(row["user_id"], [])
+        if not requests or requests[-1] != row["request_id"]:
+            requests.append(row["request_id"])
+        if row["effective_view"]:
+            viewed.setdefault(row["request_id"], set()).add(row["video_id"])
+    checked = 0
+    for requests in by_user.values():
+        for before, after in itertools.pairwise(requests):
+            newest = histories[after][histories[after][:, 9] == before]
+            assert set(newest[:, 0].tolist()) == viewed.get(before, set())
+            checked += len(newest)
+    assert checked > 50
+
+
+def test_true_utility_is_the_formula(world_root: Path) -> None:
+    truth = GroundTruth.load(world_root)
+    world, config = truth.world, truth.world.config
+    assert config == SMALL
+    assert World.make(config).vector.tobytes() == world.vector.tobytes()
+    request, items = int(truth.request_id[250]), [0, 17, 399]
+    user, now = int(truth.user[250]), int(truth.time_ms[250])
+    start = 1705075200  # 2024-01-13 00:00 in Beijing
+    angle = config.drift * (now / 1000 - start) / 86400
+    found = truth.true_utility(np.array([request]), np.array([items]))[0]
+    for item, value in zip(items, found, strict=True):
+        taste = np.cos(angle) * world.taste[user] + np.sin(angle) * world.taste_later[user]
+        age = max((now / 1000 - world.upload_s[item]) / 86400, 0)
+        block = int((now // 1000 + 8 * 3600) % 86400 // (86400 / 6))
+        expected = (
+            config.taste * float(taste @ world.vector[item])
+            + config.popularity * world.appeal[item]
+            + config.freshness * np.exp(-age / 3)
+            + config.context * world.context_effect[block, world.category[item]]
+        )
+        assert value == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(ValueError, match="request 5 is not one of the 600 simulated"):
+        truth.true_utility(np.array([5]), np.array([[0]]))
+
+
+def test_oracle_beats_popularity_beats_chance(world_root: Path, tmp_path: Path) -> None:
+    data = RecFlowDataModule(root=str(world_root), cache_dir=str(tmp_path), eval_negatives=60)
+    data.prepare_data()
+    recalls = reference_recalls(data)
+    assert recalls == reference_recalls(data)
+    joint = {name: found["joint"] for name, found in recalls.items()}
+    # Chance: 20 of about 100 items survive.
+    assert joint["random"] == pytest.approx(0.2, abs=0.03)
+    assert joint["random"] + 0.05 < joint["popularity"] < joint["oracle"] - 0.2
+    assert 0.7 < joint["oracle"] < 0.99
+    for found in recalls.values():
+        assert found["joint"] == found["recall@10@20"] < found["recall@10@30"]
+
+
+def test_recalls_by_hand() -> None:
+    labels = np.array([[29, 28, 7, 0, 0], [7, 0, 0, 0, 0], [29, 0, 0, 0, 0]])
+    mask = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1], [1, 1, 1, 1, 1]], dtype=bool)
+    scores = np.array([[1.0, 4, 3, 2, 99], [5, 4, 3, 2, 1], [1, 1, 0, 0, 0]])
+    # List 1: order b c d a, padding aside. List 2 has no positive. List 3: the tie goes to the negative.
+    assert _recalls(scores, labels, mask, (3, 1), 10, 7).tolist() == [[0.5, 0.5, 0.5], [0.0, 1.0, 0.0]]
+    assert _recalls(scores, labels, mask, (4, 2), 10, 7).tolist() == [[0.5, 1.0, 0.5], [1.0, 1.0, 1.0]]
+
+
+@pytest.mark.slow
+def test_a_large_catalogue_is_simulated_in_bounded_memory(tmp_path: Path) -> None:
+    config = WorldConfig(users=20_000, items=200_000, days=1, requests=2000)
+    root = simulate(tmp_path / "large", config)
+    assert GroundTruth.load(root).request_id.size == 2000
