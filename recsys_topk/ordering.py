@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from recsys_topk.checks import may_read
 from recsys_topk.numerics import at_least_float32
 
 
@@ -43,6 +44,11 @@ def tie_ranks(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
         >>> tie_ranks(torch.tensor([[5.0, 5.0, 9.0, 5.0]]), torch.tensor([[1.0, 0.0, 0.0, 0.0]]), ones)
         tensor([[4.0000, 2.5000, 1.0000, 2.5000]])
     """
+    order = descending_order(scores, mask)
+    x, valid = scores.detach().gather(-1, order), mask.gather(-1, order)
+    if may_read(x) and not bool(((x[:, 1:] == x[:, :-1]) & valid[:, 1:]).any()):
+        places = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device).expand_as(x)
+        return torch.empty_like(x).scatter_(-1, order, places)
     order = descending_order(scores, mask, labels)
     x, y, valid = scores.detach().gather(-1, order), labels.gather(-1, order), mask.gather(-1, order)
     first, last = tie_groups((x[:, 1:] != x[:, :-1]) | (y[:, 1:] != y[:, :-1]) | (valid[:, 1:] != valid[:, :-1]))
