@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
 from recsys_topk.losses.base import RankingLoss
-from recsys_topk.losses.topk import TopKLoss, clamp_selection, selection_bce, topk_target
+from recsys_topk.losses.topk import TopKLoss, selection_bce, topk_target
 from recsys_topk.numerics import log1mexp, weighted_mean
 from recsys_topk.operators.base import SoftSelection
 
@@ -80,8 +80,7 @@ class JointObjective(CascadeObjective):
         operator = self.loss.operator
         assert operator is not None
         selection: SoftSelection = operator(scores, cut, mask)
-        clamped = isinstance(self.loss, TopKLoss) and self.loss.clamped
-        return clamp_selection(selection) if clamped else selection
+        return self.loss.clamp(selection) if isinstance(self.loss, TopKLoss) else selection
 
     def _wanted(self, positive: Tensor, valid: Tensor, k: int) -> Tensor:
         own = self.loss.k
