@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
+from recsys_topk.checks import check_not_negative
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.topk import TopKLoss, selection_bce, topk_target
-from recsys_topk.numerics import log1mexp, weighted_mean
+from recsys_topk.numerics import add_eps, log1mexp, weighted_mean
 from recsys_topk.operators.base import SoftSelection
 
 
@@ -28,6 +29,8 @@ class JointObjective(CascadeObjective):
         weighting: ``"learned"`` or ``"fixed"`` weights of the L_m.
         stage_k: What stage m's operator cuts at: ``"k"``, the number of items wanted in the end (the paper's), or
             ``"quota"``, the number that the stage may pass on.
+        eps: Added to the probability inside every logarithm. LCRON's published loss is this objective with NeuralSort or
+            SoftSort, eps = 1e-6 here and in the loss (``--objective.eps 1e-6 --loss.eps 1e-6``).
     """
 
     name: ClassVar[str] = "joint"
@@ -41,8 +44,10 @@ class JointObjective(CascadeObjective):
         *,
         weighting: Weighting = "learned",
         stage_k: Literal["k", "quota"] = "k",
+        eps: float = 0.0,
     ) -> None:
         super().__init__(loss, stages)
+        self.eps = check_not_negative("eps", eps)
         if stage_k not in ("k", "quota"):
             raise ValueError(f"stage_k must be 'k' or 'quota', got {stage_k!r}")
         self.weights = TermWeights(stages, weighting)
@@ -68,11 +73,11 @@ class JointObjective(CascadeObjective):
             _only(self._select(x, cut, mask), counted & (cut < valid)) for x, cut in zip(scores, cuts, strict=True)
         ]
         terms = [
-            weighted_mean(selection_bce(selection, target), counted & (cut < valid))
+            weighted_mean(self._bce(selection, target), counted & (cut < valid))
             for selection, cut in zip(selections, cuts, strict=True)
         ]
         survival = _survival(selections)
-        joint = weighted_mean(selection_bce(survival, target), survival.mask.any(-1))
+        joint = weighted_mean(self._bce(survival, target), survival.mask.any(-1))
         named = {f"stage{m}": term for m, term in enumerate(terms)}
         return ObjectiveOutput(self.weights(terms) + joint, {**named, "joint": joint})
 
@@ -81,6 +86,10 @@ class JointObjective(CascadeObjective):
         assert operator is not None
         selection: SoftSelection = operator(scores, cut, mask)
         return self.loss.clamp(selection) if isinstance(self.loss, TopKLoss) else selection
+
+    def _bce(self, selection: SoftSelection, target: Tensor) -> Tensor:
+        log_p, log_q = add_eps(selection.log_p, self.eps), add_eps(selection.log_q, self.eps)
+        return selection_bce(SoftSelection(log_p, log_q, selection.mask), target)
 
     def _wanted(self, positive: Tensor, valid: Tensor, k: int) -> Tensor:
         own = self.loss.k
