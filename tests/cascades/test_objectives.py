@@ -179,9 +179,8 @@ def test_joint_with_a_permutation_operator_is_the_published_lcron(name: str) -> 
     for case in stored["cases"]:
         if case["mask"] is not None:
             continue
-        ranking, retrieval = (
-            torch.tensor(case[key], dtype=torch.double, requires_grad=True) for key in ("scores", "scores2")
-        )
+        ranking, retrieval = (torch.tensor(case[key], dtype=torch.double) for key in ("scores", "scores2"))
+        leaves = [retrieval.requires_grad_(), ranking.requires_grad_()]
         labels = torch.tensor(case["labels"], dtype=torch.double)
         objective = JointObjective(losses.get(name, eps=1e-6, positive_above=-1.0), 2, eps=1e-6).double()
         output = objective(leaves, labels, quotas=[case["k"]] * 2, k=case["k"])

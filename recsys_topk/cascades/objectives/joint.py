@@ -29,8 +29,8 @@ class JointObjective(CascadeObjective):
         weighting: ``"learned"`` or ``"fixed"`` weights of the L_m.
         stage_k: What stage m's operator cuts at: ``"k"``, the number of items wanted in the end (the paper's), or
             ``"quota"``, the number that the stage may pass on.
-        eps: Added to the probability inside every logarithm. LCRON's published loss is this objective with NeuralSort or
-            SoftSort, eps = 1e-6 here and in the loss (``--objective.eps 1e-6 --loss.eps 1e-6``).
+        eps: Added to the probability inside every logarithm. LCRON's published loss is this objective with NeuralSort
+            or SoftSort, eps = 1e-6 here and in the loss (``--objective.eps 1e-6 --loss.eps 1e-6``).
     """
 
     name: ClassVar[str] = "joint"
