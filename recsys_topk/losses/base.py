@@ -204,7 +204,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
     def _reduce(self, losses: Tensor, counted: Tensor | None, weights: Tensor | None) -> Tensor:
         if self.reduction == "mean":
             if counted is None and weights is None:
-                return losses.reshape(()) if len(losses) == 1 else losses.sum() / max(len(losses), 1)
+                lists = losses.shape[0]
+                return losses.mean() if lists > 1 else losses.reshape(()) if lists else losses.sum()
             return weighted_mean(losses, full_mask(losses) if counted is None else counted, weights)
         if counted is not None:
             losses = torch.where(counted, losses, 0.0)
