@@ -12,7 +12,7 @@ from torch import Tensor
 from recsys_topk.checks import may_read
 from recsys_topk.losses.base import ListFacts, Reduction
 from recsys_topk.losses.topk import TopKLoss, target_numpy
-from recsys_topk.numerics import fill_masked
+from recsys_topk.numerics import LOWEST_EXPONENT, fill_masked
 from recsys_topk.operators.dftopk import DFTopK
 from recsys_topk.operators.selection import Array, Bools, add_shared, pair_numpy, scratch
 
@@ -21,9 +21,6 @@ SHORT = 4096
 
 # Halves of rows shorter than this are not worth folding.
 FOLD_FROM = 64
-
-# By bytes an item: exp of anything lower is not a normal number, and takes some sixty times as long.
-LOWEST_EXPONENT = {4: -87.0, 8: -708.0}
 
 
 class DFTopKLoss(TopKLoss):
@@ -149,7 +146,7 @@ def _long_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradient
     np.copyto(sign.numpy(), target)
     sign.mul_(-2.0 / tau).add_(1.0 / tau)
     t = torch.sub(torch.from_numpy(a), torch.from_numpy(theta)).mul_(sign)
-    torch.abs(t, out=e).neg_().clamp_min_(LOWEST_EXPONENT[a.dtype.itemsize]).exp_()
+    torch.abs(t, out=e).neg_().clamp_min_(LOWEST_EXPONENT[e.dtype]).exp_()
     total = _sum_log1p(e).add_(torch.clamp_min(t, 0.0, out=e).sum(1))
     return total.numpy(), t.sigmoid_().mul_(sign).numpy() if with_gradient else None
 

@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import count_true, fill_masked, is_full, log1mexp
+from recsys_topk.numerics import LOWEST_EXPONENT, count_true, fill_masked, is_full, log1mexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.logistic import lowest_exponent
 from recsys_topk.operators.ordering import share_ties, sort_descending
 from recsys_topk.operators.scan import scan
 
@@ -119,7 +118,7 @@ class _Masses(torch.autograd.Function):
             below: (B, 1), the sum of exp(x - v_m) over the items that are not in `v`.
             k: (B,), 1 <= k <= m.
         """
-        gaps = torch.exp((v[:, 1:] - v[:, :-1]).clamp_min_(lowest_exponent(v.dtype)))
+        gaps = torch.exp((v[:, 1:] - v[:, :-1]).clamp_min_(LOWEST_EXPONENT[v.dtype]))
         e = torch.cat((torch.zeros_like(below), gaps), 1)
         after = torch.cat((gaps, torch.ones_like(below)), 1)  # e_{i+1}
         up = scan(e, inside)
