@@ -13,6 +13,11 @@ import torch
 from torch import Tensor
 
 LOG2 = math.log(2.0)
+
+# exp and log1p take up to sixty times as long where a result is not a normal number; from here on up they are fast,
+# and what is below is nothing beside any sum it enters.
+LOWEST_EXPONENT = {torch.float32: -80.0, torch.float64: -700.0}
+
 _NOTHING = contextlib.nullcontext()
 
 

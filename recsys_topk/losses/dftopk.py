@@ -12,7 +12,7 @@ from torch import Tensor
 from recsys_topk.checks import may_read
 from recsys_topk.losses.base import ListFacts, Reduction
 from recsys_topk.losses.topk import TopKLoss, target_numpy
-from recsys_topk.numerics import fill_masked
+from recsys_topk.numerics import LOWEST_EXPONENT, fill_masked
 from recsys_topk.operators.dftopk import DFTopK
 from recsys_topk.operators.selection import Array, Bools, add_shared, pair_numpy, scratch
 
@@ -21,9 +21,6 @@ SHORT = 4096
 
 # Halves of rows shorter than this are not worth folding.
 FOLD_FROM = 64
-
-# By bytes an item: exp of anything lower is not a normal number, and takes some sixty times as long.
-LOWEST_EXPONENT = {4: -87.0, 8: -708.0}
 
 
 class DFTopKLoss(TopKLoss):
@@ -115,9 +112,9 @@ class _FusedBCE(torch.autograd.Function):
             theta = cut + a.dtype.type(alpha) * (kept - cut)
             total, gradient = terms(a, theta, target, tau, ctx.needs_input_grad[0])
         if gradient is not None:
-            through = torch.from_numpy(gradient).sum(1, keepdim=True).numpy()
-            add_shared(gradient, a, kept, through * a.dtype.type(-alpha))
-            add_shared(gradient, a, cut, through * a.dtype.type(alpha - 1.0))
+            summed = np.add.reduce(gradient, 1) if ctx.short else torch.from_numpy(gradient).sum(1).numpy()
+            add_shared(gradient, a, kept, summed * a.dtype.type(-alpha))
+            add_shared(gradient, a, cut, summed * a.dtype.type(alpha - 1.0))
             if ctx.short:
                 gradient /= items if isinstance(items, int) else items[:, None]
             ctx.save_for_backward(torch.from_numpy(gradient))
@@ -131,7 +128,7 @@ class _FusedBCE(torch.autograd.Function):
         (gradient,) = ctx.saved_tensors
         if not ctx.short:  # a short one has been divided already
             grad = grad / (ctx.items if isinstance(ctx.items, int) else torch.from_numpy(ctx.items))
-        return gradient * (grad if len(grad) == 1 else grad.unsqueeze(1)), None, None, None, None, None, None
+        return gradient * (grad if grad.shape[0] == 1 else grad.unsqueeze(1)), None, None, None, None, None, None
 
 
 def _short_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradient: bool) -> tuple[Array, Array | None]:
@@ -147,9 +144,9 @@ def _long_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradient
     """Return what `_short_terms` returns: few passes, in place, in torch."""
     sign, e = (torch.from_numpy(buffer) for buffer in scratch(a, 2))
     np.copyto(sign.numpy(), target)
-    torch.add(torch.tensor(1.0 / tau, dtype=sign.dtype), sign, alpha=-2.0 / tau, out=sign)
+    sign.mul_(-2.0 / tau).add_(1.0 / tau)
     t = torch.sub(torch.from_numpy(a), torch.from_numpy(theta)).mul_(sign)
-    torch.abs(t, out=e).neg_().clamp_min_(LOWEST_EXPONENT[a.dtype.itemsize]).exp_()
+    torch.abs(t, out=e).neg_().clamp_min_(LOWEST_EXPONENT[e.dtype]).exp_()
     total = _sum_log1p(e).add_(torch.clamp_min(t, 0.0, out=e).sum(1))
     return total.numpy(), t.sigmoid_().mul_(sign).numpy() if with_gradient else None
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from recsys_topk.checks import check_not_negative
-from recsys_topk.numerics import add_eps, count_true, fill_masked, is_full, log1mexp
+from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, count_true, fill_masked, is_full, log1mexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.logistic import lowest_exponent
 from recsys_topk.operators.opaque import opaque
 from recsys_topk.operators.ordering import average_ties, sort_descending
 
@@ -223,7 +222,7 @@ def _references(v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: floa
 
 def _exp(x: Tensor) -> Tensor:
     """Return exp(x) in place, off the underflow that makes exp slow on CPU."""
-    return x.clamp_min_(lowest_exponent(x.dtype)).exp_()
+    return x.clamp_min_(LOWEST_EXPONENT[x.dtype]).exp_()
 
 
 def _fake_gradient(v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from recsys_topk.checks import check_not_negative
-from recsys_topk.numerics import add_eps, count_true, fill_masked, is_full, log1mexp
+from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, count_true, fill_masked, is_full, log1mexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.logistic import lowest_exponent
 from recsys_topk.operators.ordering import share_ties, sort_descending
 from recsys_topk.operators.scan import scan
 
@@ -122,7 +121,7 @@ class _Masses(torch.autograd.Function):
             below: (B, 1), the sum of exp(x - v_m) over the items that are not in `v`.
             k: (B,), 1 <= k <= m.
         """
-        gaps = torch.exp((v[:, 1:] - v[:, :-1]).clamp_min_(lowest_exponent(v.dtype)))
+        gaps = torch.exp((v[:, 1:] - v[:, :-1]).clamp_min_(LOWEST_EXPONENT[v.dtype]))
         e = torch.cat((torch.zeros_like(below), gaps), 1)
         after = torch.cat((gaps, torch.ones_like(below)), 1)  # e_{i+1}
         up = scan(e, inside)
