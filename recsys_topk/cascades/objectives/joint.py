@@ -53,7 +53,7 @@ class JointObjective(CascadeObjective):
         reference_quirks: bool = False,
     ) -> None:
         super().__init__(loss, stages)
-        self.reference_quirks = reference_quirks
+        self.reference_quirks = self.padding_takes_part = reference_quirks
         self.eps = check_not_negative("eps", eps)
         if stage_k not in ("k", "quota"):
             raise ValueError(f"stage_k must be 'k' or 'quota', got {stage_k!r}")

@@ -1,7 +1,7 @@
 """LCRON's loss with the published treatment of padding, in the dense form of its authors; for comparisons only.
 
-The permutation matrices are computed over all slots, padding included, and multiplied by the mask along both axes, as if
-padding stood at the end of the list. In the joint term the items that should not survive are not masked at all.
+The permutation matrices are computed over all slots, padding included, and multiplied by the mask along both axes, as
+if padding stood at the end of the list. In the joint term the items that should not survive are not masked at all.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ def lcron_terms(
     Args:
         operator: Which permutation, and its temperature.
         scores: One (B, N) tensor a stage.
-        labels: (B, N); the k largest of the valid ones are true.
+        labels: (B, N); the k largest, padding included, are true unless they are padding.
         mask: Boolean (B, N).
         k: Number of true items, and where every stage cuts.
         eps: Inside each logarithm and each normaliser.
     """
     real = mask.to(labels.dtype)
     both = real[:, :, None] * real[:, None, :]
-    order = torch.where(mask, labels, -torch.inf).argsort(1, descending=True, stable=True)
+    order = labels.argsort(dim=1, descending=True, stable=True)
     truth = torch.nn.functional.one_hot(order, labels.shape[1]).to(labels.dtype) * both
     wanted, unwanted = truth[:, :k].sum(1), truth[:, k:].sum(1)
     long_enough = (mask.sum(1) > k).to(labels.dtype)
-    terms, inside, outside = [], 1.0, 1.0
+    terms: list[Tensor] = []
+    inside, outside = torch.ones_like(labels), torch.ones_like(labels)
     for x in scores:
         p = permutation(operator, x) * both
         up, down = p[:, :k].sum(1), p[:, k:].sum(1)
