@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -144,16 +145,20 @@ class RecFlowDataModule(LightningDataModule):  # type: ignore[misc]  # Lightning
             for stage, wanted in self.wanted_days.items()
         }
 
-    def prepare_days(self, days: Sequence[str]) -> None:
-        """Prepare the days that are not prepared yet, with one line in the log."""
-        missing = self.cache.missing(days)
+    def prepare_data(self) -> None:
+        """Prepare the days that are used and not prepared yet; called by Lightning in one process."""
+        missing = self.cache.missing(sorted({day for days in self.days.values() for day in days}))
         if missing:
             rank_zero_info(f"preparing {len(missing)} days of {self.cache.files.folder} in {self.cache.folder} (once)")
             self.cache.prepare(missing)
 
-    def prepare_data(self) -> None:
-        """Prepare all days that are used; called by Lightning in one process."""
-        self.prepare_days(sorted({day for days in self.days.values() for day in days}))
+    def for_day(self, day: str) -> RecFlowDataModule:
+        """Return this data module with one day to train, validate and test on; they share what is open."""
+        _ = self.cache
+        data = copy.copy(self)
+        data.wanted_days = dict.fromkeys(self.wanted_days, day)
+        data._train_loader = data._state = None
+        return data
 
     def loader(self, days: Sequence[str], *, training: bool) -> DayLoader:
         """Return the batches of some prepared days, for training or for evaluation."""

@@ -59,6 +59,13 @@ def test_days_in_order_shuffled_within(world_cache: DayCache) -> None:
     assert [len(batch) for batch in batches] == [32, 32, 32, 32, 22] * 2
 
 
+def test_only_one_day_is_held_in_memory(world_cache: DayCache) -> None:
+    loader = make(world_cache, days=4)
+    for batch in loader:
+        held = [day.day for day in loader.days if {"item_rows", "view_rows"} & set(vars(day))]
+        assert held == [batch.day]
+
+
 def test_epochs_differ_and_are_reproducible(world_cache: DayCache) -> None:
     loader = make(world_cache)
     epochs = [ids(loader) for _ in range(2)]
