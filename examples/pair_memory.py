@@ -1,8 +1,8 @@
 """What a loss over pairs costs: `python examples/pair_memory.py ranknet`, or `written_out` for the obvious form.
 
-1024 lists of 200 items, forward and backward on one thread: median CPU time, and peak memory above what was there before.
-Labels are as in RecFlow (10 distinct positives, 30 graded negatives, 160 zeros); with `random` as a second argument they
-are drawn from 0 to 29, so that nearly every item is better than some other.
+1024 lists of 200 items, forward and backward on one thread: median CPU time, and peak memory above what was there
+before. Labels are as in RecFlow (10 distinct positives, 30 graded negatives, 160 zeros); with `random` as a second
+argument they are drawn from 0 to 29, so that nearly every item is better than some other.
 """
 
 import resource
