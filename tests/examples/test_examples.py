@@ -30,6 +30,13 @@ def test_own_training_loop_learns(loss):
     assert values[-1] < 0.7 * values[0]
 
 
+def test_pair_memory_compares_like_with_like():
+    """The obvious form and ours compute the same loss."""
+    printed = [run("examples/pair_memory.py", name) for name in ("written_out", "ranknet")]
+    obvious, ours = (text.split("loss ")[1].split(",")[0] for text in printed)
+    assert float(obvious) == pytest.approx(float(ours), rel=1e-5)
+
+
 PLUGIN_IN_USE = """
 from recsys_topk import losses, operators
 from recsys_topk.cli.losses import main
