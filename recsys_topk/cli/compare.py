@@ -39,9 +39,9 @@ def main(argv: list[str]) -> int:
     variants = {name: ["--loss", name] for name in options.losses.split(",") if name}
     for text in options.variant:
         label, equals, arguments = text.partition("=")
-        if not equals:
-            raise ValueError(f"--variant must be LABEL=OPTIONS, got {text!r}")
         variants[label] = shlex.split(arguments)
+        if not equals or not arguments.lstrip().startswith("--"):
+            raise ValueError(f"--variant must be LABEL=OPTIONS, with no = in the label, got {text!r}")
     if not variants:
         raise ValueError("nothing to compare: give --losses dftopk,listnet or --variant")
     if options.seeds < 1:
