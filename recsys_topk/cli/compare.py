@@ -23,7 +23,8 @@ def main(argv: list[str]) -> int:
     """Run what has not been run yet, then print and write the table."""
     parser = argparse.ArgumentParser(
         prog="recsys-topk compare",
-        description=f"{__doc__} Further options go to every `recsys-topk fit`. Finished runs are kept: an interrupted "
+        description="Train several losses on the same data and batch order, with seeds, spread and a paired test. "
+        "Further options go to every `recsys-topk fit`. Finished runs are kept: an interrupted "
         "comparison goes on where it was.",
         allow_abbrev=False,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -188,6 +189,23 @@ def test_help_is_quick_to_read(recsys_topk: Command) -> None:
     assert len(done.stdout.splitlines()) < 30
     for command in ("fit", "test", "predict", "simulate", "losses", "doctor"):
         assert f"\n  {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_help_of_a_command_fits_a_screen_and_names_real_options(command: str, recsys_topk: Command) -> None:
+    short = recsys_topk(command, "--help")
+    assert short.returncode == 0
+    assert len(short.stdout.splitlines()) < 50
+    if command == "fit":
+        everything = recsys_topk("fit", "--help_all").stdout
+        for option in re.findall(r"--(?:data|model|trainer)\.\w+", short.stdout):
+            assert f"{option} " in everything, option
+
+
+def test_help_of_a_loss_shows_its_options(recsys_topk: Command) -> None:
+    assert "LapSumLoss(tau=1.0, k=None" in recsys_topk("fit", "--loss.help", "lapsum").stdout
+    assert "dftopk" in recsys_topk("fit", "--loss.help").stdout
+    assert "stage_k" in recsys_topk("fit", "--objective.help", "joint").stdout
 
 
 def test_packaged_configs_parse(recsys_topk: Command) -> None:
