@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys_topk.datamodules.batch import CascadeBatch
@@ -26,6 +26,7 @@ def ids(loader: DayLoader) -> list[list[int]]:
     return [batch.request_id.tolist() for batch in loader]
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(4, 60), min_size=1, max_size=4),
     batch_size=st.integers(1, 20),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from recsys_topk.datamodules import DayStream
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.recflow import RecFlowDataModule
 from recsys_topk.datamodules.schema import Schema
+from recsys_topk.datamodules.simulator import simulate
 
 
 @pytest.fixture
@@ -103,6 +105,15 @@ def test_days_by_default_and_by_option(make: Any) -> None:
     assert chosen == {"train": days[1:3], "val": days[3:], "test": days[:1]}
     with pytest.raises(ValueError, match="test_days='2024-02-04' asks for 2024-02-04"):
         make(test_days="2024-02-04")
+
+
+def test_too_few_days_to_split_are_not_shared_silently(tmp_path: Path) -> None:
+    root = simulate(tmp_path / "world", replace(SMALL, days=2, requests=20))
+    with pytest.raises(ValueError, match="hold 2024-01-13 and 2024-01-14, too few to set apart"):
+        _ = RecFlowDataModule(root=str(root)).days
+    first, last = "2024-01-13", "2024-01-14"
+    chosen = RecFlowDataModule(root=str(root), train_days=first, val_days=last, test_days=last)
+    assert chosen.days == {"train": (first,), "val": (last,), "test": (last,)}
 
 
 def test_what_the_trainer_sees(make: Any, tmp_path: Path) -> None:
