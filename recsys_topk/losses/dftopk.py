@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -69,10 +69,20 @@ class DFTopKLoss(TopKLoss):
         if not may_read(scores):
             return super()._lists(scores, labels, mask, k, facts)
         target = target_numpy(labels.detach().numpy(), facts.positive.numpy(), k, facts.positives.numpy())
-        fused: Tensor = _FusedBCE.apply(  # type: ignore[no-untyped-call]
-            scores, target, mask, k, facts, self.tau, self.alpha
-        )
+        task = _Task(target, mask, k, facts, self.tau, self.alpha)
+        fused: Tensor = _FusedBCE.apply(scores, task)  # type: ignore[no-untyped-call]
         return fused
+
+
+class _Task(NamedTuple):
+    """All that the fused loss needs besides the scores (every argument of a Function's `apply` costs time)."""
+
+    target: Bools
+    mask: Tensor | None
+    k: int | Tensor
+    facts: ListFacts
+    tau: float
+    alpha: float
 
 
 class _FusedBCE(torch.autograd.Function):
@@ -84,16 +94,8 @@ class _FusedBCE(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        scores: Tensor,
-        target: Bools,
-        mask: Tensor | None,
-        k: int | Tensor,
-        facts: ListFacts,
-        tau: float,
-        alpha: float,
-    ) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, task: _Task) -> Tensor:
+        target, mask, k, facts, tau, alpha = task
         x = scores.detach() if mask is None else fill_masked(scores.detach(), mask, -math.inf)
         a = x.numpy()
         ks = k.numpy() if isinstance(k, Tensor) else k
@@ -124,11 +126,11 @@ class _FusedBCE(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (gradient,) = ctx.saved_tensors
         if not ctx.short:  # a short one has been divided already
             grad = grad / (ctx.items if isinstance(ctx.items, int) else torch.from_numpy(ctx.items))
-        return gradient * (grad if grad.shape[0] == 1 else grad.unsqueeze(1)), None, None, None, None, None, None
+        return gradient * (grad if grad.shape[0] == 1 else grad.unsqueeze(1)), None
 
 
 def _short_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradient: bool) -> tuple[Array, Array | None]:
