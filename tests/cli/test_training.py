@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from tests.cli import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
 Command = Callable[..., Result]
@@ -148,11 +149,18 @@ def test_yaml_with_short_names_and_an_objective(recsys_topk: Command, tmp_path: 
 
 
 def test_wandb_without_account_or_network_runs_offline(recsys_topk: Command, tmp_path: Path) -> None:
-    done = recsys_topk("fit", "--logger", "wandb", "--name", "w", *TINY_WORLD)
+    done = recsys_topk("fit", "--logger", "wandb", "--name", "w", "--loss.tau", "3", *TINY_WORLD)
     assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "runs" / "w" / "wandb").glob("offline-run-*/*.wandb"))
     assert "wandb sync" in done.stdout
     assert (tmp_path / "runs" / "w" / "metrics.csv").is_file()
+    (file,) = (tmp_path / "runs" / "w" / "wandb").glob("offline-run-*/*.wandb")
+    found = wandb_files.records(file)
+    logged = wandb_files.config(found)
+    assert logged["model"]["loss"]["init_args"]["tau"] == 3.0
+    assert logged["data"]["eval_negatives"] == 40
+    rows = wandb_files.history(found)
+    assert any("val/joint_recall@10@20" in row for row in rows)
+    assert any("train/loss_joint" in row and "trainer/global_step" in row for row in rows)
 
 
 @pytest.mark.parametrize(
