@@ -138,6 +138,16 @@ def log1mexp(x: Tensor) -> Tensor:
     return torch.where(x < 0, value, -math.inf)
 
 
+def add_eps(x: Tensor, eps: float) -> Tensor:
+    """Return log(exp(x) + eps), and `x` itself for eps = 0.
+
+    Example:
+        >>> add_eps(torch.tensor([-float("inf"), 0.0]), 0.5)
+        tensor([-0.6931,  0.4055])
+    """
+    return torch.logaddexp(x, torch.full_like(x, math.log(eps))) if eps else x
+
+
 def masked_logsumexp(x: Tensor, mask: Tensor, dim: int = -1, keepdim: bool = False) -> Tensor:
     """Return log sum exp of the entries of `x` where `mask`; -inf, with zero gradient, where nothing is valid."""
     filled = torch.where(mask, x, -math.inf)

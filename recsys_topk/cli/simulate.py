@@ -44,6 +44,8 @@ def main(argv: list[str]) -> int:
     began = time.monotonic()
     try:
         config = WorldConfig(**given)
+        if recalls and config.days < 3:
+            raise ValueError(f"--recalls needs days to train, validate and test on, at least 3; got {config.days}")
         with tqdm(total=config.days, unit="day", desc="simulate") as bar:
 
             def done(day: str) -> None:

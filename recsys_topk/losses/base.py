@@ -58,6 +58,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
         family: ``"top-k"``, ``"listwise"``, ``"pairwise"`` or ``"pointwise"``.
         cost: Time for one list: ``"n"``, ``"n log n"``, ``"k n"`` or ``"n^2"``.
         requires_k: The loss has no meaning without a k.
+        stage_k: What an open k means in a stage of a cascade: ``"k"``, the number of items wanted in the end, or
+            ``"quota"``, the number that the stage passes on.
         paper: Where the loss is from.
 
     Args:
@@ -73,6 +75,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
     family: ClassVar[str]
     cost: ClassVar[str]
     requires_k: ClassVar[bool] = False
+    stage_k: ClassVar[Literal["k", "quota"]] = "k"
     paper: ClassVar[str] = ""
     operator: TopKOperator | None
 

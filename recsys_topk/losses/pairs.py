@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from recsys_topk.checks import may_read
 from recsys_topk.numerics import is_full
 
-# How many pairs are formed at a time. About six such buffers live at once: on a CPU they should stay in the cache
-# (measured fastest), elsewhere and under compilation a chunk should be worth its kernel launches.
+# How many pairs are formed at a time. About six such buffers live at once: on a CPU the share of each thread should
+# stay in its cache (measured fastest), elsewhere and under compilation a chunk should be worth its kernel launches.
 PAIRS_IN_CACHE = 1 << 16
 PAIRS_AT_A_TIME = 1 << 21
 
@@ -27,7 +27,8 @@ PAIRS_AT_A_TIME = 1 << 21
 def spans(scores: Tensor, rows: Tensor) -> Iterator[slice]:
     """Cut the lists of `scores`, (B, N), into slices of a bounded number of pairs with `rows`, (B, P)."""
     lists, pairs = scores.shape[0], max(1, rows.shape[1] * scores.shape[1])
-    step = max(1, (PAIRS_IN_CACHE if may_read(scores) else PAIRS_AT_A_TIME) // pairs)
+    budget = min(PAIRS_AT_A_TIME, PAIRS_IN_CACHE * torch.get_num_threads()) if may_read(scores) else PAIRS_AT_A_TIME
+    step = max(1, budget // pairs)
     return (slice(start, min(start + step, lists)) for start in range(0, lists, step))
 
 

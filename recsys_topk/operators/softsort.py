@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import LOWEST_EXPONENT, count_true, fill_masked, is_full, log1mexp
+from recsys_topk.checks import check_not_negative
+from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, count_true, fill_masked, is_full, log1mexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.operators.ordering import share_ties, sort_descending
 from recsys_topk.operators.scan import scan
@@ -32,6 +33,7 @@ class SoftSort(TopKOperator):
     Args:
         tau: Temperature.
         normalised: Which form.
+        eps: Added to C in the normalised form (LCRON's published loss has 1e-6).
         validate: Raise on NaN or infinity among valid scores.
 
     Example:
@@ -48,9 +50,10 @@ class SoftSort(TopKOperator):
     exact_gradient: ClassVar[bool] = False
     paper: ClassVar[str] = "Prillo and Eisenschlos 2020, arXiv 2006.16038"
 
-    def __init__(self, tau: float = 1.0, normalised: bool = True, *, validate: bool = False) -> None:
+    def __init__(self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, *, validate: bool = False) -> None:
         super().__init__(tau, validate=validate)
         self.normalised = normalised
+        self.eps = check_not_negative("eps", eps)
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""
@@ -79,7 +82,7 @@ class SoftSort(TopKOperator):
             log_p = log_u.gather(1, back)
             return SoftSelection(log_p, log1mexp(log_p.clamp_max(0.0)), mask)
         log_d = torch.where(above, first.log() + (v.gather(1, edge + 1) - v), own.log())
-        log_c = torch.logaddexp(log_u, log_d).detach()
+        log_c = add_eps(torch.logaddexp(log_u, log_d).detach(), self.eps)
         return SoftSelection((log_u - log_c).gather(1, back), (log_d - log_c).gather(1, back), mask)
 
     def extra_repr(self) -> str:

@@ -6,7 +6,7 @@ pytest nor hypothesis is needed: a plug-in's test is one line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -20,7 +20,10 @@ Subject = TypeVar("Subject")
 
 
 def check_loss(
-    target: type[RankingLoss] | Callable[[], RankingLoss] | RankingLoss, lists: Sequence[Lists] | None = None
+    target: type[RankingLoss] | Callable[[], RankingLoss] | RankingLoss,
+    lists: Sequence[Lists] | None = None,
+    *,
+    rules: Collection[str] | None = None,
 ) -> None:
     """Check a loss against the rules that hold for every loss.
 
@@ -39,6 +42,7 @@ def check_loss(
     Args:
         target: The class, a function without arguments that builds an instance, or an instance.
         lists: Batches to try instead of the built-in ones; only the rules that apply to any batch are then checked.
+        rules: Names of the rules to check, as they stand in the error message; None = all.
 
     Example:
         >>> from recsys_topk.losses import ListNetLoss
@@ -46,11 +50,14 @@ def check_loss(
     """
     subject = loss_rules.LossSubject(target)
     batches = [make() for make in loss_rules.LISTS] if lists is None else lists
-    _run(f"loss {subject.name}", subject, loss_rules.ON_LISTS, batches, () if lists else loss_rules.ONCE)
+    _run(f"loss {subject.name}", subject, loss_rules.ON_LISTS, batches, () if lists else loss_rules.ONCE, rules)
 
 
 def check_operator(
-    target: type[TopKOperator] | Callable[[], TopKOperator] | TopKOperator, lists: Sequence[Lists] | None = None
+    target: type[TopKOperator] | Callable[[], TopKOperator] | TopKOperator,
+    lists: Sequence[Lists] | None = None,
+    *,
+    rules: Collection[str] | None = None,
 ) -> None:
     """Check an operator against the rules that hold for every operator, and against what it declares.
 
@@ -66,10 +73,18 @@ def check_operator(
     Args:
         target: The class, a function without arguments that builds an instance, or an instance.
         lists: Batches to try instead of the built-in ones; only the rules that apply to any batch are then checked.
+        rules: Names of the rules to check, as they stand in the error message; None = all.
     """
     subject = operator_rules.OperatorSubject(target)
     batches = [make() for make in operator_rules.LISTS] if lists is None else lists
-    _run(f"operator {subject.name}", subject, operator_rules.ON_LISTS, batches, () if lists else operator_rules.ONCE)
+    _run(
+        f"operator {subject.name}",
+        subject,
+        operator_rules.ON_LISTS,
+        batches,
+        () if lists else operator_rules.ONCE,
+        rules,
+    )
 
 
 def check_objective(
@@ -77,6 +92,7 @@ def check_objective(
     stages: int,
     lists: Sequence[Lists] | None = None,
     *,
+    rules: Collection[str] | None = None,
     groups: int = 4,
     deterministic: bool = True,
 ) -> None:
@@ -84,20 +100,21 @@ def check_objective(
 
     The rules: the total is a finite scalar with named terms, and every stage gets a finite gradient; masked items are
     inert; the order of the items does not matter; lists without a valid item change nothing; inputs are not written to;
-    half precision and autocast are computed in float32; great scores are digested; pickle brings the objective back.
+    half precision and autocast are computed in float32; scores of 1e4 are digested; pickle brings the objective back.
 
     Args:
         make: A function without arguments that builds the objective, called as
             ``objective(scores, labels, mask, groups=..., quotas=..., k=...)``.
         stages: Number of stages it is built for, at most 4.
         lists: Batches to try instead of the built-in ones; only the rules that apply to any batch are then checked.
+        rules: Names of the rules to check, as they stand in the error message; None = all.
         groups: Number of sample groups that the objective expects.
         deterministic: Whether the same input gives the same output; comparisons are left out if not.
     """
     subject = objective_rules.ObjectiveSubject(make, stages, groups, deterministic)
     batches = [build() for build in objective_rules.LISTS] if lists is None else lists
     once = () if lists else objective_rules.ONCE
-    _run(f"objective {subject.name}", subject, objective_rules.ON_LISTS, batches, once)
+    _run(f"objective {subject.name}", subject, objective_rules.ON_LISTS, batches, once, rules)
 
 
 def _run(
@@ -106,6 +123,11 @@ def _run(
     on_lists: Sequence[Callable[[Subject, Lists], None]],
     batches: Sequence[Lists],
     once: Sequence[Callable[[Subject], None]],
+    chosen: Collection[str] | None,
 ) -> None:
     rules = [(title(rule), partial(rule, subject, batch)) for rule in on_lists for batch in batches]
-    run_rules(name, [*rules, *((title(rule), partial(rule, subject)) for rule in once)])
+    rules += [(title(rule), partial(rule, subject)) for rule in once]
+    known = {rule for rule, _ in rules}
+    if chosen is not None and not set(chosen) <= known:
+        raise ValueError(f"no rule is called {sorted(set(chosen) - known)}; the rules are {sorted(known)}")
+    run_rules(name, [(rule, check) for rule, check in rules if chosen is None or rule in chosen])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -134,11 +135,11 @@ def tied() -> Lists:
     return ordinary().with_scores(scores)
 
 
-def extreme() -> list[Lists]:
-    """Return float32 lists with scores of great size or spread."""
+def extreme(sizes: Sequence[float] = (1e4, 1e30)) -> list[Lists]:
+    """Return float32 lists with scores of great size or spread, far from 0, or very close together."""
     base = ordinary().to(torch.float32)
     signs = torch.tensor([1.0, -1.0, 0.0, 1.0, -1.0, 0.5, -0.25])
-    return [base.with_scores(base.scores * 0 + signs * size) for size in (1e4, 1e30)] + [
+    return [base.with_scores(base.scores * 0 + signs * size) for size in sizes] + [
         base.with_scores(base.scores + 1e6),
         base.with_scores(base.scores * 1e-30),
     ]

@@ -1,11 +1,13 @@
 """The examples run as a user would run them."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,10 +26,28 @@ def run(*command, **environment):
     return done.stdout
 
 
+def printed(script, argument, monkeypatch, capsys):
+    """Run a script in this process, as `python script argument`; return what it printed."""
+    monkeypatch.setattr(sys, "argv", [script, argument])
+    threads = torch.get_num_threads()
+    try:
+        runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+    return capsys.readouterr().out
+
+
 @pytest.mark.parametrize("loss", ["dftopk", "lambdaloss"])
-def test_own_training_loop_learns(loss):
-    values = [float(line.split()[-1]) for line in run("examples/own_training_loop.py", loss).splitlines()]
+def test_own_training_loop_learns(loss, monkeypatch, capsys):
+    lines = printed("own_training_loop.py", loss, monkeypatch, capsys).splitlines()
+    values = [float(line.split()[-1]) for line in lines]
     assert values[-1] < 0.7 * values[0]
+
+
+def test_pair_memory_reports_time_and_memory(monkeypatch, capsys):
+    text = printed("pair_memory.py", "ranknet", monkeypatch, capsys)
+    assert text.startswith("ranknet (recflow): loss 0.90")
+    assert text.endswith(" MB\n")
 
 
 PLUGIN_IN_USE = """

@@ -138,10 +138,21 @@ def test_a_sound_loss_passes():
 @pytest.mark.parametrize(("faulty", "rule"), LOSSES.items(), ids=[cls.__name__ for cls in LOSSES])
 def test_a_fault_in_a_loss_is_named(faulty, rule):
     with pytest.raises(AssertionError) as caught:
-        check_loss(faulty)
-    message = str(caught.value)
-    assert f"rule '{rule}'" in message
-    assert faulty.__name__ in message
+        check_loss(faulty, rules=[rule])
+    assert f"rule '{rule}'" in str(caught.value)
+    assert faulty.__name__ in str(caught.value)
+
+
+def test_all_broken_rules_are_named_at_once():
+    with pytest.raises(AssertionError) as caught:
+        check_loss(CouplesLists)
+    for rule in ("lists do not influence each other", "masked items are inert"):
+        assert f"rule '{rule}'" in str(caught.value)
+
+
+def test_an_unknown_rule_is_an_error():
+    with pytest.raises(ValueError, match="no rule is called"):
+        check_loss(Sound, rules=["ties are nice"])
 
 
 def test_the_offending_input_is_shown():
@@ -219,7 +230,7 @@ def test_a_sound_operator_passes():
 @pytest.mark.parametrize(("faulty", "rule"), OPERATORS.items(), ids=[cls.__name__ for cls in OPERATORS])
 def test_a_fault_in_an_operator_is_named(faulty, rule):
     with pytest.raises(AssertionError) as caught:
-        check_operator(faulty)
+        check_operator(faulty, rules=[rule])
     assert f"rule '{rule}'" in str(caught.value)
     assert faulty.__name__ in str(caught.value)
 
