@@ -75,6 +75,13 @@ def check_positive(name: str, value: float) -> float:
     return float(value)
 
 
+def check_not_negative(name: str, value: float) -> float:
+    """Return `value`, or raise unless it is a finite number >= 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+    return float(value)
+
+
 def check_finite(scores: Tensor, mask: Tensor) -> None:
     """Raise, naming the first place, if a valid score is NaN or infinite (reads the tensors)."""
     bad = ~torch.isfinite(scores) & mask

@@ -13,6 +13,11 @@ import torch
 from torch import Tensor
 
 LOG2 = math.log(2.0)
+
+# exp and log1p take up to sixty times as long where a result is not a normal number; from here on up they are fast,
+# and what is below is nothing beside any sum it enters.
+LOWEST_EXPONENT = {torch.float32: -80.0, torch.float64: -700.0}
+
 _NOTHING = contextlib.nullcontext()
 
 
@@ -131,6 +136,16 @@ def log1mexp(x: Tensor) -> Tensor:
     far_safe = torch.where(near, -LOG2, x)
     value = torch.where(near, torch.log(-torch.expm1(near_safe)), torch.log1p(-torch.exp(far_safe)))
     return torch.where(x < 0, value, -math.inf)
+
+
+def add_eps(x: Tensor, eps: float) -> Tensor:
+    """Return log(exp(x) + eps), and `x` itself for eps = 0.
+
+    Example:
+        >>> add_eps(torch.tensor([-float("inf"), 0.0]), 0.5)
+        tensor([-0.6931,  0.4055])
+    """
+    return torch.logaddexp(x, torch.full_like(x, math.log(eps))) if eps else x
 
 
 def masked_logsumexp(x: Tensor, mask: Tensor, dim: int = -1, keepdim: bool = False) -> Tensor:

@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the suite."""
     parser.add_argument("--users", type=int, default=2000, help="users of the simulated world")
     parser.add_argument("--items", type=int, default=20_000, help="its items")
-    parser.add_argument("--days", type=int, default=4, help="its days")
-    parser.add_argument("--requests", type=int, default=5000, help=f"its requests a day, at least {LISTS}")
+    parser.add_argument("--days", type=int, default=12, help="its days")
+    parser.add_argument("--requests", type=int, default=2500, help=f"its requests a day, at least {LISTS}")
     parser.add_argument("--repeats", type=int, default=11, help="measurements of which the median is taken")
     parser.add_argument("--research-repeats", type=int, default=3, help="the same for the research reader")
 
@@ -61,7 +61,9 @@ def run(args: argparse.Namespace) -> BenchResult:
             seconds = _cpu(lambda: cache.prepare(files.days[1:]))
             rows.append(_rate("prepare", (total - args.requests) / seconds))
             rows += _batches(cache, files, args)
-            peaks = {days: _peak("prepare", str(files.folder), days) for days in sorted({1, 2, len(files.days)})}
+            peaks = {
+                days: _peak("prepare", str(files.folder), days) for days in sorted({1, (args.days + 1) // 2, args.days})
+            }
     finally:
         torch.set_num_threads(threads)
     rows += [{"part": f"prepare {days} days", "peak MB": peak} for days, peak in peaks.items()]

@@ -2,6 +2,9 @@
 
 `--loss dftopk --loss.tau 1` becomes `--model.loss recsys_topk.losses.dftopk.DFTopKLoss --model.loss.tau 1`, and the
 same in YAML (`loss: dftopk`). What is parsed, saved and stored in checkpoints is then always the plain class path.
+
+A config may hold options for losses that are chosen by name, `losses: {lapsum: {tau: 5}}`, so that `--loss lapsum` on
+top of it gets them; what is typed overrides them.
 """
 
 from __future__ import annotations
@@ -16,6 +19,15 @@ import yaml
 from recsys_topk.registry import Registry, nearest
 
 CONFIGS = "recsys_topk.cli.configs"
+
+# RecFlow's labels are places in a ranking (29..20 for the best group), not grades: an exponential gain or a softmax
+# over them would see the first item only.
+FOR_RECFLOW_LABELS: dict[str, dict[str, Any]] = {
+    "approx_ndcg": {"gain": "linear"},
+    "lambdaloss": {"gain": "linear"},
+    "lambdarank": {"gain": "linear"},
+    "listnet": {"target": "normalised"},
+}
 
 
 def registries() -> dict[str, Registry[Any]]:
@@ -44,47 +56,55 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
     command, rest = list(arguments[:1]), list(arguments[1:])
     classes: list[str] = []
     others: list[str] = []
-    configs: list[str] = []
+    configs: list[dict[str, Any]] = []
+    by_loss = {name: dict(options) for name, options in FOR_RECFLOW_LABELS.items()}
     position = 0
     while position < len(rest):
         option, equals, value = rest[position].partition("=")
-        takes_value = not equals and position + 1 < len(rest)
+        following = rest[position + 1] if not equals and position + 1 < len(rest) else ""
         short = option[2:].split(".")[0] if option.startswith("--") else ""
-        if short in tables and option == f"--{short}":
-            name = value if equals else (rest[position + 1] if takes_value else "")
+        if option == f"--{short}" and short in tables:
+            cls = _named(tables[short], value if equals else following)
             position += 1 if equals else 2
-            classes.append(f"--model.{short}={class_path(tables[short], name)}")
+            classes.append(f"--model.{short}={_path(cls)}")
+            if short == "loss":
+                classes += [f"--model.loss.{key}={given}" for key, given in by_loss.get(cls.name, {}).items()]
         elif short in tables:
             others.append(f"--model.{rest[position][2:]}")
             position += 1
         elif option in ("-c", "--config"):
-            name = value if equals else (rest[position + 1] if takes_value else "")
+            content = read_config(value if equals else following)
             position += 1 if equals else 2
-            configs.append(f"--config={read_config(name, tables)}")
+            for name, options in (content.pop("losses", None) or {}).items():
+                tables["loss"].resolve(name)
+                by_loss.setdefault(name, {}).update(options)
+            configs.append(resolve_names(content, tables, by_loss))
         else:
             others.append(rest[position])
             position += 1
     # A class must be named before its options, and a file is overridden by what is typed.
-    return [*command, *configs, *classes, *others]
+    return [*command, *(f"--config={dump(content)}" for content in configs), *classes, *others]
 
 
-def class_path(table: Registry[Any], name: str) -> str:
-    """Return the class path that `name` stands for in `table`."""
+def _named(table: Registry[Any], name: str) -> Any:
     if not name:
         raise ValueError(f"--{table.kind} needs a name; available: {', '.join(table.available())}")
-    cls = table.resolve(name)
+    return table.resolve(name)
+
+
+def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def read_config(name: str, tables: Mapping[str, Registry[Any]]) -> str:
-    """Return the text of a config, a file or a packaged one by name, with registry names resolved."""
+def read_config(name: str) -> dict[str, Any]:
+    """Return the content of a config: a file, a packaged one by name, or YAML text."""
     path = Path(name)
-    if path.is_file():
+    if "\n" in name or ": " in name:
+        text = name
+    elif path.is_file():
         text = path.read_text(encoding="utf-8")
     elif name in packaged_configs():
         text = resources.files(CONFIGS).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    elif "\n" in name or ":" in name:
-        text = name
     else:
         close = nearest(name, packaged_configs())
         hint = f"did you mean {close!r}? " if close else ""
@@ -95,21 +115,23 @@ def read_config(name: str, tables: Mapping[str, Registry[Any]]) -> str:
         raise ValueError(f"config {name!r} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"config {name!r} must be a mapping of options, got {type(content).__name__}")
-    return dump(resolve_names(content, tables))
+    return content
 
 
-def resolve_names(content: dict[str, Any], tables: Mapping[str, Registry[Any]]) -> dict[str, Any]:
-    """Move `loss` and `objective` below `model` and replace registry names by class paths."""
+def resolve_names(
+    content: dict[str, Any], tables: Mapping[str, Registry[Any]], by_loss: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Move `loss` and `objective` below `model`, replace names by class paths, and add the options for the loss."""
     resolved = dict(content)
     model = dict(resolved.get("model") or {})
     for short, table in tables.items():
         given = resolved.pop(short, None) or model.get(short)
         if isinstance(given, str):
-            model[short] = {"class_path": class_path(table, given)}
-        elif isinstance(given, dict) and "class_path" in given:
-            model[short] = {**given, "class_path": class_path(table, str(given["class_path"]))}
-        elif given is not None:
-            model[short] = given
+            given = {"class_path": given}
+        if isinstance(given, dict) and "class_path" in given:
+            cls = _named(table, str(given["class_path"]))
+            options = {**(by_loss.get(cls.name, {}) if short == "loss" else {}), **(given.get("init_args") or {})}
+            model[short] = {"class_path": _path(cls), **({"init_args": options} if options else {})}
     if model:
         resolved["model"] = model
     return resolved

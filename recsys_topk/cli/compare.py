@@ -23,7 +23,8 @@ def main(argv: list[str]) -> int:
     """Run what has not been run yet, then print and write the table."""
     parser = argparse.ArgumentParser(
         prog="recsys-topk compare",
-        description=f"{__doc__} Further options go to every `recsys-topk fit`. Finished runs are kept: an interrupted "
+        description="Train several losses on the same data and batch order, with seeds, spread and a paired test. "
+        "Further options go to every `recsys-topk fit`. Finished runs are kept: an interrupted "
         "comparison goes on where it was.",
         allow_abbrev=False,
     )
@@ -39,9 +40,9 @@ def main(argv: list[str]) -> int:
     variants = {name: ["--loss", name] for name in options.losses.split(",") if name}
     for text in options.variant:
         label, equals, arguments = text.partition("=")
-        if not equals:
-            raise ValueError(f"--variant must be LABEL=OPTIONS, got {text!r}")
         variants[label] = shlex.split(arguments)
+        if not equals or not arguments.lstrip().startswith("--"):
+            raise ValueError(f"--variant must be LABEL=OPTIONS, with no = in the label, got {text!r}")
     if not variants:
         raise ValueError("nothing to compare: give --losses dftopk,listnet or --variant")
     if options.seeds < 1:

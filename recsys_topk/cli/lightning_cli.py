@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import lightning.pytorch as pl
+import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar, TQDMProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from recsys_topk.callbacks.predictions import PredictionWriter
@@ -116,6 +117,17 @@ class Parser(LightningArgumentParser):  # type: ignore[misc]  # lightning is unt
             text += f"; did you mean {close}?" if close else ""
         warn(f"recsys-topk: {text}")
         raise SystemExit(2)
+
+
+class SaveConfig(SaveConfigCallback):  # type: ignore[misc]  # lightning is untyped here
+    """Saves the configuration as config.yaml, and as the config of the W&B run if there is one."""
+
+    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Log the whole resolved configuration once; let W&B's summary keep the best recall, not the last."""
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_hyperparams(yaml.safe_load(self.parser.dump(self.config, skip_none=False)))
+                logger.experiment.define_metric("val/*", summary="max")
 
 
 class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped here
@@ -236,6 +248,7 @@ def run_cli(arguments: list[str]) -> CascadeCLI:
             RecFlowDataModule,
             parser_class=Parser,
             seed_everything_default=42,
+            save_config_callback=SaveConfig,
             save_config_kwargs={"overwrite": True},
             trainer_defaults=TRAINER_DEFAULTS,
             load_from_checkpoint_support=False,

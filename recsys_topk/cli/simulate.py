@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from recsys_topk.cli.console import echo, warn
+from recsys_topk.cli.console import echo, table, warn
 from recsys_topk.datamodules.world import WorldConfig
 
 
@@ -25,13 +25,18 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--requests", type=int, default=default.requests, help="requests a day")
     made.add_argument("--seed", type=int, default=default.seed, help="the same seed gives the same files")
     made.add_argument("--start", default=default.start, help="first day, YYYY-MM-DD")
+    made.add_argument(
+        "--recalls",
+        action="store_true",
+        help="afterwards, print what a random, a popularity and an all-knowing ranker reach on the last day",
+    )
     return made
 
 
 def main(argv: list[str]) -> int:
     """Run the command; return 0, or 1 after an error of the user's."""
     given = vars(parser().parse_args(argv))
-    out = given.pop("out")
+    out, recalls = given.pop("out"), given.pop("recalls")
     from tqdm import tqdm
 
     from recsys_topk.datamodules.simulator import simulate
@@ -39,6 +44,8 @@ def main(argv: list[str]) -> int:
     began = time.monotonic()
     try:
         config = WorldConfig(**given)
+        if recalls and config.days < 3:
+            raise ValueError(f"--recalls needs days to train, validate and test on, at least 3; got {config.days}")
         with tqdm(total=config.days, unit="day", desc="simulate") as bar:
 
             def done(day: str) -> None:
@@ -51,5 +58,13 @@ def main(argv: list[str]) -> int:
         return 1
     requests = config.days * config.requests
     echo(f"{root}: {config.days} days, {requests} requests in {time.monotonic() - began:.1f} s")
+    if recalls:
+        from recsys_topk.datamodules.recflow import RecFlowDataModule
+        from recsys_topk.datamodules.simulator import reference_recalls
+
+        data = RecFlowDataModule(root=str(root))
+        data.prepare_data()
+        found = reference_recalls(data)
+        echo(table([{"ranker": ranker, **values} for ranker, values in found.items()]))
     echo(f"train on it: recsys-topk fit --data.root {root}")
     return 0

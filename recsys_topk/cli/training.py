@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from recsys_topk.cli.arguments import from_checkpoint, option_value, registries, rewrite
 from recsys_topk.cli.console import echo
+from recsys_topk.cli.help import class_help, command_help
 
 if TYPE_CHECKING:
     from recsys_topk.cli.lightning_cli import CascadeCLI
@@ -15,8 +16,24 @@ MODEL_COMMANDS = ("validate", "test", "predict")
 
 def main(argv: list[str]) -> int:
     """Run a training command; `argv` starts with its name."""
+    text = wanted_help(argv)
+    if text is not None:
+        echo(text)
+        return 0
     run(argv)
     return 0
+
+
+def wanted_help(argv: list[str]) -> str | None:
+    """Return the help that the arguments ask for, if they do."""
+    command, *rest = argv
+    if "-h" in rest or "--help" in rest:
+        return command_help(command)
+    for short, table in registries().items():
+        option = f"--{short}.help"
+        if any(argument.partition("=")[0] == option for argument in rest):
+            return class_help(table, option_value(rest, option) or option_value(rest, f"--{short}"))
+    return None
 
 
 def run(argv: list[str]) -> CascadeCLI:
@@ -24,9 +41,9 @@ def run(argv: list[str]) -> CascadeCLI:
     command, *rest = argv
     for registry in registries().values():
         registry.discover()
-    arguments = rewrite(argv)
-    asks_help = any(argument in ("-h", "--help") or argument.endswith(".help") for argument in rest)
-    if command in MODEL_COMMANDS and not asks_help:
+    everything = "--help_all" in rest
+    arguments = ["--help" if argument == "--help_all" else argument for argument in rewrite(argv)]
+    if command in MODEL_COMMANDS and not everything:
         checkpoint = option_value(rest, "--ckpt_path")
         if checkpoint is None:
             example = f"recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"

@@ -18,44 +18,70 @@ _WORST_POSITION: Final = BEST_LABEL - 1 - max(layout.positive_above for layout i
 
 
 def read_all_stage(path: Path) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the samples (distinct rows of the request columns, in file order) and (request, video, position) rows."""
-    import pyarrow as pa
-    from pyarrow import feather
+    """Read a day's feather file, one record batch at a time.
 
+    Args:
+        path: The file.
+
+    Returns:
+        The samples, which are the distinct rows of the request columns in file order; and for each ordered stage of
+        which the file has the columns, (m, 3) rows of request, video and position.
+    """
+    import pyarrow as pa
+
+    samples: dict[str, list[Array]] = {name: [] for name in _SAMPLE}
+    ordered: dict[str, list[Array]] = {}
     try:
         with pa.memory_map(str(path)) as file:
-            present = set(pa.ipc.open_file(file).schema.names)
-        missing = [name for name in (*_SAMPLE, "video_id") if name not in present]
-        if missing:
-            raise FormatError(f"{path} has no column {', '.join(missing)}; it has {', '.join(sorted(present))}")
-        wanted = {*_SAMPLE, "video_id", *ORDERED_STAGES, *ORDERED_STAGES.values()}
-        table = feather.read_table(path, columns=sorted(wanted & present), memory_map=True)
-        sample = {name: _integers(table, name, path) for name in _SAMPLE}
-        ordered = {}
-        for stage, index in ORDERED_STAGES.items():
-            if stage in present and index in present:
-                rows = np.flatnonzero(_integers(table, stage, path) == 1)
-                columns = (sample["request_id"], _integers(table, "video_id", path), _integers(table, index, path))
-                ordered[stage] = np.stack([column[rows] for column in columns], axis=1)
+            names = pa.ipc.open_file(file).schema.names
+            missing = [name for name in (*_SAMPLE, "video_id") if name not in names]
+            if missing:
+                raise FormatError(f"{path} has no column {', '.join(missing)}; it has {', '.join(sorted(names))}")
+            wanted = {*_SAMPLE, "video_id", *ORDERED_STAGES, *ORDERED_STAGES.values()}
+            fields = [i for i, name in enumerate(names) if name in wanted]
+            reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields))
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                columns = {name: _integers(batch, name, path) for name in batch.schema.names}
+                _add_samples(samples, columns)
+                _add_positions(ordered, columns)
     except (pa.ArrowInvalid, OSError) as error:
         raise FormatError(f"{path} is not a whole feather file ({error}); get it again") from error
-    if not len(sample["request_id"]):
+    if not sum(map(len, samples["request_id"])):
         raise FormatError(f"{path} has no rows")
-    starts = np.zeros(len(sample["request_id"]), dtype=bool)
-    starts[0] = True
-    for column in sample.values():
-        starts[1:] |= column[1:] != column[:-1]
+    table = {name: np.concatenate(parts) for name, parts in samples.items()}
+    if np.unique(table["request_id"]).size < table["request_id"].size:
+        # Rows of a request that are not together, or that differ in something else than the video.
+        stacked = np.stack(list(table.values()), axis=1)
+        rows = np.sort(np.unique(stacked, axis=0, return_index=True)[1])
+        table = {name: column[rows] for name, column in table.items()}
+    return table, {stage: np.concatenate(parts) for stage, parts in ordered.items()}
+
+
+def _add_samples(samples: dict[str, list[Array]], columns: dict[str, Array]) -> None:
+    """Append the rows whose request columns differ from the row before, within one record batch."""
+    starts = np.zeros(len(columns["request_id"]), dtype=bool)
+    starts[:1] = True
+    for name in _SAMPLE:
+        starts[1:] |= columns[name][1:] != columns[name][:-1]
     rows = np.flatnonzero(starts)
-    if np.unique(sample["request_id"][rows]).size < rows.size:
-        stacked = np.stack([column[rows] for column in sample.values()], axis=1)
-        rows = rows[np.sort(np.unique(stacked, axis=0, return_index=True)[1])]
-    return {name: column[rows] for name, column in sample.items()}, ordered
+    for name, parts in samples.items():
+        parts.append(columns[name][rows])
 
 
-def _integers(table: Any, name: str, path: Path) -> Array:
+def _add_positions(ordered: dict[str, list[Array]], columns: dict[str, Array]) -> None:
+    """Append the (request, video, position) of the rows that carry the flag of an ordered stage."""
+    for stage, index in ORDERED_STAGES.items():
+        if stage in columns and index in columns:
+            rows = np.flatnonzero(columns[stage] == 1)
+            chosen = [columns[name][rows] for name in ("request_id", "video_id", index)]
+            ordered.setdefault(stage, []).append(np.stack(chosen, axis=1))
+
+
+def _integers(batch: Any, name: str, path: Path) -> Array:
     import pyarrow as pa
 
-    column = table[name]
+    column = batch.column(name)
     if not pa.types.is_integer(column.type) or column.null_count:
         raise FormatError(
             f"{path}: column {name} must hold integers without gaps, it is {column.type} with {column.null_count} nulls"

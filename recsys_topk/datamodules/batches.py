@@ -132,13 +132,16 @@ class BatchMaker:
         return item, labels
 
     def _pool(self, item: Array, mask: Array, catalogue: int) -> tuple[Array, Array]:
-        """Return the distinct catalogue rows of the lists, ascending, and the lists as indices into them."""
+        """Return the distinct catalogue rows of the lists, ascending, and the lists as indices into them.
+
+        The pool has a row even if all lists are empty, for padding to point at.
+        """
         if self._scratch.size < catalogue:
             self._scratch = np.empty(catalogue, dtype=np.int64)
-        ordered = np.sort(item[mask].astype(np.int32))
+        ordered = np.sort(item[mask].astype(np.int32)) if mask.any() else np.zeros(1, dtype=np.int32)
         pool = ordered[np.flatnonzero(np.diff(ordered, prepend=-1))].astype(np.int64)
         self._scratch[pool] = np.arange(pool.size)
-        candidates = self._scratch.take(np.where(mask, item, pool[0] if pool.size else 0))
+        candidates = self._scratch.take(np.where(mask, item, pool[0]))
         return pool, candidates
 
     def _history(self, day: PreparedDay, rows: Array) -> tuple[Array, Array]:

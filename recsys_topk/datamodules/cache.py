@@ -163,6 +163,11 @@ class PreparedDay:
             rows[-1, i] = padding_id(name)
         return rows
 
+    def release(self) -> None:
+        """Drop the tables of items and views, which are copies in memory; they come back when they are needed."""
+        for name in ("first_rows", "item_rows", "view_rows"):
+            self.__dict__.pop(name, None)
+
     @property
     def nbytes(self) -> int:
         """Size on disk."""

@@ -158,6 +158,8 @@ class DayLoader:
             piece = self.slices[number]
             day = self.days[piece.day]
             if piece.day != ordered_day:
+                if ordered_day >= 0:
+                    self.days[ordered_day].release()  # memory is that of one day, however many there are
                 order, ordered_day = self._order(day, epoch), piece.day
             rows = order[piece.start : piece.stop][self.rank :: self.processes]
             yield self.maker.make(day, rows, draw_seed=draw_seed, training=self.training)

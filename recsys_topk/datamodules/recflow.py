@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -50,6 +51,17 @@ class RecFlowDataModule(LightningDataModule):  # type: ignore[misc]  # Lightning
         num_workers: Worker processes that make batches; one process makes a batch of 1024 in about 2 ms.
         shuffle: Whether to shuffle training requests within each day.
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
+
+    Example:
+        >>> import tempfile
+        >>> from recsys_topk.datamodules import WorldConfig, simulate
+        >>> folder = tempfile.mkdtemp()
+        >>> root = simulate(f"{folder}/world", WorldConfig(users=20, items=200, days=3, requests=30))
+        >>> data = RecFlowDataModule(str(root), eval_negatives=20, cache_dir=folder)
+        >>> data.prepare_data()
+        >>> batch = data.add_negatives(next(iter(data.test_dataloader())))
+        >>> tuple(batch.candidates.shape)
+        (30, 60)
     """
 
     def __init__(
@@ -72,7 +84,8 @@ class RecFlowDataModule(LightningDataModule):  # type: ignore[misc]  # Lightning
         cache_dir: str | None = None,
     ) -> None:
         super().__init__()
-        for name, value in {"train_negatives": train_negatives, "eval_negatives": eval_negatives}.items():
+        counts = {"train_negatives": train_negatives, "eval_negatives": eval_negatives, "seed": seed}
+        for name, value in counts.items():
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
         # In plain values, so that checkpoints hold what the model was trained on and load with weights_only=True.
@@ -136,24 +149,31 @@ class RecFlowDataModule(LightningDataModule):  # type: ignore[misc]  # Lightning
     def days(self) -> dict[str, tuple[str, ...]]:
         """The days used for ``"train"``, ``"val"`` and ``"test"``."""
         available = self.cache.files.days
-        last = available[-1:]
-        before = available[-2:-1] or last
-        default = {"train": available[:-2] or available[:1], "val": before, "test": last}
+        if len(available) < 3 and None in self.wanted_days.values():
+            raise ValueError(
+                f"the data hold {' and '.join(available)}, too few to set apart a validation and a test day; say which "
+                f"to use with train_days, val_days and test_days"
+            )
+        default = {"train": available[:-2], "val": available[-2:-1], "test": available[-1:]}
         return {
             stage: select_days(available, wanted, default[stage], f"{stage}_days")
             for stage, wanted in self.wanted_days.items()
         }
 
-    def prepare_days(self, days: Sequence[str]) -> None:
-        """Prepare the days that are not prepared yet, with one line in the log."""
-        missing = self.cache.missing(days)
+    def prepare_data(self) -> None:
+        """Prepare the days that are used and not prepared yet; called by Lightning in one process."""
+        missing = self.cache.missing(sorted({day for days in self.days.values() for day in days}))
         if missing:
             rank_zero_info(f"preparing {len(missing)} days of {self.cache.files.folder} in {self.cache.folder} (once)")
             self.cache.prepare(missing)
 
-    def prepare_data(self) -> None:
-        """Prepare all days that are used; called by Lightning in one process."""
-        self.prepare_days(sorted({day for days in self.days.values() for day in days}))
+    def for_day(self, day: str) -> RecFlowDataModule:
+        """Return this data module with one day to train, validate and test on; they share what is open."""
+        _ = self.cache
+        data = copy.copy(self)
+        data.wanted_days = dict.fromkeys(self.wanted_days, day)
+        data._train_loader = data._state = None
+        return data
 
     def loader(self, days: Sequence[str], *, training: bool) -> DayLoader:
         """Return the batches of some prepared days, for training or for evaluation."""

@@ -63,6 +63,8 @@ def read_stages(path: Path, request_id: Array, counts: Mapping[str, int]) -> tup
             slots[stage].append(sizes)
     del entries
     distinct, number, variant = intern_columns(rows, counts["video_id"])
+    if not distinct.size:
+        raise FormatError(f"{path} has no item in any stage of any request")
     cursor = iter(number)
     numbers = _row_numbers(distinct.shape[1])
     columns = {stage: np.full((request_id.size, SLOTS), -1, dtype=numbers) for stage in STAGES}

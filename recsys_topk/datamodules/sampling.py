@@ -125,7 +125,7 @@ def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, n
     drawn = own.new_zeros(())
     open_rows: Tensor | None = None  # None = all
     begin, length = 0, number + number // 8 + 8
-    for _ in range(_ROUNDS if source.size and lists and number else 0):
+    for _ in range(_ROUNDS if source.tickets and lists and number else 0):
         here = slice(None) if open_rows is None else open_rows
         new = source.item(integers(keys[here], begin, begin + length, source.tickets))
         known, known_mask = own[here], own_mask[here]

@@ -20,9 +20,11 @@ class StreamDay:
         test: Batches of the day for evaluation, before anything was learned from it; None on the first day, which
             nothing precedes.
         train: Batches of the day for training.
+        data: The data module with this day as its training, validation and test day, for a Lightning trainer.
     """
 
     day: str
+    data: RecFlowDataModule
     test: DayLoader | None
     train: DayLoader
 
@@ -38,8 +40,8 @@ class DayStream:
     Example:
         >>> for step in DayStream(datamodule):  # doctest: +SKIP
         ...     if step.test is not None:
-        ...         trainer.test(model, step.test)
-        ...     trainer.fit(model, step.train)
+        ...         trainer.test(model, step.data)
+        ...     trainer.fit(model, step.data)
     """
 
     def __init__(self, datamodule: RecFlowDataModule, begin: str | None = None) -> None:
@@ -54,6 +56,7 @@ class DayStream:
 
     def __iter__(self) -> Iterator[StreamDay]:
         for day in self.days[self.days.index(self.begin) :]:
-            self.datamodule.prepare_days([day])
-            test = None if day == self.days[0] else self.datamodule.loader([day], training=False)
-            yield StreamDay(day, test, self.datamodule.loader([day], training=True))
+            data = self.datamodule.for_day(day)
+            data.prepare_data()
+            test = None if day == self.days[0] else data.loader([day], training=False)
+            yield StreamDay(day, data, test, data.loader([day], training=True))

@@ -45,6 +45,7 @@ class ARFLoss(RankingLoss):
     family: ClassVar[str] = "top-k"
     cost: ClassVar[str] = "n^2"
     requires_k: ClassVar[bool] = True
+    stage_k: ClassVar[Literal["k", "quota"]] = "quota"
     paper: ClassVar[str] = "Wang et al. 2024, arXiv 2310.10462 (ARF)"
 
     def __init__(

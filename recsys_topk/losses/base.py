@@ -58,6 +58,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
         family: ``"top-k"``, ``"listwise"``, ``"pairwise"`` or ``"pointwise"``.
         cost: Time for one list: ``"n"``, ``"n log n"``, ``"k n"`` or ``"n^2"``.
         requires_k: The loss has no meaning without a k.
+        stage_k: What an open k means in a stage of a cascade: ``"k"``, the number of items wanted in the end, or
+            ``"quota"``, the number that the stage passes on.
         paper: Where the loss is from.
 
     Args:
@@ -73,6 +75,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
     family: ClassVar[str]
     cost: ClassVar[str]
     requires_k: ClassVar[bool] = False
+    stage_k: ClassVar[Literal["k", "quota"]] = "k"
     paper: ClassVar[str] = ""
     operator: TopKOperator | None
 
@@ -204,7 +207,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
     def _reduce(self, losses: Tensor, counted: Tensor | None, weights: Tensor | None) -> Tensor:
         if self.reduction == "mean":
             if counted is None and weights is None:
-                return losses.reshape(()) if len(losses) == 1 else losses.sum() / max(len(losses), 1)
+                lists = losses.shape[0]
+                return losses.mean() if lists > 1 else losses.reshape(()) if lists else losses.sum()
             return weighted_mean(losses, full_mask(losses) if counted is None else counted, weights)
         if counted is not None:
             losses = torch.where(counted, losses, 0.0)

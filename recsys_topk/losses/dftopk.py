@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from recsys_topk.checks import may_read
 from recsys_topk.losses.base import ListFacts, Reduction
 from recsys_topk.losses.topk import TopKLoss, target_numpy
-from recsys_topk.numerics import fill_masked
+from recsys_topk.numerics import LOWEST_EXPONENT, fill_masked
 from recsys_topk.operators.dftopk import DFTopK
 from recsys_topk.operators.selection import Array, Bools, add_shared, pair_numpy, scratch
 
@@ -21,9 +21,6 @@ SHORT = 4096
 
 # Halves of rows shorter than this are not worth folding.
 FOLD_FROM = 64
-
-# By bytes an item: exp of anything lower is not a normal number, and takes some sixty times as long.
-LOWEST_EXPONENT = {4: -87.0, 8: -708.0}
 
 
 class DFTopKLoss(TopKLoss):
@@ -72,10 +69,20 @@ class DFTopKLoss(TopKLoss):
         if not may_read(scores):
             return super()._lists(scores, labels, mask, k, facts)
         target = target_numpy(labels.detach().numpy(), facts.positive.numpy(), k, facts.positives.numpy())
-        fused: Tensor = _FusedBCE.apply(  # type: ignore[no-untyped-call]
-            scores, target, mask, k, facts, self.tau, self.alpha
-        )
+        task = _Task(target, mask, k, facts, self.tau, self.alpha)
+        fused: Tensor = _FusedBCE.apply(scores, task)  # type: ignore[no-untyped-call]
         return fused
+
+
+class _Task(NamedTuple):
+    """All that the fused loss needs besides the scores (every argument of a Function's `apply` costs time)."""
+
+    target: Bools
+    mask: Tensor | None
+    k: int | Tensor
+    facts: ListFacts
+    tau: float
+    alpha: float
 
 
 class _FusedBCE(torch.autograd.Function):
@@ -87,16 +94,8 @@ class _FusedBCE(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        scores: Tensor,
-        target: Bools,
-        mask: Tensor | None,
-        k: int | Tensor,
-        facts: ListFacts,
-        tau: float,
-        alpha: float,
-    ) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, task: _Task) -> Tensor:
+        target, mask, k, facts, tau, alpha = task
         x = scores.detach() if mask is None else fill_masked(scores.detach(), mask, -math.inf)
         a = x.numpy()
         ks = k.numpy() if isinstance(k, Tensor) else k
@@ -115,9 +114,9 @@ class _FusedBCE(torch.autograd.Function):
             theta = cut + a.dtype.type(alpha) * (kept - cut)
             total, gradient = terms(a, theta, target, tau, ctx.needs_input_grad[0])
         if gradient is not None:
-            through = torch.from_numpy(gradient).sum(1, keepdim=True).numpy()
-            add_shared(gradient, a, kept, through * a.dtype.type(-alpha))
-            add_shared(gradient, a, cut, through * a.dtype.type(alpha - 1.0))
+            summed = np.add.reduce(gradient, 1) if ctx.short else torch.from_numpy(gradient).sum(1).numpy()
+            add_shared(gradient, a, kept, summed * a.dtype.type(-alpha))
+            add_shared(gradient, a, cut, summed * a.dtype.type(alpha - 1.0))
             if ctx.short:
                 gradient /= items if isinstance(items, int) else items[:, None]
             ctx.save_for_backward(torch.from_numpy(gradient))
@@ -127,11 +126,11 @@ class _FusedBCE(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (gradient,) = ctx.saved_tensors
         if not ctx.short:  # a short one has been divided already
             grad = grad / (ctx.items if isinstance(ctx.items, int) else torch.from_numpy(ctx.items))
-        return gradient * (grad if len(grad) == 1 else grad.unsqueeze(1)), None, None, None, None, None, None
+        return gradient * (grad if grad.shape[0] == 1 else grad.unsqueeze(1)), None
 
 
 def _short_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradient: bool) -> tuple[Array, Array | None]:
@@ -147,9 +146,9 @@ def _long_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradient
     """Return what `_short_terms` returns: few passes, in place, in torch."""
     sign, e = (torch.from_numpy(buffer) for buffer in scratch(a, 2))
     np.copyto(sign.numpy(), target)
-    torch.add(torch.tensor(1.0 / tau, dtype=sign.dtype), sign, alpha=-2.0 / tau, out=sign)
+    sign.mul_(-2.0 / tau).add_(1.0 / tau)
     t = torch.sub(torch.from_numpy(a), torch.from_numpy(theta)).mul_(sign)
-    torch.abs(t, out=e).neg_().clamp_min_(LOWEST_EXPONENT[a.dtype.itemsize]).exp_()
+    torch.abs(t, out=e).neg_().clamp_min_(LOWEST_EXPONENT[e.dtype]).exp_()
     total = _sum_log1p(e).add_(torch.clamp_min(t, 0.0, out=e).sum(1))
     return total.numpy(), t.sigmoid_().mul_(sign).numpy() if with_gradient else None
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from recsys_topk.losses.base import Reduction
-from recsys_topk.losses.topk import TopKLoss, clamp_selection, selection_bce, topk_target
+from recsys_topk.losses.topk import TopKLoss, clamp_selection
 from recsys_topk.operators.base import SoftSelection
 from recsys_topk.operators.hard import HardTopK, straight_through
 
@@ -51,14 +49,9 @@ class HardTopKLoss(TopKLoss):
         operator = HardTopK(tau, straight_through)
         super().__init__(operator, k=k, positive_above=positive_above, reduction=reduction, validate=validate)
 
-    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
-        """See `RankingLoss.per_list`."""
-        assert k is not None
-        target = topk_target(labels, mask, k, self.positive_above)
-        hard = self.operator.select(scores, k, mask)
-        value = clamp_selection(SoftSelection(hard.log_p.detach(), hard.log_q.detach(), mask))
-        # The clamp would stop the lent gradient, so it is applied to the value alone.
-        passed = SoftSelection(
-            straight_through(value.log_p, hard.log_p), straight_through(value.log_q, hard.log_q), mask
+    def clamp(self, selection: SoftSelection) -> SoftSelection:
+        """Clamp the value alone: the lent gradient passes."""
+        value = clamp_selection(SoftSelection(selection.log_p.detach(), selection.log_q.detach(), selection.mask))
+        return SoftSelection(
+            straight_through(value.log_p, selection.log_p), straight_through(value.log_q, selection.log_q), value.mask
         )
-        return selection_bce(passed, target)

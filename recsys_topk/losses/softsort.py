@@ -17,6 +17,7 @@ class SoftSortLoss(TopKLoss):
 
     Args:
         tau: Temperature.
+        eps: Added to the normaliser of the masses (LCRON's published loss has 1e-6).
         k: How many items to select; required here or in the call.
         positive_above: Items with a label above this are positive.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -36,11 +37,12 @@ class SoftSortLoss(TopKLoss):
     def __init__(
         self,
         tau: float = 1.0,
+        eps: float = 0.0,
         *,
         k: int | Literal["positives"] | None = None,
         positive_above: float = 0.0,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:
-        operator = SoftSort(tau)
+        operator = SoftSort(tau, eps=eps)
         super().__init__(operator, k=k, positive_above=positive_above, reduction=reduction, validate=validate)

@@ -157,5 +157,8 @@ class TopKLoss(RankingLoss):
         """See `RankingLoss.per_list`."""
         assert k is not None
         target = topk_target(labels, mask, k, self.positive_above)
-        selection = self.operator.select(scores, k, mask)
-        return selection_bce(clamp_selection(selection) if self.clamped else selection, target)
+        return selection_bce(self.clamp(self.operator.select(scores, k, mask)), target)
+
+    def clamp(self, selection: SoftSelection) -> SoftSelection:
+        """Return the selection as it enters the cross-entropy: without exact zeros and ones."""
+        return clamp_selection(selection) if self.clamped else selection

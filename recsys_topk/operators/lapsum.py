@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import LOG2, fill_masked, is_full
+from recsys_topk.numerics import LOG2, LOWEST_EXPONENT, fill_masked, is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.logistic import lowest_exponent
 from recsys_topk.operators.opaque import opaque
 from recsys_topk.operators.selection import kth_values
 
@@ -54,7 +53,7 @@ class _LaplaceLogs(torch.autograd.Function):
         u = (filled - laplace_threshold(filled.detach(), k, tau)).mul_(1.0 / tau)
         far = -u.abs()
         # The smaller of p and 1 - p is exp(-|u|) / 2, the larger one minus that.
-        smaller, larger = far - LOG2, torch.log1p(-0.5 * torch.exp(far.clamp_min(lowest_exponent(u.dtype))))
+        smaller, larger = far - LOG2, torch.log1p(-0.5 * torch.exp(far.clamp_min(LOWEST_EXPONENT[u.dtype])))
         above = u > 0
         ctx.save_for_backward(u)
         ctx.tau = tau
@@ -64,13 +63,13 @@ class _LaplaceLogs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_p: Tensor, grad_q: Tensor) -> tuple[Tensor, None, None]:
         (u,) = ctx.saved_tensors
-        e = torch.exp((-u.abs()).clamp_min_(lowest_exponent(u.dtype)))
+        e = torch.exp((-u.abs()).clamp_min_(LOWEST_EXPONENT[u.dtype]))
         slope = e / (2.0 - e)  # of the log of the larger of p and 1 - p; that of the smaller is 1
         above = u > 0
         inner = torch.where(above, grad_p * slope - grad_q, grad_p - grad_q * slope)
         # Scaled by the nearest item, so that the shares exist however far all items are from the threshold.
         near = u.abs().amin(1, keepdim=True)
-        share = torch.exp((near - u.abs()).clamp_min_(lowest_exponent(u.dtype)))
+        share = torch.exp((near - u.abs()).clamp_min_(LOWEST_EXPONENT[u.dtype]))
         share = share / share.sum(1, keepdim=True)
         return (inner - share * inner.sum(1, keepdim=True)) / ctx.tau, None, None
 
@@ -94,7 +93,7 @@ def laplace_threshold(filled: Tensor, k: Tensor, tau: float) -> Tensor:
     """
     kept, cut = kth_values(filled, k)
     b = cut + 0.5 * (kept - cut)
-    wanted, tiny, lowest = k[:, None], torch.finfo(filled.dtype).tiny, lowest_exponent(filled.dtype)
+    wanted, tiny, lowest = k[:, None], torch.finfo(filled.dtype).tiny, LOWEST_EXPONENT[filled.dtype]
     buffer, previous = torch.empty_like(filled), None
     for _ in range(MAX_STEPS):
         torch.sub(filled, b, out=buffer)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recsys_topk.numerics import LOWEST_EXPONENT
 from recsys_topk.operators.opaque import opaque
 from recsys_topk.operators.selection import kth_values
 
@@ -29,7 +30,7 @@ class _LogisticLogs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> tuple[Tensor, Tensor]:
         # exp underflows slowly on CPU; beyond the bound log1p(exp) is below the smallest normal number anyhow.
-        soft = torch.log1p(torch.exp(torch.clamp_min(-z.abs(), lowest_exponent(z.dtype))))
+        soft = torch.log1p(torch.exp(torch.clamp_min(-z.abs(), LOWEST_EXPONENT[z.dtype])))
         log_p, log_q = torch.clamp_max(z, 0.0) - soft, torch.clamp_max(-z, 0.0) - soft
         ctx.save_for_backward(z)
         return log_p, log_q
@@ -39,11 +40,6 @@ class _LogisticLogs(torch.autograd.Function):
     def backward(ctx: Any, grad_p: Tensor, grad_q: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
         return grad_p * torch.sigmoid(-z) - grad_q * torch.sigmoid(z)
-
-
-def lowest_exponent(dtype: torch.dtype) -> float:
-    """Return the lowest whole number whose exp is a normal number of `dtype`."""
-    return float(math.ceil(math.log(torch.finfo(dtype).tiny)))
 
 
 def _fake_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:

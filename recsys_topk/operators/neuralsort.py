@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import count_true, fill_masked, is_full, log1mexp
+from recsys_topk.checks import check_not_negative
+from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, count_true, fill_masked, is_full, log1mexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.logistic import lowest_exponent
 from recsys_topk.operators.opaque import opaque
 from recsys_topk.operators.ordering import average_ties, sort_descending
 
@@ -36,6 +36,7 @@ class NeuralSort(TopKOperator):
     Args:
         tau: Temperature.
         normalised: Which form.
+        eps: Added to C in the normalised form (LCRON's published loss has 1e-6).
         validate: Raise on NaN or infinity among valid scores.
 
     Example:
@@ -52,9 +53,10 @@ class NeuralSort(TopKOperator):
     exact_gradient: ClassVar[bool] = False
     paper: ClassVar[str] = "Grover et al. 2019, arXiv 1903.08850"
 
-    def __init__(self, tau: float = 1.0, normalised: bool = True, *, validate: bool = False) -> None:
+    def __init__(self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, *, validate: bool = False) -> None:
         super().__init__(tau, validate=validate)
         self.normalised = normalised
+        self.eps = check_not_negative("eps", eps)
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""
@@ -66,7 +68,7 @@ class NeuralSort(TopKOperator):
         log_u, log_d = _Masses.apply(filled, ks, count, self.tau, self.normalised)  # type: ignore[no-untyped-call]
         if not self.normalised:
             return SoftSelection(log_u, log1mexp(log_u.clamp_max(0.0)), mask)
-        log_c = torch.logaddexp(log_u, log_d).detach()
+        log_c = add_eps(torch.logaddexp(log_u, log_d).detach(), self.eps)
         if not full:
             log_c = torch.where(mask, log_c, 0.0)
         return SoftSelection(log_u - log_c, log_d - log_c, mask)
@@ -220,7 +222,7 @@ def _references(v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: floa
 
 def _exp(x: Tensor) -> Tensor:
     """Return exp(x) in place, off the underflow that makes exp slow on CPU."""
-    return x.clamp_min_(lowest_exponent(x.dtype)).exp_()
+    return x.clamp_min_(LOWEST_EXPONENT[x.dtype]).exp_()
 
 
 def _fake_gradient(v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:

@@ -95,8 +95,8 @@ class _KthPair(torch.autograd.Function):
         filled, kept, cut = ctx.saved_tensors
         if is_plain(filled) and filled.is_cpu:
             grad = np.zeros(filled.shape, dtype=filled.detach().numpy().dtype)
-            add_shared(grad, filled.detach().numpy(), kept.numpy(), grad_kept.numpy())
-            add_shared(grad, filled.detach().numpy(), cut.numpy(), grad_cut.numpy())
+            add_shared(grad, filled.detach().numpy(), kept.numpy(), grad_kept.numpy()[:, 0])
+            add_shared(grad, filled.detach().numpy(), cut.numpy(), grad_cut.numpy()[:, 0])
             return torch.from_numpy(grad), None
         at_kept, at_cut = filled == kept, filled == cut
         return (
@@ -112,15 +112,15 @@ def add_shared(out: Array, a: Array, value: Array, amount: Array) -> None:
         out: (B, N), C-contiguous, changed in place.
         a: (B, N).
         value: (B, 1).
-        amount: (B, 1).
+        amount: (B,).
     """
     where = (a == value).reshape(-1).nonzero()[0]
     if where.size == a.shape[0]:  # no ties: one item a row, in the order of the rows
-        out.reshape(-1)[where] += amount[:, 0]
+        out.reshape(-1)[where] += amount
         return
     rows = where // a.shape[1]
     counts = np.bincount(rows, minlength=a.shape[0])
-    out.reshape(-1)[where] += (amount[:, 0] / np.maximum(counts, 1).astype(out.dtype))[rows]
+    out.reshape(-1)[where] += (amount / np.maximum(counts, 1).astype(out.dtype))[rows]
 
 
 class _Buffers(threading.local):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import count_true, fill_masked, is_full, log1mexp
+from recsys_topk.checks import check_not_negative
+from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, count_true, fill_masked, is_full, log1mexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.operators.ordering import share_ties, sort_descending
+from recsys_topk.operators.scan import scan
 
 
 class SoftSort(TopKOperator):
@@ -24,12 +26,14 @@ class SoftSort(TopKOperator):
     - plain: p = U, which sums to k and may exceed 1; log(1 - p) is -inf, with zero gradient, where it does. Needs
       the first k rows: O(n + k log k).
 
-    In the order of the scores |x_i - x_[r]| splits into two one-sided sums, so that every normaliser and every mass
-    is a cumulative log-sum-exp (taken in float64: its terms cancel); time n log n and memory n, not n^2.
+    In the order of the scores |x_i - x_[r]| splits into two one-sided sums, each a recurrence s_i = e_i s_{i-1} + w_i
+    with e_i = exp(-(gap to the neighbour) / tau) <= 1: all terms are positive and none is large, so nothing cancels,
+    overflows or vanishes. Time n log n (the sort) and memory n, not n^2.
 
     Args:
         tau: Temperature.
         normalised: Which form.
+        eps: Added to C in the normalised form (LCRON's published loss has 1e-6).
         validate: Raise on NaN or infinity among valid scores.
 
     Example:
@@ -46,32 +50,40 @@ class SoftSort(TopKOperator):
     exact_gradient: ClassVar[bool] = False
     paper: ClassVar[str] = "Prillo and Eisenschlos 2020, arXiv 2006.16038"
 
-    def __init__(self, tau: float = 1.0, normalised: bool = True, *, validate: bool = False) -> None:
+    def __init__(self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, *, validate: bool = False) -> None:
         super().__init__(tau, validate=validate)
         self.normalised = normalised
+        self.eps = check_not_negative("eps", eps)
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""
         full = is_full(mask)
-        x = share_ties(scores if full else fill_masked(scores, mask, -math.inf)) / self.tau
+        filled = scores if full else fill_masked(scores, mask, -math.inf)
+        x = share_ties(filled) / self.tau
         if not self.normalised and not isinstance(k, Tensor):
             return _plain_of_top(x, k, mask)
         _, order = sort_descending(x)
-        v = x.gather(1, order).double()
-        ranks = torch.arange(1, x.shape[1] + 1, device=x.device)
-        valid = None if full else ranks <= count_true(mask)[:, None]
-        log_z, v = _log_normalisers(v, valid, None)
-        first = ranks <= (k[:, None] if isinstance(k, Tensor) else k)
-        log_u = _log_masses(v, log_z, first if valid is None else first & valid)[0]
-        back = torch.empty_like(order).scatter_(1, order, ranks.expand_as(order) - 1)
+        places = torch.arange(x.shape[1], device=x.device).expand_as(order)
+        back = torch.empty_like(order).scatter_(1, order, places)
+        ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=x.device)
+        v = x.gather(1, order)
+        if not full:  # masked items come last; as copies of the last valid one they leave no gap
+            count = count_true(mask)[:, None]
+            v = torch.where(places < count, v, v.gather(1, count - 1).detach())
+        else:
+            count = torch.full_like(ks, x.shape[1])[:, None]
+        inside = (places < count).to(x.dtype)
+        own, last, first = _Masses.apply(v, inside, torch.zeros_like(v[:, :1]), ks)  # type: ignore[no-untyped-call]
+        # On its own side of k an item has its mass; on the other, that of the nearest row, less the distance to it.
+        edge = ks[:, None] - 1
+        above = places <= edge
+        log_u = torch.where(above, own.log(), last.log() + (v - v.gather(1, edge)))
         if not self.normalised:
-            log_p = log_u.gather(1, back).to(x.dtype)
+            log_p = log_u.gather(1, back)
             return SoftSelection(log_p, log1mexp(log_p.clamp_max(0.0)), mask)
-        log_d = _log_masses(v, log_z, ~first if valid is None else ~first & valid)[0]
-        log_c = torch.logaddexp(log_u, log_d).detach()
-        return SoftSelection(
-            (log_u - log_c).gather(1, back).to(x.dtype), (log_d - log_c).gather(1, back).to(x.dtype), mask
-        )
+        log_d = torch.where(above, first.log() + (v.gather(1, edge + 1) - v), own.log())
+        log_c = add_eps(torch.logaddexp(log_u, log_d).detach(), self.eps)
+        return SoftSelection((log_u - log_c).gather(1, back), (log_d - log_c).gather(1, back), mask)
 
     def extra_repr(self) -> str:
         """Show the temperature and the form."""
@@ -79,46 +91,86 @@ class SoftSort(TopKOperator):
 
 
 def _plain_of_top(x: Tensor, k: int, mask: Tensor) -> SoftSelection:
-    """Return the plain form from the k largest scores: the rest enters through one log-sum-exp."""
-    top, places = x.topk(k, dim=1)
-    centre = top[:, :1].detach()
-    rest = (x - centre).scatter(1, places, -math.inf)
-    log_rest = torch.logsumexp(rest, 1, keepdim=True).double()
-    log_z, v = _log_normalisers((top - centre).double(), None, log_rest)
-    log_top, log_all = _log_masses(v, log_z, None)
-    log_p = (rest + log_all.to(x.dtype)).scatter(1, places, log_top.to(x.dtype))
+    """Return the plain form from the k largest scores: the rest enters through one sum."""
+    v, places = x.topk(k, dim=1)
+    edge = v[:, -1:]
+    rest = (x - edge).scatter(1, places, -math.inf)
+    below = torch.exp(torch.logsumexp(rest, 1, keepdim=True))
+    ks = torch.full(x.shape[:1], k, device=x.device)
+    own, last, _ = _Masses.apply(v, torch.ones_like(v), below, ks)  # type: ignore[no-untyped-call]
+    log_p = (rest + last.log()).scatter(1, places, own.log())
     return SoftSelection(log_p, log1mexp(log_p.clamp_max(0.0)), mask)
 
 
-def _log_normalisers(v: Tensor, valid: Tensor | None, log_rest: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return log Z of each row of the relaxed permutation, and the values with 0 where they are not valid.
+class _Masses(torch.autograd.Function):
+    """The mass of each item in the rows on its own side of k, from the sorted scores, with its closed-form gradient.
 
-    Z_r = e^{v_r} sum_{i <= r} e^{-v_i} + e^{-v_r} sum_{i > r} e^{v_i}.
-
-    Args:
-        v: (B, m), descending.
-        valid: Boolean (B, m), a prefix of each row; None = all.
-        log_rest: (B, 1), log of the sum of e^x over the items that are not in `v`; None = there are none.
+    With e_i = exp(v_i - v_{i-1}): up_i = 1 + e_i up_{i-1} sums the weights of the items down to i in row i, and
+    down_i = e_{i+1} (1 + down_{i+1}) those after it; Z = up + down. F_i = 1 / Z_i + e_i F_{i-1} and
+    H_i = e_{i+1} (1 / Z_{i+1} + H_{i+1}) then sum the rows before and after i, both starting afresh at k.
     """
-    if valid is not None:
-        v = torch.where(valid, v, 0.0)
-    up = torch.logcumsumexp(-v if valid is None else torch.where(valid, -v, -math.inf), 1)
-    down = _after(v if valid is None else torch.where(valid, v, -math.inf))
-    if log_rest is not None:
-        down = torch.logaddexp(down, log_rest)
-    return torch.logaddexp(v + up, down - v), v
 
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, inside: Tensor, below: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the masses, (B, m), and those of rows 1..k at the k-th and of the rest at the (k+1)-th item, (B, 1).
 
-def _log_masses(v: Tensor, log_z: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return log of the mass of each item of `v` in `rows`, (B, m), and the log factor of all smaller items, (B, 1)."""
-    rising, falling = -v - log_z, v - log_z
-    if rows is not None:
-        rising, falling = torch.where(rows, rising, -math.inf), torch.where(rows, falling, -math.inf)
-    before = torch.logcumsumexp(rising, 1)
-    return torch.logaddexp(v + before, _after(falling) - v), before[:, -1:]
+        Args:
+            ctx: Context.
+            v: (B, m), descending, divided by tau.
+            inside: (B, m), 1 for valid items and 0 for those after them.
+            below: (B, 1), the sum of exp(x - v_m) over the items that are not in `v`.
+            k: (B,), 1 <= k <= m.
+        """
+        gaps = torch.exp((v[:, 1:] - v[:, :-1]).clamp_min_(LOWEST_EXPONENT[v.dtype]))
+        e = torch.cat((torch.zeros_like(below), gaps), 1)
+        after = torch.cat((gaps, torch.ones_like(below)), 1)  # e_{i+1}
+        up = scan(e, inside)
+        start = torch.cat((inside[:, 1:], below), 1) * after
+        down = scan(after, start, reverse=True)
+        w = inside / (up + down)
+        # Where a side starts afresh, nothing is carried over.
+        edge = k[:, None]
+        ends = torch.arange(v.shape[1], device=v.device)
+        e_cut, after_cut = torch.where(ends == edge, 0.0, e), torch.where(ends == edge - 1, 0.0, after)
+        ahead = scan(e_cut, w)
+        shifted = torch.cat((w[:, 1:], torch.zeros_like(below)), 1)
+        behind = scan(after_cut, after_cut * shifted, reverse=True)
+        behind[:, -1:] = 0.0
+        own = ahead + behind
+        last = ahead.gather(1, edge - 1)
+        place = edge.clamp_max(v.shape[1] - 1)
+        first = (w + behind).gather(1, place)
+        ctx.save_for_backward(e, up, down, w, ahead, behind, inside, below, k)
+        return own, last, first
 
-
-def _after(x: Tensor) -> Tensor:
-    """Return log of the sum of e^x over the entries after each, along rows; -inf for the last."""
-    reverse = torch.logcumsumexp(x.flip(1), 1).flip(1)
-    return torch.cat([reverse[:, 1:], torch.full_like(reverse[:, :1], -math.inf)], 1)
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_own: Tensor, g_last: Tensor, g_first: Tensor) -> tuple[Tensor, None, Tensor, None]:
+        e, up, down, w, ahead, behind, inside, below, k = ctx.saved_tensors
+        width = e.shape[1]
+        edge, ends = k[:, None], torch.arange(width, device=e.device)
+        zero = torch.zeros_like(below)
+        after = torch.cat((e[:, 1:], torch.ones_like(below)), 1)
+        e_cut, after_cut = torch.where(ends == edge, 0.0, e), torch.where(ends == edge - 1, 0.0, after)
+        place = edge.clamp_max(width - 1)
+        g_ahead = g_own.scatter_add(1, edge - 1, g_last)
+        g_behind = g_own.scatter_add(1, place, torch.where(edge < width, g_first, 0.0))
+        g_w = torch.zeros_like(w).scatter_add(1, place, torch.where(edge < width, g_first, 0.0))
+        # Each recurrence runs backwards in the gradient of its terms.
+        g_ahead = scan(torch.cat((e_cut[:, 1:], zero), 1), g_ahead, reverse=True)
+        g_w = g_w + g_ahead
+        g_e = torch.where(ends == edge, 0.0, g_ahead * torch.cat((zero, ahead[:, :-1]), 1))
+        g_behind = torch.cat((g_behind[:, :-1], zero), 1)
+        before_cut = torch.cat((zero, after_cut[:, :-1]), 1)
+        g_behind = scan(before_cut, g_behind)
+        carried = torch.cat((zero, g_behind[:, :-1]), 1)
+        g_w = g_w + before_cut * carried
+        g_e = g_e + torch.where(ends == edge, 0.0, carried * (w + behind))
+        g_z = -g_w * w * w
+        g_up = scan(torch.cat((e[:, 1:], zero), 1), g_z, reverse=True)
+        g_e = g_e + g_up * torch.cat((zero, up[:, :-1]), 1)
+        g_down = scan(torch.cat((zero, after[:, :-1]), 1), g_z)
+        g_e = g_e + torch.cat((zero, g_down[:, :-1]), 1) * (inside + down)
+        g_gap = g_e * e
+        g_v = g_gap - torch.cat((g_gap[:, 1:], zero), 1)
+        return g_v, None, g_down[:, -1:], None

@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import pytest
 
 from recsys_topk.bench import data
+from recsys_topk.datamodules.cache import DayCache
+from recsys_topk.datamodules.simulator import simulate
+from recsys_topk.datamodules.source import RecFlowFiles
+from recsys_topk.datamodules.world import WorldConfig
 
 
 def arguments(*given: str) -> argparse.Namespace:
@@ -26,6 +31,18 @@ def test_the_suite_measures_both_readers_in_one_run(monkeypatch: pytest.MonkeyPa
         assert row["ratio"] > 0
     assert json.loads(result.to_json())["suite"] == "data"
     assert "research" in result.text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident sizes are read from /proc")
+def test_peaks_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(data, "LISTS", 40)
+    root = simulate(tmp_path / "world", WorldConfig(users=20, items=200, days=1, requests=50))
+    cache = DayCache(RecFlowFiles(root), tmp_path / "cache")
+    cache.prepare(cache.files.days)
+    folder = str(cache.path(cache.files.days[0]))
+    assert (data.measure_peak("prepare", str(root), 1)["mb"] or 0) > 10
+    for what in ("research", "uniform", "in_batch"):
+        assert data.measure_peak(what, folder, 10)["mb"] is not None
 
 
 def test_too_small_a_world_is_refused() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,10 @@ from recsys_topk.cascades.objectives.base import registry
 from recsys_topk.cascades.objectives.independent import IndependentObjective
 from recsys_topk.cascades.objectives.joint import JointObjective
 from recsys_topk.losses import DFTopKLoss
+from recsys_topk.losses import registry as losses
 from recsys_topk.spec import build, describe
+
+VECTORS = Path(__file__).parents[1] / "vectors"
 
 
 def lists(stages: int, seed: int = 0, size: int = 5, items: int = 9) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -150,3 +155,72 @@ def test_description_rebuilds_the_objective() -> None:
     again = build(describe(objective, leave_out=("loss", "stages")), loss, 2)
     assert isinstance(again, JointObjective)
     assert (again.stage_k, again.weights.log_variance, again.loss.operator.tau, again.loss.k) == ("quota", None, 3.0, 5)
+
+
+@pytest.mark.parametrize("name", [name for name in losses.available() if losses.get(name).operator is not None])
+def test_every_loss_with_an_operator_trains_jointly(name: str) -> None:
+    scores, labels, mask = lists(3, seed=4, items=12)
+    objective = JointObjective(losses.get(name), 3).double()
+    leaves = [x.detach().requires_grad_() for x in scores]
+    output = objective(leaves, labels, mask, quotas=[6, 5, 4], k=3)
+    gradients = torch.autograd.grad(output.total, leaves)
+    assert torch.isfinite(output.total)
+    assert all(torch.isfinite(g).all() for g in gradients)
+    assert any(bool((g != 0).any()) for g in gradients)
+    assert all(bool((g[~mask] == 0).all()) for g in gradients)
+
+
+@pytest.mark.parametrize("name", ["neuralsort", "softsort"])
+def test_joint_with_a_permutation_operator_is_the_published_lcron(name: str) -> None:
+    """Unmasked cases; the peer's labels are distinct and start at 0, so with positive_above -1 its top k is ours."""
+    file = {"neuralsort": "loss_lcron_neural_sort_kwai", "softsort": "loss_lcron_soft_sort_kwai"}[name]
+    stored = json.loads((VECTORS / f"{file}.json").read_text())
+    checked = 0
+    for case in stored["cases"]:
+        if case["mask"] is not None:
+            continue
+        ranking, retrieval = (torch.tensor(case[key], dtype=torch.double) for key in ("scores", "scores2"))
+        leaves = [retrieval.requires_grad_(), ranking.requires_grad_()]
+        labels = torch.tensor(case["labels"], dtype=torch.double)
+        objective = JointObjective(losses.get(name, eps=1e-6, positive_above=-1.0), 2, eps=1e-6).double()
+        output = objective(leaves, labels, quotas=[case["k"]] * 2, k=case["k"])
+        terms = {"stage1": "l_relax_prerank", "stage0": "l_relax_recall", "joint": "l_joint"}
+        tolerance = stored["suggested_tolerance"]
+        for ours, theirs in terms.items():
+            assert output.terms[ours].item() == pytest.approx(case[theirs], rel=tolerance, abs=tolerance), case["name"]
+        assert output.total.item() == pytest.approx(case["output"], rel=tolerance, abs=tolerance)
+        if case["grad_unique"]:
+            output.total.backward()
+            for x, key in ((ranking, "grad"), (retrieval, "grad2")):
+                torch.testing.assert_close(
+                    x.grad, torch.tensor(case[key], dtype=torch.double), rtol=1e-8, atol=tolerance
+                )
+        checked += 1
+    assert checked == 3
+
+
+@pytest.mark.parametrize("name", ["neuralsort", "softsort"])
+def test_reference_quirks_reproduce_the_published_lcron_with_padding(name: str) -> None:
+    file = {"neuralsort": "loss_lcron_neural_sort_kwai", "softsort": "loss_lcron_soft_sort_kwai"}[name]
+    stored = json.loads((VECTORS / f"{file}.json").read_text())
+    tolerance = stored["suggested_tolerance"]
+    for case in stored["cases"]:
+        ranking, retrieval = (torch.tensor(case[key], dtype=torch.double) for key in ("scores", "scores2"))
+        leaves = [retrieval.requires_grad_(), ranking.requires_grad_()]
+        labels = torch.tensor(case["labels"], dtype=torch.double)
+        mask = None if case["mask"] is None else torch.tensor(case["mask"]).bool()
+        objective = JointObjective(losses.get(name), 2, eps=1e-6, reference_quirks=True).double()
+        output = objective(leaves, labels, mask, quotas=[case["k"]] * 2, k=case["k"])
+        assert output.total.item() == pytest.approx(case["output"], rel=tolerance, abs=tolerance), case["name"]
+        if case["grad_unique"]:
+            output.total.backward()
+            torch.testing.assert_close(ranking.grad, torch.tensor(case["grad"]).double(), rtol=1e-7, atol=1e-8)
+
+
+def test_reference_quirks_let_padding_take_part_for_other_operators() -> None:
+    scores, labels, mask = lists(2, seed=6)
+    quirky = JointObjective(DFTopKLoss(), 2, reference_quirks=True).double()
+    plain = JointObjective(DFTopKLoss(), 2).double()
+    one = quirky(scores, labels, mask, quotas=[4, 3], k=2).total
+    two = plain(scores, labels, quotas=[4, 3], k=2).total
+    assert one.item() == pytest.approx(two.item(), abs=1e-12)

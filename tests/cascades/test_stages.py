@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from recsys_topk.cascades import attention
 from recsys_topk.cascades.attention import attention_logits
 from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.features import FeatureEmbedding, table_sizes
@@ -95,10 +96,14 @@ def test_default_architecture_is_the_references() -> None:
     }
 
 
-def test_attention_logits_value_and_gradient() -> None:
+@pytest.mark.parametrize("budget", [8 * 3 * 5, 8 * 3 * 5 * 3, 8 * 3 * 5 * 4 * 2, 10**6])
+def test_attention_logits_value_and_gradient(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With blocks of one item, three items, two lists, and everything at once."""
+    monkeypatch.setattr(attention, "_CPU_BYTES", budget)
     torch.manual_seed(0)
-    history, items, weight = (torch.randn(shape, dtype=torch.double, requires_grad=True)
-                              for shape in [(9, 5, 3), (9, 4, 3), (3,)])  # fmt: skip
+    history, items, weight = (
+        torch.randn(shape, dtype=torch.double, requires_grad=True) for shape in [(9, 5, 3), (9, 4, 3), (3,)]
+    )
     expected = torch.relu(history[:, None] + items[:, :, None]) @ weight
     torch.testing.assert_close(attention_logits(history, items, weight), expected)
     assert torch.autograd.gradcheck(attention_logits, (history, items, weight))

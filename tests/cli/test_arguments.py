@@ -33,7 +33,7 @@ def test_short_options(typed: list[str], read: list[str]) -> None:
     assert rewrite(["fit", *typed]) == ["fit", *read]
 
 
-def test_a_config_comes_before_what_is_typed_and_its_names_are_resolved(tmp_path: object) -> None:
+def test_a_config_comes_before_what_is_typed_and_its_names_are_resolved() -> None:
     rewritten = rewrite(["fit", "--loss.tau", "3", "--config", "loss: dftopk\nmodel: {lr: 0.1}\n"])
     assert rewritten[2:] == ["--model.loss.tau", "3"]
     config = yaml.safe_load(rewritten[1].removeprefix("--config="))
@@ -49,3 +49,22 @@ def test_option_value() -> None:
     assert option_value(["--a", "1", "--b=2"], "--a") == "1"
     assert option_value(["--a", "1", "--b=2"], "--b") == "2"
     assert option_value(["--a"], "--a") is None
+
+
+def test_a_loss_chosen_by_name_gets_the_options_of_the_config() -> None:
+    config = "losses: {lapsum: {tau: 5}, dftopk: {tau: 500}}\nloss: dftopk\n"
+    rewritten = rewrite(["fit", "--config", config, "--loss", "lapsum"])
+    assert rewritten[2:] == ["--model.loss=recsys_topk.losses.lapsum.LapSumLoss", "--model.loss.tau=5"]
+    assert yaml.safe_load(rewritten[1].removeprefix("--config="))["model"]["loss"]["init_args"] == {"tau": 500}
+    typed = rewrite(["fit", "--config", config, "--loss.tau", "7", "--loss", "lapsum"])
+    assert typed[-3:] == ["--model.loss.tau=5", "--model.loss.tau", "7"]
+
+
+def test_graded_losses_read_recflow_labels_as_places() -> None:
+    assert rewrite(["fit", "--loss", "lambdaloss"])[-1] == "--model.loss.gain=linear"
+    assert rewrite(["fit", "--loss", "listnet"])[-1] == "--model.loss.target=normalised"
+
+
+def test_a_misspelt_loss_in_a_config_is_named() -> None:
+    with pytest.raises(ValueError, match="did you mean 'lapsum'"):
+        rewrite(["fit", "--config", "losses: {lapsun: {tau: 5}}\n"])

@@ -67,7 +67,7 @@ def test_a_comparison_goes_on_where_it_was(recsys_topk: Callable[..., Result], t
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [(["--losses", "dftopk,lapsun"], "did you mean 'lapsum'"), ([], "nothing to compare"),
-     (["--variant", "x"], "LABEL=OPTIONS")],
+     (["--variant", "x"], "LABEL=OPTIONS"), (["--variant", "k = 3=--loss dftopk"], "no = in the label")],
 )  # fmt: skip
 def test_mistakes_are_found_before_anything_runs(
     recsys_topk: Callable[..., Result], arguments: list[str], words: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from tests.cli import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
 Command = Callable[..., Result]
@@ -147,11 +149,18 @@ def test_yaml_with_short_names_and_an_objective(recsys_topk: Command, tmp_path: 
 
 
 def test_wandb_without_account_or_network_runs_offline(recsys_topk: Command, tmp_path: Path) -> None:
-    done = recsys_topk("fit", "--logger", "wandb", "--name", "w", *TINY_WORLD)
+    done = recsys_topk("fit", "--logger", "wandb", "--name", "w", "--loss.tau", "3", *TINY_WORLD)
     assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "runs" / "w" / "wandb").glob("offline-run-*/*.wandb"))
     assert "wandb sync" in done.stdout
     assert (tmp_path / "runs" / "w" / "metrics.csv").is_file()
+    (file,) = (tmp_path / "runs" / "w" / "wandb").glob("offline-run-*/*.wandb")
+    found = wandb_files.records(file)
+    logged = wandb_files.config(found)
+    assert logged["model"]["loss"]["init_args"]["tau"] == 3.0
+    assert logged["data"]["eval_negatives"] == 40
+    rows = wandb_files.history(found)
+    assert any("val/joint_recall@10@20" in row for row in rows)
+    assert any("train/loss_joint" in row and "trainer/global_step" in row for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +197,23 @@ def test_help_is_quick_to_read(recsys_topk: Command) -> None:
     assert len(done.stdout.splitlines()) < 30
     for command in ("fit", "test", "predict", "simulate", "losses", "doctor"):
         assert f"\n  {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_help_of_a_command_fits_a_screen_and_names_real_options(command: str, recsys_topk: Command) -> None:
+    short = recsys_topk(command, "--help")
+    assert short.returncode == 0
+    assert len(short.stdout.splitlines()) < 50
+    if command == "fit":
+        everything = recsys_topk("fit", "--help_all").stdout
+        for option in re.findall(r"--(?:data|model|trainer)\.\w+", short.stdout):
+            assert f"{option} " in everything, option
+
+
+def test_help_of_a_loss_shows_its_options(recsys_topk: Command) -> None:
+    assert "LapSumLoss(tau=1.0, k=None" in recsys_topk("fit", "--loss.help", "lapsum").stdout
+    assert "dftopk" in recsys_topk("fit", "--loss.help").stdout
+    assert "stage_k" in recsys_topk("fit", "--objective.help", "joint").stdout
 
 
 def test_packaged_configs_parse(recsys_topk: Command) -> None:

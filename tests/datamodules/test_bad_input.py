@@ -78,6 +78,7 @@ def set_row(name: str, value: int) -> Change:
             r"all_stage.*, request 500: no row with rank_pos = 1 for video 10, which request_id_dict lists",
         ),
         (set_row("rank_index", 23), r"all_stage.*, request 501: rank_index is 23; .*0\.\.21"),
+        (lambda made: made.stages.update({500: {}, 501: {}}), r"request_id_dict.*13\.pkl has no item in any stage"),
         (lambda made: made.stages.update({501: 5}), r"request_id_dict.*, request 501: expected a dict"),
         (lambda made: made.stages[501].update(rank_neg=[1]), r"request_id_dict.*, request 501: .*got list"),
         (

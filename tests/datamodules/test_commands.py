@@ -11,19 +11,23 @@ from recsys_topk.cli import prepare, simulate
 
 def test_simulate_then_prepare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     world = tmp_path / "world"
-    sizes = ["--users", "30", "--items", "300", "--days", "2", "--requests", "25", "--seed", "1"]
-    assert simulate.main(["--out", str(world), *sizes]) == 0
-    assert "2 days, 50 requests" in capsys.readouterr().out
+    sizes = ["--users", "30", "--items", "300", "--days", "3", "--requests", "25", "--seed", "1"]
+    assert simulate.main(["--out", str(world), *sizes, "--recalls"]) == 0
+    out = capsys.readouterr().out
+    assert "3 days, 75 requests" in out
+    lines = [line.split()[0] for line in out.splitlines()]
+    assert lines[1:6] == ["ranker", "----------", "random", "popularity", "oracle"]
     options = ["--data.root", str(world), "--data.cache_dir", str(tmp_path / "cache")]
     assert prepare.main([*options, "--data.days", "2024-01-13"]) == 0
     first = capsys.readouterr()
     assert "1 days, " in first.out
     assert "2024-01-13, about " in first.err
     assert prepare.main(options) == 0
-    assert "2 days, " in (out := capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert "3 days, " in out
     assert "1 already in" in out
     assert prepare.main(options) == 0
-    assert "2 already in" in capsys.readouterr().out
+    assert "3 already in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,7 @@ def test_simulate_then_prepare(tmp_path: Path, capsys: pytest.CaptureFixture[str
     [
         (simulate, ["--out", "{tmp}"], "exists and is not empty"),
         (simulate, ["--out", "{tmp}/new", "--items", "3"], "at least 200 items, got 3"),
+        (simulate, ["--out", "{tmp}/new", "--days", "2", "--recalls"], "at least 3; got 2"),
         (prepare, ["--data.root", "{tmp}"], "holds no RecFlow data"),
     ],
 )

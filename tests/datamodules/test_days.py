@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys_topk.datamodules.days import clock_ids, midnight, select_days
@@ -13,6 +13,7 @@ from recsys_topk.datamodules.days import clock_ids, midnight, select_days
 BEIJING = dt.timezone(dt.timedelta(hours=8))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 4_000_000_000), min_size=1, max_size=20))
 def test_clock_equals_datetime_in_beijing(seconds: list[int]) -> None:
     expected = []

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys_topk.datamodules.batch import CascadeBatch
@@ -26,6 +26,7 @@ def ids(loader: DayLoader) -> list[list[int]]:
     return [batch.request_id.tolist() for batch in loader]
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(4, 60), min_size=1, max_size=4),
     batch_size=st.integers(1, 20),
@@ -57,6 +58,13 @@ def test_days_in_order_shuffled_within(world_cache: DayCache) -> None:
     assert first != expected
     assert sorted(first) == expected
     assert [len(batch) for batch in batches] == [32, 32, 32, 32, 22] * 2
+
+
+def test_only_one_day_is_held_in_memory(world_cache: DayCache) -> None:
+    loader = make(world_cache, days=4)
+    for batch in loader:
+        held = [day.day for day in loader.days if {"item_rows", "view_rows"} & set(vars(day))]
+        assert held == [batch.day]
 
 
 def test_epochs_differ_and_are_reproducible(world_cache: DayCache) -> None:

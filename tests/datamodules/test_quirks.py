@@ -16,6 +16,7 @@ from pyarrow import feather
 
 from recsys_topk.datamodules.batches import BatchMaker, DayBatch
 from recsys_topk.datamodules.layout import LAYOUTS, recflow_schema
+from recsys_topk.datamodules.negatives import Catalogue, expand
 from recsys_topk.datamodules.rows import VARIANT
 from recsys_topk.datamodules.source import RecFlowFiles
 
@@ -206,3 +207,23 @@ def test_compressed_and_narrow_feathers_read_the_same(hand_made: HandMade, prepa
     cache = DayCache(files, tmp_path / "again")
     cache.prepare(files.days)
     assert torch.equal(batch_of(cache.open(files.days[0])).labels, before.labels)
+
+
+def test_nobody_has_a_history(hand_made: HandMade, prepared: Prepare) -> None:
+    for views in hand_made.histories.values():
+        views[:] = 0
+    batch = batch_of(prepared(hand_made))
+    assert batch.history_length.tolist() == [0, 0]
+    assert (batch.history == torch.tensor([0, 0, 0, 2, 0])).all()
+
+
+def test_a_request_without_items_is_an_empty_list(hand_made: HandMade, prepared: Prepare) -> None:
+    hand_made.stages[501] = {}
+    day = prepared(hand_made)
+    batch = TWO.make(day, np.array([1]))
+    assert not batch.mask.any()
+    assert batch.candidates.eq(0).all()
+    assert batch.items.shape == (1, 8)  # padding has a row to point at
+    after = expand(batch.plain(), 3, seed=1, group=4, catalogue=Catalogue.of_day(day), pool_rows=batch.pool_rows).batch
+    assert after.mask.sum() == 3
+    assert not expand(batch.plain(), 3, seed=1, group=4, source="in_batch").batch.mask.any()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from recsys_topk.datamodules import DayStream
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.recflow import RecFlowDataModule
 from recsys_topk.datamodules.schema import Schema
+from recsys_topk.datamodules.simulator import simulate
 
 
 @pytest.fixture
@@ -103,6 +105,15 @@ def test_days_by_default_and_by_option(make: Any) -> None:
     assert chosen == {"train": days[1:3], "val": days[3:], "test": days[:1]}
     with pytest.raises(ValueError, match="test_days='2024-02-04' asks for 2024-02-04"):
         make(test_days="2024-02-04")
+
+
+def test_too_few_days_to_split_are_not_shared_silently(tmp_path: Path) -> None:
+    root = simulate(tmp_path / "world", replace(SMALL, days=2, requests=20))
+    with pytest.raises(ValueError, match="hold 2024-01-13 and 2024-01-14, too few to set apart"):
+        _ = RecFlowDataModule(root=str(root)).days
+    first, last = "2024-01-13", "2024-01-14"
+    chosen = RecFlowDataModule(root=str(root), train_days=first, val_days=last, test_days=last)
+    assert chosen.days == {"train": (first,), "val": (last,), "test": (last,)}
 
 
 def test_what_the_trainer_sees(make: Any, tmp_path: Path) -> None:
@@ -206,11 +217,27 @@ def test_the_stream_tests_a_day_before_it_trains_on_it(make: Any) -> None:
         ids = [sorted(i for batch in part for i in batch.request_id.tolist()) for part in (tested, trained)]
         assert ids[0] == ids[1]
         assert len(ids[0]) == 150
+        assert step.data.days == dict.fromkeys(("train", "val", "test"), (step.day,))
     late = DayStream(data, begin="2024-01-15")
     assert [(step.day, step.test is None) for step in late] == [("2024-01-15", False), ("2024-01-16", False)]
     assert len(late) == 2
     with pytest.raises(ValueError, match="to begin with 2025-01-01"):
         DayStream(data, begin="2025-01-01")
+
+
+def test_the_stream_under_a_trainer(make: Any, tmp_path: Path) -> None:
+    data = make(eval_negatives=10, train_negatives=2)
+    for step in DayStream(data, begin="2024-01-15"):
+        model = Recorder()
+        run = trainer(tmp_path, max_epochs=1, limit_val_batches=0, enable_checkpointing=False)
+        run.test(model, step.data, verbose=False)
+        run.fit(model, step.data)
+        assert {batch.candidates.shape[1] for batch in model.seen["test"]} == {50}
+        assert {batch.candidates.shape[1] for batch in model.seen["train"]} == {42}
+        known = set(data.cache.open(step.day).requests["request_id"].tolist())
+        for stage in ("test", "train"):
+            assert {i for batch in model.seen[stage] for i in batch.request_id.tolist()} == known
+    assert data.trainer is None
 
 
 def test_without_a_root_a_world_is_simulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

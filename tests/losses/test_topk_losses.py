@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +264,16 @@ def test_k_of_the_constructor_of_the_call_and_of_the_positives() -> None:
         build("dftopk", reduction="median")
     with pytest.raises(ValueError, match="not finite"):
         build("dftopk", k=2, validate=True)(x * float("inf"), y)
+
+
+@pytest.mark.slow
+def test_inductor_gives_the_same_numbers() -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    torch._dynamo.reset()
+    x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    y = (torch.arange(50) < 6).float().repeat(4, 1)
+    loss = build("dftopk", k=6)
+    compiled = torch.compile(lambda x: loss(x, y), fullgraph=True)
+    for ours, eager in zip(value_and_gradient(compiled, x), value_and_gradient(lambda x: loss(x, y), x), strict=True):
+        torch.testing.assert_close(ours, eager)

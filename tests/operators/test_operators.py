@@ -49,6 +49,39 @@ def test_one_minus_the_membership(name: str, scores: Tensor) -> None:
         torch.testing.assert_close(selection.p.sum(1), torch.full((5,), 4.0, dtype=torch.float64))
 
 
+def relaxed_permutation(name: str, x: Tensor, tau: float) -> Tensor:
+    """Return the n x n matrix of a list, straight from the definition."""
+    n, ordered = len(x), x.sort(descending=True).values
+    if name == "softsort":
+        return torch.softmax(-(ordered[:, None] - x).abs() / tau, 1)
+    slopes = n + 1 - 2 * torch.arange(1, n + 1, dtype=x.dtype)
+    return torch.softmax((slopes[:, None] * x - (x[:, None] - x).abs().sum(1)) / tau, 1)
+
+
+@pytest.mark.parametrize("name", ["softsort", "neuralsort"])
+@pytest.mark.parametrize("shape", [(1, 2, 1), (1, 30, 29), (4, 60, 1), (2, 300, 40)])
+def test_masses_equal_those_of_the_whole_matrix_and_so_do_gradients(name: str, shape: tuple[int, int, int]) -> None:
+    rows, n, k = shape
+    tau = max(2.0, n / 15)  # the whole matrix underflows where ours does not
+    x = torch.randn(rows, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).requires_grad_()
+    weights = torch.randn(2, rows, n, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    matrices = torch.stack([relaxed_permutation(name, row, tau) for row in x])
+    up, down = matrices[:, :k].sum(1), matrices[:, k:].sum(1)
+    total = (up + down).detach()
+    for form, logs in (("", (up / total, down / total)), (" plain", (up, None))):
+        selection = build(name + form, tau=tau)(x, k)
+        ours, exact = weights[0] * selection.log_p, weights[0] * logs[0].log()
+        torch.testing.assert_close(selection.log_p, logs[0].log())
+        if logs[1] is not None:
+            torch.testing.assert_close(selection.log_q, logs[1].log())
+            ours, exact = ours + weights[1] * selection.log_q, exact + weights[1] * logs[1].log()
+        torch.testing.assert_close(
+            torch.autograd.grad(ours.sum(), x)[0], torch.autograd.grad(exact.sum(), x, retain_graph=True)[0]
+        )
+        per_list = build(name + form, tau=tau)(x.detach(), torch.full((rows,), k))
+        torch.testing.assert_close(per_list.log_p, selection.log_p.detach())
+
+
 @pytest.mark.parametrize("name", ["softsort plain", "neuralsort plain"])
 def test_plain_mass_sums_to_k_and_complements_where_it_can(name: str, scores: Tensor) -> None:
     selection = build(name, tau=0.5)(scores, 4)

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recsys_topk.numerics import count_true, fill_masked, full_mask
 from recsys_topk.operators.ordering import share_ties, sort_descending
+from recsys_topk.operators.scan import scan
 from recsys_topk.operators.selection import _kth_pair, kth_pair, kth_values, pair_numpy
 
 # Lists and depths that reach the SIMD sort, the partition of the smaller side, the group prefilter, and the sample.
@@ -119,6 +120,20 @@ def test_count_true() -> None:
     for shape in ((3, 5), (1, 9), (2, 70_000), (4, 0), (0, 3)):
         mask = torch.rand(shape) > 0.5
         assert torch.equal(count_true(mask), mask.sum(1))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 97), (3, 50), (2, 1001), (40, 7), (0, 4)])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan_equals_a_loop_and_leaves_its_input_alone(shape: tuple[int, int], reverse: bool) -> None:
+    a, b = torch.rand(shape, dtype=torch.float64), torch.rand(shape, dtype=torch.float64)
+    kept = a.clone(), b.clone()
+    expected, carried = torch.empty_like(b), torch.zeros(shape[0], dtype=torch.float64)
+    for i in reversed(range(shape[1])) if reverse else range(shape[1]):
+        carried = a[:, i] * carried + b[:, i]
+        expected[:, i] = carried
+    torch.testing.assert_close(scan(a, b, reverse), expected)
+    assert torch.equal(a, kept[0])
+    assert torch.equal(b, kept[1])
 
 
 @pytest.mark.parametrize("k", [(None, 3), (torch.tensor([1, 2]), 0)])

@@ -74,6 +74,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
 
     Attributes:
         validate: Raise on NaN or infinity among valid scores (reads the tensors, so it is off by default).
+        padding_takes_part: Leave the scores and labels of padding as they are, for published code that did.
     """
 
     name: ClassVar[str]
@@ -91,6 +92,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         self.loss = loss
         self.stages = stages
         self.validate = False
+        self.padding_takes_part = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -145,7 +147,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
                     check_finite(x, full_mask(x) if mask is None else mask)
             if mask is None:
                 mask = full_mask(y)
-            else:
+            elif not self.padding_takes_part:
                 clean = [torch.where(mask, x, 0.0) for x in clean]
                 y = torch.where(mask, y, 0.0)
             return self.compute(clean, y, mask, groups, quotas, k)

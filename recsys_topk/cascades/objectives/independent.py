@@ -19,7 +19,7 @@ class IndependentObjective(CascadeObjective):
         stages: Number of stages.
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
         stage_k: What a loss without a k of its own cuts at in stage m: ``"k"``, the number of items wanted in the end,
-            or ``"quota"``, the number that the stage may pass on.
+            or ``"quota"``, the number that the stage passes on; None = what suits the loss (`RankingLoss.stage_k`).
     """
 
     name: ClassVar[str] = "independent"
@@ -30,12 +30,12 @@ class IndependentObjective(CascadeObjective):
         stages: int,
         *,
         weighting: Weighting = "fixed",
-        stage_k: Literal["k", "quota"] = "k",
+        stage_k: Literal["k", "quota"] | None = None,
     ) -> None:
         super().__init__(loss, stages)
-        if stage_k not in ("k", "quota"):
-            raise ValueError(f"stage_k must be 'k' or 'quota', got {stage_k!r}")
-        self.stage_k = stage_k
+        if stage_k not in ("k", "quota", None):
+            raise ValueError(f"stage_k must be 'k', 'quota' or None, got {stage_k!r}")
+        self.stage_k = loss.stage_k if stage_k is None else stage_k
         self.weights = TermWeights(stages, weighting)
 
     def compute(

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
+from recsys_topk.cascades.objectives.published import lcron_terms
+from recsys_topk.checks import check_not_negative
 from recsys_topk.losses.base import RankingLoss
-from recsys_topk.losses.topk import selection_bce, topk_target
-from recsys_topk.numerics import log1mexp, weighted_mean
+from recsys_topk.losses.topk import TopKLoss, selection_bce, topk_target
+from recsys_topk.numerics import add_eps, full_mask, log1mexp, weighted_mean
 from recsys_topk.operators.base import SoftSelection
+from recsys_topk.operators.neuralsort import NeuralSort
+from recsys_topk.operators.softsort import SoftSort
 
 
 class JointObjective(CascadeObjective):
@@ -28,6 +32,10 @@ class JointObjective(CascadeObjective):
         weighting: ``"learned"`` or ``"fixed"`` weights of the L_m.
         stage_k: What stage m's operator cuts at: ``"k"``, the number of items wanted in the end (the paper's), or
             ``"quota"``, the number that the stage may pass on.
+        eps: Added to the probability inside every logarithm. LCRON's published loss is this objective with NeuralSort
+            or SoftSort, eps = 1e-6 here and in the loss (``--objective.eps 1e-6 --loss.eps 1e-6``).
+        reference_quirks: Treat padding as the published code does (`recsys_topk.cascades.objectives.published`), to
+            compare with its figures: padded items compete and are trained on.
     """
 
     name: ClassVar[str] = "joint"
@@ -41,8 +49,12 @@ class JointObjective(CascadeObjective):
         *,
         weighting: Weighting = "learned",
         stage_k: Literal["k", "quota"] = "k",
+        eps: float = 0.0,
+        reference_quirks: bool = False,
     ) -> None:
         super().__init__(loss, stages)
+        self.reference_quirks = self.padding_takes_part = reference_quirks
+        self.eps = check_not_negative("eps", eps)
         if stage_k not in ("k", "quota"):
             raise ValueError(f"stage_k must be 'k' or 'quota', got {stage_k!r}")
         self.weights = TermWeights(stages, weighting)
@@ -58,8 +70,11 @@ class JointObjective(CascadeObjective):
         k: int,
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
-        operator = self.loss.operator
-        assert operator is not None
+        if self.reference_quirks:
+            if isinstance(self.loss.operator, (NeuralSort, SoftSort)):
+                terms, joint = lcron_terms(self.loss.operator, scores, labels, mask, self._fixed(k), self.eps)
+                return self._output(terms, joint)
+            mask = full_mask(labels)
         positive = mask & (labels > self.loss.positive_above)
         valid = mask.sum(-1)
         wanted = self._wanted(positive, valid, k)
@@ -67,23 +82,37 @@ class JointObjective(CascadeObjective):
         counted = positive.any(-1) & (wanted > 0) & (wanted < valid)
         cuts = [wanted if self.stage_k == "k" else torch.full_like(valid, quota) for quota in quotas]
         selections = [
-            _only(operator(x, cut, mask), counted & (cut < valid)) for x, cut in zip(scores, cuts, strict=True)
+            _only(self._select(x, cut, mask), counted & (cut < valid)) for x, cut in zip(scores, cuts, strict=True)
         ]
         terms = [
-            weighted_mean(selection_bce(selection, target), counted & (cut < valid))
+            weighted_mean(self._bce(selection, target), counted & (cut < valid))
             for selection, cut in zip(selections, cuts, strict=True)
         ]
         survival = _survival(selections)
-        joint = weighted_mean(selection_bce(survival, target), survival.mask.any(-1))
+        joint = weighted_mean(self._bce(survival, target), survival.mask.any(-1))
+        return self._output(terms, joint)
+
+    def _output(self, terms: Sequence[Tensor], joint: Tensor) -> ObjectiveOutput:
         named = {f"stage{m}": term for m, term in enumerate(terms)}
         return ObjectiveOutput(self.weights(terms) + joint, {**named, "joint": joint})
 
+    def _select(self, scores: Tensor, cut: Tensor, mask: Tensor) -> SoftSelection:
+        operator = self.loss.operator
+        assert operator is not None
+        selection: SoftSelection = operator(scores, cut, mask)
+        return self.loss.clamp(selection) if isinstance(self.loss, TopKLoss) else selection
+
+    def _bce(self, selection: SoftSelection, target: Tensor) -> Tensor:
+        log_p, log_q = add_eps(selection.log_p, self.eps), add_eps(selection.log_q, self.eps)
+        return selection_bce(SoftSelection(log_p, log_q, selection.mask), target)
+
     def _wanted(self, positive: Tensor, valid: Tensor, k: int) -> Tensor:
-        own = self.loss.k
-        if own == "positives":
+        if self.loss.k == "positives":
             return positive.sum(-1)
-        chosen = own if isinstance(own, int) else k
-        return torch.minimum(torch.full_like(valid, chosen), valid)
+        return torch.minimum(torch.full_like(valid, self._fixed(k)), valid)
+
+    def _fixed(self, k: int) -> int:
+        return self.loss.k if isinstance(self.loss.k, int) else k
 
 
 def _only(selection: SoftSelection, rows: Tensor) -> SoftSelection:

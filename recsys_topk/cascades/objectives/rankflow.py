@@ -14,6 +14,9 @@ from recsys_topk.losses.base import RankingLoss
 from recsys_topk.metrics.functional import top
 from recsys_topk.numerics import masked_mean, weighted_mean
 
+# Beyond this distance the squared error stays constant: its square, summed over a batch, must fit into float32.
+FARTHEST = 1e15
+
 
 class RankFlowObjective(CascadeObjective):
     """BCE of each stage on what reaches it, and distillation from the next stage on what it passes on.
@@ -63,7 +66,7 @@ class RankFlowObjective(CascadeObjective):
                 break
             following = scores[m + 1].detach()
             reached = top(x, quotas[m], reached)
-            apart = masked_mean((x - following).square(), reached)
+            apart = masked_mean((x - following).clamp(-FARTHEST, FARTHEST).square(), reached)
             terms[f"distillation{m}"] = weighted_mean(apart, counted)
             total = total + self.distillation * terms[f"distillation{m}"]
             if self.ranking:

@@ -1,0 +1,60 @@
+"""LCRON's loss with the published treatment of padding, in the dense form of its authors; for comparisons only.
+
+The permutation matrices are computed over all slots, padding included, and multiplied by the mask along both axes, as
+if padding stood at the end of the list. In the joint term the items that should not survive are not masked at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from recsys_topk.operators.neuralsort import NeuralSort
+from recsys_topk.operators.softsort import SoftSort
+
+
+def permutation(operator: NeuralSort | SoftSort, scores: Tensor) -> Tensor:
+    """Return the relaxed permutation matrix, (B, rank, item), of whole lists."""
+    n = scores.shape[1]
+    if isinstance(operator, SoftSort):
+        ordered = scores.sort(1, descending=True).values
+        return torch.softmax(-(ordered[:, :, None] - scores[:, None, :]).abs() / operator.tau, -1)
+    distance = (scores[:, :, None] - scores[:, None, :]).abs().sum(2)
+    slope = n + 1 - 2 * torch.arange(1, n + 1, device=scores.device, dtype=scores.dtype)
+    return torch.softmax((slope[:, None] * scores[:, None, :] - distance[:, None, :]) / operator.tau, -1)
+
+
+def lcron_terms(
+    operator: NeuralSort | SoftSort, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, k: int, eps: float
+) -> tuple[list[Tensor], Tensor]:
+    """Return the term of each stage and the joint term.
+
+    Args:
+        operator: Which permutation, and its temperature.
+        scores: One (B, N) tensor a stage.
+        labels: (B, N); the k largest, padding included, are true unless they are padding.
+        mask: Boolean (B, N).
+        k: Number of true items, and where every stage cuts.
+        eps: Inside each logarithm and each normaliser.
+    """
+    real = mask.to(labels.dtype)
+    both = real[:, :, None] * real[:, None, :]
+    order = labels.argsort(dim=1, descending=True, stable=True)
+    truth = torch.nn.functional.one_hot(order, labels.shape[1]).to(labels.dtype) * both
+    wanted, unwanted = truth[:, :k].sum(1), truth[:, k:].sum(1)
+    long_enough = (mask.sum(1) > k).to(labels.dtype)
+    terms: list[Tensor] = []
+    inside, outside = torch.ones_like(labels), torch.ones_like(labels)
+    for x in scores:
+        p = permutation(operator, x) * both
+        up, down = p[:, :k].sum(1), p[:, k:].sum(1)
+        whole = (up + down).detach() + eps
+        u, d = up / whole, down / whole
+        both_sides = -(wanted * torch.log(u + eps) + unwanted * torch.log(d + eps)) * real
+        terms.append((both_sides.mean(1) * long_enough).mean())
+        inside, outside = inside * u, outside * (1.0 - d)
+    kept = -torch.log(inside + eps) * wanted
+    dropped = -torch.log(1.0 - outside + eps) * (1.0 - wanted).clamp(0.0, 1.0)
+    return terms, (kept + dropped).mean(1).mean()

@@ -1,0 +1,95 @@
+"""The benchmark command: what it measures, writes, compares and refuses (no timing is asserted)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from recsys_topk.bench.steps import Batch, step, subjects, too_big
+from recsys_topk.bench.timing import Shape, growth_exponent, interleaved, peak_growth, peak_growth_elsewhere
+from recsys_topk.cli.bench import main, regressions
+
+FAST = ["--quick", "--shapes", "2x9x3", "--seconds", "0.01"]
+
+
+@pytest.mark.parametrize("suite", ["operators", "losses"])
+def test_every_subject_runs_forward_and_backward(suite: str) -> None:
+    shape = Shape(3, 12, 4)
+    for subject in subjects(suite).values():
+        batch = Batch.of(shape, "cpu")
+        step(suite, subject, shape, batch)()
+        assert batch.scores.grad is not None
+        assert batch.scores.grad.isfinite().all(), subject.label
+
+
+@pytest.mark.parametrize("suite", ["operators", "losses"])
+def test_command_writes_json_and_checks_itself(suite: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "result.json"
+    assert main([suite, *FAST, "--names", "dftopk", "lapsum", "--json", str(target)]) == 0
+    result = json.loads(target.read_text())
+    assert [(row["name"], row["shape"]) for row in result["rows"]] == [("dftopk", "2x9x3"), ("lapsum", "2x9x3")]
+    assert all(row["ratio"] > 0 and row["ms"] > 0 and row["2-thread ms"] > 0 for row in result["rows"])
+    assert "dftopk" in capsys.readouterr().out
+    generous = [suite, *FAST, "--names", "dftopk", "--check", str(target), "--tolerance", "1000"]
+    assert main(generous) == 0
+    for row in result["rows"]:
+        row["ratio"] /= 1e6
+    target.write_text(json.dumps(result))
+    assert main([suite, *FAST, "--names", "dftopk", "--check", str(target)]) == 1
+    assert "slower: dftopk 2x9x3" in capsys.readouterr().err
+
+
+def test_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    target = tmp_path / "bench.png"
+    assert main(["operators", *FAST, "--names", "dftopk", "--plot", str(target)]) == 0
+    assert target.stat().st_size > 1000
+
+
+def test_misuse_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["operators", "--names", "dftpk", *FAST]) == 2
+    assert "did you mean 'dftopk'" in capsys.readouterr().err
+    empty = tmp_path / "empty.json"
+    empty.write_text('{"rows": []}')
+    assert main(["operators", *FAST, "--names", "dftopk", "--check", str(empty)]) == 2
+    assert main(["operators", *FAST, "--names", "dftopk", "--check", str(tmp_path / "none.json")]) == 2
+    if not torch.cuda.is_available():
+        assert main(["operators", *FAST, "--device", "cuda"]) == 2
+    for text in ("10x10", "1x5x5", "axbxc", "0x5x1"):
+        with pytest.raises(ValueError, match="shape"):
+            Shape.parse(text)
+    with pytest.raises(SystemExit):
+        main(["operators", "--shapes", "10x10"])
+    with pytest.raises(SystemExit):
+        main(["nothing"])
+
+
+def test_regressions_ignore_new_rows_and_allow_the_tolerance() -> None:
+    before = [{"name": "a", "shape": "s", "ratio": 2.0}]
+    assert regressions(before, [{"name": "a", "shape": "s", "ratio": 2.9}, {"name": "b", "ratio": 9.0}], 0.5) == []
+    assert len(regressions(before, [{"name": "a", "shape": "s", "ratio": 3.1}], 0.5)) == 1
+
+
+def test_combinations_that_do_not_fit_are_skipped_with_a_reason() -> None:
+    found = subjects("operators")
+    for label, shape in (("diffsort", "1x1000000x1000"), ("neuralsort", "64x10000x100"), ("perturbed", "1x1000000x10")):
+        assert too_big("operators", found[label], Shape.parse(shape))
+    for label, shape in (("neuralsort-plain", "64x10000x100"), ("diffsort", "1024x200x10"), ("dftopk", "1x1000000x9")):
+        assert too_big("operators", found[label], Shape.parse(shape)) is None
+    assert too_big("losses", subjects("losses")["arf"], Shape(64, 10_000, 100))
+
+
+def test_measuring() -> None:
+    ticks = iter(range(0, 10_000_000, 1000))
+    ours, base = interleaved(lambda: None, lambda: None, 0.0, lambda: next(ticks))
+    assert ours == base == 1e-3
+    assert growth_exponent([1, 10, 100], [3.0, 30.0, 300.0]) == pytest.approx(1.0)
+    grown = peak_growth(lambda: None, lambda: torch.ones(60_000_000).sum())
+    assert grown >= 0.0
+    elsewhere = peak_growth_elsewhere("losses", "dftopk", Shape(2, 9, 3))
+    assert elsewhere is not None
+    assert elsewhere < 50.0
+    assert peak_growth_elsewhere("losses", "no-such-loss", Shape(2, 9, 3)) is None

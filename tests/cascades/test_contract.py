@@ -1,0 +1,25 @@
+"""Every registered objective against the public contract suite, by discovery."""
+
+from __future__ import annotations
+
+import pytest
+
+from recsys_topk.cascades.objectives.base import registry
+from recsys_topk.losses import registry as losses
+from recsys_topk.testing.contract import check_objective
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("name", sorted(registry.available()))
+def test_objective_keeps_the_rules(name: str, stages: int) -> None:
+    check_objective(lambda: registry.resolve(name)(losses.get("dftopk"), stages), stages)
+
+
+def trains_in_any_order(name: str) -> bool:
+    operator = losses.get(name).operator
+    return operator is not None and operator.equivariant and operator.tie_fair and operator.deterministic
+
+
+@pytest.mark.parametrize("name", [name for name in losses.available() if trains_in_any_order(name)])
+def test_joint_keeps_the_rules_with_every_operator(name: str) -> None:
+    check_objective(lambda: registry.resolve("joint")(losses.get(name), 2), 2)

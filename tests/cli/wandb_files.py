@@ -1,0 +1,53 @@
+"""Reads what an offline W&B run wrote; the file format is not a public interface, so only tests may rely on it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+BLOCK = 32768
+
+
+def records(path: Path) -> list[Any]:
+    """Return the records of a .wandb file: a LevelDB log of protocol-buffer messages."""
+    from wandb.proto import wandb_internal_pb2
+
+    data = path.read_bytes()
+    found, parts, position = [], b"", 7
+    while position + 7 <= len(data):
+        left = BLOCK - position % BLOCK
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        if kind == 0 and length == 0:
+            break
+        parts += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            found.append(record)
+            parts = b""
+    return found
+
+
+def config(found: list[Any]) -> dict[str, Any]:
+    """Return the run's config."""
+    values: dict[str, Any] = {}
+    for record in found:
+        updates = [*record.config.update, *record.run.config.update]
+        values |= {update.key: json.loads(update.value_json) for update in updates}
+    return values
+
+
+def history(found: list[Any]) -> list[dict[str, Any]]:
+    """Return the logged rows."""
+    rows = []
+    for record in found:
+        if record.HasField("history"):
+            names = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            rows.append(names)
+    return rows
