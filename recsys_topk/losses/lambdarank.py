@@ -11,8 +11,7 @@ from torch import Tensor
 from recsys_topk.checks import check_positive
 from recsys_topk.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.pairs import LabelOrder, pairwise_logistic
-from recsys_topk.losses.ranknet import check_pairs
+from recsys_topk.losses.pairs import LabelOrder, check_pairs, pairwise_logistic
 from recsys_topk.ordering import tie_ranks
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,15 @@ from recsys_topk.numerics import is_full
 # stay in its cache (measured fastest), elsewhere and under compilation a chunk should be worth its kernel launches.
 PAIRS_IN_CACHE = 1 << 16
 PAIRS_AT_A_TIME = 1 << 21
+
+
+def check_pairs(pairs: str) -> Literal["mean", "sum"]:
+    """Return `pairs`, or raise unless it is 'mean' or 'sum'."""
+    if pairs == "mean":
+        return "mean"
+    if pairs == "sum":
+        return "sum"
+    raise ValueError(f"pairs must be 'mean' or 'sum', got {pairs!r}")
 
 
 def spans(scores: Tensor, rows: Tensor) -> Iterator[slice]:

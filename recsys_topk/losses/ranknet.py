@@ -8,7 +8,7 @@ from torch import Tensor
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.pairs import LabelOrder, pairwise_logistic
+from recsys_topk.losses.pairs import LabelOrder, check_pairs, pairwise_logistic
 from recsys_topk.losses.positives import positive_items
 
 Weighting = Literal["none", "label_difference", "squared_label_difference"]
@@ -75,12 +75,3 @@ class RankNetLoss(RankingLoss):
             weight = order.differences(labels if self.weighting == "label_difference" else labels.square())
         total = pairwise_logistic(scores, order.rows, weight, sigma=self.sigma)
         return total if self.pairs == "sum" else total / order.count().clamp_min(1)
-
-
-def check_pairs(pairs: str) -> Literal["mean", "sum"]:
-    """Return `pairs`, or raise unless it is 'mean' or 'sum'."""
-    if pairs == "mean":
-        return "mean"
-    if pairs == "sum":
-        return "sum"
-    raise ValueError(f"pairs must be 'mean' or 'sum', got {pairs!r}")
