@@ -93,7 +93,15 @@ def check_versions(found: Mapping[str, str | None], python: tuple[int, ...] = sy
         checks.append(Check(name, have or "missing", fine, wanted, cure))
     for name in ("datasets", "pyarrow", "wandb", "tensordict"):
         have = found.get(name)
-        checks.append(Check(name, have or "missing", have is not None, "any", "pip install 'recsys-topk[train]'"))
+        checks.append(
+            Check(
+                name,
+                have or "missing",
+                have is not None,
+                "any",
+                "make install (or, in a clone: pip install '.[train]')",
+            )
+        )
     return checks
 
 

@@ -40,7 +40,7 @@ def test_the_cuda_set_fits() -> None:
         ({"fbgemm-gpu-cpu": None, "fbgemm-gpu": "1.8.0"}, "fbgemm-gpu-cpu", "pip uninstall -y fbgemm-gpu &&"),
         ({"fbgemm-gpu": "1.8.0"}, "fbgemm", "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu"),
         ({"lightning": "2.7.0"}, "lightning", "pip install 'lightning>=2.5,<2.7'"),
-        ({"datasets": None}, "datasets", "recsys-topk[train]"),
+        ({"datasets": None}, "datasets", "pip install '.[train]'"),
     ],
 )
 def test_each_fault_is_found_with_its_cure(change: dict[str, str | None], part: str, cure: str) -> None:
