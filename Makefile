@@ -35,7 +35,7 @@ test: $(STAMP)  ## ruff, mypy --strict, pytest and the doctests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)  ## format and lint
 	$(BIN)/ruff format .
