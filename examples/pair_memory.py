@@ -5,7 +5,6 @@ before. Labels are as in RecFlow (10 distinct positives, 30 graded negatives, 16
 argument they are drawn from 0 to 29, so that nearly every item is better than some other.
 """
 
-import resource
 import statistics
 import sys
 import time
@@ -14,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from recsys_topk import losses
+from recsys_topk.bench.timing import peak_memory as peak_megabytes
 
 
 def written_out(scores, labels):
@@ -21,10 +21,6 @@ def written_out(scores, labels):
     pair = labels[:, :, None] > labels[:, None, :]
     logistic = F.softplus(scores[:, None, :] - scores[:, :, None])
     return ((logistic * pair).sum((1, 2)) / pair.sum((1, 2))).mean()
-
-
-def peak_megabytes():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 torch.set_num_threads(1)

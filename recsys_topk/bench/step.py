@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -106,6 +105,7 @@ def run_case(options: argparse.Namespace) -> dict[str, float]:
 
     quiet_libraries()
     from recsys_topk.bench.textbook import textbook
+    from recsys_topk.bench.timing import peak_memory
     from recsys_topk.cascades.module import CascadeModule
     from recsys_topk.cascades.optimizers import make_optimizer
     from recsys_topk.datamodules.negatives import expand
@@ -156,7 +156,7 @@ def run_case(options: argparse.Namespace) -> dict[str, float]:
         times.append(time.perf_counter() - start)
     return {
         "ms": statistics.median(times) * 1e3,
-        "MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "MB": peak_memory(),
     }
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -98,12 +99,25 @@ def growth_exponent(sizes: list[int], milliseconds: list[float]) -> float:
     return float((x * y).sum() / (x * x).sum())
 
 
+def peak_memory() -> float:
+    """Return the peak resident memory of this program, in MB.
+
+    On Linux from the kernel's high-water mark of the address space: `getrusage` would count what the process was before
+    it became this program, a copy of its parent.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def peak_growth(warm_up: Step, method: Step) -> float:
     """Return by how many MB `method` raises the peak resident memory of this process above its peak so far."""
     warm_up()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory()
     method()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return peak_memory() - before
 
 
 def peak_growth_elsewhere(suite: str, label: str, shape: Shape) -> float | None:

@@ -304,13 +304,13 @@ def test_mistakes_are_named(make, message):
 
 
 MEMORY = """
-import resource, torch
+import torch
 from recsys_topk import losses
+from recsys_topk.bench.timing import peak_memory as peak
 
 torch.set_num_threads(1)
 scores = torch.randn(1024, 200, requires_grad=True)
 labels = torch.randint(0, 30, (1024, 200)).float()
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 losses.get("listnet")(scores, labels).backward()
 before = peak()
 for name in ("ranknet", "lambdarank", "lambdaloss", "approx_ndcg"):
@@ -319,7 +319,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in kilobytes on Linux only")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read as Linux reports it")
 def test_pairs_need_little_memory():
     """One (1024, 200, 200) tensor of float32 would take 156 MB, and autograd would keep several."""
     root = Path(__file__).parents[2]
@@ -327,4 +327,4 @@ def test_pairs_need_little_memory():
     done = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=120, env=environment, check=True
     )
-    assert float(done.stdout) < 100
+    assert 0.5 < float(done.stdout) < 100
