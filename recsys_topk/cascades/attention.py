@@ -14,6 +14,9 @@ from recsys_topk.numerics import at_least_float32, float32_island
 _CPU_BYTES = 5 * 2**18
 _GPU_BYTES = 256 * 2**20
 
+# One pass in place where a comparison and a broadcast multiplication would be two, the second a slow one.
+_relu_backward = torch.ops.aten.threshold_backward.grad_input
+
 
 def _blocks(history: Tensor, items: Tensor) -> Iterator[tuple[slice, slice]]:
     """Cut lists and items into blocks (lists, items): several whole lists, or a part of one long list."""
@@ -36,7 +39,7 @@ class _AttentionLogits(torch.autograd.Function):
         for lists, part in _blocks(history, items):
             views, queries = history[lists, None], items[lists, part, None]
             buffer = _fitting(buffer, views, queries)
-            torch.add(views, queries, out=buffer).clamp_(min=0.0)
+            torch.add(views, queries, out=buffer).relu_()
             torch.matmul(buffer, weight, out=logits[lists, part])
         ctx.save_for_backward(history, items, weight)
         return logits
@@ -54,7 +57,9 @@ class _AttentionLogits(torch.autograd.Function):
         for lists, part in _blocks(history, items):
             views, queries = history[lists, None], items[lists, part, None]
             buffer = _fitting(buffer, views, queries)
-            torch.add(views, queries, out=buffer).gt_(0.0).mul_(grad[lists, part, :, None])
+            torch.add(views, queries, out=buffer)
+            upstream = grad[lists, part, :, None].expand_as(buffer)
+            _relu_backward(upstream, buffer, 0.0, grad_input=buffer)
             grad_history[lists] += buffer.sum(1)
             torch.sum(buffer, 2, out=grad_items[lists, part])
         grad_weight = (grad_history * history).sum((0, 1)) + (grad_items * items).sum((0, 1))
