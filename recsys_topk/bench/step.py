@@ -65,9 +65,11 @@ def random_batch(schema: Any, size: int, items: int, length: int, seed: int = 0)
 
     generator = torch.Generator().manual_seed(seed)
     vocabulary = schema.table("video_id").rows - 2
-    # Popularity falls off with the square root of the rank, as a cube of a uniform draw would give.
-    drawn = (torch.rand(size, items, generator=generator).pow(2) * vocabulary).long()
-    ids, candidates = drawn.unique(return_inverse=True)
+    # Popular items stand in many lists (density falls with the square root of the rank). Whatever the vocabulary, ten
+    # thousand items are about, so that what is compared is the size of the tables and not of the pool.
+    about = torch.randperm(vocabulary, generator=generator)[:10_000]
+    drawn = (torch.rand(size, items, generator=generator).pow(2) * len(about)).long()
+    ids, candidates = about[drawn].unique(return_inverse=True)
 
     def rows(kind: str, count: int) -> torch.Tensor:
         columns = []
