@@ -69,7 +69,7 @@ def random_batch(schema: Any, size: int, items: int, length: int, seed: int = 0)
     # thousand items are about, so that what is compared is the size of the tables and not of the pool.
     about = torch.randperm(vocabulary, generator=generator)[:10_000]
     drawn = (torch.rand(size, items, generator=generator).pow(2) * len(about)).long()
-    ids, candidates = about[drawn].unique(return_inverse=True)
+    ids, candidates = torch.unique(about[drawn], return_inverse=True)
 
     def rows(kind: str, count: int) -> torch.Tensor:
         columns = []
