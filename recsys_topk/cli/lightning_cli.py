@@ -41,6 +41,16 @@ NOTICES = (
     "Checkpoint directory",
     "callbacks used to create the checkpoint",
 )
+GREETINGS = (
+    "GPU available",
+    "TPU available",
+    "HPU available",
+    "💡",
+    "`Trainer.",
+    "Restoring",
+    "Loaded model weights",
+    "Using",
+)
 TRAINER_DEFAULTS = {
     "max_epochs": 1,
     "log_every_n_steps": 10,
@@ -267,11 +277,17 @@ def _advice(message: str) -> str:
     return message
 
 
+def _says_something(record: logging.LogRecord) -> bool:
+    """Drop Lightning's greetings; what the data module says about the world it makes goes through the same logger."""
+    return not record.getMessage().startswith(GREETINGS)
+
+
 def quiet_libraries() -> None:
     """Silence notices that say nothing about the run: TorchRec's import and Lightning's advice on workers."""
     for pattern in NOTICES:
         warnings.filterwarnings("ignore", message=f".*{pattern}.*")
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="fbgemm_gpu.*")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_says_something)
     logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.trainer.connectors.checkpoint_connector").setLevel(logging.WARNING)
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)

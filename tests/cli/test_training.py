@@ -70,6 +70,14 @@ def test_fit_writes_checkpoint_config_and_metrics_and_says_where(trained: Path) 
     assert {"train/loss", "train/loss_retrieval", "train/loss_ranking", "train/loss_joint"} <= set(found)
 
 
+def test_a_world_that_has_to_be_simulated_is_announced(recsys_topk: Command, environment: dict[str, str]) -> None:
+    done = recsys_topk("fit", *TINY_WORLD, "--data.world.users=41", "--trainer.limit_train_batches=1")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "simulating" in line]
+    assert environment["RECSYS_TOPK_CACHE"] in line
+    assert "GPU available" not in done.stderr
+
+
 def test_the_checkpoint_is_plain_data(trained: Path) -> None:
     path = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
     content = torch.load(path, weights_only=True)
