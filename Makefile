@@ -12,7 +12,7 @@ UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra plot
 DEMO_DIR ?= runs
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint doctests lock clean
+.PHONY: help install demo test bench lint lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,10 @@ test: $(STAMP)  ## ruff, mypy --strict, pytest and the doctests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+bench: $(STAMP)  ## time operators, losses, data and training steps (on an idle machine; half an hour)
+	mkdir -p runs/bench
+	for suite in operators losses data step; do $(BIN)/recsys-topk bench $$suite --json runs/bench/$$suite.json || exit 1; done
 
 lint: $(STAMP)  ## format and lint
 	$(BIN)/ruff format .
