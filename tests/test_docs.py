@@ -1,0 +1,45 @@
+"""The code and commands that README and CONTRIBUTING show, run as written."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recsys_topk.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+
+
+def python_blocks(name: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_the_loss_of_the_readme_runs() -> None:
+    done = run(
+        python_blocks("README.md")[0] + "\nassert scores.grad is not None and bool((scores.grad[~mask] == 0).all())"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_loss_of_contributing_keeps_the_contract() -> None:
+    check = "\nfrom recsys_topk.testing.contract import check_loss\ncheck_loss(MarginLoss)\n"
+    done = run(python_blocks("CONTRIBUTING.md")[0] + check)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
+def test_links_and_commands_are_real(name: str) -> None:
+    text = (ROOT / name).read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        if "://" not in target:
+            assert (ROOT / name).parent.joinpath(target).exists(), target
+    for command in re.findall(r"recsys-topk (\w+)", text):
+        assert command in COMMANDS, command
