@@ -48,7 +48,7 @@ lint: $(STAMP)  ## format and lint
 
 lock: $(STAMP)  ## resolve both locks again
 	$(UV_COMPILE) requirements/cpu.in --overrides requirements/cpu-overrides.txt --no-emit-package torch --no-emit-package fbgemm-gpu -o $(LOCK)
-	$(UV_COMPILE) requirements/gpu.in --overrides requirements/gpu-overrides.txt -o requirements/gpu.lock
+	$(subst "make lock","make lock (CUDA: resolved, not run by the tests)",$(UV_COMPILE)) requirements/gpu.in --overrides requirements/gpu-overrides.txt -o requirements/gpu.lock
 
 clean:  ## remove the environment and what the tools left behind
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -163,11 +163,6 @@ def masked_log_softmax(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
     return torch.where(mask, torch.where(mask, x, 0.0) - torch.where(mask, normaliser, 0.0), 0.0)
 
 
-def masked_softmax(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
-    """Return softmax over the entries of `x` where `mask`, and 0 elsewhere (all 0 where nothing is valid)."""
-    return torch.where(mask, masked_log_softmax(x, mask, dim).exp(), 0.0)
-
-
 def masked_mean(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
     """Return the mean of `x` over the entries where `mask`; 0 where there are none."""
     if is_full(mask):
@@ -181,10 +176,3 @@ def weighted_mean(values: Tensor, counted: Tensor, weights: Tensor | None = None
     total = weight.sum()
     safe = torch.where(total > 0, total, torch.ones_like(total))
     return (torch.where(counted, values, 0.0) * weight).sum() / safe
-
-
-def ranks_descending(x: Tensor, mask: Tensor) -> Tensor:
-    """Return 1-based ranks by descending value among valid entries (stable at ties); masked entries come last."""
-    order = torch.where(mask, x, -math.inf).argsort(dim=-1, descending=True, stable=True)
-    positions = torch.arange(1, x.shape[-1] + 1, device=x.device).expand_as(order)
-    return torch.empty_like(order).scatter_(-1, order, positions)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from recsys_topk.bench.resident import resident
 from recsys_topk.bench.result import BenchResult
 
 LISTS: Final = 1024
@@ -177,7 +178,7 @@ def measure_peak(what: str, where: str, number: int) -> dict[str, float | None]:
         files = RecFlowFiles(where)
         with tempfile.TemporaryDirectory() as scratch:
             DayCache(files, scratch).prepare(files.days[:number])
-        peak = _resident("VmHWM")
+        peak = resident("VmHWM")
         return {"mb": None if peak is None else round(peak)}
     import numpy as np
     import torch
@@ -202,17 +203,8 @@ def measure_peak(what: str, where: str, number: int) -> dict[str, float | None]:
         return expand(lists, number, seed=1, group=4, source=what, catalogue=catalogue)  # type: ignore[arg-type]
 
     call(small, items[:8])
-    before = _resident("VmRSS")
+    before = resident("VmRSS")
     kept = call(batch, items)
-    after = _resident("VmHWM")
+    after = resident("VmHWM")
     del kept
     return {"mb": None if before is None or after is None else round(after - before)}
-
-
-def _resident(field: str) -> float | None:
-    """Return a resident size of this process in MB, or None where the system does not tell."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return None
-    line = next(line for line in status.read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) / 1000

@@ -124,7 +124,7 @@ def run_case(options: argparse.Namespace) -> dict[str, float]:
     if options.form == "textbook":
         stages = textbook(module.cascade, schema)
         optimizer: torch.optim.Optimizer = torch.optim.Adam(stages.parameters(), lr=1e-2)
-        prepared = expanded()  # its own sampling took 1.3 s a batch; here it gets the negatives for nothing
+        prepared = expanded()  # its sampling is left out of its time: it gets the negatives for nothing
 
         def scores() -> list[torch.Tensor]:
             return [stage(prepared) for stage in stages]

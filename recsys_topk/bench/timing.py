@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+
+from recsys_topk.bench.resident import resident
 
 Step = Callable[[], object]
 
@@ -100,16 +101,9 @@ def growth_exponent(sizes: list[int], milliseconds: list[float]) -> float:
 
 
 def peak_memory() -> float:
-    """Return the peak resident memory of this program, in MB.
-
-    On Linux from the kernel's high-water mark of the address space: `getrusage` would count what the process was before
-    it became this program, a copy of its parent.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Return the peak resident memory of this program, in MB."""
+    peak = resident("VmHWM")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 if peak is None else peak
 
 
 def peak_growth(warm_up: Step, method: Step) -> float:

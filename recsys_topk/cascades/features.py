@@ -101,7 +101,7 @@ class FeatureEmbedding(nn.Module):
 
         Args:
             batch: The ids.
-            history: ``"rows"`` for every view, ``"mean"`` for their mean (one bag a request, about twice as fast).
+            history: ``"rows"`` for every view, ``"mean"`` for their mean (one bag a request, which is cheaper).
         """
         parts: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
         for kinds in self.groups:

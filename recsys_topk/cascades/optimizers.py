@@ -49,7 +49,7 @@ def fused_optimizer(name: str, lr: float) -> FusedOptimizer | None:
 def make_optimizer(name: str, module: nn.Module, lr: float, options: Mapping[str, Any]) -> Optimizer:
     """Build the optimizer of a module; tables that update themselves inside backward keep their own.
 
-    The ordinary optimizers run with their fused kernels, 7 to 10 times faster a step on a CPU than the default. If
+    The ordinary optimizers run with their fused kernels, which take one pass over the parameters. If
     there are fused tables, both kinds are combined into one optimizer, so that schedules reach the tables and
     checkpoints hold their state.
 

@@ -48,7 +48,7 @@ class RecFlowDataModule(LightningDataModule):  # type: ignore[misc]  # Lightning
         eval_negatives: Sampled negatives a list in evaluation.
         history_length: Newest views of the user to keep.
         seed: Seed of the order and of all negatives.
-        num_workers: Worker processes that make batches; one process makes a batch of 1024 in about 2 ms.
+        num_workers: Worker processes that make batches; one process is enough (`recsys-topk bench data`).
         shuffle: Whether to shuffle training requests within each day.
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
 

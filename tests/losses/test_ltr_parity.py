@@ -19,7 +19,7 @@ from recsys_topk.losses import (
     RankNetLoss,
     SoftmaxLoss,
 )
-from recsys_topk.numerics import ranks_descending
+from recsys_topk.ordering import tie_ranks
 from tests.peers import cases, ordered_pairs
 
 
@@ -262,7 +262,7 @@ def test_lambdaloss_of_the_first_k_is_allrank(scheme, case):
 
     Its gains are divided by the ideal DCG@k of the whole list, ours by that of the shortened one.
     """
-    first = ranks_descending(case.scores.detach(), case.mask) <= case.k
+    first = tie_ranks(case.scores.detach(), case.labels, case.mask) <= case.k
     short = case.mask & first
     ratio = torch.ones(len(case.scores))
     if scheme != "rankNet":
