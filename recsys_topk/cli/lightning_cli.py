@@ -141,9 +141,19 @@ class SaveConfig(SaveConfigCallback):  # type: ignore[misc]  # lightning is unty
 
 
 class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped here
-    """The training commands: a directory for each run, loggers, checkpoints, and a table at the end."""
+    """The training commands: a directory for each run, loggers, checkpoints, and a table at the end.
+
+    Args:
+        execute: Run the command; otherwise only build its parts, for `run_command` or for a loop of one's own.
+        args: For LightningCLI.
+        kwargs: For LightningCLI.
+    """
 
     run: RunDirectory
+
+    def __init__(self, *args: Any, execute: bool = True, **kwargs: Any) -> None:
+        self.execute = execute
+        super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what is ours to LightningCLI's arguments."""
@@ -236,7 +246,14 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             echo(table([{"metric": name, "value": value} for name, value in shown.items()]))
         self.run.echo_files()
 
+    def run_command(self) -> None:
+        """Run the command that the arguments named."""
+        self.execute = True
+        self._run_subcommand(self.subcommand)
+
     def _run_subcommand(self, subcommand: str) -> None:
+        if not self.execute:
+            return
         if subcommand == "fit":
             super()._run_subcommand(subcommand)
             return
@@ -247,8 +264,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         self._report()
 
 
-def run_cli(arguments: list[str]) -> CascadeCLI:
-    """Parse and run arguments that `recsys_topk.cli.arguments.rewrite` has prepared."""
+def run_cli(arguments: list[str], execute: bool = True) -> CascadeCLI:
+    """Parse and run arguments that `recsys_topk.cli.arguments.rewrite` has prepared; see `CascadeCLI`."""
     quiet_libraries()
     before = sys.argv
     sys.argv = [before[0], *arguments]
@@ -263,6 +280,7 @@ def run_cli(arguments: list[str]) -> CascadeCLI:
             trainer_defaults=TRAINER_DEFAULTS,
             load_from_checkpoint_support=False,
             auto_configure_optimizers=False,
+            execute=execute,
         )
     except MisconfigurationException as error:
         raise ValueError(_advice(str(error))) from error

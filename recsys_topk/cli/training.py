@@ -36,8 +36,13 @@ def wanted_help(argv: list[str]) -> str | None:
     return None
 
 
-def run(argv: list[str]) -> CascadeCLI:
-    """Run a training command and return its parts: trainer, model, data and run directory."""
+def run(argv: list[str], execute: bool = True) -> CascadeCLI:
+    """Run a training command and return its parts: trainer, model, data and run directory.
+
+    Args:
+        argv: The command and its options.
+        execute: False = only build the parts.
+    """
     command, *rest = argv
     for registry in registries().values():
         registry.discover()
@@ -55,4 +60,4 @@ def run(argv: list[str]) -> CascadeCLI:
 
     from recsys_topk.cli.lightning_cli import run_cli
 
-    return run_cli(arguments)
+    return run_cli(arguments, execute)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
@@ -27,3 +31,17 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV, with a column for every key that any of them has.
+
+    Example:
+        >>> csv_text([{"run": "dftopk", "recall": 0.5}, {"run": "listnet"}]).split()
+        ['run,recall', 'dftopk,0.5', 'listnet,']
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
