@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -109,7 +110,8 @@ def run_experiment(
 
 
 def run_step(command: Sequence[str], weight: float, clock: Clock, say: Callable[[str], None]) -> None:
-    """Run one command in a process of its own, passing its lines on with the time left."""
+    """Run one command in a process of its own, passing its lines on with the time left; it does not outlive us."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     process = subprocess.Popen(
         [sys.executable, "-m", "recsys_topk", *command], stdout=subprocess.PIPE, text=True, bufsize=1
     )
@@ -130,6 +132,7 @@ def run_step(command: Sequence[str], weight: float, clock: Clock, say: Callable[
         if process.poll() is None:
             process.terminate()
             process.wait()
+        signal.signal(signal.SIGTERM, before)
     if status == 130:
         raise KeyboardInterrupt
     if status != 0:

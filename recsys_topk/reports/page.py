@@ -82,7 +82,7 @@ def describe(found: Sequence[Any], when: str, versions: Mapping[str, str], machi
     """
     flat = [part for one in found for part in (one, *one.parts)]
     contents = [one.content for one in flat]
-    started = sorted(str(content["started"]) for content in contents if "started" in content)
+    started = sorted(str(content["started"])[:16].replace("T", " ") for content in contents if "started" in content)
     cpus = dict.fromkeys(
         f"{content['machine']['cpu']}, {content['machine']['cores']} cores"
         for content in contents if (content.get("machine") or {}).get("cpu")
@@ -97,7 +97,7 @@ def describe(found: Sequence[Any], when: str, versions: Mapping[str, str], machi
     )
     facts = {"What": ", ".join(dict.fromkeys(_what(one) for one in found)), "Data": _data(flat) or "none"}
     if started:
-        facts["When"] = started[0] if started[0] == started[-1] else f"{started[0]} to {started[-1]}"
+        facts["When"] = " to ".join(dict.fromkeys([started[0], started[-1]])) + " UTC"
     facts["Machine"] = "; ".join(cpus) or machine
     if devices:
         facts["Trained on"] = ", ".join(devices)
@@ -112,6 +112,8 @@ def describe(found: Sequence[Any], when: str, versions: Mapping[str, str], machi
 def _what(one: Any) -> str:
     if one.kind == "experiment":
         return f"experiment {one.content['name']} ({one.content['size']})"
+    if one.kind == "bench":
+        return f"bench {one.content['suite']}"
     return f"{one.kind} {one.path.parent.name if one.path.is_file() else one.path.name}"
 
 

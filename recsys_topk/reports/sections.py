@@ -88,7 +88,11 @@ def _experiment(found: Found) -> Section:
     section = Section(experiment.title, experiment.question)
     section.missing += found.missing
     size = record["size"]
-    section.protocol = {"The paper": experiment.protocol, "It found": experiment.found}
+    section.protocol = {
+        "The paper": experiment.protocol,
+        "It found": experiment.found,
+        "Here": experiment.content["ours"][size],
+    }
     section.differences = experiment.differences(size)
     section.commands = [f"recsys-topk {shlex.join(step['command'])}" for step in record["steps"]]
     simulated = size == "small" and not any("--data.root" in step["command"] for step in record["steps"])
@@ -126,7 +130,7 @@ def comparison(
     lines = {name: recalls["joint"] for name, recalls in (reference or {}).items()}
     figure = plots.bars_figure(
         drawn, "joint", "+-", title="Joint recall", reference=lines or None,
-        xlabel=f"{short_name(names[0])}, mean over seeds, standard deviation",
+        xlabel=f"{short_name(names[0])} recall, mean over seeds, standard deviation",
     )  # fmt: skip
     for patch, row in zip(figure.axes[0].patches, drawn, strict=True):
         if str(row["run"]).endswith(PAPER):
@@ -139,16 +143,12 @@ def comparison(
     ]  # fmt: skip
     if figures:
         columns += [Column(f"paper, {kind}", "paper") for kind in theirs]
-    columns += [Column("seconds", digits=1), Column("seeds", digits=0)]
-    if figures:
-        columns.append(Column("remark", "text"))
+    columns += [Column("seconds", digits=0), Column("seeds", digits=0)]
     body: list[list[Value]] = []
     for row in rows_by_joint:
         cells: list[Value] = [row["run"], row["joint"], row["+-"], row["p"], *row["alone"].values()]
         cells += [theirs[kind].get(row["run"]) for kind in theirs]
         cells += [row["seconds"], row["seeds"]]
-        if figures:
-            cells.append(f"paper's row: {faulty[row['run']]}" if row["run"] in faulty else None)
         body.append(cells)
     for name, recalls in (reference or {}).items():
         known = list(recalls.values())
@@ -156,7 +156,8 @@ def comparison(
     caption = f"Means over seeds; ± is the standard deviation, p a paired t-test against {rows[0]['run']}."
     if reference:
         caption += " Random, popularity and oracle rank without learning; the oracle knows the true utility."
-    section.tables.append(Table(caption, columns, body))
+    notes = [f"The paper's {name}: {why}." for name, why in faulty.items() if figures and name in theirs["joint"]]
+    section.tables.append(Table(caption, columns, body, notes))
     if experiment is not None:
         paper = theirs.get("joint", {})
         section.verdict += verdicts.table_verdict(rows, experiment.subject, paper, list(faulty))
@@ -202,7 +203,7 @@ def curve(
     log = bool(experiment.content.get("logx"))
     joint = short_name(names[0])
     figure = plots.lines_figure(
-        {**series, **dashed}, xlabel=what, ylabel=joint, title=f"Joint recall by {what}", logx=log, bands=bands,
+        {**series, **dashed}, xlabel=what, ylabel=f"{joint} recall", title=f"Joint recall by {what}", logx=log, bands=bands,
         dashed=list(dashed),
     )  # fmt: skip
     caption = "Solid: here, mean and standard deviation over seeds. Dashed: the paper. "
@@ -283,7 +284,7 @@ def stream(
             bands[label] = (low, [means[label][day] + s for day, s in spread.items()])
     figure = plots.lines_figure(
         {label: list(line.items()) for label, line in means.items()},
-        ylabel=short_name(metric), title="Joint recall by day", bands=bands,
+        ylabel=f"{short_name(metric)} recall", title="Joint recall by day", bands=bands,
     )  # fmt: skip
     section.figures.append((figure, "Each day is tested with what was learned before it; mean and standard deviation."))
     days = sorted({day for line in means.values() for day in line})
@@ -293,7 +294,7 @@ def stream(
         spread_of_means = statistics.stdev(each) if len(each) > 1 else None
         body.append([label, statistics.fmean(each), spread_of_means, *(by_day.get(day) for day in days), len(each)])
     columns = [Column("run", "text"), Column("mean"), Column("±"), *(Column(day) for day in days)]
-    caption = f"{short_name(metric)} by day; mean over days, ± its standard deviation over seeds."
+    caption = f"{short_name(metric)} recall by day; mean over days, ± its standard deviation over seeds."
     section.tables.append(Table(caption, [*columns, Column("seeds", digits=0)], body))
     if experiment is not None:
         section.verdict += verdicts.stream_verdict(means, experiment.subject)

@@ -43,11 +43,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its caption; every row has a value for each column."""
+    """A table with its caption and notes below; every row has a value for each column."""
 
     caption: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Value]]
+    notes: Sequence[str] = ()
 
 
 def metric_names(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
@@ -60,9 +61,9 @@ def short_name(metric: str) -> str:
 
     Example:
         >>> short_name("test/joint_recall@10@20/200")
-        'joint recall@10@20'
+        'joint@10@20'
     """
-    return metric.removeprefix("test/").partition("/")[0].replace("_", " ")
+    return metric.removeprefix("test/").partition("/")[0].replace("_recall", "").replace("_", " ")
 
 
 def summary_rows(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
