@@ -180,7 +180,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         if trainer_options.get("logger") in (None, True):
             kwargs["logger"] = self.loggers(options.logger)
         kwargs["default_root_dir"] = str(self.run.path)
-        kwargs["callbacks"] = [*(trainer_options.get("callbacks") or []), *self.callbacks()]
+        given = trainer_options.get("callbacks") or []
+        kwargs["callbacks"] = [*(given if isinstance(given, list) else [given]), *self.callbacks()]
         trainer: pl.Trainer = super().instantiate_trainer(**kwargs)
         return trainer
 
