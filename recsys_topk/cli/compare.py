@@ -111,8 +111,9 @@ def log_to_wandb(
     columns = list(rows[0])
     config = {name: content[name] for name in ("command", "versions", "machine", "started", "arguments")}
     with wandb.init(
-        project="recsys-topk", name=folder.name, group=folder.name, job_type="compare", dir=str(folder.resolve()), config=config,
-        mode="offline" if offline_wandb() else "online", settings=wandb.Settings(silent=True),
+        project="recsys-topk", name=folder.name, group=folder.name, job_type="compare", config=config,
+        dir=str(folder.resolve()), mode="offline" if offline_wandb() else "online",
+        settings=wandb.Settings(silent=True),
     ) as run:  # fmt: skip
         logged: dict[str, Any] = {"comparison": wandb.Table(columns, [[row[name] for name in columns] for row in rows])}
         for name, figure in figures.items():

@@ -85,7 +85,7 @@ def test_the_files_hold_every_day(streamed: Path) -> None:
     assert {(day["requests"], day["candidates"]) for day in run["days"]} == {(120, 80)}
     said = (streamed / "stdout.txt").read_text()
     with (streamed / "s" / "stream.csv").open() as file:
-        rows = list(csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if row["run"] == "perturbed"]
     for row, day in zip(rows, run["days"], strict=True):
         assert (row["run"], row["seed"], row["day"]) == ("perturbed", "0", day["day"])
         assert float(row[METRICS[0]]) == day["metrics"][METRICS[0]]
