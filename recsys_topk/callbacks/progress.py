@@ -169,17 +169,17 @@ class PlainProgress(ProgressBar):  # type: ignore[misc]  # lightning is untyped 
     def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
         """Write a line if it is time to."""
         if self._due():
-            self._line(f"validation  batch {rest[2] + 1}/{self.total_val_batches_current_dataloader}")
+            self._line(f"validation  batch {rest[2] + 1}/{sum(trainer.num_val_batches)}")
 
     def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
         """Write a line if it is time to."""
         if self._due():
-            self._line(f"test  batch {rest[2] + 1}/{self.total_test_batches_current_dataloader}")
+            self._line(f"test  batch {rest[2] + 1}/{sum(trainer.num_test_batches)}")
 
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
         """Write a line if it is time to."""
         if self._due():
-            self._line(f"prediction  batch {rest[2] + 1}/{self.total_predict_batches_current_dataloader}")
+            self._line(f"prediction  batch {rest[2] + 1}/{sum(trainer.num_predict_batches)}")
 
     def _training(self, trainer: pl.Trainer, batches: int) -> str:
         last = "" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs}"
