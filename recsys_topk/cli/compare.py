@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     add_options(parser, out="runs/compare")
     options, further = parser.parse_known_args(argv)
     facts = provenance(["recsys-topk", "compare", *argv])
-    trials = plan(options, further)
+    trials = plan(options, further, "trials")
     todo = [trial for trial in trials if trial.read() is None]
     from recsys_topk.cli.trial import train_and_test
 
@@ -105,20 +105,21 @@ def log_to_wandb(
     """Log the table and the plots as one W&B run, offline without a key."""
     import wandb
 
-    from recsys_topk.cli.runs import offline_wandb
+    from recsys_topk.cli.wandb_logging import offline_wandb
     from recsys_topk.reports import plots
 
     columns = list(rows[0])
     config = {name: content[name] for name in ("command", "versions", "machine", "started", "arguments")}
     with wandb.init(
-        project="recsys-topk", name=folder.name, group=folder.name, job_type="compare", dir=str(folder), config=config,
-        mode="offline" if offline_wandb() else "online", settings=wandb.Settings(silent=True),
+        project="recsys-topk", name=folder.name, group=folder.name, job_type="compare", config=config,
+        dir=str(folder.resolve()), mode="offline" if offline_wandb() else "online",
+        settings=wandb.Settings(silent=True),
     ) as run:  # fmt: skip
         logged: dict[str, Any] = {"comparison": wandb.Table(columns, [[row[name] for name in columns] for row in rows])}
         for name, figure in figures.items():
             path = folder / f"{name}.png"
             plots.write_png(path, plots.png(figure))
-            logged[name] = wandb.Image(str(path))
+            logged[name] = wandb.Image(str(path.resolve()))
         run.log(logged)
 
 

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     add_options(parser, out="runs/stream")
     options, further = parser.parse_known_args(argv)
     facts = provenance(["recsys-topk", "stream", *argv])
-    trials = plan(options, further)
+    trials = plan(options, further, "days")
     for trial in trials:
         trial.read()  # raises before anything runs if one of them was made with other options
     from recsys_topk.cli.stream_trial import stream_days

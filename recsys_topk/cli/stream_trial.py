@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsys_topk.cli.runs import offline_wandb
-from recsys_topk.cli.trials import Trial, build
+from recsys_topk.cli.trials import Trial, build, train
 from recsys_topk.reports.files import write_whole
 
 if TYPE_CHECKING:
@@ -35,14 +34,13 @@ def stream_days(trial: Trial, say: Callable[[Any], None]) -> None:
 
     from recsys_topk.datamodules.streaming import DayStream
 
-    record = trial.read() or {
-        "seed": trial.seed, "arguments": list(trial.arguments), "checkpoint": None, "wandb_id": uuid.uuid4().hex[:8],
-        "first": None, "days": [],
-    }  # fmt: skip
+    new = {**trial.identity(), "wandb_id": uuid.uuid4().hex[:8], "checkpoint": None, "first": None, "days": []}
+    record = trial.read() or new
     os.environ["WANDB_RUN_ID"] = record["wandb_id"]
     cli = build(trial, *PROTOCOL)
     begin = _next_day(DayStream(cli.datamodule).days, record, trial.target)
     if begin is None:
+        cli.run.path.rmdir()  # made for a training that is not needed
         return
     epochs = cli.trainer.max_epochs
     if epochs is None or epochs < 1:
@@ -58,9 +56,7 @@ def stream_days(trial: Trial, say: Callable[[Any], None]) -> None:
             (measured,) = cli.trainer.test(cli.model, datamodule=step.data, ckpt_path=before, verbose=False)
             entry |= _metrics(measured)
         cli.trainer.fit_loop.max_epochs = epochs * (number + 1)
-        start = time.perf_counter()
-        cli.trainer.fit(cli.model, datamodule=step.data, ckpt_path=before)
-        entry["seconds"] = time.perf_counter() - start
+        entry["seconds"] = train(cli, partial(cli.trainer.fit, cli.model, datamodule=step.data, ckpt_path=before))
         _save(cli, trial.target, record, entry)
         _log_day(cli, entry, number + 1)
         say({"names": list(cli.model.metrics["test"]), **entry})
@@ -85,9 +81,7 @@ def _metrics(measured: Mapping[str, float]) -> dict[str, Any]:
 
 def _save(cli: CascadeCLI, target: Path, record: dict[str, Any], entry: dict[str, Any]) -> None:
     old, new = record["checkpoint"], f"{target.stem}-{entry['day']}.ckpt"
-    partial = target.parent / f"{target.stem}.partial"
-    cli.trainer.save_checkpoint(partial)
-    partial.replace(target.parent / new)
+    cli.trainer.save_checkpoint(target.parent / new)
     if "metrics" in entry:
         record["days"].append(entry)
     else:
@@ -98,24 +92,20 @@ def _save(cli: CascadeCLI, target: Path, record: dict[str, Any], entry: dict[str
         (target.parent / old).unlink(missing_ok=True)
 
 
-def _wandb_runs(cli: CascadeCLI) -> list[Any]:
-    from lightning.pytorch.loggers import WandbLogger
-
-    return [logger.experiment for logger in cli.trainer.loggers if isinstance(logger, WandbLogger)]
-
-
 def _tell_wandb(cli: CascadeCLI, record: Mapping[str, Any], days: tuple[str, ...]) -> None:
     """Define the axis; offline, where the part of an interrupted run is a run of its own, give it the days before."""
-    for run in _wandb_runs(cli):
-        run.define_metric("stream/day")
-        run.define_metric("stream/*", step_metric="stream/day")
-        if offline_wandb():
-            for entry in record["days"]:
-                _log_day(cli, entry, days.index(entry["day"]) + 1)
+    from recsys_topk.cli.wandb_logging import offline_wandb, wandb_loggers
+
+    for logger in wandb_loggers(cli.trainer.loggers):
+        logger.experiment.define_metric("stream/day")
+        logger.experiment.define_metric("stream/*", step_metric="stream/day")
+        for entry in record["days"] if offline_wandb() else ():
+            _log_day(cli, entry, days.index(entry["day"]) + 1)
 
 
 def _log_day(cli: CascadeCLI, entry: Mapping[str, Any], number: int) -> None:
-    if "metrics" in entry:
-        for run in _wandb_runs(cli):
-            metrics = {f"stream/{name}": value for name, value in entry["metrics"].items()}
-            run.log({"stream/day": number, "stream/date": entry["day"], **metrics})
+    from recsys_topk.cli.wandb_logging import wandb_loggers
+
+    for logger in wandb_loggers(cli.trainer.loggers) if "metrics" in entry else ():
+        metrics = {f"stream/{name}": value for name, value in entry["metrics"].items()}
+        logger.experiment.log({"stream/day": number, "stream/date": entry["day"], **metrics})

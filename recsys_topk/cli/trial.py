@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from recsys_topk.cli.trials import Trial, build
+from recsys_topk.cli.trials import Trial, build, train
 from recsys_topk.reports.files import write_whole
 
 if TYPE_CHECKING:
@@ -21,14 +20,11 @@ def train_and_test(trial: Trial, say: Callable[[Any], None]) -> None:
     """
     cli = build(trial)
     cli.datamodule.prepare_data()
-    start = time.perf_counter()
-    cli.run_command()
-    seconds = time.perf_counter() - start
+    seconds = train(cli, cli.run_command)
     cli.trainer.test(cli.model, datamodule=cli.datamodule, ckpt_path=None, verbose=False)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items() if name.startswith("test/")}
     found = {
-        "seed": trial.seed,
-        "arguments": list(trial.arguments),
+        **trial.identity(),
         "seconds": seconds,
         "metrics": metrics,
         "device": device(cli),

@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,8 @@ class Trial:
     Attributes:
         label: The competitor.
         seed: Seed of the weights, the order and the negatives.
-        arguments: The options of `fit` that its numbers depend on.
+        arguments: The options of `fit` that its numbers depend on, as typed.
+        resolved: The same with names and config files resolved, so that an edited file is noticed.
         plumbing: Those that they do not depend on: where it writes, what it shows.
         target: The file that holds its numbers.
     """
@@ -40,6 +42,7 @@ class Trial:
     label: str
     seed: int
     arguments: tuple[str, ...]
+    resolved: tuple[str, ...]
     plumbing: tuple[str, ...]
     target: Path
 
@@ -48,13 +51,18 @@ class Trial:
         if not self.target.is_file():
             return None
         found: dict[str, Any] = json.loads(self.target.read_text(encoding="utf-8"))
-        if found["arguments"] != list(self.arguments):
-            then, now = (shlex.join(part) or "nothing" for part in difference(found["arguments"], self.arguments))
+        if found["resolved"] != list(self.resolved):
+            then, now = difference(found["arguments"], self.arguments)
+            what = f"{shlex.join(then) or 'nothing'} where now there is {shlex.join(now) or 'nothing'}"
             raise ValueError(
-                f"{self.target} was made with other options: {then} where now there is {now}; "
+                f"{self.target} was made with other options: {what if then or now else 'a config file has changed'}; "
                 f"give another --out, or delete that file to run it again"
             )
         return found
+
+    def identity(self) -> dict[str, Any]:
+        """Return what the file says of the run besides its numbers."""
+        return {"seed": self.seed, "arguments": list(self.arguments), "resolved": list(self.resolved)}
 
 
 Work: TypeAlias = Callable[[Trial, Callable[[Any], None]], None]
@@ -73,16 +81,19 @@ def add_options(parser: argparse.ArgumentParser, out: str) -> None:
     parser.add_argument("--logger", choices=["csv", "wandb"], default="csv", help="wandb: offline without a key")
 
 
-def plan(options: argparse.Namespace, further: Sequence[str]) -> list[Trial]:
+def plan(options: argparse.Namespace, further: Sequence[str], place: str) -> list[Trial]:
     """Return the runs that the options ask for, seed by seed; raise on a mistake in any of them.
 
     Args:
         options: What `add_options` parsed.
         further: Options for every `fit`.
+        place: Name of the folder with their files.
     """
     for name in ("seeds", "jobs"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(options, name)}")
+    from recsys_topk.cli.arguments import rewrite
+
     folder = Path(options.out)
     made = []
     variants = competitors(options.losses, options.variant)
@@ -92,7 +103,8 @@ def plan(options: argparse.Namespace, further: Sequence[str]) -> list[Trial]:
             arguments = (*further, *chosen, f"--seed_everything={seed}", f"--data.seed={seed}")
             where = ("--out", str(folder / "runs"), "--name", name)
             plumbing = (*where, "--logger", options.logger, "--trainer.enable_progress_bar=false")
-            made.append(Trial(label, seed, arguments, plumbing, folder / "trials" / f"{name}.json"))
+            resolved = tuple(rewrite(["fit", *arguments])[1:])
+            made.append(Trial(label, seed, arguments, resolved, plumbing, folder / place / f"{name}.json"))
     return made
 
 
@@ -108,7 +120,7 @@ def competitors(losses: str, variants: Sequence[str]) -> dict[str, list[str]]:
         {'dftopk': ['--loss', 'dftopk'], 'icc': ['--objective', 'icc'],
          'smooth': ['--loss', 'dftopk', '--loss.tau', '9']}
     """
-    from recsys_topk.cli.arguments import registries, rewrite
+    from recsys_topk.cli.arguments import registries
 
     objectives = registries()["objective"]
     published = [name for name in objectives.available() if not objectives.resolve(name).uses_loss]
@@ -130,8 +142,6 @@ def competitors(losses: str, variants: Sequence[str]) -> dict[str, list[str]]:
         other = files.setdefault(file_name(label), label)
         if other != label:
             raise ValueError(f"{label!r} and {other!r} would be written to the same file; give one another label")
-    for chosen_options in made.values():
-        rewrite(["fit", *chosen_options])  # a misspelt loss is found now, not after the runs before it
     return made
 
 
@@ -203,6 +213,7 @@ def run(
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["recsys_topk.cli.lightning_cli"])
     environment = {"WANDB_RUN_GROUP": group, **os.environ}
+    environment.pop("WANDB_SERVICE", None)  # W&B's helper of this process, if any, knows nothing of the others
     waiting = list(todo)
     running: dict[Any, tuple[Trial, Any]] = {}
     try:
@@ -228,7 +239,9 @@ def run(
     finally:
         for _, process in running.values():
             process.terminate()
-            process.join()
+        for _, process in running.values():
+            process.join(10)
+            process.kill()
 
 
 def build(trial: Trial, *further: str) -> CascadeCLI:
@@ -239,6 +252,15 @@ def build(trial: Trial, *further: str) -> CascadeCLI:
     if cli.trainer.world_size > 1:
         raise ValueError(f"each run trains on one device, got {cli.trainer.world_size}; use --trainer.devices 1")
     return cli
+
+
+def train(cli: CascadeCLI, fit: Callable[[], None]) -> float:
+    """Call what trains and return the seconds it took; an interrupted training is no result."""
+    start = time.perf_counter()
+    fit()
+    if cli.trainer.interrupted:
+        raise KeyboardInterrupt
+    return time.perf_counter() - start
 
 
 def log_of(trial: Trial) -> Path:
