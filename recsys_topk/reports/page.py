@@ -26,6 +26,7 @@ def render(title: str, facts: Mapping[str, str], sections: Sequence[Section]) ->
     from markupsafe import Markup
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["code"] = code
     text = resources.files("recsys_topk.reports").joinpath(TEMPLATE).read_text(encoding="utf-8")
     drawn = [
         [
@@ -40,6 +41,18 @@ def render(title: str, facts: Mapping[str, str], sections: Sequence[Section]) ->
         source=paper_figures()["source"],
     )  # fmt: skip
     return page
+
+
+def code(text: str) -> Any:
+    """Return text as HTML with what stands between backquotes as code.
+
+    Example:
+        >>> str(code("run `a < b`"))
+        'run <code>a &lt; b</code>'
+    """
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def own_names(svg: str, prefix: str) -> str:
@@ -95,6 +108,7 @@ def describe(found: Sequence[Any], when: str, versions: Mapping[str, str], machi
     seeds = sorted(
         {len(runs) for one in flat if one.kind in ("comparison", "stream") for runs in one.content["runs"].values()}
     )
+    seeds = [number for number in seeds if number]
     facts = {"What": ", ".join(dict.fromkeys(_what(one) for one in found)), "Data": _data(flat) or "none"}
     if started:
         facts["When"] = " to ".join(dict.fromkeys([started[0], started[-1]])) + " UTC"

@@ -114,16 +114,13 @@ def _experiment(folder: Path) -> Found:
         command = step["command"]
         result = folder / step["result"]
         part = _from_file(result) if result.is_file() else None
-        if command[0] == "compare":
-            runs = _trials(folder, command)
+        if command[0] in ("compare", "stream"):
             wanted = len(labels_of(command)) * int(command[command.index("--seeds") + 1])
-            there = sum(map(len, runs.values()))
-            if there < wanted:
-                missing.append(f"{wanted - there} of {wanted} runs are not there yet")
-                part = Found("comparison", folder, {"runs": runs}) if runs else None
-        elif part is not None and command[0] == "stream":
-            wanted = len(labels_of(command)) * int(command[command.index("--seeds") + 1])
-            there = sum(map(len, part.content["runs"].values()))
+            there = 0 if part is None else _count(part.content["runs"], labels_of(command))
+            if there < wanted and command[0] == "compare":
+                runs = _trials(folder, command)  # the file is written when all of them are there
+                if _count(runs, labels_of(command)) > there:
+                    there, part = _count(runs, labels_of(command)), Found("comparison", folder, {"runs": runs})
             if there < wanted:
                 missing.append(f"{wanted - there} of {wanted} runs are not there yet")
         if part is None:
@@ -131,6 +128,10 @@ def _experiment(folder: Path) -> Found:
         else:
             parts.append(part)
     return Found("experiment", folder, record, tuple(parts), tuple(missing))
+
+
+def _count(runs: Mapping[str, Sequence[Any]], labels: Sequence[str]) -> int:
+    return sum(len(runs.get(label, ())) for label in labels)
 
 
 def labels_of(command: Sequence[str]) -> list[str]:

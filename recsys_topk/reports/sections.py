@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from recsys_topk.experiments.definition import Experiment, load, paper_figures
 from recsys_topk.reports import plots, verdicts
 from recsys_topk.reports.results import Found
-from recsys_topk.reports.tables import Column, Table, Value, metric_names, short_name, summary_rows
+from recsys_topk.reports.tables import Column, Table, Value, heading, metric_names, short_name, summary_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,8 +138,8 @@ def comparison(
     note = "Grey: the paper." if figures else ""
     section.figures.append((figure, f"{note} {NOT_COMPARABLE if figures and simulated else ''}".strip()))
     columns = [
-        Column("run", "text"), Column(short_name(names[0])), Column("±"), Column("p", digits=3),
-        *(Column(short_name(name)) for name in names[1:]),
+        Column("run", "text"), Column(heading(names[0])), Column("±"), Column("p", digits=3),
+        *(Column(heading(name)) for name in names[1:]),
     ]  # fmt: skip
     if figures:
         columns += [Column(f"paper, {kind}", "paper") for kind in theirs]
@@ -203,8 +203,8 @@ def curve(
     log = bool(experiment.content.get("logx"))
     joint = short_name(names[0])
     figure = plots.lines_figure(
-        {**series, **dashed}, xlabel=what, ylabel=f"{joint} recall", title=f"Joint recall by {what}", logx=log, bands=bands,
-        dashed=list(dashed),
+        {**series, **dashed}, xlabel=what, ylabel=f"{joint} recall", title=f"Joint recall by {what}", logx=log,
+        bands=bands, dashed=list(dashed),
     )  # fmt: skip
     caption = "Solid: here, mean and standard deviation over seeds. Dashed: the paper. "
     section.figures.append((figure, caption + (NOT_COMPARABLE if simulated else "")))
@@ -230,8 +230,8 @@ def _curve_table(
     what: str,
 ) -> Table:
     columns = [
-        Column("run", "text"), Column(what, digits=None), Column(short_name(names[0])), Column("±"),
-        *(Column(short_name(name)) for name in names[1:]),
+        Column("run", "text"), Column(what, digits=None), Column(heading(names[0])), Column("±"),
+        *(Column(heading(name)) for name in names[1:]),
     ]  # fmt: skip
     kinds = _kinds(names)
     columns += [Column(f"paper, {kind}", "paper") for kind in kinds]

@@ -66,6 +66,16 @@ def short_name(metric: str) -> str:
     return metric.removeprefix("test/").partition("/")[0].replace("_recall", "").replace("_", " ")
 
 
+def heading(metric: str) -> str:
+    """Return the name of a metric with a place to break the line, for the head of a column.
+
+    Example:
+        >>> heading("test/retrieval_recall@10@30/200")
+        'retrieval @10@30'
+    """
+    return short_name(metric).replace("@", " @", 1)
+
+
 def summary_rows(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Return a row for each competitor of a comparison, also of one that is not finished.
 

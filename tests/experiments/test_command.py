@@ -15,39 +15,48 @@ from tests.conftest import TINY_WORLD, Result
 
 
 def test_an_experiment_runs_is_kept_and_is_reported(recsys_topk: Callable[..., Result], tmp_path: Path) -> None:
-    command = ["experiment", "tau", "--seeds", "1", "--jobs", "2", "--out", "p", *TINY_WORLD, "--trainer.max_steps=2"]
+    command = ["experiment", "main-table", "--only", "dftopk,lapsum", "--seeds", "1", "--out", "p", *TINY_WORLD]
     first = recsys_topk(*command)
     assert first.returncode == 0, first.stderr
-    assert "$ recsys-topk compare --config paper-small --seeds 1 --variant 'dftopk, tau 0.0001=" in first.stdout
-    assert "[9/9]" in first.stdout
+    assert "$ recsys-topk compare --config paper-small --seeds 1 --variant 'dftopk=--loss dftopk'" in first.stdout
+    assert "[2/2]" in first.stdout
     assert " left" in first.stdout
-    record = json.loads((tmp_path / "p" / "tau" / "experiment.json").read_text())
-    assert record["points"]["dftopk, tau 1000"] == ["dftopk", 1000.0]
+    record = json.loads((tmp_path / "p" / "main-table" / "experiment.json").read_text())
     assert record["steps"][0]["seconds"] > 0
     rankers = record["reference"]
     assert rankers["random"]["joint"] < rankers["popularity"]["joint"] < rankers["oracle"]["joint"]
-    runs = json.loads((tmp_path / "p" / "tau" / "comparison.json").read_text())["runs"]
-    taus = [run[0]["config"]["model"]["loss"]["init_args"]["tau"] for run in runs.values()]
-    assert taus == [1e-4, 1e-3, 1e-2, 0.1, 1, 10, 100, 1000, 10000]
+    runs = json.loads((tmp_path / "p" / "main-table" / "comparison.json").read_text())["runs"]
+    taus = {label: run[0]["config"]["model"]["loss"]["init_args"]["tau"] for label, run in runs.items()}
+    assert taus == {"dftopk": 500, "lapsum": 5}
 
     again = recsys_topk(*command)
     assert again.returncode == 0, again.stderr
-    assert "kept: p/tau/comparison.json" in again.stdout
+    assert "kept: p/main-table/comparison.json" in again.stdout
     assert "$ recsys-topk" not in again.stdout
 
-    # A run that is lost is run again, the others are kept, and until then the page says what is missing.
-    (tmp_path / "p" / "tau" / "trials" / "dftopk--tau-1-s0.json").unlink()
+    # The page says what is missing of an experiment.
+    (tmp_path / "p" / "main-table" / "comparison.json").unlink()
+    (tmp_path / "p" / "main-table" / "trials" / "lapsum-s0.json").unlink()
     page = recsys_topk("report", "p", "--out", "page.html")
     assert page.returncode == 0, page.stderr
-    assert "missing: 1 of 9 runs are not there yet" in page.stdout
+    assert "missing: 1 of 2 runs are not there yet" in page.stdout
     text = (tmp_path / "page.html").read_text()
-    assert "The temperature of DFTopK" in text
-    assert "Missing: 1 of 9 runs" in text
-    assert record["steps"][0]["command"][0] == "compare"
+    assert "The main table" in text
+    assert "Missing: 1 of 2 runs" in text
 
 
 def test_an_interrupted_experiment_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "recsys_topk", "experiment", "streaming", "--only", "dftopk,lapsum", "--seeds", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "recsys_topk",
+        "experiment",
+        "streaming",
+        "--only",
+        "dftopk,lapsum",
+        "--seeds",
+        "1",
+    ]
     command += ["--out", "p", *TINY_WORLD]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -60,7 +69,7 @@ def test_an_interrupted_experiment_goes_on(environment: dict[str, str], tmp_path
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)  # to the end of its output: whatever it started is gone too
     assert process.returncode == 128 + signal.SIGTERM
-    trial = tmp_path / "p" / "streaming" / "trials" / "dftopk-s0.json"
+    (trial,) = (tmp_path / "p" / "streaming").rglob("dftopk-s0.json")
     kept = trial.read_text()
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
