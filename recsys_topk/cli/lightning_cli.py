@@ -28,6 +28,7 @@ from recsys_topk.cli.runs import RunDirectory, offline_wandb, run_name
 from recsys_topk.datamodules.recflow import RecFlowDataModule
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.dftopk import DFTopKLoss
+from recsys_topk.memory import keep_freed_memory
 from recsys_topk.registry import nearest
 
 DEFAULT_LOSS = {"class_path": f"{DFTopKLoss.__module__}.{DFTopKLoss.__qualname__}"}
@@ -250,6 +251,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
 def run_cli(arguments: list[str]) -> CascadeCLI:
     """Parse and run arguments that `recsys_topk.cli.arguments.rewrite` has prepared."""
     quiet_libraries()
+    keep_freed_memory()
     before = sys.argv
     sys.argv = [before[0], *arguments]
     try:
