@@ -14,9 +14,10 @@ from recsys_topk.memory import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
+torch.set_num_threads(1)
 def work():
     for _ in range(5):
-        kept = [torch.ones(5_000_000) for _ in range(6)]  # 6 x 20 MB, freed together
+        kept = [torch.ones(n * 250_000) for n in (5, 10, 20, 21, 22, 23, 24)]  # 5 to 24 MB, freed together
         del kept
 work()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
