@@ -29,7 +29,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc is set only on Linux")
 def test_kept_memory_is_not_faulted_in_again() -> None:
     faults = {
-        form: int(subprocess.run([sys.executable, "-c", PROBE, form], capture_output=True, text=True, check=True).stdout)
+        form: int(
+            subprocess.run([sys.executable, "-c", PROBE, form], capture_output=True, text=True, check=True).stdout
+        )
         for form in ("keep", "plain")
     }
     assert faults["keep"] < 100 < faults["plain"], faults
