@@ -35,6 +35,7 @@ from recsys_topk.cli.wandb_logging import describe_run, make_wandb, wandb_logger
 from recsys_topk.datamodules.recflow import RecFlowDataModule
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.dftopk import DFTopKLoss
+from recsys_topk.memory import keep_freed_memory
 
 DEFAULT_LOSS = {"class_path": f"{DFTopKLoss.__module__}.{DFTopKLoss.__qualname__}"}
 TRAINER_DEFAULTS = {
@@ -232,7 +233,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             number = stop.signal_number if isinstance(stop, TrainingStoppedError) else signal.SIGINT
             raise (KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)) from None
         except RuntimeError as error:
-            raise _plainly(error) from error
+            _complain_of_weights(error)
+            raise
         finally:
             self.run.record(status=status, steps=self.trainer.global_step, epochs=self.trainer.current_epoch)
             self.run.release()
@@ -247,12 +249,14 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         except SystemExit:
             raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
         except RuntimeError as error:
-            raise _plainly(error) from error
+            _complain_of_weights(error)
+            raise
 
 
 def run_cli(arguments: list[str], resumption: Resumption | None = None) -> CascadeCLI:
     """Parse and run arguments that `recsys_topk.cli.arguments.rewrite` has prepared."""
     quiet_libraries()
+    keep_freed_memory()
     before = sys.argv
     sys.argv = [before[0], *arguments]
     try:
@@ -281,9 +285,10 @@ def _advice(message: str) -> str:
     return message
 
 
-def _plainly(error: RuntimeError) -> Exception:
-    """Return an error of one line for weights that do not fit the model, any other as it is."""
-    if "loading state_dict" not in str(error):
-        return error
-    first = " ".join(str(error).split("\n\t")[1:2])
-    return ValueError(f"the checkpoint's weights do not fit this model; give the options it was trained with. {first}")
+def _complain_of_weights(error: RuntimeError) -> None:
+    """Raise an error of one line if weights do not fit the model."""
+    if "loading state_dict" in str(error):
+        first = " ".join(str(error).split("\n\t")[1:2])
+        raise ValueError(
+            f"the checkpoint's weights do not fit this model; give the options it was trained with. {first}"
+        ) from error
