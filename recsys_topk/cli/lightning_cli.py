@@ -29,7 +29,7 @@ from recsys_topk.cli.metrics_file import MetricsFile
 from recsys_topk.cli.parser import Parser
 from recsys_topk.cli.quiet import quiet_libraries
 from recsys_topk.cli.resume import Resumption, check_changes, check_schema
-from recsys_topk.cli.runs import RunDirectory, Status, run_name
+from recsys_topk.cli.runs import RunDirectory, Status, first_process, run_name
 from recsys_topk.cli.summary import announce, report_end, report_stop
 from recsys_topk.cli.wandb_logging import describe_run, make_wandb, wandb_loggers
 from recsys_topk.datamodules.recflow import RecFlowDataModule
@@ -187,7 +187,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
 
     def loggers(self, kind: str) -> list[Logger]:
         """Return the loggers: CSV always, W&B too if asked for (offline without a key, so that nothing prompts)."""
-        made: list[Logger] = [MetricsFile(self.run.path, self.resumption.steps if self.resumption else None)]
+        done = self.resumption.steps if self.resumption is not None and first_process() else None
+        made: list[Logger] = [MetricsFile(self.run.path, keep_before=done)]
         if kind == "wandb":
             made.append(make_wandb(self.run))
         return made
