@@ -29,7 +29,7 @@ from recsys_topk.cli.metrics_file import MetricsFile
 from recsys_topk.cli.parser import Parser
 from recsys_topk.cli.quiet import quiet_libraries
 from recsys_topk.cli.resume import Resumption, check_changes, check_schema
-from recsys_topk.cli.runs import RunDirectory, Status, run_name
+from recsys_topk.cli.runs import RunDirectory, Status, first_process, run_name
 from recsys_topk.cli.summary import announce, report_end, report_stop
 from recsys_topk.cli.wandb_logging import describe_run, make_wandb, wandb_loggers
 from recsys_topk.datamodules.recflow import RecFlowDataModule
@@ -103,7 +103,7 @@ class SaveConfig(SaveConfigCallback):  # type: ignore[misc]  # lightning is unty
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Write the whole resolved configuration once, the file whole or not at all."""
-        text = self.parser.dump(self.config, skip_none=False)
+        text = self.parser.whole(self.config)
         folder = Path(trainer.default_root_dir)
         partial = folder / ".config.yaml.partial"
         partial.write_text(f"# lightning.pytorch=={pl.__version__}\n{text}", encoding="utf-8")
@@ -160,8 +160,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         if options.log_checkpoints and options.logger != "wandb":
             raise ValueError("--log_checkpoints uploads to W&B; add --logger wandb")
         if self.resumption is not None:
-            dumped = self._parser(self.subcommand).dump(options, skip_none=False)
-            for line in check_changes(self.resumption, yaml.safe_load(dumped)):
+            for line in check_changes(self.resumption, yaml.safe_load(self._parser("fit").whole(options))):
                 warn(f"recsys-topk: {line}")
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
@@ -191,7 +190,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
 
     def loggers(self, kind: str) -> list[Logger]:
         """Return the loggers: CSV always, W&B too if asked for (offline without a key, so that nothing prompts)."""
-        made: list[Logger] = [MetricsFile(self.run.path, self.resumption.steps if self.resumption else None)]
+        done = self.resumption.steps if self.resumption is not None and first_process() else None
+        made: list[Logger] = [MetricsFile(self.run.path, keep_before=done)]
         if kind == "wandb":
             made.append(make_wandb(self.run))
         return made
@@ -201,14 +201,15 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         wanted = self._get(self.config_init, "trainer")
         options = self.config[self.subcommand]
         shows = wanted.get("enable_progress_bar") is not False
-        pace = Pace(every=0.5 if shows else None)
+        pace = Pace(every=1.0 if shows else None)
         made: list[Callback] = [pace]
         if shows:
             made.append(RichProgress(pace) if sys.stdout.isatty() else PlainProgress(pace, echo))
         if self.subcommand == "fit" and wanted.get("enable_checkpointing") is not False:
             folder = self.run.path / "checkpoints"
             monitor = f"val/joint_recall@{self.model.k}@{self.model.cascade.quotas[-1]}"
-            made.append(BestCheckpoint(folder, monitor))
+            if wanted.get("limit_val_batches") != 0:
+                made.append(BestCheckpoint(folder, monitor))
             made.append(ResumePoint(folder, options.save_every_minutes, options.save_every_n_steps))
         if self.subcommand == "predict":
             made.append(PredictionWriter(self.run.path / "predictions.parquet"))
@@ -243,7 +244,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             number = stop.signal_number if isinstance(stop, TrainingStoppedError) else signal.SIGINT
             raise (KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)) from None
         except RuntimeError as error:
-            raise _plainly(error) from error
+            _complain_of_weights(error)
+            raise
         finally:
             self.run.record(status=status, steps=self.trainer.global_step, epochs=self.trainer.current_epoch)
             self.run.release()
@@ -258,7 +260,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         except SystemExit:
             raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
         except RuntimeError as error:
-            raise _plainly(error) from error
+            _complain_of_weights(error)
+            raise
 
 
 def run_cli(arguments: list[str], resumption: Resumption | None = None, execute: bool = True) -> CascadeCLI:
@@ -294,9 +297,10 @@ def _advice(message: str) -> str:
     return message
 
 
-def _plainly(error: RuntimeError) -> Exception:
-    """Return an error of one line for weights that do not fit the model, any other as it is."""
-    if "loading state_dict" not in str(error):
-        return error
-    first = " ".join(str(error).split("\n\t")[1:2])
-    return ValueError(f"the checkpoint's weights do not fit this model; give the options it was trained with. {first}")
+def _complain_of_weights(error: RuntimeError) -> None:
+    """Raise an error of one line if weights do not fit the model."""
+    if "loading state_dict" in str(error):
+        first = " ".join(str(error).split("\n\t")[1:2])
+        raise ValueError(
+            f"the checkpoint's weights do not fit this model; give the options it was trained with. {first}"
+        ) from error

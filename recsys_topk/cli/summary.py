@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint
 from recsys_topk.cascades.features import table_sizes
 from recsys_topk.cli.console import echo, table
-from recsys_topk.cli.wandb_logging import log_table, log_weights, wandb_loggers
+from recsys_topk.cli.metrics_file import read_rows
+from recsys_topk.cli.runs import first_process
+from recsys_topk.cli.wandb_logging import log_summary, log_table, log_weights, wandb_loggers
 
 if TYPE_CHECKING:
     from recsys_topk.cli.lightning_cli import CascadeCLI
@@ -32,6 +34,8 @@ def table_rows(model: Any) -> list[dict[str, object]]:
 
 def announce(cli: CascadeCLI) -> None:
     """Say what is trained or measured, how large it is, and where the run goes."""
+    if not first_process():
+        return
     model = cli.model
     stages = " -> ".join(f"{config.name} ({config.kind}, {config.quota})" for config in model.cascade.configs)
     trained = f"{model.loss.name} under {model.objective.name}" if model.objective.uses_loss else model.objective.name
@@ -48,6 +52,8 @@ def announce(cli: CascadeCLI) -> None:
 
 def report_end(cli: CascadeCLI) -> None:
     """Print what was reached and what was written; let W&B have it too."""
+    if not first_process():
+        return
     metrics = _metrics(cli)
     shown = {name: value for name, value in metrics.items() if not name.startswith("train/")}
     if shown:
@@ -57,6 +63,8 @@ def report_end(cli: CascadeCLI) -> None:
         echo(f"best {best.monitor} {float(best.best_model_score):.4f} (best.ckpt)")
     for logger in wandb_loggers(cli.trainer.loggers):
         log_table(logger, f"tables/{'val' if cli.subcommand in ('fit', 'validate') else cli.subcommand}", shown)
+        if cli.subcommand == "fit":
+            log_summary(logger, read_rows(cli.run.path / "metrics.csv"))
         if cli.subcommand == "fit" and cli.config["fit"].log_checkpoints:
             found = {label: cli.run.path / "checkpoints" / f"{label}.ckpt" for label in ("best", "last")}
             log_weights(logger, cli.run.path.name, {k: path for k, path in found.items() if path.is_file()}, shown)
@@ -65,6 +73,8 @@ def report_end(cli: CascadeCLI) -> None:
 
 def report_stop(cli: CascadeCLI) -> None:
     """Print what was reached until training was stopped, and the command that goes on."""
+    if not first_process():
+        return
     metrics = _metrics(cli)
     if metrics:
         echo(table([{"metric so far": name, "value": value} for name, value in metrics.items()]))

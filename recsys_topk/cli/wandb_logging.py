@@ -33,9 +33,11 @@ def offline_wandb() -> bool:
 def make_wandb(run: RunDirectory) -> WandbLogger:
     """Return the logger of a run; a resumed run goes on under the id that `run.json` or the environment holds."""
     known = run.facts.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-    return WandbLogger(
+    logger = WandbLogger(
         name=run.path.name, id=known, save_dir=str(run.path), project="recsys-topk", offline=offline_wandb()
     )
+    logger._wandb_init.pop("anonymous", None)  # Lightning passes it on, and W&B warns that it has no effect
+    return logger
 
 
 def wandb_loggers(loggers: Sequence[Logger]) -> list[WandbLogger]:
@@ -55,6 +57,19 @@ def describe_run(logger: WandbLogger, config: Mapping[str, Any]) -> None:
     experiment.define_metric("train/*", step_metric=STEP)
     experiment.define_metric("val/*", step_metric=STEP, summary="max,last")
     experiment.define_metric("test/*", step_metric=STEP)
+
+
+def log_summary(logger: WandbLogger, rows: Sequence[Mapping[str, str]]) -> None:
+    """Sum the validation metrics up over the whole run: W&B itself sees only what came after a resumption.
+
+    Args:
+        logger: Logs to W&B.
+        rows: The rows of metrics.csv.
+    """
+    for name in sorted({name for row in rows for name in row if name.startswith("val/")}):
+        values = [float(row[name]) for row in rows if row[name]]
+        if values:
+            logger.experiment.summary[name] = {"max": max(values), "last": values[-1]}
 
 
 def log_table(logger: WandbLogger, key: str, metrics: Mapping[str, float]) -> None:
