@@ -223,7 +223,8 @@ def run(
                 trial.target.parent.mkdir(parents=True, exist_ok=True)
                 ours, theirs = context.Pipe(duplex=False)
                 threads = 1 if jobs > 1 else None
-                process = context.Process(target=_enter, args=(work, trial, theirs, environment, threads))
+                method = multiprocessing.get_start_method(allow_none=True)
+                process = context.Process(target=_enter, args=(work, trial, theirs, environment, threads, method))
                 process.start()
                 theirs.close()
                 running[ours] = trial, process
@@ -268,8 +269,11 @@ def log_of(trial: Trial) -> Path:
     return trial.target.with_suffix(".log")
 
 
-def _enter(work: Work, trial: Trial, connection: Any, environment: Mapping[str, str], threads: int | None) -> None:
+def _enter(
+    work: Work, trial: Trial, connection: Any, environment: Mapping[str, str], threads: int | None, method: str | None
+) -> None:
     """Do `work` in a new process: with the environment of the command, output to a file, and no life after it."""
+    multiprocessing.set_start_method(method, force=True)  # that of this process is not for the workers of its loaders
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
