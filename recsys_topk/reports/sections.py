@@ -317,6 +317,11 @@ def runtime(section: Section, experiment: Experiment, results: Sequence[Mapping[
             here.setdefault(what, {}).setdefault(name, {})[float(row["shape"].split("x")[1])] = row["ms"]
             device = row.get("device", device)
         section.details[f"How {what.lower()} was timed"] = " ".join(result["notes"]) + " " + _machine(result)
+        load, cores = (result.get("machine") or {}).get("load"), (result.get("machine") or {}).get("cores")
+        if load and cores and load > 1.5 and not alone:
+            section.missing.append(
+                f"an idle machine for wall times (load {load:g} on {cores} cores): read ratios, not values"
+            )
     figures = paper_figures()["runtime"]
     lengths = [float(n) for n in figures["items"]]
     paper = {name: dict(zip(lengths, line, strict=True)) for name, line in figures[device].items()}

@@ -67,8 +67,12 @@ def test_the_page_in_a_browser(browser: Any, page: Path) -> None:
 
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    assert any(address.startswith("file:") for address in sent)
+    sent = [
+        m["params"]["request"]["url"]
+        for m in messages
+        if m["method"] == "Network.requestWillBeSent" and m["params"]["documentURL"].startswith(page.as_uri())
+    ]  # not those of the browser's own first tab
+    assert page.as_uri() in sent
     assert [address for address in sent if not address.startswith(("file:", "data:"))] == []
 
 
