@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from recsys_topk.reports.verdicts import short
+
 Value = str | int | float | None
 
 
@@ -37,8 +39,7 @@ class Column:
             return value
         if self.digits is not None:
             return f"{value:.{self.digits}f}"
-        rounded = float(f"{value:.3g}")
-        return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
+        return short(value)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,17 @@ def ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
+def short(value: float) -> str:
+    """Return a number with three digits that matter, and never as a power of ten.
+
+    Example:
+        >>> short(1.0666), short(9612.3)
+        ('1.07', '9,610')
+    """
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
+
+
 def place(values: Mapping[str, float], name: str, smallest_first: bool = False) -> int:
     """Return the place of a name when values are put in order; equal values share the better place.
 
@@ -167,12 +178,12 @@ def growth_verdict(ours: Curves, paper: Curves, subject: str, what: str) -> list
     return said
 
 
-def runtime_verdict(here: Mapping[str, Curves], paper: Curves, subject: str) -> list[str]:
+def runtime_verdict(here: Mapping[str, Curves], paper: Mapping[str, Curves], subject: str) -> list[str]:
     """Say how fast the subject is at the longest list, and how many times as long the others take.
 
     Args:
         here: Milliseconds by competitor and length, by what was timed.
-        paper: The same in the paper.
+        paper: The same in the paper, for what it timed too.
         subject: The competitor that the question is about.
     """
     said = []
@@ -181,24 +192,25 @@ def runtime_verdict(here: Mapping[str, Curves], paper: Curves, subject: str) -> 
             continue
         longest = max(curves[subject])
         times = {name: curve[longest] for name, curve in curves.items() if longest in curve}
-        theirs = {name: curve[longest] for name, curve in paper.items() if longest in curve and name in times}
+        theirs = {n: curve[longest] for n, curve in paper.get(what, {}).items() if longest in curve and n in times}
         text = (
-            f"{what}, N = {longest:g}: {subject} takes {times[subject]:.3g} ms and is "
+            f"{what}, N = {longest:g}: {subject} takes {short(times[subject])} ms and is "
             f"{ordinal(place(times, subject, smallest_first=True))} of {len(times)} here"
         )
         if subject in theirs:
             text += (
-                f"; in the paper (with its model) {theirs[subject]:.3g} ms and "
+                f"; in the paper {short(theirs[subject])} ms and "
                 f"{ordinal(place(theirs, subject, smallest_first=True))} of {len(theirs)}"
             )
         said.append(f"{text}.")
         ratios = {name: times[name] / times[subject] for name in times if name != subject}
         shown = []
         for name, ratio in sorted(ratios.items(), key=lambda pair: pair[1]):
-            beside = f" ({theirs[name] / theirs[subject]:.2g})" if name in theirs and subject in theirs else ""
-            shown.append(f"{name} {ratio:.2g}{beside}")
+            beside = f" ({short(theirs[name] / theirs[subject])})" if name in theirs and subject in theirs else ""
+            shown.append(f"{name} {short(ratio)}{beside}")
         if shown:
-            said.append(f"Times as long as {subject} (in the paper): {', '.join(shown)}.")
+            brackets = " (in the paper)" if subject in theirs else ""
+            said.append(f"Times as long as {subject}{brackets}: {', '.join(shown)}.")
     return said
 
 
