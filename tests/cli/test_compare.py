@@ -143,7 +143,7 @@ def test_the_file_alone_tells_how_it_was_made(compared: Path) -> None:
 def test_plots_stand_beside_the_table(compared: Path) -> None:
     rows = json.loads((compared / "c" / "comparison.json").read_text())["rows"]
     for name, words in {
-        "joint": ["joint recall@10@20 of 80", *(f"{row[JOINT]:.4f}" for row in rows)],
+        "joint": ["joint recall@10@20, lists of 80", *(f"{row[JOINT]:.4f}" for row in rows)],
         "stages": ["retrieval recall@10@30", "ranking recall@10@20", "joint recall@10@20"],
         "seconds": ["seconds of training"],
     }.items():

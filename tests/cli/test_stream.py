@@ -94,7 +94,7 @@ def test_the_files_hold_every_day(streamed: Path) -> None:
         assert all(f"{value:.4f}" in line for value in day["metrics"].values())
     root = ET.parse(streamed / "s" / "stream.svg").getroot()
     texts = {"".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {*DAYS[1:], "perturbed", "joint recall@10@20 of 80"} <= texts
+    assert {*DAYS[1:], "perturbed", "joint recall@10@20, lists of 80"} <= texts
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(
