@@ -29,13 +29,9 @@ METRICS = ["joint_recall@10@20", "retrieval_recall@10@30", "ranking_recall@10@20
 
 
 @pytest.fixture(scope="module")
-def streamed(in_process: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def streamed(made_once: Callable[..., Path]) -> Path:
     """A folder with a finished stream in `s`."""
-    folder = tmp_path_factory.mktemp("streamed")
-    done = in_process(folder, *STREAM)
-    assert done.returncode == 0, done.stderr
-    (folder / "stdout.txt").write_text(done.stdout)
-    return folder
+    return made_once("streamed", *STREAM)
 
 
 def content(folder: Path) -> dict[str, Any]:
@@ -179,7 +175,8 @@ def test_the_numbers_are_those_of_a_loop_written_by_hand(
                 schedule.step()
 
 
-def test_a_stream_that_is_over_does_nothing(streamed: Path, in_process: Callable[..., Result]) -> None:
+def test_a_stream_that_is_over_does_nothing(streamed: Path, in_process: Callable[..., Result], tmp_path: Path) -> None:
+    streamed = shutil.copytree(streamed, tmp_path / "copy")
     before = {path.name: path.read_bytes() for path in (streamed / "s" / "days").glob("*[!g]")}
     done = in_process(streamed, *STREAM)
     assert done.returncode == 0, done.stderr
