@@ -1,0 +1,1 @@
+"""`recsys-topk dashboard`."""
