@@ -103,7 +103,7 @@ def run_case(options: argparse.Namespace) -> dict[str, float]:
 
     torch.set_num_threads(options.threads)
     what, negatives, vocabulary, embedding_optimizer = CASES[options.case]
-    from recsys_topk.cli.lightning_cli import quiet_libraries
+    from recsys_topk.cli.quiet import quiet_libraries
 
     quiet_libraries()
     from recsys_topk.bench.textbook import textbook

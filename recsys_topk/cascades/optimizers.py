@@ -111,7 +111,11 @@ class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is unt
             raise ValueError(
                 "the checkpoint was trained with another embedding_optimizer than this run; give the same one to resume"
             )
+        groups = self._dense.param_groups  # schedules change these very dicts; loading would put others in their place
         self._dense.load_state_dict(dict(state_dict["dense"]))
+        for group, loaded in zip(groups, self._dense.param_groups, strict=True):
+            group.update(loaded)
+        self._dense.param_groups = groups
         for path, part in self._fused.items():
             saved = state_dict["fused"][path]
             for key, values in part.state_dict()["state"].items():

@@ -137,21 +137,30 @@ def resolve_names(
     return resolved
 
 
-def from_checkpoint(path: str) -> tuple[str, list[str]]:
-    """Return the config that a checkpoint was trained with, and lines saying what is restored.
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """Return the content of a checkpoint that `recsys-topk fit` wrote, its tensors mapped, not read."""
+    import pickle
 
-    It goes before everything else on the command line, so that whatever is typed overrides it.
-    """
     import torch
 
     if not Path(path).is_file():
         raise FileNotFoundError(f"no checkpoint {path!r}; give the path of a .ckpt file written by `recsys-topk fit`")
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    model = dict(content.get("hyper_parameters") or {})
-    if "stages" not in model:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise ValueError(
+            f"{path!r} cannot be read: it is damaged, or no checkpoint ({type(error).__name__}); take another, e.g. "
+            f"best.ckpt beside it"
+        ) from error
+    if not isinstance(content, dict) or "stages" not in (content.get("hyper_parameters") or {}):
         raise ValueError(f"{path!r} was not written by `recsys-topk fit`: it describes no cascade")
-    model.pop("schema", None)
-    data = dict(content.get("datamodule_hyper_parameters") or {})
+    return content
+
+
+def describe_checkpoint(path: str, content: Mapping[str, Any]) -> list[str]:
+    """Return lines saying what a checkpoint restores."""
+    model = content["hyper_parameters"]
+    data = content.get("datamodule_hyper_parameters") or {}
     stages = ", ".join(f"{stage['name']} ({stage['kind']}, {stage['quota']})" for stage in model["stages"])
     lines = [
         f"restored from {path}:",
@@ -162,7 +171,18 @@ def from_checkpoint(path: str) -> tuple[str, list[str]]:
     if data:
         shown = ", ".join(f"{name}={value}" for name, value in data.items() if isinstance(value, (int, str, float)))
         lines.append(f"  data       {shown}")
-    return dump({"model": model, **({"data": data} if data else {})}), lines
+    return lines
+
+
+def from_checkpoint(path: str) -> tuple[str, list[str]]:
+    """Return the config that a checkpoint was trained with, and lines saying what is restored.
+
+    It goes before everything else on the command line, so that whatever is typed overrides it.
+    """
+    content = read_checkpoint(path)
+    model = {name: value for name, value in content["hyper_parameters"].items() if name != "schema"}
+    data = dict(content.get("datamodule_hyper_parameters") or {})
+    return dump({"model": model, **({"data": data} if data else {})}), describe_checkpoint(path, content)
 
 
 def _short(spec: Mapping[str, Any]) -> str:
@@ -185,3 +205,22 @@ def option_value(arguments: Sequence[str], option: str) -> str | None:
         if argument.startswith(f"{option}="):
             return argument.partition("=")[2]
     return None
+
+
+def without_option(arguments: Sequence[str], option: str) -> list[str]:
+    """Return the arguments without `option` and its value.
+
+    Example:
+        >>> without_option(["--a", "1", "--b=2", "--c"], "--a"), without_option(["--a", "1", "--b=2"], "--b")
+        (['--b=2', '--c'], ['--a', '1'])
+    """
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument == option:
+            skip = True
+        elif not argument.startswith(f"{option}="):
+            kept.append(argument)
+    return kept

@@ -2,55 +2,41 @@
 
 from __future__ import annotations
 
-import logging
-import re
+import signal
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import yaml
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers import Logger
 
 from recsys_topk.callbacks.predictions import PredictionWriter
-from recsys_topk.cascades.features import table_sizes
+from recsys_topk.callbacks.progress import Pace, PlainProgress, RichProgress
+from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint, TrainingStoppedError, WholeFileIO
 from recsys_topk.cascades.module import TWO_STAGES, CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.optimizers import EmbeddingOptimizerName, OptimizerName
 from recsys_topk.cascades.stage import StageConfig
-from recsys_topk.cli.console import echo, table, warn
-from recsys_topk.cli.runs import RunDirectory, offline_wandb, run_name
+from recsys_topk.cli.arguments import read_checkpoint
+from recsys_topk.cli.console import echo, warn
+from recsys_topk.cli.metrics_file import MetricsFile
+from recsys_topk.cli.parser import Parser
+from recsys_topk.cli.quiet import quiet_libraries
+from recsys_topk.cli.resume import Resumption, check_changes, check_schema
+from recsys_topk.cli.runs import RunDirectory, Status, run_name
+from recsys_topk.cli.summary import announce, report_end, report_stop
+from recsys_topk.cli.wandb_logging import describe_run, make_wandb, wandb_loggers
 from recsys_topk.datamodules.recflow import RecFlowDataModule
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.dftopk import DFTopKLoss
-from recsys_topk.registry import nearest
 
 DEFAULT_LOSS = {"class_path": f"{DFTopKLoss.__module__}.{DFTopKLoss.__qualname__}"}
-# Notices of libraries that say nothing about the run.
-NOTICES = (
-    "Failed to import: fbgemm_gpu",
-    "is now DEPRECATED",
-    "does not have many workers",
-    "LeafSpec",
-    "The number of training batches",
-    "Checkpoint directory",
-    "callbacks used to create the checkpoint",
-)
-GREETINGS = (
-    "GPU available",
-    "TPU available",
-    "HPU available",
-    "💡",
-    "`Trainer.",
-    "Restoring",
-    "Loaded model weights",
-    "Using",
-)
 TRAINER_DEFAULTS = {
     "max_epochs": 1,
     "log_every_n_steps": 10,
@@ -111,39 +97,34 @@ def cascade(
     )
 
 
-class Parser(LightningArgumentParser):  # type: ignore[misc]  # lightning is untyped here
-    """LightningCLI's parser with errors of one line, and without guessing at abbreviated options."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
-
-    def error(self, message: str, ex: BaseException | None = None) -> NoReturn:
-        """Say what is wrong, with the nearest option where one was misspelt, and exit with status 2."""
-        text = " ".join(str(ex if ex is not None else message).split())
-        unknown = re.search(r"(--[\w.-]+)", text) if "nrecognized" in text or "not accepted" in text else None
-        if unknown:
-            options = [option for action in self._actions for option in action.option_strings]
-            close = nearest(unknown.group(1), options)
-            text += f"; did you mean {close}?" if close else ""
-        warn(f"recsys-topk: {text}")
-        raise SystemExit(2)
-
-
 class SaveConfig(SaveConfigCallback):  # type: ignore[misc]  # lightning is untyped here
     """Saves the configuration as config.yaml, and as the config of the W&B run if there is one."""
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Log the whole resolved configuration once; let W&B's summary keep the best recall, not the last."""
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                logger.log_hyperparams(yaml.safe_load(self.parser.dump(self.config, skip_none=False)))
-                logger.experiment.define_metric("val/*", summary="max")
+        """Write the whole resolved configuration once, the file whole or not at all."""
+        text = self.parser.dump(self.config, skip_none=False)
+        folder = Path(trainer.default_root_dir)
+        partial = folder / ".config.yaml.partial"
+        partial.write_text(f"# lightning.pytorch=={pl.__version__}\n{text}", encoding="utf-8")
+        partial.replace(folder / "config.yaml")
+        for logger in wandb_loggers(trainer.loggers):
+            describe_run(logger, yaml.safe_load(text))
 
 
 class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped here
-    """The training commands: a directory for each run, loggers, checkpoints, and a table at the end."""
+    """The training commands: a directory for each run, loggers, checkpoints, and a table at the end.
+
+    Args:
+        args: As LightningCLI's.
+        resumption: The run to go on with; None = a new one.
+        kwargs: As LightningCLI's.
+    """
 
     run: RunDirectory
+
+    def __init__(self, *args: Any, resumption: Resumption | None = None, **kwargs: Any) -> None:
+        self.resumption = resumption
+        super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what is ours to LightningCLI's arguments."""
@@ -154,6 +135,15 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         parser.add_argument(
             "--logger", type=Literal["csv", "wandb"], default="csv", help="metrics.csv is always written"
         )
+        parser.add_argument(
+            "--log_checkpoints", type=bool, default=False, help="upload the weights of best and last to W&B after fit"
+        )
+        parser.add_argument(
+            "--save_every_minutes", type=float, default=5.0, help="how often last.ckpt is saved inside an epoch"
+        )
+        parser.add_argument(
+            "--save_every_n_steps", type=int | None, default=None, help="save last.ckpt also at every so many steps"
+        )
         stages = [config.to_dict() for config in TWO_STAGES]
         parser.set_defaults({"model.loss": DEFAULT_LOSS, "model.stages": stages})
         parser.link_arguments("data.schema", "model.schema", apply_on="instantiate")
@@ -161,93 +151,106 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
     def _parse_ckpt_path(self) -> None:
         """Do nothing: the checkpoint's config has been read before the command line (`arguments.from_checkpoint`)."""
 
+    def before_instantiate_classes(self) -> None:
+        """Refuse what cannot be done before any data are read."""
+        options = self.config[self.subcommand]
+        if options.log_checkpoints and options.logger != "wandb":
+            raise ValueError("--log_checkpoints uploads to W&B; add --logger wandb")
+        if self.resumption is not None:
+            dumped = self._parser(self.subcommand).dump(options, skip_none=False)
+            for line in check_changes(self.resumption, yaml.safe_load(dumped)):
+                warn(f"recsys-topk: {line}")
+
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer with the run's directory, loggers and callbacks."""
         options = self.config[self.subcommand]
-        name = options.name or run_name(self.model, self.datamodule, options.seed_everything)
-        self.run = RunDirectory(Path(options.out), name if self.subcommand == "fit" else f"{self.subcommand}-{name}")
-        trainer_options = self._get(self.config_init, "trainer")
-        if trainer_options.get("logger") in (None, True):
+        if options.ckpt_path is not None:
+            check_schema(options.ckpt_path, read_checkpoint(options.ckpt_path), self.model.schema)
+        if self.resumption is not None:
+            self.run = self.resumption.run
+            options.ckpt_path = None  # for config.yaml: run again from it, the run begins at its beginning
+        else:
+            name = options.name or run_name(self.model, self.datamodule, options.seed_everything)
+            name = name if self.subcommand == "fit" else f"{self.subcommand}-{name}"
+            self.run = RunDirectory(Path(options.out), name)
+        wanted = self._get(self.config_init, "trainer")
+        if wanted.get("logger") in (None, True):
             kwargs["logger"] = self.loggers(options.logger)
         kwargs["default_root_dir"] = str(self.run.path)
-        kwargs["callbacks"] = [*(trainer_options.get("callbacks") or []), *self.callbacks()]
+        kwargs["callbacks"] = [*(wanted.get("callbacks") or []), *self.callbacks()]
+        plugins = wanted.get("plugins") or []
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            kwargs["plugins"] = [*plugins, WholeFileIO()]
         trainer: pl.Trainer = super().instantiate_trainer(**kwargs)
         return trainer
 
     def loggers(self, kind: str) -> list[Logger]:
         """Return the loggers: CSV always, W&B too if asked for (offline without a key, so that nothing prompts)."""
-        made: list[Logger] = [CSVLogger(str(self.run.path.parent), name=self.run.path.name, version="")]
+        made: list[Logger] = [MetricsFile(self.run.path, self.resumption.steps if self.resumption else None)]
         if kind == "wandb":
-            offline = offline_wandb()
-            made.append(
-                WandbLogger(
-                    name=self.run.path.name, save_dir=str(self.run.path), project="recsys-topk", offline=offline
-                )
-            )
+            made.append(make_wandb(self.run))
         return made
 
     def callbacks(self) -> list[Callback]:
         """Return the callbacks that every run has."""
         wanted = self._get(self.config_init, "trainer")
-        made: list[Callback] = []
-        if wanted.get("enable_progress_bar") is not False:
-            made.append(RichProgressBar() if sys.stdout.isatty() else TQDMProgressBar(refresh_rate=10))
+        options = self.config[self.subcommand]
+        shows = wanted.get("enable_progress_bar") is not False
+        pace = Pace(every=0.5 if shows else None)
+        made: list[Callback] = [pace]
+        if shows:
+            made.append(RichProgress(pace) if sys.stdout.isatty() else PlainProgress(pace, echo))
         if self.subcommand == "fit" and wanted.get("enable_checkpointing") is not False:
-            quota = self.model.cascade.quotas[-1]
-            made.append(
-                ModelCheckpoint(
-                    dirpath=self.run.path / "checkpoints",
-                    filename="best",
-                    monitor=f"val/joint_recall@{self.model.k}@{quota}",
-                    mode="max",
-                    save_last=True,
-                    enable_version_counter=False,
-                )
-            )
+            folder = self.run.path / "checkpoints"
+            monitor = f"val/joint_recall@{self.model.k}@{self.model.cascade.quotas[-1]}"
+            made.append(BestCheckpoint(folder, monitor))
+            made.append(ResumePoint(folder, options.save_every_minutes, options.save_every_n_steps))
         if self.subcommand == "predict":
             made.append(PredictionWriter(self.run.path / "predictions.parquet"))
         return made
 
-    def before_fit(self) -> None:
-        """Say what is trained and where the run goes."""
-        self._announce()
-
-    def after_fit(self) -> None:
-        """Print what was reached and what was written."""
-        self._report()
-
-    def _announce(self) -> None:
-        model = self.model
-        stages = " -> ".join(f"{config.name} ({config.kind}, {config.quota})" for config in model.cascade.configs)
-        trained = (
-            f"{model.loss.name} under {model.objective.name}" if model.objective.uses_loss else model.objective.name
-        )
-        echo(f"{self.subcommand}: {trained}; {stages}")
-        first = next(iter(model.cascade.stages.values()))
-        largest = ", ".join(f"{row['table']} {row['rows']} x {row['dim']}" for row in table_sizes(first.embedding)[:3])
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        echo(f"  {parameters:,} parameters; largest tables of a stage: {largest}")
-        echo(f"  run directory {self.run.path}")
-
-    def _report(self) -> None:
-        metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
-        shown = {name: value for name, value in metrics.items() if not name.startswith("train/")}
-        if shown:
-            echo(table([{"metric": name, "value": value} for name, value in shown.items()]))
-        self.run.echo_files()
-
     def _run_subcommand(self, subcommand: str) -> None:
-        if subcommand == "fit":
-            super()._run_subcommand(subcommand)
+        if subcommand != "fit":
+            self._measure(subcommand)
+            report_end(self)
             return
-        self._announce()
+        self.run.claim()
+        self.run.record(status="running")
+        for logger in wandb_loggers(self.trainer.loggers):
+            self.run.record(wandb_id=logger.version)
+        announce(self)
+        status: Status = "failed"
+        try:
+            self.trainer.fit(**self._prepare_subcommand_kwargs(subcommand))
+            status = "finished"
+        except (TrainingStoppedError, SystemExit) as stop:
+            if not self.trainer.interrupted:
+                raise
+            status = "interrupted"
+            report_stop(self)
+            number = stop.signal_number if isinstance(stop, TrainingStoppedError) else signal.SIGINT
+            raise (KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)) from None
+        except RuntimeError as error:
+            raise _plainly(error) from error
+        finally:
+            self.run.record(status=status, steps=self.trainer.global_step, epochs=self.trainer.current_epoch)
+            self.run.release()
+        report_end(self)
+
+    def _measure(self, subcommand: str) -> None:
+        announce(self)
         quietly = {"return_predictions": False} if subcommand == "predict" else {"verbose": False}
         checkpoint = self.config[subcommand].ckpt_path
-        getattr(self.trainer, subcommand)(self.model, datamodule=self.datamodule, ckpt_path=checkpoint, **quietly)
-        self._report()
+        try:
+            getattr(self.trainer, subcommand)(self.model, datamodule=self.datamodule, ckpt_path=checkpoint, **quietly)
+        except SystemExit:
+            raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
+        except RuntimeError as error:
+            raise _plainly(error) from error
 
 
-def run_cli(arguments: list[str]) -> CascadeCLI:
+def run_cli(arguments: list[str], resumption: Resumption | None = None) -> CascadeCLI:
     """Parse and run arguments that `recsys_topk.cli.arguments.rewrite` has prepared."""
     quiet_libraries()
     before = sys.argv
@@ -259,10 +262,11 @@ def run_cli(arguments: list[str]) -> CascadeCLI:
             parser_class=Parser,
             seed_everything_default=42,
             save_config_callback=SaveConfig,
-            save_config_kwargs={"overwrite": True},
+            save_config_kwargs={"save_to_log_dir": False},
             trainer_defaults=TRAINER_DEFAULTS,
             load_from_checkpoint_support=False,
             auto_configure_optimizers=False,
+            resumption=resumption,
         )
     except MisconfigurationException as error:
         raise ValueError(_advice(str(error))) from error
@@ -277,17 +281,9 @@ def _advice(message: str) -> str:
     return message
 
 
-def _says_something(record: logging.LogRecord) -> bool:
-    """Drop Lightning's greetings; what the data module says about the world it makes goes through the same logger."""
-    return not record.getMessage().startswith(GREETINGS)
-
-
-def quiet_libraries() -> None:
-    """Silence notices that say nothing about the run: TorchRec's import and Lightning's advice on workers."""
-    for pattern in NOTICES:
-        warnings.filterwarnings("ignore", message=f".*{pattern}.*")
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module="fbgemm_gpu.*")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_says_something)
-    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.trainer.connectors.checkpoint_connector").setLevel(logging.WARNING)
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+def _plainly(error: RuntimeError) -> Exception:
+    """Return an error of one line for weights that do not fit the model, any other as it is."""
+    if "loading state_dict" not in str(error):
+        return error
+    first = " ".join(str(error).split("\n\t")[1:2])
+    return ValueError(f"the checkpoint's weights do not fit this model; give the options it was trained with. {first}")

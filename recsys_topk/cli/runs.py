@@ -1,12 +1,16 @@
-"""Where a run writes: its name, its directory, what it left there."""
+"""Where a run writes: its name, its directory, what is known of it, what it left there."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from recsys_topk.cli.console import echo
+
+Status = Literal["running", "interrupted", "failed", "finished"]
+HANDED_DOWN = "RECSYS_TOPK_RUN"
 
 
 def run_name(model: Any, data: Any, seed: int | bool | None) -> str:
@@ -29,8 +33,16 @@ def run_name(model: Any, data: Any, seed: int | bool | None) -> str:
     return "-".join(parts)
 
 
+def first_process() -> bool:
+    """Return whether this is the process that was started, not one that Lightning starts for another device."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 class RunDirectory:
     """A new directory for one run; a name that is taken gets a number, so that no run writes over another.
+
+    `run.json` in it holds what is known of the run: its status, how far it is, its W&B id. While a process trains, it
+    holds a lock, so that no second one goes on with the same run.
 
     Args:
         parent: The folder of all runs.
@@ -38,32 +50,89 @@ class RunDirectory:
     """
 
     def __init__(self, parent: Path, name: str) -> None:
-        parent.mkdir(parents=True, exist_ok=True)
+        self._lock: Any = None
+        if not first_process() and HANDED_DOWN in os.environ:
+            self.path = Path(os.environ[HANDED_DOWN])
+            return
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ValueError(f"--out {str(parent)!r} is a file, or lies in one; give a folder for the runs") from None
+        except PermissionError:
+            raise ValueError(f"--out {str(parent)!r} cannot be created here; give a folder you may write to") from None
         number = 1
         while True:
             self.path = parent / (name if number == 1 else f"{name}-{number}")
             try:
                 self.path.mkdir()
-                return
+                break
             except FileExistsError:
                 number += 1
+            except PermissionError:
+                raise ValueError(f"--out {str(parent)!r} is not yours to write to; give another folder") from None
+        os.environ[HANDED_DOWN] = str(self.path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """Return the directory of a run that exists."""
+        run = cls.__new__(cls)
+        run.path, run._lock = path, None
+        return run
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is known of the run; empty if nothing is."""
+        try:
+            found = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def record(self, **facts: Any) -> None:
+        """Add to what is known of the run."""
+        if first_process():
+            partial = self.path / ".run.json.partial"
+            partial.write_text(json.dumps({**self.facts, **facts}, indent=1) + "\n", encoding="utf-8")
+            partial.replace(self.path / "run.json")
+
+    @property
+    def busy(self) -> bool:
+        """Whether another process is training this run; one that was killed is not."""
+        if not first_process() or not self.path.joinpath(".lock").exists():
+            return False
+        try:
+            self.claim()
+        except ValueError:
+            return True
+        self.release()
+        return False
+
+    def claim(self) -> None:
+        """Take the run for this process until it ends; raise if another has it."""
+        from filelock import FileLock, Timeout
+
+        if not first_process():
+            return
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(f"the run in {self.path} is being trained by another process; wait for it") from None
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let go of the run."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def echo_files(self) -> None:
         """Print the path of every file that the run wrote."""
         files = sorted(path for path in self.path.rglob("*") if path.is_file() and "wandb" not in path.parts)
         echo("written:")
         for path in files:
-            echo(f"  {path}  ({path.stat().st_size / 1024:.0f} KB)")
+            if not path.name.startswith("."):
+                echo(f"  {path}  ({path.stat().st_size / 1024:.0f} KB)")
         offline = sorted(self.path.glob("wandb/offline-run-*"))
         for path in offline:
             echo(f"  {path}  (upload with: wandb sync {path})")
-
-
-def offline_wandb() -> bool:
-    """Return whether W&B must run offline: no key is known here, or the user said so."""
-    if os.environ.get("WANDB_MODE") in ("offline", "disabled"):
-        return True
-    if os.environ.get("WANDB_API_KEY"):
-        return False
-    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
-    return not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore"))

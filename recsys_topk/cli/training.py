@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recsys_topk.cli.arguments import from_checkpoint, option_value, registries, rewrite
+from recsys_topk.cli.arguments import from_checkpoint, option_value, registries, rewrite, without_option
 from recsys_topk.cli.console import echo
 from recsys_topk.cli.help import class_help, command_help
+from recsys_topk.cli.resume import LONGER, Resumption, plan
 
 if TYPE_CHECKING:
     from recsys_topk.cli.lightning_cli import CascadeCLI
@@ -20,8 +22,32 @@ def main(argv: list[str]) -> int:
     if text is not None:
         echo(text)
         return 0
-    run(argv)
+    resumption = wanted_resumption(argv)
+    if resumption is not None and resumption.finished and not _goes_further(argv):
+        done = f"has finished ({resumption.epochs} epochs, {resumption.steps} steps); nothing is left to do"
+        echo(f"the run in {resumption.run.path} {done}. To train on, give --trainer.max_epochs N with a larger N")
+        return 0
+    run(argv, resumption)
     return 0
+
+
+def wanted_resumption(argv: list[str]) -> Resumption | None:
+    """Return the run that `--resume` names, if it is given."""
+    command, *rest = argv
+    if not any(argument.partition("=")[0] == "--resume" for argument in rest):
+        return None
+    wanted = option_value(rest, "--resume")
+    if command != "fit":
+        raise ValueError(f"--resume goes with fit; {command} takes --ckpt_path FILE")
+    if not wanted or wanted.startswith("--"):
+        raise ValueError("--resume needs a value: last, a run's directory, or a checkpoint")
+    if option_value(rest, "--ckpt_path") is not None:
+        raise ValueError("--resume says where to go on from; leave --ckpt_path out")
+    return plan(wanted, Path(option_value(rest, "--out") or "runs"), option_value(rest, "--name"))
+
+
+def _goes_further(argv: list[str]) -> bool:
+    return any(option_value(argv, f"--{option}") is not None for option in LONGER)
 
 
 def wanted_help(argv: list[str]) -> str | None:
@@ -36,9 +62,9 @@ def wanted_help(argv: list[str]) -> str | None:
     return None
 
 
-def run(argv: list[str]) -> CascadeCLI:
+def run(argv: list[str], resumption: Resumption | None = None) -> CascadeCLI:
     """Run a training command and return its parts: trainer, model, data and run directory."""
-    command, *rest = argv
+    command, *rest = argv = without_option(argv, "--resume")
     for registry in registries().values():
         registry.discover()
     everything = "--help_all" in rest
@@ -52,7 +78,11 @@ def run(argv: list[str]) -> CascadeCLI:
         arguments.insert(1, f"--config={config}")
         for line in lines:
             echo(line)
+    if resumption is not None:
+        arguments[1:1] = resumption.arguments()
+        for line in resumption.lines:
+            echo(line)
 
     from recsys_topk.cli.lightning_cli import run_cli
 
-    return run_cli(arguments)
+    return run_cli(arguments, resumption)

@@ -1,0 +1,196 @@
+"""Progress of training: requests per second, the loss, and the joint recall of the batch just trained on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback, ProgressBar, RichProgressBar
+from torch import Tensor, nn
+
+from recsys_topk.metrics.functional import joint_recall
+
+RATE = "train/requests_per_second"
+
+
+class Pace(Callback):  # type: ignore[misc]  # lightning is untyped here
+    """Measures requests per second, logs them as ``train/requests_per_second``, and the recall of a training batch.
+
+    The rate is over the steps since it was last logged, without validation and saving checkpoints at an epoch's end.
+    The recall is that of the scores which the step computed anyway, before its update, at most once in `every` seconds.
+
+    Args:
+        every: Seconds between two looks at the recall; None = never.
+
+    Attributes:
+        requests_per_second: The newest rate; None before the first step.
+        batch_joint_recall: The newest recall; None before the first.
+    """
+
+    def __init__(self, every: float | None = 0.5) -> None:
+        self.every = every
+        self.requests_per_second: float | None = None
+        self.batch_joint_recall: float | None = None
+        self._requests = 0
+        self._since = self._paused = self._looked = 0.0
+        self._scores: list[Tensor] | None = None
+        self._hook: Any = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Listen to the scores that the objective is given."""
+
+        def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.every is not None and trainer.training and time.monotonic() - self._looked >= self.every:
+                self._scores = [x.detach() for x in (args[0] if args else kwargs["scores"])]
+
+        self._hook = pl_module.objective.register_forward_pre_hook(remember, with_kwargs=True)
+        self._restart()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop listening."""
+        self._remove()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Stop listening."""
+        self._remove()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin a new measurement: between epochs no requests are trained on."""
+        self._restart()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop the clock."""
+        self._paused = time.monotonic()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let the clock go on."""
+        self._since += time.monotonic() - self._paused
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Measure, and log when the trainer does."""
+        self._requests += batch.size * trainer.world_size
+        self.requests_per_second = self._requests / max(time.monotonic() - self._since, 1e-9)
+        if trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
+            pl_module.log(RATE, self.requests_per_second, batch_size=batch.size)
+            self._restart()
+        if self._scores is not None:
+            self._look(self._scores, pl_module, batch)
+            self._scores = None
+
+    def shown(self, metrics: dict[str, Any]) -> dict[str, str]:
+        """Return what a progress bar shows, as text.
+
+        Args:
+            metrics: What was logged for the progress bar.
+        """
+        found = {}
+        if "train/loss" in metrics:
+            found["loss"] = f"{float(metrics['train/loss']):.4f}"
+        if self.requests_per_second is not None:
+            found["requests/s"] = f"{self.requests_per_second:,.0f}"
+        if self.batch_joint_recall is not None:
+            found["batch joint recall"] = f"{self.batch_joint_recall:.3f}"
+        return found | {name: f"{float(value):.4f}" for name, value in metrics.items() if name.startswith("val/")}
+
+    @torch.no_grad()
+    def _look(self, scores: list[Tensor], pl_module: pl.LightningModule, batch: Any) -> None:
+        above = pl_module.schema.positive_above
+        values, counted = joint_recall(
+            scores, batch.labels, batch.mask, quotas=pl_module.cascade.quotas, k=pl_module.k, positive_above=above
+        )
+        if bool(counted.any()):
+            self.batch_joint_recall = float(values[counted].mean())
+        self._looked = time.monotonic()
+
+    def _restart(self) -> None:
+        self._requests, self._since = 0, time.monotonic()
+
+    def _remove(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
+class RichProgress(RichProgressBar):  # type: ignore[misc]  # lightning is untyped here
+    """Lightning's bar for terminals, with what `Pace` measures.
+
+    Args:
+        pace: Measures.
+    """
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__(refresh_rate=4)
+        self.pace = pace
+
+    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+        """Return what stands beside the bar."""
+        return dict(self.pace.shown(trainer.progress_bar_metrics))
+
+
+class PlainProgress(ProgressBar):  # type: ignore[misc]  # lightning is untyped here
+    """A line now and then, for logs and pipes, where a bar that redraws itself is unreadable.
+
+    Args:
+        pace: Measures.
+        write: Writes a line.
+        every: Seconds between two lines; the end of an epoch has one in any case.
+    """
+
+    def __init__(self, pace: Pace, write: Callable[[str], None], every: float = 10.0) -> None:
+        super().__init__()
+        self.pace, self.write, self.every = pace, write, every
+        self._enabled = True
+        self._written = time.monotonic()
+
+    def disable(self) -> None:
+        """Write nothing; Lightning calls it in all processes but the first."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Write again."""
+        self._enabled = True
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write a line if it is time to."""
+        if self._due():
+            self._line(self._training(trainer, batch_idx + 1))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write a line with what validation found."""
+        self._line(self._training(trainer, trainer.fit_loop.batch_idx + 1))
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+        """Write a line if it is time to."""
+        if self._due():
+            self._line(f"validation  batch {rest[2] + 1}/{sum(trainer.num_val_batches)}")
+
+    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+        """Write a line if it is time to."""
+        if self._due():
+            self._line(f"test  batch {rest[2] + 1}/{sum(trainer.num_test_batches)}")
+
+    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+        """Write a line if it is time to."""
+        if self._due():
+            self._line(f"prediction  batch {rest[2] + 1}/{sum(trainer.num_predict_batches)}")
+
+    def _training(self, trainer: pl.Trainer, batches: int) -> str:
+        last = "" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs}"
+        parts = [f"epoch {trainer.current_epoch + 1}{last}", f"batch {batches}/{trainer.num_training_batches}"]
+        shown = self.pace.shown(trainer.progress_bar_metrics)
+        return "  ".join([*parts, *(f"{name} {value}" for name, value in shown.items())])
+
+    def _due(self) -> bool:
+        return time.monotonic() - self._written >= self.every
+
+    def _line(self, text: str) -> None:
+        if self._enabled:
+            self.write(text)
+            self._written = time.monotonic()

@@ -1,0 +1,231 @@
+"""`last.ckpt`: where a run that was stopped, by whatever, goes on with the same numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+from recsys_topk.callbacks.random_state import random_state, restore_random_state
+
+RANDOM_STATE = "random_state"
+
+
+class WholeFileIO(TorchCheckpointIO):  # type: ignore[misc]  # lightning is untyped here
+    """Writes a checkpoint beside its place and renames it: a kill at any moment leaves the old file or the new one.
+
+    Lightning's own writer moves the file from the system's temporary folder, which is a copy, and not at once, where
+    that is another file system.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write the file whole or not at all."""
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.partial")
+        with partial.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+
+
+class BestCheckpoint(ModelCheckpoint):  # type: ignore[misc]  # lightning is untyped here
+    """Keeps `best.ckpt`, the one with the largest value of a metric; a run's directory may be moved and go on.
+
+    Args:
+        folder: Where it is written.
+        monitor: The metric.
+    """
+
+    def __init__(self, folder: Path, monitor: str) -> None:
+        super().__init__(dirpath=folder, filename="best", monitor=monitor, mode="max", enable_version_counter=False)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what was best, if the file is here; a new run from another's checkpoint begins without."""
+        best = Path(str(self.dirpath)) / "best.ckpt"
+        if best.is_file() and state_dict["best_model_path"]:
+            scores = {str(best): score for score in state_dict["best_k_models"].values()}
+            here = {"dirpath": self.dirpath, "best_model_path": str(best), "kth_best_model_path": str(best)}
+            super().load_state_dict({**state_dict, **here, "best_k_models": scores})
+
+
+class TrainingStoppedError(Exception):
+    """Training was stopped by a signal, after a whole step.
+
+    Args:
+        signal_number: The signal.
+    """
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+        self.signal_number = signal_number
+
+
+class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped here
+    """Keeps `last.ckpt`, inside epochs too, and stops on Ctrl-C (or SIGTERM) after the step that is running.
+
+    It is saved after a step once `minutes` have passed, at every `steps`-th step, before the step that validation
+    follows (so that a kill during a long validation costs one step), and at the end of every epoch. A file gets its
+    name only after what the step logged has been logged: rows and checkpoint never disagree. Inside an accumulation
+    of gradients, and between a step and its validation, nothing is saved, because Lightning could not go on there.
+
+    The state of the random generators goes into every checkpoint, and comes back before the first batch.
+
+    Args:
+        folder: Where `last.ckpt` is written.
+        minutes: Save inside an epoch when so much time has passed.
+        steps: Save also at every so many steps; None = by time alone.
+    """
+
+    def __init__(self, folder: Path, minutes: float = 5.0, steps: int | None = None) -> None:
+        if minutes <= 0:
+            raise ValueError(f"--save_every_minutes must be above 0, got {minutes:g}")
+        if steps is not None and steps < 1:
+            raise ValueError(f"--save_every_n_steps must be at least 1, got {steps}")
+        self.path = Path(folder) / "last.ckpt"
+        self.seconds, self.steps = 60.0 * minutes, steps
+        self.saved_step: int | None = None
+        self._pending = self.path.with_name(".last.ckpt.pending")
+        self._pending_step: int | None = None
+        self._saved_at = time.monotonic()
+        self._signal = 0
+        self._handlers: dict[int, Any] = {}
+        self._random_state: dict[str, Any] | None = None
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
+        """Add the state of the random generators."""
+        checkpoint[RANDOM_STATE] = random_state()
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
+        """Remember the state of the random generators; processes other than the first keep their seeds."""
+        if trainer.is_global_zero:
+            self._random_state = checkpoint.get(RANDOM_STATE)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Listen to signals."""
+        self._saved_at = time.monotonic()
+        here = trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == self.path.resolve()
+        self.saved_step = trainer.global_step if here else None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._handlers[number] = signal.signal(number, self._on_signal)
+            except ValueError:  # training runs in a thread, which gets no signals
+                return
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Give the checkpoint of the epoch before its name."""
+        self._publish(trainer)
+        self._restore()
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Give the checkpoint of the step before its name; stop here if a signal came during it."""
+        self._publish(trainer)
+        self._restore()
+        if self._wanted(trainer) and self.saved_step == trainer.global_step:
+            raise TrainingStoppedError(self._signal or signal.SIGINT)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save if it is time to."""
+        if trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return  # the end of the epoch saves; or gradients are being accumulated
+        if trainer.strategy.broadcast(self._due(trainer, batch_idx)) or self._wanted(trainer):
+            self._save(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Forget what was saved after the step before: to go on from it would leave the validation out."""
+        if trainer.training or trainer.state.fn == "fit":
+            self._pending_step = None
+            self._stop_if_wanted(trainer)
+
+    def on_validation_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """Stop a validation inside an epoch's end at once; it is run again from the checkpoint before it."""
+        self._stop_if_wanted(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save after a validation inside an epoch; the one after its last step is followed by the epoch's end."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and not trainer.is_last_batch:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save; a run that is stopped inside an epoch (max_steps) keeps the checkpoint of its last step."""
+        if trainer.is_last_batch:
+            self._save(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Give the last checkpoint its name."""
+        self._publish(trainer)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Stop listening."""
+        self._stop_listening()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Stop listening; what was saved and not named yet goes."""
+        self._stop_listening()
+        self._pending_step = None
+        if trainer.is_global_zero:
+            self._pending.unlink(missing_ok=True)
+
+    def _due(self, trainer: pl.Trainer, batch_idx: int) -> bool:
+        elapsed = time.monotonic() - self._saved_at
+        if elapsed >= self.seconds or trainer.global_step == trainer.max_steps:
+            return True
+        if self.steps is not None and trainer.global_step % self.steps == 0:
+            return True
+        coming = range(batch_idx + 2, batch_idx + 2 + trainer.accumulate_grad_batches)
+        interval = trainer.val_check_batch
+        validates = bool(interval) and any(number % interval == 0 for number in coming)
+        return validates and (self.saved_step is None or elapsed >= self.seconds / 10)
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        if trainer.fast_dev_run or trainer.global_step == self._pending_step:
+            return
+        trainer.save_checkpoint(self._pending)
+        self._pending_step = trainer.global_step
+        self._saved_at = time.monotonic()
+
+    def _publish(self, trainer: pl.Trainer) -> None:
+        if self._pending_step is not None:
+            if trainer.is_global_zero:
+                self._pending.replace(self.path)
+            self.saved_step, self._pending_step = self._pending_step, None
+
+    def _restore(self) -> None:
+        if self._random_state is not None:
+            restore_random_state(self._random_state)
+            self._random_state = None
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self._signal:
+            self._stop_listening()
+            raise KeyboardInterrupt
+        self._signal = number
+        os.write(2, b"\nstopping after this step; once more to abort\n")  # print may be what was interrupted
+
+    def _wanted(self, trainer: pl.Trainer) -> bool:
+        """Return whether any process has got a signal."""
+        return bool(trainer.strategy.reduce_boolean_decision(bool(self._signal), all=False))
+
+    def _stop_if_wanted(self, trainer: pl.Trainer) -> None:
+        if trainer.state.fn == "fit" and self._wanted(trainer):
+            raise TrainingStoppedError(self._signal or signal.SIGINT)
+
+    def _stop_listening(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}

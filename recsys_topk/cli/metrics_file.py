@@ -1,0 +1,98 @@
+"""metrics.csv: what was logged, a row at a time, in a file that is whole whenever the run is killed."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+
+class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
+    """Logs to `metrics.csv` in the run's directory; columns are sorted, and a value that was not logged is empty.
+
+    Every row is on disk when the next step begins. A new column rewrites the file beside itself and renames it.
+
+    Args:
+        folder: The run's directory.
+        keep_before: Go on with the file that is there, without its rows of this step and later, which will be logged
+            again; None = begin a new file.
+
+    Attributes:
+        dropped: How many rows were left out.
+    """
+
+    def __init__(self, folder: Path, keep_before: int | None = None) -> None:
+        super().__init__()
+        self.path = Path(folder) / "metrics.csv"
+        self.columns: list[str] = []
+        self.dropped = 0
+        if keep_before is not None:
+            self._go_on(keep_before)
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.parent.name
+
+    @property
+    def version(self) -> str:
+        """There is one file a run."""
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        """The run's directory."""
+        return str(self.path.parent)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: config.yaml holds them."""
+
+    @rank_zero_only  # type: ignore[untyped-decorator]  # lightning is untyped here
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Append a row."""
+        row = {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
+        row["step"] = step
+        if set(row) - set(self.columns):
+            rows = read_rows(self.path)
+            self.columns = sorted({*self.columns, *row})
+            self._write([*rows, row])
+        else:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                file.write(_text([row], self.columns))
+
+    def _go_on(self, keep_before: int) -> None:
+        rows = read_rows(self.path)
+        kept = [row for row in rows if row["step"] and int(row["step"]) < keep_before]
+        self.dropped = len(rows) - len(kept)
+        self.columns = sorted({name for row in kept for name, value in row.items() if value})
+        if kept:
+            self._write(kept)
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        header = _text([dict(zip(self.columns, self.columns, strict=True))], self.columns)
+        partial.write_text(header + _text(rows, self.columns), encoding="utf-8", newline="")
+        partial.replace(self.path)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a metrics file; a last line that a kill cut off is left out."""
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    return [{name: value or "" for name, value in row.items()} for row in csv.DictReader(io.StringIO(whole))]
+
+
+def _text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writerows(rows)
+    return buffer.getvalue()

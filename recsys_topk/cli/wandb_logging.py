@@ -1,0 +1,85 @@
+"""W&B: a logger that never prompts, axes and summaries that mean something, tables and weights."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.loggers import Logger, WandbLogger
+
+from recsys_topk.cli.runs import RunDirectory
+
+STEP = "trainer/global_step"
+# What `recsys-topk test` needs of a checkpoint: weights and plain descriptions, no optimizer state.
+KEPT = ("state_dict", "hyper_parameters", "datamodule_hyper_parameters", "epoch", "global_step")
+LIGHTNING = "pytorch-lightning_version"
+
+
+def offline_wandb() -> bool:
+    """Return whether W&B must run offline: no key is known here, or the user said so."""
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled"):
+        return True
+    if os.environ.get("WANDB_API_KEY"):
+        return False
+    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    return not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore"))
+
+
+def make_wandb(run: RunDirectory) -> WandbLogger:
+    """Return the logger of a run; a resumed run goes on under the id that `run.json` holds."""
+    known = run.facts.get("wandb_id") or secrets.token_hex(4)
+    return WandbLogger(
+        name=run.path.name, id=known, save_dir=str(run.path), project="recsys-topk", offline=offline_wandb()
+    )
+
+
+def wandb_loggers(loggers: Sequence[Logger]) -> list[WandbLogger]:
+    """Return those of some loggers that log to W&B."""
+    return [logger for logger in loggers if isinstance(logger, WandbLogger)]
+
+
+def describe_run(logger: WandbLogger, config: Mapping[str, Any]) -> None:
+    """Log the whole configuration, and say what the metrics are drawn against and how they are summed up.
+
+    Everything is drawn over the optimizer steps. A recall's summary holds the largest value (`max`, the one to compare
+    runs by) and the final one (`last`).
+    """
+    logger.log_hyperparams(dict(config))
+    experiment = logger.experiment
+    experiment.define_metric(STEP)
+    experiment.define_metric("train/*", step_metric=STEP)
+    experiment.define_metric("val/*", step_metric=STEP, summary="max,last")
+    experiment.define_metric("test/*", step_metric=STEP)
+
+
+def log_table(logger: WandbLogger, key: str, metrics: Mapping[str, float]) -> None:
+    """Log metrics as a W&B table of names and values."""
+    logger.log_table(key, columns=["metric", "value"], data=[[name, value] for name, value in metrics.items()])
+
+
+def log_weights(logger: WandbLogger, name: str, checkpoints: Mapping[str, Path], metadata: Mapping[str, Any]) -> None:
+    """Upload checkpoints as one artifact: weights and plain descriptions, neither code nor optimizer state.
+
+    `recsys-topk test --ckpt_path` takes such a file. Offline it is kept and goes up with `wandb sync`.
+
+    Args:
+        logger: Logs to W&B.
+        name: The artifact's name.
+        checkpoints: Files by what they are called in the artifact, e.g. ``best``.
+        metadata: What stands beside it.
+    """
+    import wandb
+
+    artifact = wandb.Artifact(name, type="model", metadata=dict(metadata))
+    with tempfile.TemporaryDirectory() as folder:
+        for label, path in checkpoints.items():
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            bare = Path(folder) / f"{label}.ckpt"
+            torch.save({key: content[key] for key in (*KEPT, LIGHTNING) if key in content}, bare)
+            artifact.add_file(str(bare), name=bare.name)
+        logger.experiment.log_artifact(artifact, aliases=["latest", *checkpoints])
