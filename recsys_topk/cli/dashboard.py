@@ -12,10 +12,11 @@ from recsys_topk.cli.runs import offline_wandb
 
 NAME = "recsys-topk"
 RECALL = "val/joint_recall@10@20"
+BEST = f"{RECALL}.max"
 STEP = "trainer/global_step"
 DAY = "stream/day"
 # Where `fit --logger wandb` keeps what the runs differ in.
-LOSS = "model.loss.class_path"
+LOSS = "loss"
 TAU = "model.loss.init_args.tau"
 NEGATIVES = "data.train_negatives"
 LR = "model.lr"
@@ -45,7 +46,7 @@ def workspace(entity: str, project: str) -> Any:
                 f"the dashboard needs wandb-workspaces ({error}): pip install 'wandb-workspaces>=0.4'"
             ) from error
     loss = wr.Config(LOSS)
-    best = wr.SummaryMetric(RECALL)
+    best = wr.SummaryMetric(BEST)
 
     def lines(title: str, *metrics: str, x: str = STEP, pattern: str | None = None, by_loss: bool = False) -> Any:
         grouping = {"groupby": loss, "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"} if by_loss else {}
@@ -67,7 +68,7 @@ def workspace(entity: str, project: str) -> Any:
     recall = wr.ParallelCoordinatesPlotColumn(best, "joint recall")
     sections = {
         "Which loss": [
-            bars("Joint recall by loss, mean and spread of its runs", RECALL),
+            bars("Joint recall by loss, mean and spread of its runs", BEST),
             lines("Joint recall by loss over steps", RECALL, by_loss=True),
             lines("Joint recall and each stage alone", pattern="^val/.+_recall@"),
         ],
@@ -77,7 +78,7 @@ def workspace(entity: str, project: str) -> Any:
             scatter("Joint recall by learning rate", LR, log=True),
             scatter("Joint recall by learning rate of the tables", EMBEDDING_LR, log=True),
             wr.ParallelCoordinatesPlot(title="Options to joint recall", columns=[*columns, recall]),
-            wr.ParameterImportancePlot(with_respect_to=RECALL),
+            wr.ParameterImportancePlot(with_respect_to=BEST),
         ],
         "Streaming, day by day": [
             lines("Joint recall on each day, before it is learned", "stream/joint_recall@10@20", x=DAY, by_loss=True),
@@ -106,7 +107,7 @@ def workspace(entity: str, project: str) -> Any:
             for number, (name, panels) in enumerate(sections.items())
         ],
         settings=ws.WorkspaceSettings(x_axis=STEP, max_runs=MOST_RUNS),
-        runset_settings=ws.RunsetSettings(order=[expr.Ordering(expr.Summary(RECALL), ascending=False)]),
+        runset_settings=ws.RunsetSettings(order=[expr.Ordering(expr.Summary(BEST), ascending=False)]),
     )
 
 

@@ -51,3 +51,16 @@ def history(found: list[Any]) -> list[dict[str, Any]]:
             names = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             rows.append(names)
     return rows
+
+
+def summary(found: list[Any]) -> dict[str, Any]:
+    """Return the run's summary as it stands at the end."""
+    values: dict[str, Any] = {}
+    for record in found:
+        for item in record.summary.update:
+            *path, last = list(item.nested_key) or [item.key]
+            inside = values
+            for key in path:
+                inside = inside.setdefault(key, {})
+            inside[last] = json.loads(item.value_json)
+    return values
