@@ -8,7 +8,7 @@ TORCH := requirements/torch-cpu.txt
 # Asked only if the CPU build of torch is not found among pip's configured sources.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra plot --extra dashboard --extra dev --universal --python-version 3.10 --custom-compile-command "make lock"
+UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra fast --extra plot --extra dashboard --extra dev --universal --python-version 3.10 --custom-compile-command "make lock"
 DEMO_DIR ?= runs
 
 .DEFAULT_GOAL := help

@@ -104,8 +104,10 @@ def run_case(options: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(options.threads)
     what, negatives, vocabulary, embedding_optimizer = CASES[options.case]
     from recsys_topk.cli.quiet import quiet_libraries
+    from recsys_topk.memory import keep_freed_memory
 
     quiet_libraries()
+    keep_freed_memory()  # as the training commands do; for both forms alike
     from recsys_topk.bench.textbook import textbook
     from recsys_topk.bench.timing import peak_memory
     from recsys_topk.cascades.module import CascadeModule

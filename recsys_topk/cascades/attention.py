@@ -1,4 +1,7 @@
-"""DIN's attention logits without the (B, N, L, H) tensor that the textbook form needs."""
+"""DIN's attention logits without the (B, N, L, H) tensor that the textbook form needs.
+
+Two ways to the same numbers: a compiled loop for float32 on a CPU, and blocks of torch operations for all else.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recsys_topk.cascades.compiled import checked, kernels, number_of_parts, over_lists
+from recsys_topk.cascades.pooled import gather
 from recsys_topk.numerics import at_least_float32, float32_island
 
 # A block should stay in the second-level cache on a CPU (measured: 640 KB to 1.3 MB is best); on a GPU it has to fit.
@@ -31,7 +36,39 @@ def _blocks(history: Tensor, items: Tensor) -> Iterator[tuple[slice, slice]]:
             yield slice(start, min(start + lists, size)), slice(first, min(first + part, number))
 
 
-class _AttentionLogits(torch.autograd.Function):
+class _Compiled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, history: Tensor, items: Tensor, weight: Tensor, candidates: Tensor, lengths: Tensor
+    ) -> Tensor:
+        compiled = kernels(history)
+        assert compiled is not None
+        ctx.save_for_backward(history, items, weight, candidates, lengths)
+        ctx.compiled = compiled
+        logits = history.new_empty(*candidates.shape, history.shape[1])
+        arrays = [x.numpy() for x in (history, lengths, items, candidates, weight, logits)]
+        over_lists(lambda _, first, last: compiled.attention_forward(first, last, *arrays), len(history))
+        return logits
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        history, items, weight, candidates, lengths = ctx.saved_tensors
+        parts = number_of_parts(len(history))
+        grad_history = torch.zeros_like(history)
+        grad_items, grad_weight = items.new_zeros(parts, *items.shape), weight.new_zeros(parts, *weight.shape)
+        arrays = [x.numpy() for x in (history, lengths, items, candidates, weight, grad.contiguous(), grad_history)]
+
+        def run(part: int, first: int, last: int) -> None:
+            own = (grad_items[part].numpy(), grad_weight[part].numpy())  # lists share items, so each part adds its own
+            ctx.compiled.attention_backward(first, last, *arrays, *own)
+
+        over_lists(run, len(history))
+        summed = grad_items.sum(0)
+        return grad_history, summed * weight, grad_weight.sum(0) + (summed * items).sum(0), None, None
+
+
+class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, history: Tensor, items: Tensor, weight: Tensor) -> Tensor:
         logits = history.new_empty(history.shape[0], items.shape[1], history.shape[1])
@@ -72,18 +109,25 @@ def _fitting(buffer: Tensor, views: Tensor, queries: Tensor) -> Tensor:
     return buffer if buffer.shape == shape else views.new_empty(shape)
 
 
-def attention_logits(history: Tensor, items: Tensor, weight: Tensor) -> Tensor:
-    """Return relu(history_bl + items_bn) . weight for every list b, item n and view l, (B, N, L).
+def attention_logits(history: Tensor, items: Tensor, weight: Tensor, candidates: Tensor, lengths: Tensor) -> Tensor:
+    """Return relu(history_bl + items_c(b,n)) . weight for every list b, candidate n and view l, (B, N, L).
 
     Exactly the two-layer perceptron on the concatenation [view, item] whose first layer was applied to each side
-    alone. Computed in blocks that fit the cache and recomputed in backward: O(B N L) memory, not O(B N L H).
+    alone. O(B N L) memory, not O(B N L H). The logits of views that do not exist are finite and without meaning.
 
     Args:
         history: First layer's share of each view, bias included, (B, L, H).
-        items: First layer's share of each candidate, (B, N, H).
+        items: First layer's share of each pool item, (M, H).
         weight: The second layer, (H,).
+        candidates: Rows of the pool, (B, N).
+        lengths: Number of views, (B,); they come first.
     """
     with float32_island(history.device.type):
-        inputs = (at_least_float32(x) for x in (history, items, weight))
-        logits: Tensor = _AttentionLogits.apply(*inputs)  # type: ignore[no-untyped-call]
+        history, items, weight = (at_least_float32(x).contiguous() for x in (history, items, weight))
+        if kernels(history, items, weight) is not None:
+            candidates = checked(candidates, len(items), "candidates")
+            lengths = checked(lengths, history.shape[1] + 1, "history lengths")
+            logits: Tensor = _Compiled.apply(history, items, weight, candidates, lengths)  # type: ignore[no-untyped-call]
+        else:
+            logits = _Blocked.apply(history, gather(items, candidates), weight)  # type: ignore[no-untyped-call]
     return logits

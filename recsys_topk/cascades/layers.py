@@ -8,6 +8,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from recsys_topk.cascades.pooled import gather, join_relu
+
 Activation = Literal["relu", "prelu"]
 Initialisation = Literal["default", "he"]
 
@@ -45,7 +47,7 @@ class MLP(nn.Module):
         for before, after in pairwise(widths):
             if batch_norm is not None:
                 layers.append(nn.BatchNorm1d(before, momentum=1.0 - batch_norm))
-            layers.append(nn.ReLU() if activation == "relu" else nn.PReLU(before))
+            layers.append(nn.ReLU(inplace=True) if activation == "relu" else nn.PReLU(before))
             layers.append(nn.Linear(before, after))
         self.tail = nn.Sequential(*layers)
         if initialisation == "he":
@@ -75,12 +77,27 @@ class MLP(nn.Module):
             mask: Boolean (...), True = a real row. With batch norm the other rows are left out of the statistics and
                 get the output 0; without it they do no harm and are computed like the rest.
         """
-        hidden = summed + self.first.bias
         if mask is None or not self.normalised:
-            flat: Tensor = self.tail(hidden.flatten(0, -2))
-            return flat.view(*hidden.shape[:-1], -1)
-        real: Tensor = self.tail(hidden[mask])
-        return real.new_zeros(*hidden.shape[:-1], real.shape[-1]).masked_scatter(mask[..., None], real)
+            flat: Tensor = self.tail(summed.flatten(0, -2) + self.first.bias)
+            return flat.view(*summed.shape[:-1], -1)
+        real: Tensor = self.tail(summed[mask] + self.first.bias)
+        return real.new_zeros(*summed.shape[:-1], real.shape[-1]).masked_scatter(mask[..., None], real)
+
+    def joined(self, own: Tensor | None, requests: Tensor, items: Tensor, candidates: Tensor, mask: Tensor) -> Tensor:
+        """Return the output for lists of pool items, (B, N, last width), given the projections of the parts.
+
+        Args:
+            own: What belongs to a candidate in its list, (B, N, first width), overwritten; None for nothing.
+            requests: What belongs to a request, (B, first width).
+            items: What belongs to a pool item, (M, first width).
+            candidates: Rows of the pool, (B, N).
+            mask: Boolean (B, N), as in `rest`.
+        """
+        if self.tail and isinstance(self.tail[0], nn.ReLU):
+            hidden: Tensor = self.tail[1:](join_relu(own, requests + self.first.bias, items, candidates))
+            return hidden.view(*candidates.shape, -1)
+        summed = gather(items, candidates) + requests[:, None]
+        return self.rest(summed if own is None else summed + own, mask)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply all layers to a concatenated input (..., sum of inputs)."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recsys_topk.cascades.features import FeatureEmbedding
@@ -72,14 +71,6 @@ class Stage(nn.Module, ABC):
     def forward(self, batch: CascadeBatch) -> Tensor:
         """Return `score(batch)`."""
         return self.score(batch)
-
-
-def gather(pool: Tensor, candidates: Tensor) -> Tensor:
-    """Return the rows of `pool` (M, D) that `candidates` (B, N) name, (B, N, D).
-
-    As an embedding look-up: its backward adds rows in parallel, where that of plain indexing is serial on a CPU.
-    """
-    return F.embedding(candidates, pool)
 
 
 registry = Registry("stage", "recsys_topk.cascades.stages", "recsys_topk.stages")

@@ -36,6 +36,7 @@ from recsys_topk.cli.wandb_logging import describe_run, make_wandb, wandb_logger
 from recsys_topk.datamodules.recflow import RecFlowDataModule
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.dftopk import DFTopKLoss
+from recsys_topk.memory import keep_freed_memory
 
 DEFAULT_LOSS = {"class_path": f"{DFTopKLoss.__module__}.{DFTopKLoss.__qualname__}"}
 TRAINER_DEFAULTS = {
@@ -261,6 +262,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
 def run_cli(arguments: list[str], resumption: Resumption | None = None) -> CascadeCLI:
     """Parse and run arguments that `recsys_topk.cli.arguments.rewrite` has prepared."""
     quiet_libraries()
+    keep_freed_memory()
     before = sys.argv
     sys.argv = [before[0], *arguments]
     try:

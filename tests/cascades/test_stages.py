@@ -98,15 +98,16 @@ def test_default_architecture_is_the_references() -> None:
 
 @pytest.mark.parametrize("budget", [8 * 3 * 5, 8 * 3 * 5 * 3, 8 * 3 * 5 * 4 * 2, 10**6])
 def test_attention_logits_value_and_gradient(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With blocks of one item, three items, two lists, and everything at once."""
+    """With blocks of one item, three items, two lists, and everything at once (float64: not the compiled loop)."""
     monkeypatch.setattr(attention, "_CPU_BYTES", budget)
     torch.manual_seed(0)
     history, items, weight = (
-        torch.randn(shape, dtype=torch.double, requires_grad=True) for shape in [(9, 5, 3), (9, 4, 3), (3,)]
+        torch.randn(shape, dtype=torch.double, requires_grad=True) for shape in [(9, 5, 3), (7, 3), (3,)]
     )
-    expected = torch.relu(history[:, None] + items[:, :, None]) @ weight
-    torch.testing.assert_close(attention_logits(history, items, weight), expected)
-    assert torch.autograd.gradcheck(attention_logits, (history, items, weight))
+    candidates, lengths = torch.randint(7, (9, 4)), torch.full((9,), 5)
+    expected = torch.relu(history[:, None] + items[candidates][:, :, None]) @ weight
+    torch.testing.assert_close(attention_logits(history, items, weight, candidates, lengths), expected)
+    assert torch.autograd.gradcheck(attention_logits, (history, items, weight, candidates, lengths))
 
 
 @pytest.mark.parametrize("stage_class", [TwoTower, DIN, MLPStage])

@@ -11,8 +11,11 @@ from torch import Tensor
 from recsys_topk.cascades.attention import attention_logits
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.layers import MLP, Activation, Initialisation
-from recsys_topk.cascades.stage import Stage, gather
+from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
+
+# Pairs of request and candidate that are scored at once without gradients.
+PAIRS_AT_ONCE = 8192
 
 
 class DIN(Stage):
@@ -52,18 +55,33 @@ class DIN(Stage):
     def score(self, batch: CascadeBatch) -> Tensor:
         """See `Stage.score`."""
         embedded = self.embedding(batch, history="rows")
-        interest = self.interest(batch, embedded.history, embedded.items)
-        shared = gather(self.mlp.project(2, embedded.items), batch.candidates)
-        request = self.mlp.project(0, embedded.request)
-        hidden = self.mlp.project(1, interest).add_(shared).add_(request[:, None])
-        return self.mlp.rest(hidden, batch.mask).squeeze(-1)
+        # Everything that does not depend on a pair of request and candidate: once a view, a pool item and a request.
+        views = self.attention.project(0, embedded.history) + self.attention.first.bias
+        queries = self.attention.project(1, embedded.items[:, : embedded.history.shape[-1]])
+        request, items = self.mlp.project(0, embedded.request), self.mlp.project(2, embedded.items)
 
-    def interest(self, batch: CascadeBatch, history: Tensor, items: Tensor) -> Tensor:
-        """Return each candidate's weighted sum of the history, (B, N, D_h)."""
-        views = self.attention.project(0, history) + self.attention.first.bias
-        queries = self.attention.project(1, items[:, : history.shape[-1]])
-        logits = attention_logits(views, gather(queries, batch.candidates), self.attention.last.weight[0])
-        # The output bias moves all logits alike, so the softmax does not see it. A finite stand-in for minus infinity:
-        # where there is no view at all the weights are uniform over embeddings that are 0.
-        weights = torch.where(batch.history_mask[:, None], logits, -1e30).softmax(-1)
-        return torch.bmm(weights, history)
+        def pairs(lists: slice) -> Tensor:
+            candidates, lengths = batch.candidates[lists], batch.history_length[lists]
+            logits = attention_logits(views[lists], queries, self.attention.last.weight[0], candidates, lengths)
+            interest = weighted_views(logits, batch.history_mask[lists], embedded.history[lists])
+            own = self.mlp.project(1, interest)
+            return self.mlp.joined(own, request[lists], items, candidates, batch.mask[lists]).squeeze(-1)
+
+        if torch.is_grad_enabled():
+            return pairs(slice(None))
+        # Without gradients nothing is kept, so a few lists at a time stay in the cache.
+        step = max(1, PAIRS_AT_ONCE // max(1, batch.candidates.shape[1]))
+        return torch.cat([pairs(slice(start, start + step)) for start in range(0, max(1, batch.size), step)])
+
+
+def weighted_views(logits: Tensor, real: Tensor, history: Tensor) -> Tensor:
+    """Return sum_l softmax(logits)_l history_l over the real views, (B, N, D), and 0 where there is none.
+
+    Args:
+        logits: (B, N, L).
+        real: Boolean, (B, L).
+        history: (B, L, D), 0 where there is no view.
+    """
+    # A finite stand-in for minus infinity: where there is no view the weights are uniform over embeddings that are 0.
+    # The attention's output bias moves all logits alike, so the softmax does not see it.
+    return torch.bmm(torch.where(real[:, None], logits, -1e30).softmax(-1), history)

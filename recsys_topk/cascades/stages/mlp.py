@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.layers import MLP, Activation, Initialisation
-from recsys_topk.cascades.stage import Stage, gather
+from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
 
 
@@ -46,4 +46,4 @@ class MLPStage(Stage):
         embedded = self.embedding(batch, history="mean")
         request = self.mlp.project(0, embedded.request) + self.mlp.project(1, embedded.history)
         item = self.mlp.project(2, embedded.items)
-        return self.mlp.rest(gather(item, batch.candidates) + request[:, None], batch.mask).squeeze(-1)
+        return self.mlp.joined(None, request, item, batch.candidates, batch.mask).squeeze(-1)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.layers import MLP, Activation, Initialisation
-from recsys_topk.cascades.stage import Stage, gather
+from recsys_topk.cascades.pooled import dot
+from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
 
 
@@ -51,4 +52,4 @@ class TwoTower(Stage):
     def score(self, batch: CascadeBatch) -> Tensor:
         """See `Stage.score`."""
         users, items = self.encode(batch)
-        return torch.bmm(gather(items, batch.candidates), users[:, :, None]).squeeze(-1)
+        return dot(users, items, batch.candidates)

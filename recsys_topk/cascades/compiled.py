@@ -1,0 +1,67 @@
+"""Whether the compiled inner loops (`recsys_topk.cascades.kernels`) can be used, and how they are run on all cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SWITCH = "RECSYS_TOPK_COMPILED"
+
+
+def kernels(*tensors: Tensor) -> ModuleType | None:
+    """Return the module of compiled loops if it can serve these tensors, else None: the caller then uses torch alone.
+
+    It serves plain float32 tensors on a CPU, outside of tracing, where numba is installed (`recsys-topk[fast]`) and the
+    environment variable RECSYS_TOPK_COMPILED is not 0.
+    """
+    if os.environ.get(SWITCH) == "0" or torch.compiler.is_compiling():
+        return None
+    if any(x.device.type != "cpu" or x.dtype != torch.float32 or type(x.detach()) is not Tensor for x in tensors):
+        return None
+    return _load()
+
+
+@cache
+def _load() -> ModuleType | None:
+    try:
+        from recsys_topk.cascades import kernels as module
+    except ImportError:
+        return None
+    return module
+
+
+def over_lists(run: Callable[[int, int, int], Any], size: int) -> None:
+    """Call `run(part, first, last)` for parts of `size` lists at once, as many as torch has threads.
+
+    Args:
+        run: Works on lists first <= b < last without holding the GIL; `part` counts the calls from 0.
+        size: Number of lists.
+    """
+    parts = number_of_parts(size)
+    bounds = [size * part // parts for part in range(parts + 1)]
+    if parts == 1:
+        run(0, 0, size)
+        return
+    with ThreadPoolExecutor(parts) as pool:  # a pool a call costs 0.1 ms and leaves no threads behind
+        list(pool.map(run, range(parts), bounds[:-1], bounds[1:]))
+
+
+def number_of_parts(size: int) -> int:
+    """Return how many parts `over_lists` makes."""
+    return max(1, min(torch.get_num_threads(), size))
+
+
+def checked(indices: Tensor, size: int, what: str) -> Tensor:
+    """Return `indices` as the loops want them, which trust them; raise IndexError unless all are in [0, size)."""
+    if indices.numel():
+        low, high = (int(x) for x in indices.aminmax())
+        if low < 0 or high >= size:
+            raise IndexError(f"{what} must be at least 0 and below {size}, got values from {low} to {high}")
+    return indices.long().contiguous()
