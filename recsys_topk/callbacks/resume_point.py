@@ -78,7 +78,8 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
     It is saved after a step once `minutes` have passed, at every `steps`-th step, before the step that validation
     follows (so that a kill during a long validation costs one step), and at the end of every epoch. A file gets its
     name only after what the step logged has been logged: rows and checkpoint never disagree. Inside an accumulation
-    of gradients, and between a step and its validation, nothing is saved, because Lightning could not go on there.
+    of gradients, and between a step and its validation, nothing is saved, because Lightning could not go on there. With
+    `max_steps` it cannot go on between epochs either: the first step of the next one is saved instead of the end.
 
     The state of the random generators goes into every checkpoint, and comes back before the first batch.
 
@@ -163,7 +164,7 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save; a run that is stopped inside an epoch (max_steps) keeps the checkpoint of its last step."""
-        if trainer.is_last_batch:
+        if trainer.is_last_batch and (not _counts_steps(trainer) or _is_over(trainer)):
             self._save(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -186,6 +187,8 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
         if elapsed >= self.seconds or trainer.global_step == trainer.max_steps:
             return True
         if self.steps is not None and trainer.global_step % self.steps == 0:
+            return True
+        if _counts_steps(trainer) and batch_idx < trainer.accumulate_grad_batches:
             return True
         coming = range(batch_idx + 2, batch_idx + 2 + trainer.accumulate_grad_batches)
         interval = trainer.val_check_batch
@@ -229,3 +232,11 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
+
+
+def _counts_steps(trainer: pl.Trainer) -> bool:
+    return bool(trainer.max_steps != -1)
+
+
+def _is_over(trainer: pl.Trainer) -> bool:
+    return bool(trainer.should_stop or trainer.global_step >= trainer.max_steps)

@@ -104,7 +104,7 @@ class SaveConfig(SaveConfigCallback):  # type: ignore[misc]  # lightning is unty
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Write the whole resolved configuration once, the file whole or not at all."""
-        text = self.parser.dump(self.config, skip_none=False)
+        text = self.parser.whole(self.config)
         folder = Path(trainer.default_root_dir)
         partial = folder / ".config.yaml.partial"
         partial.write_text(f"# lightning.pytorch=={pl.__version__}\n{text}", encoding="utf-8")
@@ -163,8 +163,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         if options.log_checkpoints and options.logger != "wandb":
             raise ValueError("--log_checkpoints uploads to W&B; add --logger wandb")
         if self.resumption is not None:
-            dumped = self._parser(self.subcommand).dump(options, skip_none=False)
-            for line in check_changes(self.resumption, yaml.safe_load(dumped)):
+            for line in check_changes(self.resumption, yaml.safe_load(self._parser("fit").whole(options))):
                 warn(f"recsys-topk: {line}")
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
@@ -210,7 +209,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         if self.subcommand == "fit" and wanted.get("enable_checkpointing") is not False:
             folder = self.run.path / "checkpoints"
             monitor = f"val/joint_recall@{self.model.k}@{self.model.cascade.quotas[-1]}"
-            made.append(BestCheckpoint(folder, monitor))
+            if wanted.get("limit_val_batches") != 0:
+                made.append(BestCheckpoint(folder, monitor))
             made.append(ResumePoint(folder, options.save_every_minutes, options.save_every_n_steps))
         if self.subcommand == "predict":
             made.append(PredictionWriter(self.run.path / "predictions.parquet"))

@@ -27,3 +27,7 @@ class Parser(LightningArgumentParser):  # type: ignore[misc]  # lightning is unt
             text += f"; did you mean {close}?" if close else ""
         warn(f"recsys-topk: {text}")
         raise SystemExit(2)
+
+    def whole(self, options: Any) -> str:
+        """Return all options as YAML, unset ones too."""
+        return str(self.dump(options, "yaml", False))  # by position: the keyword's name depends on the version

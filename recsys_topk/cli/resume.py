@@ -36,7 +36,8 @@ class Resumption:
         checkpoint: Where it goes on from.
         config: The options it was started with, as config.yaml holds them.
         steps: Optimizer steps done.
-        epochs: Epochs done.
+        epochs: Whole epochs done.
+        inside: Whether the checkpoint lies inside an epoch.
         lines: What is restored, for people.
     """
 
@@ -45,6 +46,7 @@ class Resumption:
     config: dict[str, Any]
     steps: int
     epochs: int
+    inside: bool
     lines: tuple[str, ...]
 
     @property
@@ -95,10 +97,11 @@ def plan(wanted: str, out: Path, name: str | None = None) -> Resumption:
         raise ValueError(f"{str(checkpoint)!r} holds weights only, and training cannot go on from it; take last.ckpt")
     steps, epochs = int(content["global_step"]), int(loop["epoch_progress"]["current"]["processed"])
     batches = int(loop["epoch_loop.batch_progress"]["current"]["ready"])
-    inside = f", {batches} batches into epoch {epochs + 1}" if _inside(loop) else ""
+    inside = _inside(loop)
+    where = f", {batches} batches into epoch {epochs + 1}" if inside else ""
     lines = [*describe_checkpoint(str(checkpoint), content)]
-    lines.append(f"  state      {steps} steps, {epochs} whole epochs{inside}; optimizer, order of requests, generators")
-    return Resumption(run, checkpoint, config, steps, epochs, tuple(lines))
+    lines.append(f"  state      {steps} steps, {epochs} whole epochs{where}; optimizer, order of requests, generators")
+    return Resumption(run, checkpoint, config, steps, epochs, inside, tuple(lines))
 
 
 def check_changes(resumption: Resumption, options: Mapping[str, Any]) -> list[str]:
@@ -125,6 +128,11 @@ def check_changes(resumption: Resumption, options: Mapping[str, Any]) -> list[st
         raise ValueError(
             f"the run in {resumption.run.path} has trained {resumption.epochs} epochs, and --trainer.max_epochs is "
             f"{target}; give more to train on"
+        )
+    if not resumption.inside and options["trainer"].get("max_steps", -1) != -1:
+        raise ValueError(
+            f"{resumption.checkpoint} was saved between two epochs, from where Lightning cannot count on to "
+            f"--trainer.max_steps; give --trainer.max_steps=-1 --trainer.max_epochs N"
         )
     machine = [key for key in changed if _among(key, MACHINE)]
     return [f"{key}: {before[key]!r} -> {after[key]!r}; the numbers may differ in the last digits" for key in machine]

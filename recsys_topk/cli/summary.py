@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint
 from recsys_topk.cascades.features import table_sizes
 from recsys_topk.cli.console import echo, table
-from recsys_topk.cli.wandb_logging import log_table, log_weights, wandb_loggers
+from recsys_topk.cli.metrics_file import read_rows
+from recsys_topk.cli.wandb_logging import log_summary, log_table, log_weights, wandb_loggers
 
 if TYPE_CHECKING:
     from recsys_topk.cli.lightning_cli import CascadeCLI
@@ -57,6 +58,8 @@ def report_end(cli: CascadeCLI) -> None:
         echo(f"best {best.monitor} {float(best.best_model_score):.4f} (best.ckpt)")
     for logger in wandb_loggers(cli.trainer.loggers):
         log_table(logger, f"tables/{'val' if cli.subcommand in ('fit', 'validate') else cli.subcommand}", shown)
+        if cli.subcommand == "fit":
+            log_summary(logger, read_rows(cli.run.path / "metrics.csv"))
         if cli.subcommand == "fit" and cli.config["fit"].log_checkpoints:
             found = {label: cli.run.path / "checkpoints" / f"{label}.ckpt" for label in ("best", "last")}
             log_weights(logger, cli.run.path.name, {k: path for k, path in found.items() if path.is_file()}, shown)

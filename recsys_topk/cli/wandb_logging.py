@@ -23,9 +23,11 @@ LIGHTNING = "pytorch-lightning_version"
 def make_wandb(run: RunDirectory) -> WandbLogger:
     """Return the logger of a run; a resumed run goes on under the id that `run.json` holds."""
     known = run.facts.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)  # an agent sets it
-    return WandbLogger(
+    logger = WandbLogger(
         name=run.path.name, id=known, save_dir=str(run.path), project="recsys-topk", offline=offline_wandb()
     )
+    logger._wandb_init.pop("anonymous", None)  # Lightning passes it on, and W&B warns that it has no effect
+    return logger
 
 
 def wandb_loggers(loggers: Sequence[Logger]) -> list[WandbLogger]:
@@ -34,11 +36,11 @@ def wandb_loggers(loggers: Sequence[Logger]) -> list[WandbLogger]:
 
 
 def describe_run(logger: WandbLogger, config: Mapping[str, Any], recalls: Sequence[str]) -> None:
-    """Log the whole configuration, and say how the recalls are summed up.
+    """Log the whole configuration, and say what the metrics are drawn against and how they are summed up.
 
-    Everything is drawn over the optimizer steps, which Lightning defines for `*`. A recall's summary holds the largest
-    value (`max`, the one to compare runs by) and the final one (`last`). The recalls are named one by one: of two globs
-    that fit a name W&B takes either, and not always the same.
+    Everything is drawn over the optimizer steps. A recall's summary holds the largest value (`max`, the one to compare
+    runs by) and the final one (`last`). The recalls are named one by one too: Lightning defines `*`, and of two globs
+    that fit a name W&B takes either, not always the same.
 
     Args:
         logger: Logs to W&B.
@@ -46,8 +48,25 @@ def describe_run(logger: WandbLogger, config: Mapping[str, Any], recalls: Sequen
         recalls: Names of the validation metrics.
     """
     logger.log_hyperparams(dict(config))
-    for name in recalls:
-        logger.experiment.define_metric(name, step_metric=STEP, step_sync=True, summary="max,last")
+    experiment = logger.experiment
+    experiment.define_metric(STEP)
+    experiment.define_metric("train/*", step_metric=STEP)
+    for name in ("val/*", *recalls):
+        experiment.define_metric(name, step_metric=STEP, summary="max,last")
+    experiment.define_metric("test/*", step_metric=STEP)
+
+
+def log_summary(logger: WandbLogger, rows: Sequence[Mapping[str, str]]) -> None:
+    """Sum the validation metrics up over the whole run: W&B itself sees only what came after a resumption.
+
+    Args:
+        logger: Logs to W&B.
+        rows: The rows of metrics.csv.
+    """
+    for name in sorted({name for row in rows for name in row if name.startswith("val/")}):
+        values = [float(row[name]) for row in rows if row[name]]
+        if values:
+            logger.experiment.summary[name] = {"max": max(values), "last": values[-1]}
 
 
 def log_table(logger: WandbLogger, key: str, metrics: Mapping[str, float]) -> None:

@@ -64,3 +64,15 @@ def summary(found: list[Any]) -> dict[str, Any]:
                 inside = inside.setdefault(key, {})
             inside[last] = json.loads(item.value_json)
     return values
+
+
+def metric_definitions(found: list[Any]) -> dict[str, Any]:
+    """Return the metrics that `define_metric` was called with, by name or glob."""
+    return {r.metric.name or r.metric.glob_name: r.metric for r in found if r.HasField("metric")}
+
+
+def artifacts(found: list[Any]) -> list[Any]:
+    """Return the artifacts that were logged."""
+    return [record.request.log_artifact.artifact for record in found if record.request.HasField("log_artifact")] + [
+        record.artifact for record in found if record.HasField("artifact")
+    ]

@@ -1,0 +1,81 @@
+"""What progress shows: the rate, and the recall of the batch, compared with the metric on the same scores."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recsys_topk.callbacks.progress import Pace, PlainProgress
+from recsys_topk.cli.metrics_file import MetricsFile, read_rows
+from recsys_topk.metrics import JointRecall
+from tests.cascades.test_module import batches, module, trainer
+
+
+def test_the_recall_is_that_of_the_batch_before_its_update(tmp_path: Path) -> None:
+    pace = Pace(every=0.0)
+    data = batches(1)
+    (batch,) = data
+    with torch.no_grad():
+        expected = JointRecall(3, (8, 5), 7.0)
+        expected.update(module()(batch), batch.labels, batch.mask)
+    trainer(tmp_path, callbacks=[pace]).fit(module(), data)
+    assert pace.batch_joint_recall == pytest.approx(float(expected.compute()), abs=1e-6)
+
+
+def test_the_recall_is_looked_at_now_and_then_and_changes_nothing(tmp_path: Path) -> None:
+    ends = []
+    for pace, looks in ((Pace(every=None), 0), (Pace(every=3600.0), 1), (Pace(every=0.0), 5)):
+        seen: list[float] = []
+        look = pace._look
+
+        def count(*args: Any, look: Any = look, seen: list[float] = seen) -> None:
+            look(*args)
+            seen.append(1.0)
+
+        pace._look = count  # type: ignore[method-assign]
+        pace._looked = -3600.0 * 10
+        model = module()
+        trainer(tmp_path, callbacks=[pace]).fit(model, batches(5))
+        assert len(seen) == looks
+        ends.append(model.state_dict())
+    assert all(torch.equal(ends[0][name], end[name]) for end in ends for name in end)
+
+
+def test_the_rate_counts_training_alone(tmp_path: Path) -> None:
+    """Validation that sleeps does not slow the rate down; steps that sleep do."""
+    model = module()
+    step, validate = model.training_step, model.validation_step
+
+    def slow_step(*args: Any) -> Any:
+        time.sleep(0.1)
+        return step(*args)
+
+    def slow_validation(*args: Any) -> None:
+        time.sleep(0.5)
+        validate(*args)
+
+    model.training_step, model.validation_step = slow_step, slow_validation  # type: ignore[method-assign]
+    logger = MetricsFile(tmp_path)
+    options: dict[str, Any] = {"logger": logger, "log_every_n_steps": 2, "val_check_interval": 3}
+    trainer(tmp_path, callbacks=[Pace()], **options).fit(model, batches(6), batches(1))
+    rates = [float(row["train/requests_per_second"]) for row in read_rows(logger.path) if row["train/loss"]]
+    assert len(rates) == 3
+    assert all(16 / 0.6 < rate <= 16 / 0.1 for rate in rates)
+
+
+def test_lines_for_a_log(tmp_path: Path) -> None:
+    lines: list[str] = []
+    pace = Pace(every=0.0)
+    run = trainer(tmp_path, callbacks=[pace, PlainProgress(pace, lines.append, every=0.0)], enable_progress_bar=True)
+    run.fit(module(), batches(2), batches(1))
+    run.test(module(), batches(2), verbose=False)
+    assert lines[0].startswith("epoch 1/1  batch 1/2  loss ")
+    assert "requests/s" in lines[0]
+    assert "batch joint recall" in lines[0]
+    assert lines[2] == "validation  batch 1/1"
+    assert "val/joint_recall@3@5 0." in lines[3]
+    assert lines[-1] == "test  batch 2/2"
