@@ -136,6 +136,12 @@ def gpu() -> str:
     return name if done.returncode == 0 and name else "none visible: train with --trainer.accelerator cpu"
 
 
+def loops() -> str:
+    """Say whether the compiled inner loops for a CPU are there, in one phrase."""
+    numba = installed("numba")
+    return f"numba {numba}" if numba else "none: pip install numba (extra 'fast') makes training on a CPU faster"
+
+
 def main(argv: list[str]) -> int:
     """Print the report; return 1 if something does not fit."""
     parser = argparse.ArgumentParser(prog="recsys-topk doctor", description=__doc__)
@@ -144,12 +150,14 @@ def main(argv: list[str]) -> int:
     checks = [*check_versions({name: installed(name) for name in PARTS}), probe_torchrec()]
     device = gpu()
     if options.json:
-        echo(json.dumps({"version": __version__, "gpu": device, "checks": [vars(check) for check in checks]}, indent=1))
+        found = {"version": __version__, "gpu": device, "loops": loops(), "checks": [vars(check) for check in checks]}
+        echo(json.dumps(found, indent=1))
     else:
         echo(f"recsys-topk {__version__} on {platform.platform()}")
         rows = [{"part": c.part, "found": c.found, "wanted": c.wanted, "": "ok" if c.fine else "WRONG"} for c in checks]
         echo(table(rows))
         echo(f"GPU: {device}")
+        echo(f"compiled loops: {loops()}")
         for check in checks:
             if not check.fine:
                 echo(f"to mend {check.part}: {check.cure}")
