@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from recsys_topk.metrics.functional import joint_recall
 
 RATE = "train/requests_per_second"
+LISTS = 256  # of a batch, enough for a recall to two digits
 
 
 class Pace(Callback):  # type: ignore[misc]  # lightning is untyped here
     """Measures requests per second, logs them as ``train/requests_per_second``, and the recall of a training batch.
 
     The rate is over the steps since it was last logged, without validation and saving checkpoints at an epoch's end.
-    The recall is that of the scores which the step computed anyway, before its update, at most once in `every` seconds.
+    The recall is that of scores which the step computed anyway, before its update, for the first 256 lists of the batch
+    and at most once in `every` seconds.
 
     Args:
         every: Seconds between two looks at the recall; None = never.
@@ -30,7 +32,7 @@ class Pace(Callback):  # type: ignore[misc]  # lightning is untyped here
         batch_joint_recall: The newest recall; None before the first.
     """
 
-    def __init__(self, every: float | None = 0.5) -> None:
+    def __init__(self, every: float | None = 1.0) -> None:
         self.every = every
         self.requests_per_second: float | None = None
         self.batch_joint_recall: float | None = None
@@ -44,7 +46,7 @@ class Pace(Callback):  # type: ignore[misc]  # lightning is untyped here
 
         def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.every is not None and trainer.training and time.monotonic() - self._looked >= self.every:
-                self._scores = [x.detach() for x in (args[0] if args else kwargs["scores"])]
+                self._scores = [x[:LISTS].detach() for x in (args[0] if args else kwargs["scores"])]
 
         self._hook = pl_module.objective.register_forward_pre_hook(remember, with_kwargs=True)
         self._restart()
@@ -99,10 +101,9 @@ class Pace(Callback):  # type: ignore[misc]  # lightning is untyped here
 
     @torch.no_grad()
     def _look(self, scores: list[Tensor], pl_module: pl.LightningModule, batch: Any) -> None:
-        above = pl_module.schema.positive_above
-        values, counted = joint_recall(
-            scores, batch.labels, batch.mask, quotas=pl_module.cascade.quotas, k=pl_module.k, positive_above=above
-        )
+        labels, mask, above = batch.labels[:LISTS], batch.mask[:LISTS], pl_module.schema.positive_above
+        quotas = pl_module.cascade.quotas
+        values, counted = joint_recall(scores, labels, mask, quotas=quotas, k=pl_module.k, positive_above=above)
         if bool(counted.any()):
             self.batch_joint_recall = float(values[counted].mean())
         self._looked = time.monotonic()

@@ -42,7 +42,10 @@ run
   --seed_everything N             (default: 42)
   --out DIR, --name NAME          where the run goes (default: runs/LOSS-...)
   --logger csv|wandb              metrics.csv is always written; W&B runs offline without a key
-  --ckpt_path FILE                the checkpoint to measure, or to go on from
+  --log_checkpoints true          upload the weights of best and last to W&B (no code, no optimizer state)
+  --resume last|DIR|FILE          go on with a run that was stopped, in its directory and with its options
+  --save_every_minutes X          how often last.ckpt is saved inside an epoch (default: 5); --save_every_n_steps N
+  --ckpt_path FILE                the checkpoint to measure, or to begin a new run from
   --print_config                  the whole configuration, and stop
   --help_all                      every option"""
 

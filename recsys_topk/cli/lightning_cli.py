@@ -202,7 +202,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         wanted = self._get(self.config_init, "trainer")
         options = self.config[self.subcommand]
         shows = wanted.get("enable_progress_bar") is not False
-        pace = Pace(every=0.5 if shows else None)
+        pace = Pace(every=1.0 if shows else None)
         made: list[Callback] = [pace]
         if shows:
             made.append(RichProgress(pace) if sys.stdout.isatty() else PlainProgress(pace, echo))

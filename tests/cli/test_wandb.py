@@ -133,7 +133,7 @@ def test_test_logs_its_metrics_as_a_table(
     try:
         assert main(["test", "--ckpt_path", weights, "--logger", "wandb", "--name", "t"]) == 0
     finally:
-        wandb.finish()
+        wandb.teardown()  # when it returns, the file is whole
     run = tmp_path / "runs" / "test-t"
     (file,) = (run / "wandb").glob("offline-run-*/files/media/table/tables/test_*.table.json")
     table = json.loads(file.read_text())
