@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
-import os
-import shlex
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recsys_topk.cli.console import echo, table, warn
+from recsys_topk.cli.trials import Trial, add_options, by_label, plan, run_all
+from recsys_topk.reports.files import csv_text, write_whole
+from recsys_topk.reports.provenance import provenance
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def main(argv: list[str]) -> int:
-    """Run what has not been run yet, then print and write the table."""
+    """Run what has not been run yet, then print and write the table and the plots."""
     parser = argparse.ArgumentParser(
         prog="recsys-topk compare",
         description="Train several losses on the same data and batch order, with seeds, spread and a paired test. "
@@ -28,96 +28,99 @@ def main(argv: list[str]) -> int:
         "comparison goes on where it was.",
         allow_abbrev=False,
     )
-    parser.add_argument("--losses", default="", help="names, with commas between them")
-    parser.add_argument(
-        "--variant", action="append", default=[], metavar="LABEL=OPTIONS",
-        help="a further competitor, e.g. 'dftopk tau 500=--loss dftopk --loss.tau 500'",
-    )  # fmt: skip
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each (default: %(default)s)")
-    parser.add_argument("--out", default="runs/compare", help="folder of the comparison (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread if more than 1")
+    add_options(parser, out="runs/compare")
     options, further = parser.parse_known_args(argv)
-    variants = {name: ["--loss", name] for name in options.losses.split(",") if name}
-    for text in options.variant:
-        label, equals, arguments = text.partition("=")
-        variants[label] = shlex.split(arguments)
-        if not equals or not arguments.lstrip().startswith("--"):
-            raise ValueError(f"--variant must be LABEL=OPTIONS, with no = in the label, got {text!r}")
-    if not variants:
-        raise ValueError("nothing to compare: give --losses dftopk,listnet or --variant")
-    if options.seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {options.seeds}")
-    check_losses(variants)
+    facts = provenance(["recsys-topk", "compare", *argv])
+    trials = plan(options, further, "trials")
+    todo = [trial for trial in trials if trial.read() is None]
+    from recsys_topk.cli.trial import train_and_test
+
     folder = Path(options.out)
-    run_all(folder, variants, options.seeds, further, options.jobs)
-    results = {label: read(folder, label, options.seeds) for label in variants}
+    run_all(train_and_test, todo, len(trials), options.jobs, folder.name, outcome)
+    results = {label: [measured(trial) for trial in runs] for label, runs in by_label(trials).items()}
     rows = summarise(results)
     echo(table(rows))
-    (folder / "comparison.json").write_text(json.dumps({"rows": rows, "runs": results}, indent=1))
-    with (folder / "comparison.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
-    echo(f"written: {folder / 'comparison.json'}, {folder / 'comparison.csv'}")
+    resolved = {"losses": options.losses, "variant": options.variant, "seeds": options.seeds, "further": further}
+    content = {"rows": rows, "runs": results, **facts, "arguments": resolved}
+    write_whole(folder / "comparison.json", json.dumps(content, indent=1))
+    write_whole(folder / "comparison.csv", csv_text(rows))
+    drawn = draw(folder, rows)
+    if options.logger == "wandb":
+        log_to_wandb(folder, rows, drawn, content)
+    written = ["comparison.json", "comparison.csv", *(f"{name}.svg" for name in drawn)]
+    echo(f"written: {', '.join(str(folder / name) for name in written)}")
     return 0
 
 
-def check_losses(variants: Mapping[str, Sequence[str]]) -> None:
-    """Raise at once if a loss or objective is misspelt, not after the runs before it."""
-    from recsys_topk.cli.arguments import rewrite
-
-    for arguments in variants.values():
-        rewrite(["fit", *arguments])
-
-
-def path_of(folder: Path, label: str, seed: int) -> Path:
-    """Return the file with the numbers of one run."""
-    name = "".join(c if c.isalnum() or c in "-." else "-" for c in label)
-    return folder / "trials" / f"{name}-s{seed}.json"
+def measured(trial: Trial) -> dict[str, Any]:
+    """Return the numbers of a run that is over."""
+    found = trial.read()
+    assert found is not None
+    return found
 
 
-def run_all(folder: Path, variants: Mapping[str, Sequence[str]], seeds: int, further: Sequence[str], jobs: int) -> None:
-    """Run every (variant, seed) whose numbers are not there yet, with a line for each."""
-    (folder / "trials").mkdir(parents=True, exist_ok=True)
-    todo = [(label, seed) for seed in range(seeds) for label in variants if not path_of(folder, label, seed).is_file()]
-    total = len(variants) * seeds
-    if len(todo) < total:
-        echo(f"{total - len(todo)} of {total} runs are there already")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"} if jobs > 1 else dict(os.environ)
-
-    def trial(label: str, seed: int) -> str | None:
-        target = path_of(folder, label, seed)
-        arguments = [*further, *variants[label], f"--seed_everything={seed}", f"--data.seed={seed}"]
-        arguments += ["--out", str(folder / "runs"), "--name", target.stem, "--trainer.enable_progress_bar=false"]
-        done = subprocess.run(
-            [sys.executable, "-m", "recsys_topk.cli.trial", str(target), *arguments],
-            capture_output=True, text=True, check=False, env=environment,
-        )  # fmt: skip
-        if done.returncode != 0:
-            return (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return None
-
-    failures = []
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting = {(label, seed): pool.submit(trial, label, seed) for label, seed in todo}
-        for number, ((label, seed), future) in enumerate(waiting.items(), start=total - len(todo) + 1):
-            failure = future.result()
-            if failure is not None:
-                failures.append(f"{label}, seed {seed}: {failure}")
-                warn(f"[{number}/{total}] {failures[-1]}")
-                continue
-            found = json.loads(path_of(folder, label, seed).read_text())
-            joint = next(iter(found["metrics"].values()))
-            echo(f"[{number}/{total}] {label}, seed {seed}: {joint:.4f} ({found['seconds']:.0f} s)")
-    if failures:
-        raise ValueError(
-            f"{len(failures)} runs failed; the first: {failures[0]}. Mend it and run the same command again"
-        )
+def outcome(trial: Trial) -> str:
+    """Return what to say of a run that is over."""
+    found = measured(trial)
+    joint = next(iter(found["metrics"].values()))
+    return f"{joint:.4f} ({found['seconds']:.0f} s)"
 
 
-def read(folder: Path, label: str, seeds: int) -> list[dict[str, Any]]:
-    """Return what each seed measured."""
-    return [json.loads(path_of(folder, label, seed).read_text()) for seed in range(seeds)]
+def draw(folder: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+    """Write the plots of a comparison, or say why there are none; return the figures by file name.
+
+    They show the joint recall with its spread, the recalls of each stage alone beside the joint one, and the joint
+    recall against the time of the training.
+    """
+    from recsys_topk.reports import plots
+
+    joint, *alone = (name for name in rows[0] if name.startswith("test/"))
+    short = {name: name.removeprefix("test/").partition("/")[0].replace("_", " ") for name in (joint, *alone)}
+    stages = {str(row["run"]): [(short[name], row[name]) for name in (*alone, joint)] for row in rows}
+    cost = {str(row["run"]): [(row["seconds"], row[joint])] for row in rows}
+    items = joint.rpartition("/")[2]
+    try:
+        made = {
+            "comparison-joint": plots.bars_figure(
+                rows, joint, "+-", title="Mean over seeds and standard deviation", xlabel=f"{short[joint]} of {items}"
+            ),
+            "comparison-stages": plots.lines_figure(
+                stages, ylabel=f"mean over seeds, lists of {items}", title="Each stage alone, and the cascade"
+            ),
+            "comparison-seconds": plots.lines_figure(
+                cost, xlabel="seconds of training", ylabel=short[joint], title="What it costs"
+            ),
+        }
+    except ImportError as error:
+        warn(f"no plots: {error}")
+        return {}
+    for name, figure in made.items():
+        plots.write_svg(folder / f"{name}.svg", plots.svg(figure))
+    return made
+
+
+def log_to_wandb(
+    folder: Path, rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Figure], content: Mapping[str, Any]
+) -> None:
+    """Log the table and the plots as one W&B run, offline without a key."""
+    import wandb
+
+    from recsys_topk.cli.wandb_logging import offline_wandb
+    from recsys_topk.reports import plots
+
+    columns = list(rows[0])
+    config = {name: content[name] for name in ("command", "versions", "machine", "started", "arguments")}
+    with wandb.init(
+        project="recsys-topk", name=folder.name, group=folder.name, job_type="compare", config=config,
+        dir=str(folder.resolve()), mode="offline" if offline_wandb() else "online",
+        settings=wandb.Settings(silent=True),
+    ) as run:  # fmt: skip
+        logged: dict[str, Any] = {"comparison": wandb.Table(columns, [[row[name] for name in columns] for row in rows])}
+        for name, figure in figures.items():
+            path = folder / f"{name}.png"
+            plots.write_png(path, plots.png(figure))
+            logged[name] = wandb.Image(str(path.resolve()))
+        run.log(logged)
 
 
 def summarise(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:

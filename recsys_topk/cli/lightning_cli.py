@@ -123,13 +123,15 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
     Args:
         args: As LightningCLI's.
         resumption: The run to go on with; None = a new one.
+        execute: Run the command; otherwise only build its parts, for `run_command` or for a loop of one's own.
         kwargs: As LightningCLI's.
     """
 
     run: RunDirectory
 
-    def __init__(self, *args: Any, resumption: Resumption | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, resumption: Resumption | None = None, execute: bool = True, **kwargs: Any) -> None:
         self.resumption = resumption
+        self.execute = execute
         super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -182,7 +184,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         if wanted.get("logger") in (None, True):
             kwargs["logger"] = self.loggers(options.logger)
         kwargs["default_root_dir"] = str(self.run.path)
-        kwargs["callbacks"] = [*(wanted.get("callbacks") or []), *self.callbacks()]
+        given = wanted.get("callbacks") or []
+        kwargs["callbacks"] = [*(given if isinstance(given, list) else [given]), *self.callbacks()]
         plugins = wanted.get("plugins") or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
@@ -216,7 +219,14 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             made.append(PredictionWriter(self.run.path / "predictions.parquet"))
         return made
 
+    def run_command(self) -> None:
+        """Run the command that the arguments named."""
+        self.execute = True
+        self._run_subcommand(self.subcommand)
+
     def _run_subcommand(self, subcommand: str) -> None:
+        if not self.execute:
+            return
         if subcommand != "fit":
             self._measure(subcommand)
             report_end(self)
@@ -259,8 +269,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             raise _plainly(error) from error
 
 
-def run_cli(arguments: list[str], resumption: Resumption | None = None) -> CascadeCLI:
-    """Parse and run arguments that `recsys_topk.cli.arguments.rewrite` has prepared."""
+def run_cli(arguments: list[str], resumption: Resumption | None = None, execute: bool = True) -> CascadeCLI:
+    """Parse and run arguments that `recsys_topk.cli.arguments.rewrite` has prepared; see `CascadeCLI`."""
     quiet_libraries()
     keep_freed_memory()
     before = sys.argv
@@ -277,6 +287,7 @@ def run_cli(arguments: list[str], resumption: Resumption | None = None) -> Casca
             load_from_checkpoint_support=False,
             auto_configure_optimizers=False,
             resumption=resumption,
+            execute=execute,
         )
     except MisconfigurationException as error:
         raise ValueError(_advice(str(error))) from error

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("recsys_topk.cli.prepare", "read RecFlow once into a memory-mapped Arrow cache"),
     "bench": ("recsys_topk.cli.bench", "time operators, losses, data and training steps"),
     "compare": ("recsys_topk.cli.compare", "train several losses on the same data and tell them apart"),
+    "stream": ("recsys_topk.cli.stream", "test on each day, then train on it, for several losses"),
     "sweep": ("recsys_topk.cli.sweep", "list the W&B sweeps, or print one for `wandb sweep`"),
     "dashboard": ("recsys_topk.cli.dashboard", "build the W&B workspace that shows the runs"),
     "losses": ("recsys_topk.cli.losses", "list the losses and operators"),

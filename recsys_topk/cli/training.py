@@ -62,8 +62,14 @@ def wanted_help(argv: list[str]) -> str | None:
     return None
 
 
-def run(argv: list[str], resumption: Resumption | None = None) -> CascadeCLI:
-    """Run a training command and return its parts: trainer, model, data and run directory."""
+def run(argv: list[str], resumption: Resumption | None = None, execute: bool = True) -> CascadeCLI:
+    """Run a training command and return its parts: trainer, model, data and run directory.
+
+    Args:
+        argv: The command and its options.
+        resumption: The run to go on with; None = a new one.
+        execute: False = only build the parts.
+    """
     command, *rest = argv = without_option(argv, "--resume")
     for registry in registries().values():
         registry.discover()
@@ -85,4 +91,4 @@ def run(argv: list[str], resumption: Resumption | None = None) -> CascadeCLI:
 
     from recsys_topk.cli.lightning_cli import run_cli
 
-    return run_cli(arguments, resumption)
+    return run_cli(arguments, resumption, execute)

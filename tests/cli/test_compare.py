@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import math
+import os
+import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 
 from recsys_topk.cli.compare import paired_p_value, summarise
+from recsys_topk.cli.trials import competitors, plan
+from recsys_topk.reports.files import write_whole
+from tests.cli import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
 JOINT = "test/joint_recall@10@20/80"
@@ -46,32 +55,197 @@ def test_summary() -> None:
     assert summarise({"a": made_up(0.5)})[0]["+-"] is None
 
 
-def test_a_comparison_goes_on_where_it_was(recsys_topk: Callable[..., Result], tmp_path: Path) -> None:
-    command = ["compare", "--losses", "dftopk", "--variant", "smooth=--loss dftopk --loss.tau 100", "--seeds", "1",
-               "--jobs", "2", "--out", "c", *TINY_WORLD]  # fmt: skip
-    first = recsys_topk(*command)
-    assert first.returncode == 0, first.stderr
-    kept = (tmp_path / "c" / "trials" / "dftopk-s0.json").read_text()
-    (tmp_path / "c" / "trials" / "smooth-s0.json").unlink()
-    second = recsys_topk(*command)
-    assert second.returncode == 0, second.stderr
-    assert "1 of 2 runs are there already" in second.stdout
-    assert (tmp_path / "c" / "trials" / "dftopk-s0.json").read_text() == kept
-    with (tmp_path / "c" / "comparison.csv").open() as file:
+# Writes what a run begins with and what it is given: the weights, then every batch with its negatives.
+WITNESS = """
+import hashlib
+from pathlib import Path
+from lightning.pytorch import Callback
+
+def digest(tensors):
+    return hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest()
+
+class Witness(Callback):
+    def write(self, trainer, text):
+        with (Path(trainer.default_root_dir) / "witness.txt").open("a") as file:
+            file.write(text + "\\n")
+
+    def on_fit_start(self, trainer, module):
+        self.write(trainer, "weights " + digest(module.cascade.state_dict().values()))
+
+    def on_train_batch_start(self, trainer, module, batch, index):
+        parts = [batch.request_id, batch.item_id[batch.candidates], batch.labels, batch.mask.byte()]
+        self.write(trainer, f"batch {tuple(batch.mask.shape)} " + digest(parts))
+"""
+OPTIONS = [*TINY_WORLD, "--data.train_negatives=5", "--trainer.callbacks=witness.Witness"]
+COMMAND = ["compare", "--losses", "dftopk", "--variant", "list net=--loss listnet", "--seeds", "2", "--jobs", "2",
+           "--out", "c", *OPTIONS]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compared(in_process: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished comparison in `c`."""
+    folder = tmp_path_factory.mktemp("compared")
+    (folder / "witness.py").write_text(WITNESS)
+    done = in_process(folder, *COMMAND)
+    assert done.returncode == 0, done.stderr
+    (folder / "stdout.txt").write_text(done.stdout)
+    return folder
+
+
+def test_runs_with_one_seed_share_weights_and_batches_whatever_the_loss(compared: Path) -> None:
+    seen = {
+        (name, seed): (compared / "c" / "runs" / f"{name}-s{seed}" / "witness.txt").read_text()
+        for name in ("dftopk", "list-net")
+        for seed in (0, 1)
+    }
+    assert seen["dftopk", 0] == seen["list-net", 0]
+    assert seen["dftopk", 1] == seen["list-net", 1]
+    first, second = (seen["dftopk", seed].splitlines() for seed in (0, 1))
+    assert len(first) == 1 + 4  # two days of 120 requests in batches of 60
+    assert all("(60, 45)" in line for line in first[1:])
+    assert not set(first) & set(second)
+
+
+def test_a_run_among_others_gives_the_numbers_of_a_process_of_its_own(
+    compared: Path, recsys_topk: Callable[..., Result]
+) -> None:
+    options = [*OPTIONS, "--loss", "listnet", "--seed_everything=1", "--data.seed=1", "--name", "alone"]
+    alone = recsys_topk("fit", *options, folder=compared)
+    assert alone.returncode == 0, alone.stderr
+    folders = (compared / "c" / "runs" / "list-net-s1", compared / "runs" / "alone")
+    assert (folders[0] / "metrics.csv").read_text().split("\n")[0].count("test/") == 3
+    one, two = (torch.load(f / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for f in folders)
+    assert list(one) == list(two)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_file_alone_tells_how_it_was_made(compared: Path) -> None:
+    content = json.loads((compared / "c" / "comparison.json").read_text())
+    assert content["command"] == ["recsys-topk", *COMMAND]
+    assert content["versions"]["torch"] == torch.__version__
+    assert content["machine"]["cores"] == os.cpu_count()
+    assert datetime.fromisoformat(content["started"]).tzinfo is not None
+    assert content["arguments"]["further"] == OPTIONS
+    (first, second) = content["runs"]["list net"]
+    assert (first["seed"], second["seed"]) == (0, 1)
+    assert first["arguments"][-4:] == ["--loss", "listnet", "--seed_everything=0", "--data.seed=0"]
+    assert first["config"]["data"]["train_negatives"] == 5
+    assert first["config"]["model"]["loss"]["init_args"]["target"] == "normalised"
+    assert first["device"] == "cpu"
+    with (compared / "c" / "comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["run"] for row in rows] == ["dftopk", "smooth"]
-    runs = json.loads((tmp_path / "c" / "comparison.json").read_text())["runs"]
-    assert float(rows[1][JOINT]) == pytest.approx(runs["smooth"][0]["metrics"][JOINT])
+    assert [row["run"] for row in rows] == ["dftopk", "list net"]
+    joint = [run["metrics"][JOINT] for run in (first, second)]
+    assert float(rows[1][JOINT]) == pytest.approx(sum(joint) / 2)
+    assert f"{sum(joint) / 2:.4f}" in (compared / "stdout.txt").read_text()
+
+
+def test_plots_stand_beside_the_table(compared: Path) -> None:
+    rows = json.loads((compared / "c" / "comparison.json").read_text())["rows"]
+    for name, words in {
+        "joint": ["joint recall@10@20 of 80", *(f"{row[JOINT]:.4f}" for row in rows)],
+        "stages": ["retrieval recall@10@30", "ranking recall@10@20", "joint recall@10@20"],
+        "seconds": ["seconds of training"],
+    }.items():
+        root = ET.parse(compared / "c" / f"comparison-{name}.svg").getroot()
+        texts = {"".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert {"dftopk", "list net", *words} <= texts
+
+
+def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
+    compared: Path, in_process: Callable[..., Result]
+) -> None:
+    trials = compared / "c" / "trials"
+    before = {path.name: path.read_text() for path in trials.glob("*.json")}
+    (trials / "list-net-s0.json").unlink()
+    again = in_process(compared, *COMMAND, "--logger", "wandb")
+    assert again.returncode == 0, again.stderr
+    assert "3 of 4 runs are there already" in again.stdout
+    after = {path.name: path.read_text() for path in trials.glob("*.json")}
+    assert {name for name in before if after[name] == before[name]} == before.keys() - {"list-net-s0.json"}
+    one, two = (json.loads(found["list-net-s0.json"]) for found in (before, after))
+    assert one["metrics"] == two["metrics"]
+
+    other = in_process(compared, *COMMAND, "--data.batch_size=30")
+    assert other.returncode == 2
+    (line,) = other.stderr.splitlines()
+    assert "dftopk-s0.json was made with other options" in line
+    assert "--data.batch_size=30" in line
+    assert "another --out" in line
+    assert {path.name: path.read_text() for path in trials.glob("*.json")} == after
+
+    # W&B has the table and the plots in one run, and the run that was missing in another.
+    assert len(list((compared / "c" / "runs").glob("*/wandb/offline-run-*"))) == 1
+    (file,) = (compared / "c" / "wandb").glob("offline-run-*/*.wandb")
+    found = wandb_files.records(file)
+    assert wandb_files.config(found)["command"] == ["recsys-topk", *COMMAND, "--logger", "wandb"]
+    (row,) = wandb_files.history(found)
+    assert row["comparison/nrows"] == 2
+    media = file.parent / "files"
+    assert (media / row["comparison/path"]).is_file()
+    for name in ("joint", "stages", "seconds"):
+        assert (media / row[f"comparison-{name}/path"]).read_bytes().startswith(b"\x89PNG")
+
+
+def finished(folder: Path, *further: str) -> None:
+    """Write the file of a run as if it were over."""
+    options = argparse.Namespace(losses="dftopk", variant=[], seeds=1, out=str(folder), logger="csv", jobs=1)
+    (trial,) = plan(options, further, "trials")
+    write_whole(trial.target, json.dumps({**trial.identity(), **made_up(0.5)[0]}))
+
+
+def test_without_matplotlib_there_is_a_table_and_a_word_about_it(
+    in_process: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    finished(tmp_path / "c")
+    done = in_process(tmp_path, "compare", "--losses", "dftopk", "--seeds", "1", "--out", "c")
+    assert done.returncode == 0, done.stderr
+    assert "0.5000" in done.stdout
+    assert "plots need matplotlib: pip install 'recsys-topk[plot]'" in done.stderr
+    assert sorted(path.name for path in (tmp_path / "c").glob("comparison*")) == ["comparison.csv", "comparison.json"]
+
+
+def test_an_edited_config_is_another_comparison(
+    in_process: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("data: {batch_size: 32}\n")
+    finished(Path("c"), "--config", "mine.yaml")
+    arguments = ["compare", "--losses", "dftopk", "--seeds", "1", "--out", "c", "--config", "mine.yaml"]
+    assert in_process(tmp_path, *arguments).returncode == 0
+    Path("mine.yaml").write_text("data: {batch_size: 64}\n")
+    done = in_process(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert "a config file has changed" in done.stderr
+
+
+def test_published_objectives_compete_by_name() -> None:
+    assert competitors("bce,icc", []) == {"bce": ["--loss", "bce"], "icc": ["--objective", "icc"]}
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [(["--losses", "dftopk,lapsun"], "did you mean 'lapsum'"), ([], "nothing to compare"),
+     (["--losses", "dftopk", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+     (["--variant", "a b=--loss dftopk", "--variant", "a-b=--loss bce"], "same file"),
      (["--variant", "x"], "LABEL=OPTIONS"), (["--variant", "k = 3=--loss dftopk"], "no = in the label")],
 )  # fmt: skip
 def test_mistakes_are_found_before_anything_runs(
-    recsys_topk: Callable[..., Result], arguments: list[str], words: str
+    arguments: list[str], words: str, in_process: Callable[..., Result], tmp_path: Path
 ) -> None:
-    done = recsys_topk("compare", *arguments)
+    for command in ("compare", "stream"):
+        done = in_process(tmp_path, command, *arguments)
+        assert done.returncode == 2
+        assert words in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_fails_is_named_with_its_reason(in_process: Callable[..., Result], tmp_path: Path) -> None:
+    wrong = ["--trainer.max_epoch", "1"]
+    done = in_process(tmp_path, "compare", "--losses", "dftopk", "--seeds", "1", "--out", "c", *wrong)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert "dftopk, seed 0" in done.stderr
+    assert "did you mean --trainer.max_epochs?" in done.stderr
+    assert "run the same command again" in done.stderr
+    assert not (tmp_path / "c" / "comparison.json").exists()

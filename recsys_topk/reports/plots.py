@@ -1,0 +1,287 @@
+"""Plots as SVG text: bars and lines, the same bytes for the same numbers, the same colour for the same loss.
+
+matplotlib (the extra `plot`) is imported when something is drawn. Text stays text, so that an SVG can be searched and
+needs no font file; matplotlib's own font, which the layout is measured with, is wider than the usual replacements.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+from zlib import crc32
+
+from recsys_topk.reports.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Series: TypeAlias = Mapping[str, Sequence[tuple[Any, float]]]
+Bands: TypeAlias = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+
+# Told apart with the usual colour blindnesses and by lightness; the losses met most often have one of their own.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288", "#882255", "#555555", "#999933")
+NAMED = ("dftopk", "lapsum", "neuralsort", "softsort", "diffsort", "sparse", "listnet", "lambdaloss", "bce", "sigmoid")
+OTHERS = ("#117733", "#661100", "#44aa99", "#aa4499", "#6699cc", "#8c6d31")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+WIDTH = 7.2  # inches
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "recsys_topk",
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+}
+
+
+def colour(label: str) -> str:
+    """Return the colour of a loss; `label` is its name, or begins with it ("dftopk tau 500").
+
+    Example:
+        >>> colour("dftopk tau 500") == colour("dftopk (paper)") == colour("dftopk")
+        True
+    """
+    first = label.replace(",", " ").replace(":", " ").split()
+    name = first[0].lower() if first else ""
+    return PALETTE[NAMED.index(name)] if name in NAMED else OTHERS[crc32(name.encode()) % len(OTHERS)]
+
+
+def bars(
+    rows: Sequence[Mapping[str, Any]],
+    value: str,
+    error: str | None = None,
+    label: str = "run",
+    title: str = "",
+    reference: Mapping[str, float] | None = None,
+    xlabel: str = "",
+) -> str:
+    """Return horizontal bars as SVG, in the order given.
+
+    Args:
+        rows: One bar each; a row whose `value` is None is left empty.
+        value: Key of the length of a bar.
+        error: Key of half the length of its error bar; None in a row draws none.
+        label: Key of the name of a bar.
+        title: Above the plot.
+        reference: Vertical lines, by name.
+        xlabel: Below the axis; `value` if empty.
+
+    Example:
+        >>> bars([{"run": "dftopk", "recall": 0.5}], "recall")[:4]
+        '<svg'
+    """
+    with _style():
+        return svg(bars_figure(rows, value, error, label, title, reference, xlabel))
+
+
+def bars_figure(
+    rows: Sequence[Mapping[str, Any]],
+    value: str,
+    error: str | None = None,
+    label: str = "run",
+    title: str = "",
+    reference: Mapping[str, float] | None = None,
+    xlabel: str = "",
+) -> Figure:
+    """Return what `bars` draws as a matplotlib figure, e.g. for `png`."""
+    if not rows:
+        raise ValueError("nothing to draw: bars needs at least one row")
+    with _style():
+        axes = _axes(0.9 + 0.27 * len(rows) + (0.5 if reference else 0.0), title)
+        names = [str(row[label]) for row in rows]
+        lengths = [0.0 if row.get(value) is None else float(row[value]) for row in rows]
+        errors = [float(row.get(error) or 0.0) if error else 0.0 for row in rows]
+        places = range(len(rows))
+        axes.barh(places, lengths, height=0.7, color=[colour(name) for name in names])
+        for place, length, spread in zip(places, lengths, errors, strict=True):
+            if spread:
+                axes.errorbar(length, place, xerr=spread, color="#222222", capsize=2.5, linewidth=1.0)
+            shown = "–" if rows[place].get(value) is None else _short(length)  # noqa: RUF001
+            where = max(length, 0.0) + spread
+            axes.annotate(
+                shown, (where, place), (4, 0), textcoords="offset points", va="center", fontsize=8,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+            )  # fmt: skip
+        axes.set_yticks(places, names)
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel(xlabel or value)
+        axes.margins(x=0.1)
+        if reference:
+            axes.set_title(title, loc="left", pad=42)  # room for the names of the lines
+        for name, at in (reference or {}).items():
+            axes.axvline(at, color="#222222", linewidth=1.0, linestyle=(0, (4, 3)))
+            axes.annotate(
+                f"{name} {_short(at)}", (at, 1.0), (2, 3), xycoords=axes.get_xaxis_transform(),
+                textcoords="offset points", rotation=25, fontsize=7.5, ha="left", va="bottom",
+            )  # fmt: skip
+        return axes.figure  # type: ignore[return-value]
+
+
+def lines(
+    series: Series,
+    xlabel: str = "",
+    ylabel: str = "",
+    title: str = "",
+    logx: bool = False,
+    logy: bool = False,
+    bands: Bands | None = None,
+    dashed: Sequence[str] | None = None,
+) -> str:
+    """Return lines with markers as SVG.
+
+    Args:
+        series: The points (x, y) of each line, by label. x is a number or a string; dates (YYYY-MM-DD) stand in
+            calendar order, other strings in the order in which they are met.
+        xlabel: Below the axis.
+        ylabel: Beside the axis.
+        title: Above the plot.
+        logx: Logarithmic x axis; every x must be positive.
+        logy: Logarithmic y axis; every y must be positive.
+        bands: Lower and upper ends of a band around a line, point by point, by label.
+        dashed: Labels of the lines to draw dashed.
+
+    Example:
+        >>> lines({"dftopk": [("2024-01-14", 0.3), ("2024-01-15", 0.4)]}, ylabel="joint recall")[:4]
+        '<svg'
+    """
+    with _style():
+        return svg(lines_figure(series, xlabel, ylabel, title, logx, logy, bands, dashed))
+
+
+def lines_figure(
+    series: Series,
+    xlabel: str = "",
+    ylabel: str = "",
+    title: str = "",
+    logx: bool = False,
+    logy: bool = False,
+    bands: Bands | None = None,
+    dashed: Sequence[str] | None = None,
+) -> Figure:
+    """Return what `lines` draws as a matplotlib figure, e.g. for `png`."""
+    if not any(series.values()):
+        raise ValueError("nothing to draw: lines needs at least one point")
+    places = _places(series)
+    used: dict[str, int] = {}
+    with _style():
+        axes = _axes(3.4, title)
+        for label, points in series.items():
+            x = [places[at] if places else at for at, _ in points]
+            y = [value for _, value in points]
+            for axis, given, log in (("x", x, logx), ("y", y, logy)):
+                if log and min(given, default=1.0) <= 0:
+                    raise ValueError(f"log{axis} needs positive numbers; {label!r} has {axis} = {min(given):g}")
+            shade = colour(label)
+            marker = MARKERS[used.setdefault(shade, 0) % len(MARKERS)]
+            used[shade] += 1
+            is_dashed = label in (dashed or ())
+            axes.plot(
+                x, y, color=shade, label=label, linewidth=1.6, marker=marker, markersize=4,
+                linestyle="--" if is_dashed else "-", markerfacecolor="white" if is_dashed else shade,
+            )  # fmt: skip
+            if bands and label in bands:
+                low, high = bands[label]
+                axes.fill_between(x, list(low), list(high), color=shade, alpha=0.18, linewidth=0)
+        if logx:
+            axes.set_xscale("log")
+        if logy:
+            axes.set_yscale("log")
+        if places:
+            step = -(-len(places) // 14)  # at most 14 dates fit
+            shown = list(places)[::step]
+            slanted = sum(len(text) for text in shown) > 60
+            axes.set_xticks([places[text] for text in shown], shown)
+            if slanted:
+                axes.tick_params(axis="x", rotation=30)
+                for text in axes.get_xticklabels():
+                    text.set_horizontalalignment("right")
+                    text.set_rotation_mode("anchor")
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel(ylabel)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), borderaxespad=0.3)
+        return axes.figure  # type: ignore[return-value]
+
+
+def svg(figure: Figure) -> str:
+    """Return a figure as SVG text that can stand alone or inside an HTML page; the same figure gives the same text."""
+    buffer = io.StringIO()
+    with _style():
+        none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", bbox_inches="tight", pad_inches=0.08, metadata=none)
+    text = buffer.getvalue()
+    title = escape(figure.axes[0].get_title(loc="left"))
+    return text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+
+
+def png(figure: Figure, dpi: int = 150) -> bytes:
+    """Return a figure as PNG, for media that take no SVG."""
+    buffer = io.BytesIO()
+    with _style():
+        figure.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", pad_inches=0.08, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def write_svg(path: str | Path, text: str) -> None:
+    """Write what `bars` or `lines` returned, whole or not at all."""
+    write_whole(path, text)
+
+
+def write_png(path: str | Path, content: bytes) -> None:
+    """Write what `png` returned, whole or not at all."""
+    write_whole(path, content)
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'recsys-topk[plot]'", name="matplotlib") from error
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": matplotlib.rcParams["backend"]}):
+        yield
+
+
+def _axes(height: float, title: str) -> Axes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), facecolor="white")
+    FigureCanvasAgg(figure)
+    axes: Axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_title(title, loc="left")
+    return axes
+
+
+def _places(series: Series) -> dict[str, int]:
+    """Return the place on the axis of every x that is a string; nothing if x is a number."""
+    texts = list(dict.fromkeys(x for points in series.values() for x, _ in points if isinstance(x, str)))
+    if all(_is_date(text) for text in texts):
+        texts.sort()
+    return {text: place for place, text in enumerate(texts)}
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _short(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.4g}"

@@ -1,0 +1,49 @@
+"""Where numbers come from: the command, the versions, the machine and the time."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from recsys_topk import __version__
+
+PACKAGES = ("torch", "torchrec", "lightning", "torchmetrics", "numpy", "pyarrow", "wandb", "matplotlib")
+
+
+def cpu_model() -> str:
+    """Return the name of the processor as far as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def provenance(command: Sequence[str]) -> dict[str, Any]:
+    """Return what a result needs beside it to be judged and made again.
+
+    Args:
+        command: The command line.
+
+    Example:
+        >>> sorted(provenance(["recsys-topk", "compare"]))
+        ['command', 'machine', 'started', 'versions']
+    """
+    versions = {"recsys-topk": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {
+        "command": list(command),
+        "versions": versions,
+        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": platform.system()},
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,196 @@
+"""Streams: the protocol beside a loop written by hand, and a real command that is killed and goes on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cli import wandb_files
+from tests.conftest import TINY_WORLD, Result
+
+# Noise in the loss, negatives and a rising learning rate: whatever a new process could get wrong.
+OPTIONS = [*TINY_WORLD, "--data.train_negatives=5", "--model.warmup_steps=6", "--trainer.max_epochs=2"]
+STREAM = ["stream", "--losses", "dftopk,perturbed", "--seeds", "1", "--out", "s", *OPTIONS]
+DAYS = ["2024-01-13", "2024-01-14", "2024-01-15", "2024-01-16"]
+METRICS = ["joint_recall@10@20", "retrieval_recall@10@30", "ranking_recall@10@20"]
+
+
+@pytest.fixture(scope="module")
+def streamed(in_process: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished stream in `s`."""
+    folder = tmp_path_factory.mktemp("streamed")
+    done = in_process(folder, *STREAM)
+    assert done.returncode == 0, done.stderr
+    (folder / "stdout.txt").write_text(done.stdout)
+    return folder
+
+
+def content(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "s" / "stream.json").read_text())
+    return found
+
+
+def numbers(folder: Path) -> list[Any]:
+    """Everything that was measured but the time it took."""
+    (run,) = content(folder)["runs"]["perturbed"]
+    return [{name: value for name, value in day.items() if name != "seconds"} for day in (run["first"], *run["days"])]
+
+
+def checkpoint(folder: Path) -> dict[str, Any]:
+    (path,) = (folder / "s" / "days").glob("perturbed*.ckpt")
+    assert path.name == "perturbed-s0-2024-01-16.ckpt"
+    found: dict[str, Any] = torch.load(path, weights_only=True)
+    return found
+
+
+def assert_same(one: Any, two: Any) -> None:
+    """Equal bit for bit, tensors within containers."""
+    assert type(one) is type(two)
+    if isinstance(one, dict):
+        assert list(one) == list(two)
+        for name in one:
+            assert_same(one[name], two[name])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(two)
+        for a, b in zip(one, two, strict=True):
+            assert_same(a, b)
+    else:
+        assert torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two
+
+
+def test_the_files_hold_every_day(streamed: Path) -> None:
+    found = content(streamed)
+    assert found["command"] == ["recsys-topk", *STREAM]
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["machine"]["cores"] == os.cpu_count()
+    (run,) = found["runs"]["perturbed"]
+    assert run["seed"] == 0
+    assert run["arguments"] == [*OPTIONS, "--loss", "perturbed", "--seed_everything=0", "--data.seed=0"]
+    assert run["first"]["day"] == DAYS[0]
+    assert "metrics" not in run["first"]
+    assert [day["day"] for day in run["days"]] == DAYS[1:]
+    assert all(list(day["metrics"]) == METRICS for day in run["days"])
+    assert {(day["requests"], day["candidates"]) for day in run["days"]} == {(120, 80)}
+    said = (streamed / "stdout.txt").read_text()
+    with (streamed / "s" / "stream.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["run"] == "perturbed"]
+    for row, day in zip(rows, run["days"], strict=True):
+        assert (row["run"], row["seed"], row["day"]) == ("perturbed", "0", day["day"])
+        assert float(row[METRICS[0]]) == day["metrics"][METRICS[0]]
+        (line,) = [line for line in said.splitlines() if line.startswith("perturbed") and day["day"] in line]
+        assert all(f"{value:.4f}" in line for value in day["metrics"].values())
+    root = ET.parse(streamed / "s" / "stream.svg").getroot()
+    texts = {"".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {*DAYS[1:], "perturbed", "joint recall@10@20 of 80"} <= texts
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(
+    streamed: Path, environment: dict[str, str], in_process: Callable[..., Result], tmp_path: Path
+) -> None:
+    command = ["stream", "--losses", "perturbed", *STREAM[3:], "--logger", "wandb"]
+    arguments = [sys.executable, "-m", "recsys_topk", *command]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as first:
+        assert first.stdout is not None
+        for line in first.stdout:
+            if DAYS[1] in line:
+                time.sleep(0.15)  # into the next day
+                break
+        first.send_signal(signal.SIGKILL)
+    kept = tmp_path / "s" / "days" / "perturbed-s0.json"
+    time.sleep(1.0)  # the process that trains sees that it is alone
+    before = kept.read_text()
+    learned = [day["day"] for day in json.loads(before)["days"]]
+    assert DAYS[-1] not in learned
+    time.sleep(1.0)
+    assert kept.read_text() == before
+
+    second = in_process(tmp_path, *command)
+    assert second.returncode == 0, second.stderr
+    assert not [line for line in second.stdout.splitlines() if line.startswith("perturbed") and DAYS[1] in line]
+    assert numbers(tmp_path) == numbers(streamed)
+    one, two = checkpoint(streamed), checkpoint(tmp_path)
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
+        assert_same(one[part], two[part])
+    assert one["global_step"] == 4 * 2 * 2  # days, passes, batches
+    assert one["lr_schedulers"][0]["_last_lr"] == [0.01]
+    assert_wandb(tmp_path)
+
+
+def assert_wandb(folder: Path) -> None:
+    """Both parts are the same run, and the second has every day."""
+    files = sorted((folder / "s" / "runs").glob("*/wandb/offline-run-*/*.wandb"), key=lambda path: path.parent.name)
+    assert len(files) == 2
+    assert len({path.name for path in files}) == 1
+    found = wandb_files.records(files[-1])
+    rows = [row for row in wandb_files.history(found) if "stream/day" in row]
+    (run,) = content(folder)["runs"]["perturbed"]
+    assert [(row["stream/day"], row["stream/date"]) for row in rows] == list(enumerate(DAYS, start=1))[1:]
+    joint = f"stream/{METRICS[0]}"
+    assert [row[joint] for row in rows] == [day["metrics"][METRICS[0]] for day in run["days"]]
+    axes = {record.metric.glob_name: record.metric.step_metric for record in found if record.HasField("metric")}
+    assert axes["stream/*"] == "stream/day"
+
+
+def test_the_numbers_are_those_of_a_loop_written_by_hand(
+    streamed: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One optimizer for all days, whose state is never saved or loaded."""
+    from recsys_topk.cli.training import run as training
+
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
+    (run,) = content(streamed)["runs"]["dftopk"]
+    options = [*run["arguments"], "--out", str(tmp_path)]
+    cli = training(["fit", *options, "--trainer.enable_progress_bar=false"], execute=False)
+    model, data = cli.model, cli.datamodule
+    made = model.configure_optimizers()
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    for number, day in enumerate(DAYS):
+        if number:
+            model.eval()
+            with torch.no_grad():
+                for batch in data.loader([day], training=False):
+                    lists = data.add_negatives(batch)
+                    metrics = model.update_metrics("test", model(lists), lists)
+            found = {name: float(metric.compute()) for name, metric in metrics.items()}
+            assert run["days"][number - 1]["metrics"] == pytest.approx(found, abs=1e-6)
+            for metric in metrics.values():
+                metric.reset()
+        model.train()
+        loader = data.loader([day], training=True)
+        for epoch in (2 * number, 2 * number + 1):
+            loader.set_epoch(epoch)
+            for batch in loader:
+                optimizer.zero_grad()
+                model.compute_objective(data.add_negatives(batch)).total.backward()
+                optimizer.step()
+                schedule.step()
+
+
+def test_a_stream_that_is_over_does_nothing_and_new_days_go_on_from_it(
+    streamed: Path, in_process: Callable[..., Result], tmp_path: Path
+) -> None:
+    before = {path.name: path.read_bytes() for path in (streamed / "s" / "days").glob("*[!g]")}
+    done = in_process(streamed, *STREAM)
+    assert done.returncode == 0, done.stderr
+    assert not [line for line in done.stdout.splitlines() if line.startswith("dftopk  ")]
+    assert {path.name: path.read_bytes() for path in (streamed / "s" / "days").glob("*[!g]")} == before
+    assert len(list((streamed / "s" / "runs").iterdir())) == 2
+
+
+def test_a_stream_with_other_options_is_not_gone_on_with(streamed: Path, in_process: Callable[..., Result]) -> None:
+    done = in_process(streamed, *STREAM, "--model.lr=0.5")
+    assert done.returncode == 2
+    assert "dftopk-s0.json was made with other options" in done.stderr
+    assert "--model.lr=0.5" in done.stderr

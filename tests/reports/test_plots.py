@@ -1,0 +1,119 @@
+"""Plots: what the SVG says and where it puts it, read back from the file."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from recsys_topk.reports import plots
+from recsys_topk.reports.files import write_whole
+
+ROWS = [
+    {"run": "dftopk", "joint": 0.5, "spread": 0.02},
+    {"run": "listnet", "joint": 0.25, "spread": None},
+    {"run": "broken & <odd>", "joint": None, "spread": None},
+]
+CURVES = {
+    "lapsum": [("2024-01-15", 0.3), ("2024-01-16", 0.4)],
+    "dftopk": [("2024-01-14", 0.1), ("2024-01-15", 0.2), ("2024-01-16", 0.4)],
+}
+
+
+def texts(svg: str) -> list[str]:
+    return ["".join(node.itertext()).strip() for node in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def filled(svg: str, colour: str) -> list[list[float]]:
+    """The x coordinates of every area with a colour."""
+    paths = ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}path")
+    return [
+        [float(x) for x in re.findall(r"[ML] ([\d.]+) ", node.get("d", ""))]
+        for node in paths
+        if f"fill: {colour}" in node.get("style", "")
+    ]
+
+
+def test_bars_are_as_long_as_their_values_and_say_them() -> None:
+    svg = plots.bars(ROWS, "joint", "spread", title="Joint recall", reference={"popularity": 0.26})
+    shown = texts(svg)
+    assert [text for text in shown if text in {str(row["run"]) for row in ROWS}] == [row["run"] for row in ROWS]
+    assert {"Joint recall", "0.5000", "0.2500", "popularity 0.2600"} <= set(shown)
+    (first,), (second,) = (filled(svg, plots.colour(name)) for name in ("dftopk", "listnet"))
+    assert max(first) - min(first) == pytest.approx(2 * (max(second) - min(second)), rel=1e-4)
+
+
+def test_days_stand_in_calendar_order_whichever_line_has_them_first() -> None:
+    shown = texts(plots.lines(CURVES, xlabel="day", ylabel="joint recall", title="By day"))
+    assert [text for text in shown if text.startswith("2024")] == ["2024-01-14", "2024-01-15", "2024-01-16"]
+    assert {"day", "joint recall", "By day", "lapsum", "dftopk"} <= set(shown)
+    assert [t for t in texts(plots.lines({"a": [("z", 1), ("b", 2)]})) if t in "zb"] == ["z", "b"]
+
+
+def test_a_dashed_line_and_a_band_are_there_only_if_asked_for() -> None:
+    plain = plots.lines(CURVES)
+    special = plots.lines(CURVES, dashed=["dftopk"], bands={"lapsum": ([0.2, 0.3], [0.4, 0.5])})
+    assert "stroke-dasharray" not in plain
+    assert "stroke-dasharray" in special
+    assert "fill-opacity: 0.18" not in plain
+    assert "fill-opacity: 0.18" in special
+
+
+def test_the_same_numbers_give_the_same_bytes_in_another_process() -> None:
+    code = (
+        "from tests.reports.test_plots import CURVES, ROWS, plots;"
+        "import sys; sys.stdout.write(plots.bars(ROWS, 'joint', 'spread') + plots.lines(CURVES, logy=True))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == plots.bars(ROWS, "joint", "spread") + plots.lines(CURVES, logy=True)
+    assert "<dc:date>" not in done.stdout
+
+
+def test_a_loss_has_one_colour_and_the_ten_named_ones_differ() -> None:
+    assert plots.colour("dftopk tau 500, eps 1e-15") == plots.colour("dftopk")
+    assert plots.colour("dftopk, k at quotas") == plots.colour("dftopk (paper)") == plots.colour("dftopk")
+    assert len({plots.colour(name) for name in plots.NAMED}) == len(plots.NAMED) == len(plots.PALETTE)
+    assert plots.colour("my_own_loss") not in plots.PALETTE
+
+
+def test_png_is_a_picture_of_some_size() -> None:
+    content = plots.png(plots.lines_figure(CURVES))
+    assert content.startswith(b"\x89PNG")
+    assert int.from_bytes(content[16:20], "big") > 600  # width in the header
+
+
+def test_what_cannot_be_drawn_is_said() -> None:
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.bars([], "joint")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.lines({"a": []})
+    with pytest.raises(ValueError, match="logx needs positive numbers; 'a' has x = 0"):
+        plots.lines({"a": [(0, 1.0)]}, logx=True)
+
+
+def test_the_global_settings_of_matplotlib_are_left_alone_and_do_not_matter() -> None:
+    import matplotlib
+
+    expected = plots.lines(CURVES)
+    with matplotlib.rc_context({"font.size": 30, "axes.grid": False}):
+        assert plots.lines(CURVES) == expected
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_without_matplotlib_the_error_names_the_extra() -> None:
+    code = "import sys; sys.modules['matplotlib'] = None; from recsys_topk.reports.plots import bars; bars([{}], 'x')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "plots need matplotlib: pip install 'recsys-topk[plot]'" in done.stderr.splitlines()[-1]
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "plot.svg"
+    plots.write_svg(path, "<svg/>")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "half \ud800 a text")
+    assert path.read_text() == "<svg/>"
+    assert [entry.name for entry in path.parent.iterdir()] == ["plot.svg"]
