@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from pathlib import Path
 from typing import Any
 
 from recsys_topk.cli.console import echo, warn
 from recsys_topk.cli.runs import offline_wandb
+from recsys_topk.reports.files import write_whole
 
 NAME = "recsys-topk"
 RECALL = "val/joint_recall@10@20"
@@ -148,16 +148,15 @@ def main(argv: list[str]) -> int:
         return 0
     text = spec(workspace(options.entity or "entity", options.project))
     if options.out:
-        target = Path(options.out)
-        if not target.parent.is_dir() or target.is_dir():
-            raise ValueError(f"--out must be a file in a folder that exists, got {options.out!r}")
-        partial = target.with_name(f"{target.name}.partial")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-        echo(f"written: {target}")
+        try:
+            write_whole(options.out, text)
+        except OSError as error:
+            raise ValueError(
+                f"--out must be a file that can be written, got {options.out!r}: {error.strerror}"
+            ) from error
+        echo(f"written: {options.out}")
     if options.print or not options.out:
         echo(text)
     if no_key:
-        again = "recsys-topk dashboard --entity ENTITY"
-        warn(f"not saved: no W&B key is known here. Set WANDB_API_KEY (or run `wandb login`), then: {again}")
+        warn("not saved: no W&B key is known here; set WANDB_API_KEY or run `wandb login`, and run this again")
     return 0

@@ -8,9 +8,12 @@ import io
 import json
 from pathlib import Path
 
+import yaml
+
 import recsys_topk
 from recsys_topk.cli.console import echo, table
 from recsys_topk.registry import nearest
+from recsys_topk.reports.files import write_whole
 
 ARGS = "  - ${args}\n"
 
@@ -69,23 +72,31 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"unknown sweep {options.name!r}; {hint}sweeps: {', '.join(found)}")
     text = found[options.name]
     if further:
-        check(further)
+        check(further, set(yaml.safe_load(text)["parameters"]))
         text = with_options(text, further)
     if options.out is None:
         echo(text.rstrip("\n"))
         return 0
-    target = Path(options.out)
-    if not target.parent.is_dir() or target.is_dir():
-        raise ValueError(f"--out must be a file in a folder that exists, got {options.out!r}")
-    partial = target.with_name(f"{target.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(target)
-    echo(f"written: {target}  (create the sweep with: wandb sweep {target})")
+    try:
+        write_whole(options.out, text)
+    except OSError as error:
+        raise ValueError(f"--out must be a file that can be written, got {options.out!r}: {error.strerror}") from error
+    echo(f"written: {options.out}  (create the sweep with: wandb sweep {options.out})")
     return 0
 
 
-def check(further: list[str]) -> None:
-    """Stop now, with the same message, on what `recsys-topk fit` would refuse in every run of the sweep."""
+def check(further: list[str], varied: set[str]) -> None:
+    """Stop now on what would be of no use in any run of the sweep: what it sets itself, and what `fit` refuses.
+
+    Args:
+        further: Options of `recsys-topk fit`.
+        varied: Options that the sweep sets.
+    """
+    for option in further:
+        name = option.partition("=")[0].removeprefix("--")
+        if option.startswith("--") and name in varied:
+            raise ValueError(f"the sweep sets --{name} itself in every run; change it in the file, under `parameters`")
+
     from recsys_topk.cli.training import run
 
     with contextlib.redirect_stdout(io.StringIO()):
@@ -97,7 +108,5 @@ def check(further: list[str]) -> None:
 
 
 def _row(name: str, text: str) -> dict[str, object]:
-    import yaml
-
     content = yaml.safe_load(text)
     return {"sweep": name, "method": content["method"], "": content["description"]}

@@ -253,8 +253,9 @@ def test_the_command_lists_and_prints_them(
         (["tau-dftpk"], ["unknown sweep 'tau-dftpk'", "did you mean 'tau-dftopk'", "negatives"]),
         (["losses", "--data.rot", "x"], ["--data.rot", "did you mean --data.root?"]),
         (["losses", "--config", "nope"], ["no config file 'nope'", "recflow-2stage"]),
+        (["negatives", "--loss", "bce"], ["the sweep sets --loss itself", "parameters"]),
         (["--out", "x.yaml"], ["which sweep?", "losses"]),
-        (["losses", "--out", "no/such/folder.yaml"], ["--out", "no/such/folder.yaml"]),
+        (["losses", "--out", "."], ["--out must be a file", "'.'"]),
     ],
 )
 def test_mistakes_get_one_line_and_status_2(
