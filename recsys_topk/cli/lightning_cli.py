@@ -30,7 +30,7 @@ from recsys_topk.cli.metrics_file import MetricsFile
 from recsys_topk.cli.parser import Parser
 from recsys_topk.cli.quiet import quiet_libraries
 from recsys_topk.cli.resume import Resumption, check_changes, check_schema
-from recsys_topk.cli.runs import RunDirectory, Status, run_name
+from recsys_topk.cli.runs import RunDirectory, Status, first_process, run_name
 from recsys_topk.cli.summary import announce, report_end, report_stop
 from recsys_topk.cli.wandb_logging import describe_run, make_wandb, wandb_loggers
 from recsys_topk.datamodules.recflow import RecFlowDataModule
@@ -195,7 +195,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
 
     def loggers(self, kind: str) -> list[Logger]:
         """Return the loggers: CSV always, W&B too if asked for (offline without a key, so that nothing prompts)."""
-        made: list[Logger] = [MetricsFile(self.run.path, self.resumption.steps if self.resumption else None)]
+        done = self.resumption.steps if self.resumption is not None and first_process() else None
+        made: list[Logger] = [MetricsFile(self.run.path, keep_before=done)]
         if kind == "wandb":
             made.append(make_wandb(self.run))
         return made
@@ -251,7 +252,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
                 raise SystemExit(0) from None
             raise (KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)) from None
         except RuntimeError as error:
-            raise _plainly(error) from error
+            _complain_of_weights(error)
+            raise
         finally:
             self.run.record(status=status, steps=self.trainer.global_step, epochs=self.trainer.current_epoch)
             self.run.release()
@@ -266,7 +268,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         except SystemExit:
             raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
         except RuntimeError as error:
-            raise _plainly(error) from error
+            _complain_of_weights(error)
+            raise
 
 
 def run_cli(arguments: list[str], resumption: Resumption | None = None, execute: bool = True) -> CascadeCLI:
@@ -302,9 +305,10 @@ def _advice(message: str) -> str:
     return message
 
 
-def _plainly(error: RuntimeError) -> Exception:
-    """Return an error of one line for weights that do not fit the model, any other as it is."""
-    if "loading state_dict" not in str(error):
-        return error
-    first = " ".join(str(error).split("\n\t")[1:2])
-    return ValueError(f"the checkpoint's weights do not fit this model; give the options it was trained with. {first}")
+def _complain_of_weights(error: RuntimeError) -> None:
+    """Raise an error of one line if weights do not fit the model."""
+    if "loading state_dict" in str(error):
+        first = " ".join(str(error).split("\n\t")[1:2])
+        raise ValueError(
+            f"the checkpoint's weights do not fit this model; give the options it was trained with. {first}"
+        ) from error

@@ -9,6 +9,7 @@ from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint
 from recsys_topk.cascades.features import table_sizes
 from recsys_topk.cli.console import echo, table
 from recsys_topk.cli.metrics_file import read_rows
+from recsys_topk.cli.runs import first_process
 from recsys_topk.cli.wandb_logging import log_summary, log_table, log_weights, wandb_loggers
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def table_rows(model: Any) -> list[dict[str, object]]:
 
 def announce(cli: CascadeCLI) -> None:
     """Say what is trained or measured, how large it is, and where the run goes."""
+    if not first_process():
+        return
     model = cli.model
     stages = " -> ".join(f"{config.name} ({config.kind}, {config.quota})" for config in model.cascade.configs)
     trained = f"{model.loss.name} under {model.objective.name}" if model.objective.uses_loss else model.objective.name
@@ -49,6 +52,8 @@ def announce(cli: CascadeCLI) -> None:
 
 def report_end(cli: CascadeCLI) -> None:
     """Print what was reached and what was written; let W&B have it too."""
+    if not first_process():
+        return
     metrics = _metrics(cli)
     shown = {name: value for name, value in metrics.items() if not name.startswith("train/")}
     if shown:
@@ -68,6 +73,8 @@ def report_end(cli: CascadeCLI) -> None:
 
 def report_stop(cli: CascadeCLI) -> None:
     """Print what was reached until training was stopped, and the command that goes on."""
+    if not first_process():
+        return
     metrics = _metrics(cli)
     if metrics:
         echo(table([{"metric so far": name, "value": value} for name, value in metrics.items()]))
