@@ -10,9 +10,10 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra fast --extra plot --extra dashboard --extra dev --universal --python-version 3.10 --custom-compile-command "make lock"
 DEMO_DIR ?= runs
+PAPER_DIR ?= runs/paper
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench lint lock clean
+.PHONY: help install demo test bench paper lint lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +41,10 @@ test: $(STAMP)  ## ruff, mypy --strict, pytest and the doctests
 bench: $(STAMP)  ## time operators, losses, data and training steps (on an idle machine; half an hour)
 	mkdir -p runs/bench
 	for suite in operators losses data step; do $(BIN)/recsys-topk bench $$suite --json runs/bench/$$suite.json || exit 1; done
+
+paper: $(STAMP)  ## the paper's experiments on a small simulated world, and a page of them (under 20 minutes on two cores)
+	OMP_NUM_THREADS=1 $(BIN)/recsys-topk experiment all --jobs 2 --out $(PAPER_DIR)
+	$(BIN)/recsys-topk report $(PAPER_DIR) --out $(PAPER_DIR)/report.html
 
 lint: $(STAMP)  ## format and lint
 	$(BIN)/ruff format .

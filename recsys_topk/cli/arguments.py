@@ -82,8 +82,28 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
         else:
             others.append(rest[position])
             position += 1
+    for short in tables:
+        typed = [argument.partition("=")[2] for argument in classes if argument.startswith(f"--model.{short}=")]
+        keep_last_class(configs, short, typed[-1] if typed else None)
     # A class must be named before its options, and a file is overridden by what is typed.
     return [*command, *(f"--config={dump(content)}" for content in configs), *classes, *others]
+
+
+def keep_last_class(configs: Sequence[dict[str, Any]], short: str, typed: str | None) -> None:
+    """Remove `model.loss` (or objective) from configs that name another class than the one that counts in the end.
+
+    The parser would hand the options of the first class on to the last wherever both have one of that name: the
+    temperature of a config's DFTopK to a SigmoidTopKLoss that is asked for on the command line.
+    """
+    last = typed
+    for content in reversed(configs):
+        given = (content.get("model") or {}).get(short)
+        if not isinstance(given, dict) or "class_path" not in given:
+            continue
+        if last is None:
+            last = given["class_path"]
+        elif given["class_path"] != last:
+            del content["model"][short]
 
 
 def _named(table: Registry[Any], name: str) -> Any:

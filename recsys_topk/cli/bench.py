@@ -18,6 +18,7 @@ SUITES = {
     "losses": "every loss, forward and backward",
     "data": "batches from disk, negatives",
     "step": "a training step of the cascade",
+    "paper": "a pass with a model around it, as the paper timed operators",
 }
 PLOTTED = ("operators", "losses")
 

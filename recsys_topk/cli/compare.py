@@ -109,7 +109,7 @@ def log_to_wandb(
     """Log the table and the plots as one W&B run, offline without a key."""
     import wandb
 
-    from recsys_topk.cli.wandb_logging import offline_wandb
+    from recsys_topk.cli.runs import offline_wandb
     from recsys_topk.reports import plots
 
     columns = list(rows[0])

@@ -23,6 +23,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("recsys_topk.cli.bench", "time operators, losses, data and training steps"),
     "compare": ("recsys_topk.cli.compare", "train several losses on the same data and tell them apart"),
     "stream": ("recsys_topk.cli.stream", "test on each day, then train on it, for several losses"),
+    "experiment": ("recsys_topk.cli.experiment", "run the paper's experiments, simulated or on RecFlow"),
+    "report": ("recsys_topk.cli.report", "make one HTML page of runs, with the paper's figures beside them"),
+    "sweep": ("recsys_topk.cli.sweep", "list the W&B sweeps, or print one for `wandb sweep`"),
+    "dashboard": ("recsys_topk.cli.dashboard", "build the W&B workspace that shows the runs"),
     "losses": ("recsys_topk.cli.losses", "list the losses and operators"),
     "doctor": ("recsys_topk.cli.doctor", "check the installation and say how to mend it"),
 }

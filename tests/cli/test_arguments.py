@@ -55,9 +55,24 @@ def test_a_loss_chosen_by_name_gets_the_options_of_the_config() -> None:
     config = "losses: {lapsum: {tau: 5}, dftopk: {tau: 500}}\nloss: dftopk\n"
     rewritten = rewrite(["fit", "--config", config, "--loss", "lapsum"])
     assert rewritten[2:] == ["--model.loss=recsys_topk.losses.lapsum.LapSumLoss", "--model.loss.tau=5"]
-    assert yaml.safe_load(rewritten[1].removeprefix("--config="))["model"]["loss"]["init_args"] == {"tau": 500}
+    assert "loss" not in yaml.safe_load(rewritten[1].removeprefix("--config="))["model"]
     typed = rewrite(["fit", "--config", config, "--loss.tau", "7", "--loss", "lapsum"])
     assert typed[-3:] == ["--model.loss.tau=5", "--model.loss.tau", "7"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--config", "recflow-2stage", "--loss", "sigmoid"],
+        ["--config", "recflow-2stage", "--config", "loss: sigmoid\n"],
+    ],
+)
+def test_options_of_a_loss_that_is_replaced_do_not_reach_its_successor(arguments: list[str]) -> None:
+    """The parser keeps options of the old class that the new one has too: sigmoid trained at DFTopK's tau of 500."""
+    rewritten = rewrite(["fit", *arguments])
+    assert not any("DFTopKLoss" in part or "500" in part for part in rewritten)
+    same = rewrite(["fit", "--config", "recflow-2stage", "--loss", "dftopk"])
+    assert yaml.safe_load(same[1].removeprefix("--config="))["model"]["loss"]["init_args"] == {"tau": 500}
 
 
 def test_graded_losses_read_recflow_labels_as_places() -> None:

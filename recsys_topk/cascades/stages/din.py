@@ -49,7 +49,7 @@ class DIN(Stage):
         super().__init__(embedding)
         dims = embedding.dims
         self.attention = MLP([dims["history"], dims["history"]], [attention, 1], "relu", None, initialisation)
-        # The output bias moves all logits of a softmax alike: it has no gradient, and several processes would wait for it.
+        # The output bias moves all logits alike, so the softmax gives it no gradient, and DDP would wait for one.
         self.attention.last.bias.requires_grad_(False)
         parts = [dims["request"], dims["history"], dims["items"]]
         self.mlp = MLP(parts, [*hidden, 1], activation, batch_norm, initialisation)

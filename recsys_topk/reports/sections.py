@@ -1,0 +1,402 @@
+"""From results to the sections of a report: plots, tables and verdicts, beside the paper's figures."""
+
+from __future__ import annotations
+
+import csv
+import math
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from recsys_topk.experiments.definition import Experiment, load, paper_figures
+from recsys_topk.reports import plots, verdicts
+from recsys_topk.reports.results import Found
+from recsys_topk.reports.tables import Column, Table, Value, heading, metric_names, short_name, summary_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GREY = "#b4b4b4"
+PAPER = " (paper)"
+NOT_COMPARABLE = (
+    "The paper's values are of RecFlow and ours of a simulated world: compare orders and shapes, not values."
+)
+WITH_MODEL = "With a model, as in the paper"
+# What the paper calls DiffSort is its odd-even network.
+OPERATOR_NAMES = {"diffsort-odd-even": "diffsort", "diffsort": "diffsort bitonic"}
+
+
+@dataclass
+class Section:
+    """One section of a report.
+
+    Attributes:
+        title: Heading.
+        question: What it asks; empty for results that are no experiment.
+        verdict: What the numbers say, a sentence each.
+        figures: Plots, each with the sentence below it.
+        tables: Tables.
+        protocol: How the paper and how we did it, by heading.
+        differences: In what our protocol differs from the paper's.
+        commands: The commands that made it.
+        missing: What should be there and is not.
+        details: Long text by heading, folded away.
+    """
+
+    title: str
+    question: str = ""
+    verdict: list[str] = field(default_factory=list)
+    figures: list[tuple[Figure, str]] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    protocol: dict[str, str] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    details: dict[str, str] = field(default_factory=dict)
+
+
+def section_of(found: Found) -> Section:
+    """Return the section of one thing that was found."""
+    if found.kind == "experiment":
+        return _experiment(found)
+    section = Section(f"{found.kind}: {found.path.parent.name if found.path.is_file() else found.path.name}")
+    section.missing += found.missing
+    if found.kind == "bench":
+        section.title = f"bench {found.content['suite']}: {found.path.name}"
+    _fill(section, found)
+    command = found.content.get("command")
+    if command:
+        section.commands.append(shlex.join(command))
+    return section
+
+
+def _fill(section: Section, found: Found) -> None:
+    if found.kind == "comparison":
+        comparison(section, found.content["runs"])
+    elif found.kind == "stream":
+        stream(section, found.content["runs"])
+    elif found.kind == "bench":
+        bench(section, found.content)
+    else:
+        fit(section, found)
+
+
+def _experiment(found: Found) -> Section:
+    record = found.content
+    experiment = load(record["name"])
+    section = Section(experiment.title, experiment.question)
+    section.missing += found.missing
+    size = record["size"]
+    section.protocol = {
+        "The paper": experiment.protocol,
+        "It found": experiment.found,
+        "Here": experiment.content["ours"][size],
+    }
+    section.differences = experiment.differences(size)
+    section.commands = [f"recsys-topk {shlex.join(step['command'])}" for step in record["steps"]]
+    simulated = size == "small" and not any("--data.root" in step["command"] for step in record["steps"])
+    if experiment.show == "runtime":
+        runtime(section, experiment, [part.content for part in found.parts])
+    for part in found.parts:
+        if experiment.show == "table":
+            comparison(section, part.content["runs"], experiment, record.get("reference") or {}, simulated)
+        elif experiment.show == "curve":
+            curve(section, part.content["runs"], experiment, record["points"], record.get("reference") or {}, simulated)
+        elif experiment.show == "stream":
+            stream(section, part.content["runs"], experiment)
+    return section
+
+
+def comparison(
+    section: Section,
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    experiment: Experiment | None = None,
+    reference: Mapping[str, Mapping[str, float]] | None = None,
+    simulated: bool = False,
+) -> None:
+    """Add bars, a table and, for an experiment, a verdict beside the paper's figures."""
+    rows = summary_rows(runs)
+    rows_by_joint = sorted(rows, key=lambda row: -row["joint"])
+    names = metric_names(runs)
+    figures = paper_figures()["recall"] if experiment and experiment.figures == "recall" else {}
+    faulty = paper_figures()["faulty"]
+    theirs = {kind: {name: line[0] for name, line in figures[kind].items()} for kind in _kinds(names) if figures}
+    drawn: list[dict[str, Any]] = []
+    for row in rows_by_joint:
+        drawn.append(row)
+        if figures and row["run"] in theirs["joint"]:
+            drawn.append({"run": f"{row['run']}{PAPER}", "joint": theirs["joint"][row["run"]]})
+    lines = {name: recalls["joint"] for name, recalls in (reference or {}).items()}
+    figure = plots.bars_figure(
+        drawn, "joint", "+-", title="Joint recall", reference=lines or None,
+        xlabel=f"{short_name(names[0])} recall, mean over seeds, standard deviation",
+    )  # fmt: skip
+    for patch, row in zip(figure.axes[0].patches, drawn, strict=True):
+        if str(row["run"]).endswith(PAPER):
+            patch.set_facecolor(GREY)
+    note = "Grey: the paper." if figures else ""
+    section.figures.append((figure, f"{note} {NOT_COMPARABLE if figures and simulated else ''}".strip()))
+    columns = [
+        Column("run", "text"), Column(heading(names[0])), Column("±"), Column("p", digits=3),
+        *(Column(heading(name)) for name in names[1:]),
+    ]  # fmt: skip
+    if figures:
+        columns += [Column(f"paper, {kind}", "paper") for kind in theirs]
+    columns += [Column("seconds", digits=0), Column("seeds", digits=0)]
+    body: list[list[Value]] = []
+    for row in rows_by_joint:
+        cells: list[Value] = [row["run"], row["joint"], row["+-"], row["p"], *row["alone"].values()]
+        cells += [theirs[kind].get(row["run"]) for kind in theirs]
+        cells += [row["seconds"], row["seeds"]]
+        body.append(cells)
+    for name, recalls in (reference or {}).items():
+        known = list(recalls.values())
+        body.append([name, known[0], None, None, *known[1:], *[None] * (len(columns) - 3 - len(known))])
+    caption = f"Means over seeds; ± is the standard deviation, p a paired t-test against {rows[0]['run']}."
+    if reference:
+        caption += " Random, popularity and oracle rank without learning; the oracle knows the true utility."
+    notes = [f"The paper's {name}: {why}." for name, why in faulty.items() if figures and name in theirs["joint"]]
+    section.tables.append(Table(caption, columns, body, notes))
+    if experiment is not None:
+        paper = theirs.get("joint", {})
+        section.verdict += verdicts.table_verdict(rows, experiment.subject, paper, list(faulty))
+        section.verdict += _learned(rows, reference or {})
+    elif len(rows) > 1:
+        best = rows_by_joint[0]
+        section.verdict.append(f"Best of {len(rows)} is {best['run']} with a joint recall of {best['joint']:.3f}.")
+
+
+def _learned(rows: Sequence[Mapping[str, Any]], reference: Mapping[str, Mapping[str, float]]) -> list[str]:
+    if "popularity" not in reference:
+        return []
+    level = reference["popularity"]["joint"]
+    below = [str(row["run"]) for row in rows if row["joint"] <= level]
+    text = f"Ranking by popularity gives {level:.3f}; {len(rows) - len(below)} of {len(rows)} runs are above it"
+    return [f"{text} (not: {', '.join(below)})." if below else f"{text}."]
+
+
+def curve(
+    section: Section,
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    experiment: Experiment,
+    points: Mapping[str, Sequence[Any]],
+    reference: Mapping[str, Mapping[str, float]],
+    simulated: bool,
+) -> None:
+    """Add joint recall over x, one line a competitor, with the paper's lines dashed."""
+    names = metric_names(runs)
+    what = str(experiment.content["xlabel"])
+    rows = {(points[row["run"]][0], float(points[row["run"]][1])): row for row in summary_rows(runs)}
+    competitors = list(dict.fromkeys(name for name, _ in rows))
+    ours = {c: {x: row["joint"] for (name, x), row in sorted(rows.items()) if name == c} for c in competitors}
+    theirs = _paper_curves(experiment, "joint")
+    theirs = {name: line for name, line in theirs.items() if name in ours}
+    series: dict[str, list[tuple[Any, float]]] = {name: list(line.items()) for name, line in ours.items()}
+    bands = {}
+    for name, line in ours.items():
+        spread = [rows[name, x]["+-"] or 0.0 for x in line]
+        if any(spread):
+            low = [y - s for y, s in zip(line.values(), spread, strict=True)]
+            bands[name] = (low, [y + s for y, s in zip(line.values(), spread, strict=True)])
+    dashed = {f"{name}{PAPER}": list(line.items()) for name, line in theirs.items()}
+    log = bool(experiment.content.get("logx"))
+    joint = short_name(names[0])
+    figure = plots.lines_figure(
+        {**series, **dashed}, xlabel=what, ylabel=f"{joint} recall", title=f"Joint recall by {what}", logx=log,
+        bands=bands, dashed=list(dashed),
+    )  # fmt: skip
+    caption = "Solid: here, mean and standard deviation over seeds. Dashed: the paper. "
+    section.figures.append((figure, caption + (NOT_COMPARABLE if simulated else "")))
+    section.tables.append(_curve_table(rows, names, theirs, experiment, what))
+    if len(ours) == 1:
+        ((name, line),) = ours.items()
+        section.verdict += verdicts.peak_verdict(line, theirs.get(name, {}), name, what)
+    else:
+        section.verdict += verdicts.growth_verdict(ours, theirs, experiment.subject, what)
+    if "popularity" in reference:
+        level = reference["popularity"]["joint"]
+        below = sum(row["joint"] <= level for row in rows.values())
+        section.verdict.append(
+            f"Ranking by popularity gives {level:.3f}; {below} of {len(rows)} settings do not get above it."
+        )
+
+
+def _curve_table(
+    rows: Mapping[tuple[str, float], Mapping[str, Any]],
+    names: Sequence[str],
+    theirs: Mapping[str, Mapping[float, float]],
+    experiment: Experiment,
+    what: str,
+) -> Table:
+    columns = [
+        Column("run", "text"), Column(what, digits=None), Column(heading(names[0])), Column("±"),
+        *(Column(heading(name)) for name in names[1:]),
+    ]  # fmt: skip
+    kinds = _kinds(names)
+    columns += [Column(f"paper, {kind}", "paper") for kind in kinds]
+    columns.append(Column("seeds", digits=0))
+    papers = {kind: _paper_curves(experiment, kind) for kind in kinds}
+    body: list[list[Value]] = []
+    for (name, x), row in rows.items():
+        beside = [papers[kind].get(name, {}).get(x) for kind in kinds]
+        body.append([name, x, row["joint"], row["+-"], *row["alone"].values(), *beside, row["seeds"]])
+    return Table("Means over seeds; ± is the standard deviation of the joint recall.", columns, body)
+
+
+def _paper_curves(experiment: Experiment, kind: str) -> dict[str, dict[float, float]]:
+    """Return the paper's curves of one kind of recall, by competitor and x."""
+    figures = paper_figures()
+    if experiment.figures == "tau":
+        x = map(float, figures["tau"]["tau"])
+        return {experiment.subject: dict(zip(x, figures["tau"][kind], strict=True))}
+    if experiment.figures != "recall":
+        return {}
+    negatives = [float(x) for x in figures["recall"]["negatives"]]
+    return {name: dict(zip(negatives, line, strict=False)) for name, line in figures["recall"][kind].items()}
+
+
+def _kinds(names: Sequence[str]) -> list[str]:
+    """Return which kinds of recall of the paper stand beside metrics: joint, then stages that it has too."""
+    return ["joint", *(kind for name in names[1:] for kind in ("retrieval", "ranking") if kind in name)]
+
+
+def stream(
+    section: Section, runs: Mapping[str, Sequence[Mapping[str, Any]]], experiment: Experiment | None = None
+) -> None:
+    """Add joint recall by day, one line a competitor."""
+    curves: dict[str, dict[str, list[float]]] = {}
+    metric = "joint recall"
+    for label, seeds in runs.items():
+        for run in seeds:
+            for day in run["days"]:
+                metric = next(iter(day["metrics"]))
+                curves.setdefault(label, {}).setdefault(day["day"], []).append(day["metrics"][metric])
+    if not curves:
+        section.missing.append("no day has been tested yet")
+        return
+    means = {label: {day: statistics.fmean(v) for day, v in sorted(line.items())} for label, line in curves.items()}
+    bands = {}
+    for label, line in curves.items():
+        spread = {day: statistics.stdev(v) if len(v) > 1 else 0.0 for day, v in sorted(line.items())}
+        if any(spread.values()):
+            low = [means[label][day] - s for day, s in spread.items()]
+            bands[label] = (low, [means[label][day] + s for day, s in spread.items()])
+    figure = plots.lines_figure(
+        {label: list(line.items()) for label, line in means.items()},
+        ylabel=f"{short_name(metric)} recall", title="Joint recall by day", bands=bands,
+    )  # fmt: skip
+    section.figures.append((figure, "Each day is tested with what was learned before it; mean and standard deviation."))
+    days = sorted({day for line in means.values() for day in line})
+    body: list[list[Value]] = []
+    for label, by_day in sorted(means.items(), key=lambda pair: -statistics.fmean(pair[1].values())):
+        each = [statistics.fmean(day["metrics"][metric] for day in run["days"]) for run in runs[label] if run["days"]]
+        spread_of_means = statistics.stdev(each) if len(each) > 1 else None
+        body.append([label, statistics.fmean(each), spread_of_means, *(by_day.get(day) for day in days), len(each)])
+    columns = [Column("run", "text"), Column("mean"), Column("±"), *(Column(day) for day in days)]
+    caption = f"{short_name(metric)} recall by day; mean over days, ± its standard deviation over seeds."
+    section.tables.append(Table(caption, [*columns, Column("seeds", digits=0)], body))
+    if experiment is not None:
+        section.verdict += verdicts.stream_verdict(means, experiment.subject)
+    else:
+        best = max(means, key=lambda label: statistics.fmean(means[label].values()))
+        section.verdict.append(
+            f"Best of {len(means)} over {len(days)} days is {best}, {statistics.fmean(means[best].values()):.3f}."
+        )
+
+
+def runtime(section: Section, experiment: Experiment, results: Sequence[Mapping[str, Any]]) -> None:
+    """Add milliseconds over the length of a list: the operator alone, and in the paper's protocol beside the paper."""
+    here: dict[str, dict[str, dict[float, float]]] = {}
+    device, busy = "cpu", ""
+    for result in results:
+        alone = result["suite"] == "operators"
+        what = "Operator alone" if alone else WITH_MODEL
+        for row in result["rows"]:
+            name = OPERATOR_NAMES.get(row["name"], row["name"]) if alone else row["name"]
+            here.setdefault(what, {}).setdefault(name, {})[float(row["shape"].split("x")[1])] = row["ms"]
+            device = row.get("device", device)
+        section.details[f"How {what.lower()} was timed"] = " ".join(result["notes"]) + " " + _machine(result)
+        facts = result.get("machine") or {}
+        if not alone and (facts.get("load") or 0.0) > 1.5:
+            busy = f"The machine was busy (load {facts['load']:g} on {facts['cores']} cores): read ratios, not values."
+    figures = paper_figures()["runtime"]
+    lengths = [float(n) for n in figures["items"]]
+    paper = {name: dict(zip(lengths, line, strict=True)) for name, line in figures[device].items()}
+    for what, lines in here.items():
+        series: dict[str, list[tuple[Any, float]]] = {name: sorted(line.items()) for name, line in lines.items()}
+        dashed: dict[str, list[tuple[Any, float]]] = {}
+        if what == WITH_MODEL:
+            dashed = {f"{name}{PAPER}": sorted(line.items()) for name, line in paper.items() if name in lines}
+        figure = plots.lines_figure(
+            {**series, **dashed}, xlabel="items in the list", ylabel="ms", logx=True, logy=True, dashed=list(dashed),
+            title=what,
+        )  # fmt: skip
+        note = f"One list, k = N / 2, forward and backward, {device}."
+        section.figures.append((figure, f"{note} Dashed: the paper, on its own machine." if dashed else note))
+    shown = sorted({n for lines in here.values() for line in lines.values() for n in line})
+    body: list[list[Value]] = []
+    for what, lines in {**here, f"Paper, {device}": paper}.items():
+        body += [[name, what, *(line.get(n) for n in shown)] for name, line in lines.items()]
+    kinds = [Column(f"N = {n:g}", digits=None) for n in shown]
+    caption = f"Milliseconds of one pass, {device}. The paper's are from another machine and other implementations."
+    section.tables.append(Table(caption, [Column("run", "text"), Column("timed", "text"), *kinds], body))
+    section.verdict += verdicts.runtime_verdict(here, {WITH_MODEL: paper}, experiment.subject)
+    section.verdict += [busy] if busy else []
+
+
+def bench(section: Section, result: Mapping[str, Any]) -> None:
+    """Add the rows of a benchmark, and milliseconds over size where it has shapes."""
+    rows = result["rows"]
+    if not rows:
+        section.missing.append("the benchmark has no rows")
+        return
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    texts = {key for key in keys if any(isinstance(row.get(key), str) for row in rows)}
+    columns = [Column(key, "text" if key in texts else "number", None) for key in keys]
+    caption = f"ratio 1 = {result['baseline']}. {' '.join(result['notes'])} {_machine(result)}"
+    section.tables.append(Table(caption, columns, [[row.get(key) for key in keys] for row in rows]))
+    series: dict[str, list[tuple[Any, float]]] = {}
+    for row in rows:
+        if {"name", "shape", "ms"} <= set(row) and row["ms"]:
+            lists, items, _ = (int(part) for part in str(row["shape"]).split("x"))
+            series.setdefault(str(row["name"]), []).append((lists * items, float(row["ms"])))
+    if any(len(line) > 1 for line in series.values()):
+        figure = plots.lines_figure(
+            {name: sorted(line) for name, line in series.items()}, xlabel="lists x items", ylabel="ms", logx=True,
+            logy=True, title=f"bench {result['suite']}",
+        )  # fmt: skip
+        section.figures.append((figure, "Both axes are logarithmic."))
+
+
+def fit(section: Section, found: Found) -> None:
+    """Add the metrics of a single run: the last value of each, and how they went."""
+    with (found.path / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    curves: dict[str, list[tuple[Any, float]]] = {}
+    for line in lines:
+        for name, text in line.items():
+            if name not in ("epoch", "step") and text and math.isfinite(float(text)):
+                curves.setdefault(name, []).append((int(line["step"]), float(text)))
+    if not curves:
+        section.missing.append("metrics.csv has no values yet")
+    rows: list[list[Value]] = [[name, line[-1][1], max(y for _, y in line), len(line)] for name, line in curves.items()]
+    columns = [Column("metric", "text"), Column("last"), Column("largest"), Column("values", digits=0)]
+    section.tables.append(Table("What the run logged.", columns, rows))
+    for title, start in (("Loss", "train/loss"), ("Validation", "val/")):
+        chosen = {n.partition("/")[2]: c for n, c in curves.items() if n.startswith(start) and len(c) > 1}
+        if chosen:
+            section.figures.append((plots.lines_figure(chosen, xlabel="step", title=title), f"{title} by step."))
+    config = found.content["config"] or {}
+    loss = (config.get("model") or {}).get("loss") or {}
+    section.question = (
+        f"{loss.get('class_path', 'a run')}".rpartition(".")[2] + f", seed {config.get('seed_everything')}"
+    )
+    section.commands.append(f"recsys-topk fit --config {shlex.quote(str(found.path / 'config.yaml'))}")
+    section.details["config.yaml"] = found.content["text"]
+
+
+def _machine(result: Mapping[str, Any]) -> str:
+    facts = result.get("machine") or {}
+    return f"Machine: {', '.join(f'{key} {value}' for key, value in facts.items() if value is not None)}."

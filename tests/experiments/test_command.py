@@ -1,0 +1,117 @@
+"""`recsys-topk experiment` through the real command, on a world of seconds, and the report of what it left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TINY_WORLD, Result
+
+
+def test_an_experiment_runs_is_kept_and_is_reported(recsys_topk: Callable[..., Result], tmp_path: Path) -> None:
+    command = ["experiment", "main-table", "--only", "dftopk,lapsum", "--seeds", "1", "--out", "p", *TINY_WORLD]
+    first = recsys_topk(*command)
+    assert first.returncode == 0, first.stderr
+    assert "$ recsys-topk compare --config paper-small --seeds 1 --variant 'dftopk=--loss dftopk'" in first.stdout
+    assert "[2/2]" in first.stdout
+    assert " left" in first.stdout
+    record = json.loads((tmp_path / "p" / "main-table" / "experiment.json").read_text())
+    assert record["steps"][0]["seconds"] > 0
+    rankers = record["reference"]
+    assert rankers["random"]["joint"] < rankers["popularity"]["joint"] < rankers["oracle"]["joint"]
+    runs = json.loads((tmp_path / "p" / "main-table" / "comparison.json").read_text())["runs"]
+    taus = {label: run[0]["config"]["model"]["loss"]["init_args"]["tau"] for label, run in runs.items()}
+    assert taus == {"dftopk": 500, "lapsum": 5}
+
+    again = recsys_topk(*command)
+    assert again.returncode == 0, again.stderr
+    assert "kept: p/main-table/comparison.json" in again.stdout
+    assert "$ recsys-topk" not in again.stdout
+
+    # The page says what is missing of an experiment.
+    (tmp_path / "p" / "main-table" / "comparison.json").unlink()
+    (tmp_path / "p" / "main-table" / "trials" / "lapsum-s0.json").unlink()
+    page = recsys_topk("report", "p", "--out", "page.html")
+    assert page.returncode == 0, page.stderr
+    assert "missing: 1 of 2 runs are not there yet" in page.stdout
+    text = (tmp_path / "page.html").read_text()
+    assert "The main table" in text
+    assert "Missing: 1 of 2 runs" in text
+
+
+def test_an_interrupted_experiment_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "recsys_topk",
+        "experiment",
+        "streaming",
+        "--only",
+        "dftopk,lapsum",
+        "--seeds",
+        "1",
+    ]
+    command += ["--out", "p", *TINY_WORLD]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("[1/2]"):
+            break
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)  # to the end of its output: whatever it started is gone too
+    assert process.returncode == 128 + signal.SIGTERM
+    (trial,) = (tmp_path / "p" / "streaming").rglob("dftopk-s0.json")
+    kept = trial.read_text()
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert trial.read_text() == kept
+    days = json.loads((tmp_path / "p" / "streaming" / "stream.json").read_text())["runs"]
+    assert {label: len(runs[0]["days"]) for label, runs in days.items()} == {"dftopk": 3, "lapsum": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["main-tabel"], "did you mean 'main-table'"),
+        (["tau", "--size", "full"], "give its folder with --data.root"),
+        (["tau", "--only", "lapsum"], "no such competitor here; there are dftopk"),
+        (["tau", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["main-table", "--only", "dftopk", "--loss.tua", "3", "--seeds", "1"], "failed (status 2); see above"),
+    ],
+)
+def test_mistakes(recsys_topk: Callable[..., Result], arguments: list[str], words: str) -> None:
+    done = recsys_topk("experiment", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_list_of_what_there_is(recsys_topk: Callable[..., Result]) -> None:
+    done = recsys_topk("experiment", "list")
+    assert done.returncode == 0
+    assert {"main-table", "runtime", "tau", "negatives", "streaming"} <= set(done.stdout.split())
+
+
+def test_the_paper_protocol_times_every_loss_beside_plain_cross_entropy(
+    recsys_topk: Callable[..., Result], tmp_path: Path
+) -> None:
+    done = recsys_topk(
+        "bench", "paper", "--items", "4", "12", "--repeats", "4", "--names", "dftopk", "listnet", "--json", "b.json"
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "b.json").read_text())["rows"]
+    assert [(row["name"], row["shape"]) for row in rows] == [
+        ("dftopk", "1x4x2"), ("listnet", "1x4x2"), ("dftopk", "1x12x6"), ("listnet", "1x12x6"),
+    ]  # fmt: skip
+    assert all(row["ms"] > 0 and row["ratio"] == pytest.approx(row["ms"] / row["baseline ms"]) for row in rows)
+    wrong = recsys_topk("bench", "paper", "--names", "dftpk")
+    assert wrong.returncode == 2
+    assert "did you mean 'dftopk'" in wrong.stderr

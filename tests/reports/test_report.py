@@ -1,0 +1,234 @@
+"""What a report says: verdicts against counts by hand, tables against the recorded results of a real run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import statistics
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recsys_topk.cli.main import main
+from recsys_topk.experiments.definition import paper_figures
+from recsys_topk.reports.verdicts import (
+    growth_verdict,
+    kendall,
+    peak_verdict,
+    runtime_verdict,
+    stream_verdict,
+    table_verdict,
+)
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+class Page(HTMLParser):
+    """The texts of a page's tables and paragraphs, and every address in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.addresses: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "data")]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self.cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self.cell = False
+
+    def handle_data(self, data: str) -> None:
+        if self.cell:
+            self.tables[-1][-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def page_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    target = tmp_path_factory.mktemp("page") / "report.html"
+    assert main(["report", str(RECORDED), "--out", str(target)]) == 0
+    return target.read_text()
+
+
+def recorded(name: str, file: str) -> Any:
+    return json.loads((RECORDED / name / file).read_text())
+
+
+def test_the_table_holds_the_means_of_the_runs_and_the_papers_figures(page_text: str) -> None:
+    head, *rows = Page(page_text).tables[0]
+    runs = recorded("main-table", "comparison.json")["runs"]
+    shown = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert set(runs) <= set(shown)
+    for label, found in runs.items():
+        joint = [run["metrics"]["test/joint_recall@10@20/200"] for run in found]
+        assert shown[label]["joint @10@20"] == f"{statistics.fmean(joint):.4f}"
+        assert shown[label]["±"] == f"{statistics.stdev(joint):.4f}"
+    for kind in ("joint", "retrieval", "ranking"):
+        assert shown["lapsum"][f"paper, {kind}"] == f"{paper_figures()['recall'][kind]['lapsum'][0]:.4f}"
+        assert shown["listnet"][f"paper, {kind}"] == ""
+    joint_column = [float(row[1]) for row in rows if row[0] in runs]
+    assert joint_column == sorted(joint_column, reverse=True)
+    assert (
+        shown["oracle"]["joint @10@20"]
+        == f"{recorded('main-table', 'experiment.json')['reference']['oracle']['joint']:.4f}"
+    )
+
+
+def test_the_verdict_is_counted_from_the_runs(page_text: str) -> None:
+    runs = recorded("main-table", "comparison.json")["runs"]
+    means = {
+        n: statistics.fmean(r["metrics"]["test/joint_recall@10@20/200"] for r in found) for n, found in runs.items()
+    }
+    here = sorted(means, key=lambda name: -means[name]).index("dftopk") + 1
+    place = re.search(r"Here dftopk is (\d+)\w+ of (\d+) by joint recall", page_text)
+    assert place is not None
+    assert (int(place[1]), int(place[2])) == (here, len(runs))
+    assert "the paper has it 1st of those" in page_text
+
+
+def test_a_page_is_self_contained_and_its_ids_are_its_own(page_text: str) -> None:
+    page = Page(page_text)
+    fetched = [a for a in page.addresses if not a.startswith(("#", "data:"))]
+    assert fetched == [paper_figures()["source"]["url"]]  # a link to read, not to load
+    assert not re.search(r"url\((?!#)|@import|<link[^>]+stylesheet|<script[^>]+src|<img|<iframe", page_text)
+    assert len(page.ids) == len(set(page.ids))
+    anchors = {address[1:] for address in page.addresses if address.startswith("#")}
+    assert anchors <= set(page.ids)
+    assert page.tags.count("svg") >= 4
+    assert len(page_text) < 2_000_000
+
+
+def test_commands_differences_and_protocols_are_there(page_text: str) -> None:
+    text = page_text.replace("&#39;", "'").replace("&#34;", '"')
+    for name in ("main-table", "tau"):
+        (step,) = recorded(name, "experiment.json")["steps"]
+        assert f"recsys-topk compare --config paper-small --seeds {step['command'][4]}" in text
+    assert "Different here." in text
+    assert "uses the membership, a probability, as if it were a logit" in text
+
+
+def test_what_is_written_by_others_is_escaped(tmp_path: Path) -> None:
+    runs = {"<script>x</script>": [{"seed": 0, "metrics": {"test/joint_recall@10@20/200": 0.5}, "seconds": 1.0}]}
+    (tmp_path / "comparison.json").write_text(json.dumps({"rows": [], "runs": runs}))
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    assert "<script>x" not in (tmp_path / "r.html").read_text()
+
+
+def test_a_part_that_is_missing_is_named_and_the_rest_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(RECORDED / "runtime", tmp_path / "runtime")
+    (tmp_path / "runtime" / "paper.json").unlink()
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    assert "missing: no result yet of `recsys-topk bench` (paper.json)" in capsys.readouterr().out
+    text = (tmp_path / "r.html").read_text()
+    assert "Operator alone, N = 1000: dftopk takes" in text
+    assert "With a model, as in the paper, N" not in text
+
+
+def test_single_runs_and_benchmarks(tmp_path: Path) -> None:
+    run = tmp_path / "mine"
+    run.mkdir()
+    (run / "config.yaml").write_text(
+        "seed_everything: 7\nmodel: {loss: {class_path: a.DFTopKLoss}}\ndata: {root: /d}\n"
+    )
+    (run / "metrics.csv").write_text(
+        "epoch,step,train/loss,val/joint_recall@10@20\n0,9,1.5,\n0,19,1.25,\n0,19,,0.3\n1,39,,0.4\n"
+    )
+    assert main(["report", str(run), str(RECORDED / "runtime" / "paper.json"), "--out", str(tmp_path / "r.html")]) == 0
+    text = (tmp_path / "r.html").read_text()
+    tables = Page(text).tables
+    assert ["val/joint_recall@10@20", "0.4000", "0.4000", "2"] in tables[0]
+    assert ["train/loss", "1.2500", "1.5000", "2"] in tables[0]
+    assert "RecFlow layout in /d" in text
+    assert "bench paper: paper.json" in text
+    assert len(tables[1]) == 1 + len(recorded("runtime", "paper.json")["rows"])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [({}, "nothing to report in"), ({"notes.txt": "x"}, "looked for experiment.json"),
+     ({"comparison.json": "{"}, "is not valid JSON")],
+)  # fmt: skip
+def test_bad_input_is_one_line(
+    content: dict[str, str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in content.items():
+        (tmp_path / name).write_text(text)
+    page = tmp_path / "r.html"
+    assert main(["report", str(tmp_path), "--out", str(page)]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+    assert not page.exists()
+
+
+def test_a_path_that_does_not_exist_or_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    assert "no file or folder" in capsys.readouterr().err
+    assert main(["report", str(RECORDED), "--out", str(tmp_path)]) == 2
+    assert "is a folder; give a file" in capsys.readouterr().err
+
+
+def rows(**joint: float) -> list[dict[str, float | str | None]]:
+    return [{"run": name.replace("_", " "), "joint": value, "+-": 0.01, "p": 0.2} for name, value in joint.items()]
+
+
+def test_table_verdict() -> None:
+    found = table_verdict(
+        rows(dftopk=0.3, lapsum=0.5, sparse=0.1, softsort=0.2, mine=0.6, dftopk_tau_1=0.4), "dftopk",
+        {"dftopk": 0.9, "lapsum": 0.8, "sparse": 0.7, "softsort": 0.6}, faulty=["sparse"],
+    )  # fmt: skip
+    assert found[0] == (
+        "Here dftopk is 4th of 6 by joint recall (0.300 ± 0.010), and 2nd of the 4 that the paper has too; "
+        "the paper has it 1st of those."
+    )
+    assert found[1] == "Best here is mine with 0.600, 0.300 above dftopk (p = 0.200)."
+    assert found[2] == "dftopk tau 1 is 3rd of 6 (0.400)."
+    assert "lapsum > dftopk > softsort; in the paper: dftopk > lapsum > softsort (Kendall's tau +0.33)" in found[3]
+    first = table_verdict(rows(dftopk=0.3, lapsum=0.2), "dftopk", {})
+    assert first == ["Here dftopk is 1st of 2 by joint recall (0.300 ± 0.010)."]
+    assert "has not been run here" in table_verdict(rows(lapsum=0.2), "dftopk", {})[0]
+
+
+def test_curve_verdicts() -> None:
+    said = peak_verdict({1.0: 0.5, 10.0: 0.4, 100.0: 0.1}, {1.0: 0.1, 10.0: 0.2, 100.0: 0.3}, "dftopk", "tau")
+    assert said[0].startswith("Here dftopk is best at tau 1 (0.500) and worst at 100 (0.100); in the paper best at 100")
+    assert said[1] == "The paper's best tau, 100, gives 0.100 here, 0.400 less."
+    assert said[2].endswith("-1.00.")
+    curves = {"dftopk": {0.0: 0.3, 25.0: 0.2}, "lapsum": {0.0: 0.2, 25.0: 0.5}}
+    grown = growth_verdict(curves, {"dftopk": {0.0: 0.4, 25.0: 0.56}}, "dftopk", "negatives")
+    assert grown[0] == "From 0 to 25 negatives, 1 of 2 gain here; in the paper 1 of 1."
+    assert grown[1] == "dftopk changes by -0.100 here and by +0.160 in the paper."
+    assert grown[3] == "At 25, dftopk is 2nd of 2 here (1st of the 1 shared), in the paper 1st of 1."
+
+
+def test_runtime_and_stream_verdicts() -> None:
+    said = runtime_verdict({"Alone": {"dftopk": {5.0: 1.0, 10.0: 2.0}, "lapsum": {10.0: 5.0}}},
+                           {"Alone": {"dftopk": {10.0: 10.0}, "lapsum": {10.0: 40.0}}}, "dftopk")  # fmt: skip
+    assert said[0] == ("Alone, N = 10: dftopk takes 2 ms and is 1st of 2 here; in the paper 10 ms and 1st of 2.")
+    assert said[1] == "Times as long as dftopk (in the paper): lapsum 2.5 (4)."
+    days = {"dftopk": {"d1": 0.1, "d2": 0.4}, "lapsum": {"d1": 0.3, "d2": 0.35}}
+    stream = stream_verdict(days, "dftopk")
+    assert stream[0] == "Over 2 days dftopk is 2nd of 2 by mean joint recall (0.250), and ahead on 1."
+    assert stream[1] == "Best is lapsum with 0.325, ahead on 1 of 2 days."
+    assert stream[2].endswith("it is 2nd on the first of these days and 1st on the last.")
+
+
+def test_kendall_counts_ties_as_neither() -> None:
+    assert kendall({"a": 1, "b": 1, "c": 2}, {"a": 1, "b": 2, "c": 3}) == pytest.approx(2 / 3)
+    assert kendall({"a": 1}, {"a": 1}) is None
