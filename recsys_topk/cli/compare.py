@@ -82,7 +82,11 @@ def draw(folder: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     try:
         made = {
             "comparison-joint": plots.bars_figure(
-                rows, joint, "+-", title="Mean over seeds and standard deviation", xlabel=f"{short[joint]} of {items}"
+                rows,
+                joint,
+                "+-",
+                title="Mean over seeds and standard deviation",
+                xlabel=f"{short[joint]}, lists of {items}",
             ),
             "comparison-stages": plots.lines_figure(
                 stages, ylabel=f"mean over seeds, lists of {items}", title="Each stage alone, and the cascade"
@@ -105,7 +109,7 @@ def log_to_wandb(
     """Log the table and the plots as one W&B run, offline without a key."""
     import wandb
 
-    from recsys_topk.cli.wandb_logging import offline_wandb
+    from recsys_topk.cli.runs import offline_wandb
     from recsys_topk.reports import plots
 
     columns = list(rows[0])

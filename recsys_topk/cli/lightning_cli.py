@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -109,7 +110,11 @@ class SaveConfig(SaveConfigCallback):  # type: ignore[misc]  # lightning is unty
         partial.write_text(f"# lightning.pytorch=={pl.__version__}\n{text}", encoding="utf-8")
         partial.replace(folder / "config.yaml")
         for logger in wandb_loggers(trainer.loggers):
-            describe_run(logger, yaml.safe_load(text))
+            # The plain names, because a class path depends on how the loss was chosen.
+            trained = pl_module.loss.name if pl_module.objective.uses_loss else pl_module.objective.name
+            names = {"loss": trained, "objective": pl_module.objective.name}
+            recalls = [f"val/{name}" for name in pl_module.metrics["val"]]
+            describe_run(logger, {**yaml.safe_load(text), **names}, recalls)
 
 
 class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped here
@@ -242,6 +247,9 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             status = "interrupted"
             report_stop(self)
             number = stop.signal_number if isinstance(stop, TrainingStoppedError) else signal.SIGINT
+            if number == signal.SIGTERM and "WANDB_SWEEP_ID" in os.environ:
+                # Early termination: a W&B agent takes any status above 0 for a failure, and gives up after a few.
+                raise SystemExit(0) from None
             raise (KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)) from None
         except RuntimeError as error:
             _complain_of_weights(error)

@@ -25,6 +25,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stream": ("recsys_topk.cli.stream", "test on each day, then train on it, for several losses"),
     "experiment": ("recsys_topk.cli.experiment", "run the paper's experiments, simulated or on RecFlow"),
     "report": ("recsys_topk.cli.report", "make one HTML page of runs, with the paper's figures beside them"),
+    "sweep": ("recsys_topk.cli.sweep", "list the W&B sweeps, or print one for `wandb sweep`"),
+    "dashboard": ("recsys_topk.cli.dashboard", "build the W&B workspace that shows the runs"),
     "losses": ("recsys_topk.cli.losses", "list the losses and operators"),
     "doctor": ("recsys_topk.cli.doctor", "check the installation and say how to mend it"),
 }

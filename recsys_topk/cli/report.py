@@ -65,7 +65,7 @@ def log_to_wandb(target: Path, sections: Sequence[Any], facts: dict[str, Any]) -
 
     import wandb
 
-    from recsys_topk.cli.wandb_logging import offline_wandb
+    from recsys_topk.cli.runs import offline_wandb
     from recsys_topk.reports import plots
     from recsys_topk.reports.page import anchors
 

@@ -136,3 +136,13 @@ class RunDirectory:
         offline = sorted(self.path.glob("wandb/offline-run-*"))
         for path in offline:
             echo(f"  {path}  (upload with: wandb sync {path})")
+
+
+def offline_wandb() -> bool:
+    """Return whether W&B must run offline: no key is known here, or the user said so."""
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled"):
+        return True
+    if os.environ.get("WANDB_API_KEY"):
+        return False
+    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    return not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore"))

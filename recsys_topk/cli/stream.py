@@ -157,6 +157,6 @@ def draw(runs: Runs) -> str:
     entry = next(entry for records in runs.values() for record in records for entry in record["days"])
     joint = next(iter(entry["metrics"])).replace("_", " ")
     return plots.lines(
-        lines, ylabel=f"{joint} of {entry['candidates']}", bands=bands,
+        lines, ylabel=f"{joint}, lists of {entry['candidates']}", bands=bands,
         title="Each day tested with what was learned before it" + (" (mean, standard deviation)" if bands else ""),
     )  # fmt: skip

@@ -94,11 +94,13 @@ def _save(cli: CascadeCLI, target: Path, record: dict[str, Any], entry: dict[str
 
 def _tell_wandb(cli: CascadeCLI, record: Mapping[str, Any], days: tuple[str, ...]) -> None:
     """Define the axis; offline, where the part of an interrupted run is a run of its own, give it the days before."""
-    from recsys_topk.cli.wandb_logging import offline_wandb, wandb_loggers
+    from recsys_topk.cli.runs import offline_wandb
+    from recsys_topk.cli.wandb_logging import wandb_loggers
 
     for logger in wandb_loggers(cli.trainer.loggers):
         logger.experiment.define_metric("stream/day")
-        logger.experiment.define_metric("stream/*", step_metric="stream/day")
+        for name in ("*", *cli.model.metrics["test"]):  # by name too: Lightning has defined `*`, W&B takes either glob
+            logger.experiment.define_metric(f"stream/{name}", step_metric="stream/day")
         for entry in record["days"] if offline_wandb() else ():
             _log_day(cli, entry, days.index(entry["day"]) + 1)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint
 from recsys_topk.cascades.features import table_sizes
 from recsys_topk.cli.console import echo, table
-from recsys_topk.cli.metrics_file import read_rows
+from recsys_topk.cli.metrics_file import MetricsFile, read_rows
 from recsys_topk.cli.runs import first_process
 from recsys_topk.cli.wandb_logging import log_summary, log_table, log_weights, wandb_loggers
 
@@ -46,8 +46,12 @@ def announce(cli: CascadeCLI) -> None:
     echo(f"  {count:,} parameters ({size:,.1f} MB); the largest tables:")
     for line in table(table_rows(model)).splitlines():
         echo(f"  {line}")
-    goes_on = f", after step {cli.resumption.steps}" if cli.resumption is not None else ""
-    echo(f"  run directory {cli.run.path}{goes_on}")
+    if cli.resumption is None:
+        echo(f"  run directory {cli.run.path}")
+        return
+    dropped = sum(logger.dropped for logger in cli.trainer.loggers if isinstance(logger, MetricsFile))
+    again = f"; {dropped} rows of metrics.csv that came later will be logged again" if dropped else ""
+    echo(f"  run directory {cli.run.path}, after step {cli.resumption.steps}{again}")
 
 
 def report_end(cli: CascadeCLI) -> None:

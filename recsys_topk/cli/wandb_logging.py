@@ -12,22 +12,12 @@ from typing import Any
 import torch
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-from recsys_topk.cli.runs import RunDirectory
+from recsys_topk.cli.runs import RunDirectory, offline_wandb
 
 STEP = "trainer/global_step"
 # What `recsys-topk test` needs of a checkpoint: weights and plain descriptions, no optimizer state.
 KEPT = ("state_dict", "hyper_parameters", "datamodule_hyper_parameters", "epoch", "global_step")
 LIGHTNING = "pytorch-lightning_version"
-
-
-def offline_wandb() -> bool:
-    """Return whether W&B must run offline: no key is known here, or the user said so."""
-    if os.environ.get("WANDB_MODE") in ("offline", "disabled"):
-        return True
-    if os.environ.get("WANDB_API_KEY"):
-        return False
-    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
-    return not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore"))
 
 
 def make_wandb(run: RunDirectory) -> WandbLogger:
@@ -45,17 +35,24 @@ def wandb_loggers(loggers: Sequence[Logger]) -> list[WandbLogger]:
     return [logger for logger in loggers if isinstance(logger, WandbLogger)]
 
 
-def describe_run(logger: WandbLogger, config: Mapping[str, Any]) -> None:
+def describe_run(logger: WandbLogger, config: Mapping[str, Any], recalls: Sequence[str]) -> None:
     """Log the whole configuration, and say what the metrics are drawn against and how they are summed up.
 
     Everything is drawn over the optimizer steps. A recall's summary holds the largest value (`max`, the one to compare
-    runs by) and the final one (`last`).
+    runs by) and the final one (`last`). The recalls are named one by one too: Lightning defines `*`, and of two globs
+    that fit a name W&B takes either, not always the same.
+
+    Args:
+        logger: Logs to W&B.
+        config: The configuration.
+        recalls: Names of the validation metrics.
     """
     logger.log_hyperparams(dict(config))
     experiment = logger.experiment
     experiment.define_metric(STEP)
     experiment.define_metric("train/*", step_metric=STEP)
-    experiment.define_metric("val/*", step_metric=STEP, summary="max,last")
+    for name in ("val/*", *recalls):
+        experiment.define_metric(name, step_metric=STEP, summary="max,last")
     experiment.define_metric("test/*", step_metric=STEP)
 
 

@@ -38,10 +38,16 @@ class DayStream:
             learned, so that it is tested.
 
     Example:
-        >>> for step in DayStream(datamodule):  # doctest: +SKIP
+        One pass over each day; the optimizer's state comes from the checkpoint of the day before.
+
+        >>> last = None
+        >>> for number, step in enumerate(DayStream(datamodule), start=1):  # doctest: +SKIP
         ...     if step.test is not None:
         ...         trainer.test(model, step.data)
-        ...     trainer.fit(model, step.data)
+        ...     trainer.fit_loop.max_epochs = number
+        ...     trainer.fit(model, step.data, ckpt_path=last)
+        ...     last = "last.ckpt"
+        ...     trainer.save_checkpoint(last)
     """
 
     def __init__(self, datamodule: RecFlowDataModule, begin: str | None = None) -> None:

@@ -160,3 +160,11 @@ def test_shared_embeddings_are_one_set_of_parameters() -> None:
     tables = sum(p.numel() for p in FeatureEmbedding(SCHEMA).parameters())
     assert apart - sum(p.numel() for p in shared_cascade.parameters()) == tables
     assert [scores.shape for scores in shared_cascade(random_batch(SCHEMA))] == [(6, 12), (6, 12)]
+
+
+@pytest.mark.parametrize("stage_class", [TwoTower, DIN, MLPStage])
+def test_every_trained_parameter_gets_a_gradient(stage_class: type) -> None:
+    """Else `--trainer.strategy ddp` waits for it."""
+    stage = stage_class(FeatureEmbedding(SCHEMA, 4), hidden=(16, 8))
+    stage(random_batch(SCHEMA)).sum().backward()
+    assert [name for name, weight in stage.named_parameters() if weight.requires_grad and weight.grad is None] == []

@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -82,14 +83,9 @@ COMMAND = ["compare", "--losses", "dftopk", "--variant", "list net=--loss listne
 
 
 @pytest.fixture(scope="module")
-def compared(in_process: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compared(made_once: Callable[..., Path]) -> Path:
     """A folder with a finished comparison in `c`."""
-    folder = tmp_path_factory.mktemp("compared")
-    (folder / "witness.py").write_text(WITNESS)
-    done = in_process(folder, *COMMAND)
-    assert done.returncode == 0, done.stderr
-    (folder / "stdout.txt").write_text(done.stdout)
-    return folder
+    return made_once("compared", *COMMAND, files={"witness.py": WITNESS})
 
 
 def test_runs_with_one_seed_share_weights_and_batches_whatever_the_loss(compared: Path) -> None:
@@ -107,12 +103,13 @@ def test_runs_with_one_seed_share_weights_and_batches_whatever_the_loss(compared
 
 
 def test_a_run_among_others_gives_the_numbers_of_a_process_of_its_own(
-    compared: Path, recsys_topk: Callable[..., Result]
+    compared: Path, recsys_topk: Callable[..., Result], tmp_path: Path
 ) -> None:
+    (tmp_path / "witness.py").write_text(WITNESS)
     options = [*OPTIONS, "--loss", "listnet", "--seed_everything=1", "--data.seed=1", "--name", "alone"]
-    alone = recsys_topk("fit", *options, folder=compared)
+    alone = recsys_topk("fit", *options)
     assert alone.returncode == 0, alone.stderr
-    folders = (compared / "c" / "runs" / "list-net-s1", compared / "runs" / "alone")
+    folders = (compared / "c" / "runs" / "list-net-s1", tmp_path / "runs" / "alone")
     assert (folders[0] / "metrics.csv").read_text().split("\n")[0].count("test/") == 3
     one, two = (torch.load(f / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for f in folders)
     assert list(one) == list(two)
@@ -143,7 +140,7 @@ def test_the_file_alone_tells_how_it_was_made(compared: Path) -> None:
 def test_plots_stand_beside_the_table(compared: Path) -> None:
     rows = json.loads((compared / "c" / "comparison.json").read_text())["rows"]
     for name, words in {
-        "joint": ["joint recall@10@20 of 80", *(f"{row[JOINT]:.4f}" for row in rows)],
+        "joint": ["joint recall@10@20, lists of 80", *(f"{row[JOINT]:.4f}" for row in rows)],
         "stages": ["retrieval recall@10@30", "ranking recall@10@20", "joint recall@10@20"],
         "seconds": ["seconds of training"],
     }.items():
@@ -153,8 +150,9 @@ def test_plots_stand_beside_the_table(compared: Path) -> None:
 
 
 def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
-    compared: Path, in_process: Callable[..., Result]
+    compared: Path, in_process: Callable[..., Result], tmp_path: Path
 ) -> None:
+    compared = shutil.copytree(compared, tmp_path / "copy")
     trials = compared / "c" / "trials"
     before = {path.name: path.read_text() for path in trials.glob("*.json")}
     (trials / "list-net-s0.json").unlink()

@@ -239,7 +239,7 @@ def test_a_checkpoint_of_other_data_is_refused(
     command: str, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = str(finished / "checkpoints" / "best.ckpt")
-    options = [*TINY_WORLD, "--data.world.users=41"]  # simulated by another test as well
+    options = [*TINY_WORLD, "--data.world.users=41"]
     assert main([command, "--ckpt_path", checkpoint, *options]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "its table user_id has 42 rows, and the data's 43 rows" in line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,13 +29,9 @@ METRICS = ["joint_recall@10@20", "retrieval_recall@10@30", "ranking_recall@10@20
 
 
 @pytest.fixture(scope="module")
-def streamed(in_process: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def streamed(made_once: Callable[..., Path]) -> Path:
     """A folder with a finished stream in `s`."""
-    folder = tmp_path_factory.mktemp("streamed")
-    done = in_process(folder, *STREAM)
-    assert done.returncode == 0, done.stderr
-    (folder / "stdout.txt").write_text(done.stdout)
-    return folder
+    return made_once("streamed", *STREAM)
 
 
 def content(folder: Path) -> dict[str, Any]:
@@ -93,7 +90,7 @@ def test_the_files_hold_every_day(streamed: Path) -> None:
         assert all(f"{value:.4f}" in line for value in day["metrics"].values())
     root = ET.parse(streamed / "s" / "stream.svg").getroot()
     texts = {"".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {*DAYS[1:], "perturbed", "joint recall@10@20 of 80"} <= texts
+    assert {*DAYS[1:], "perturbed", "joint recall@10@20, lists of 80"} <= texts
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(
@@ -109,11 +106,11 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(
                 break
         first.send_signal(signal.SIGKILL)
     kept = tmp_path / "s" / "days" / "perturbed-s0.json"
-    time.sleep(1.0)  # the process that trains sees that it is alone
+    time.sleep(0.5)  # the process that trains sees that it is alone
     before = kept.read_text()
     learned = [day["day"] for day in json.loads(before)["days"]]
     assert DAYS[-1] not in learned
-    time.sleep(1.0)
+    time.sleep(0.5)
     assert kept.read_text() == before
 
     second = in_process(tmp_path, *command)
@@ -178,15 +175,35 @@ def test_the_numbers_are_those_of_a_loop_written_by_hand(
                 schedule.step()
 
 
-def test_a_stream_that_is_over_does_nothing_and_new_days_go_on_from_it(
-    streamed: Path, in_process: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_a_stream_that_is_over_does_nothing(streamed: Path, in_process: Callable[..., Result], tmp_path: Path) -> None:
+    streamed = shutil.copytree(streamed, tmp_path / "copy")
     before = {path.name: path.read_bytes() for path in (streamed / "s" / "days").glob("*[!g]")}
     done = in_process(streamed, *STREAM)
     assert done.returncode == 0, done.stderr
     assert not [line for line in done.stdout.splitlines() if line.startswith("dftopk  ")]
     assert {path.name: path.read_bytes() for path in (streamed / "s" / "days").glob("*[!g]")} == before
     assert len(list((streamed / "s" / "runs").iterdir())) == 2
+
+
+def test_new_days_are_gone_on_with_and_lost_ones_are_not(
+    streamed: Path, environment: dict[str, str], in_process: Callable[..., Result], tmp_path: Path
+) -> None:
+    """With the last day's file taken away and brought back, the end is that of a stream which saw it at once."""
+    (world,) = (Path(environment["RECSYS_TOPK_CACHE"]) / "worlds").glob("40x300-*")
+    shutil.copytree(world, tmp_path / "world")
+    last, first = (next((tmp_path / "world").rglob(f"all_stage/*{day}*")) for day in (DAYS[-1], DAYS[0]))
+    command = ["stream", "--losses", "perturbed", "--seeds", "1", "--out", "s", "--data.root", "world", *OPTIONS]
+    hidden = last.rename(tmp_path / last.name)
+    assert in_process(tmp_path, *command).returncode == 0
+    assert [day["day"] for day in numbers(tmp_path)] == DAYS[:-1]
+    hidden.rename(last)
+    assert in_process(tmp_path, *command).returncode == 0
+    assert numbers(tmp_path) == numbers(streamed)
+
+    first.unlink()
+    done = in_process(tmp_path, *command)
+    assert done.returncode == 2
+    assert f"has learned {', '.join(DAYS)}, and the data now hold {', '.join(DAYS[1:])}" in done.stderr
 
 
 def test_a_stream_with_other_options_is_not_gone_on_with(streamed: Path, in_process: Callable[..., Result]) -> None:

@@ -77,7 +77,7 @@ def test_fit_writes_checkpoint_config_and_metrics_and_says_where(trained: Path) 
 
 
 def test_a_world_that_has_to_be_simulated_is_announced(recsys_topk: Command, environment: dict[str, str]) -> None:
-    done = recsys_topk("fit", *TINY_WORLD, "--data.world.users=41", "--trainer.limit_train_batches=1")
+    done = recsys_topk("fit", *TINY_WORLD, "--data.world.users=39", "--trainer.limit_train_batches=1")
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "simulating" in line]
     assert environment["RECSYS_TOPK_CACHE"] in line

@@ -49,6 +49,8 @@ class DIN(Stage):
         super().__init__(embedding)
         dims = embedding.dims
         self.attention = MLP([dims["history"], dims["history"]], [attention, 1], "relu", None, initialisation)
+        # The output bias moves all logits alike, so the softmax gives it no gradient, and DDP would wait for one.
+        self.attention.last.bias.requires_grad_(False)
         parts = [dims["request"], dims["history"], dims["items"]]
         self.mlp = MLP(parts, [*hidden, 1], activation, batch_norm, initialisation)
 
@@ -83,5 +85,4 @@ def weighted_views(logits: Tensor, real: Tensor, history: Tensor) -> Tensor:
         history: (B, L, D), 0 where there is no view.
     """
     # A finite stand-in for minus infinity: where there is no view the weights are uniform over embeddings that are 0.
-    # The attention's output bias moves all logits alike, so the softmax does not see it.
     return torch.bmm(torch.where(real[:, None], logits, -1e30).softmax(-1), history)

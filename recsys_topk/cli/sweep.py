@@ -1,0 +1,112 @@
+"""`recsys-topk sweep`: the W&B sweeps that come with the package, for `wandb sweep FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+from pathlib import Path
+
+import yaml
+
+import recsys_topk
+from recsys_topk.cli.console import echo, table
+from recsys_topk.registry import nearest
+from recsys_topk.reports.files import write_whole
+
+ARGS = "  - ${args}\n"
+
+
+def folder() -> Path:
+    """Return where the sweeps are: inside an installed package, beside it in a checkout."""
+    package = Path(recsys_topk.__file__).parent
+    packaged = package / "sweeps"
+    return packaged if packaged.is_dir() else package.parent / "sweeps"
+
+
+def sweeps() -> dict[str, str]:
+    """Return the text of each sweep by its name."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder().glob("*.yaml"))}
+
+
+def with_options(text: str, further: list[str]) -> str:
+    r"""Return a sweep whose every run has these options of `recsys-topk fit` too; a config replaces the sweep's own.
+
+    Example:
+        >>> print(with_options("command:\n  - --config=simulated\n  - ${args}\n", ["--config", "recflow-2stage"]))
+        command:
+          - "--config"
+          - "recflow-2stage"
+          - ${args}
+    """
+    if any(option.partition("=")[0] in ("-c", "--config") for option in further):
+        text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("  - --config="))
+    lines = "".join(f"  - {json.dumps(option)}\n" for option in further)
+    return text.replace(ARGS, lines + ARGS)
+
+
+def main(argv: list[str]) -> int:
+    """List the sweeps, or print one."""
+    parser = argparse.ArgumentParser(
+        prog="recsys-topk sweep",
+        usage="recsys-topk sweep [NAME] [--out FILE] [options of fit ...]",
+        description="List the W&B sweeps, or print one as YAML for `wandb sweep FILE`. Further options go to every "
+        "`recsys-topk fit` of the sweep.",
+        epilog="example: recsys-topk sweep losses --out mine.yaml --config recflow-2stage --data.root path/to/recflow",
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="one of the sweeps; without it they are listed")
+    parser.add_argument("--out", metavar="FILE", help="write it there instead of printing it")
+    options, further = parser.parse_known_args(argv)
+    found = sweeps()
+    if options.name is None:
+        if further or options.out:
+            raise ValueError(f"which sweep? give its name first: {', '.join(found)}")
+        echo(table([_row(name, text) for name, text in found.items()]))
+        echo("\nrecsys-topk sweep NAME --out NAME.yaml, then: wandb sweep NAME.yaml")
+        return 0
+    if options.name not in found:
+        close = nearest(options.name, found)
+        hint = f"did you mean {close!r}? " if close else ""
+        raise ValueError(f"unknown sweep {options.name!r}; {hint}sweeps: {', '.join(found)}")
+    text = found[options.name]
+    if further:
+        check(further, set(yaml.safe_load(text)["parameters"]))
+        text = with_options(text, further)
+    if options.out is None:
+        echo(text.rstrip("\n"))
+        return 0
+    try:
+        write_whole(options.out, text)
+    except OSError as error:
+        raise ValueError(f"--out must be a file that can be written, got {options.out!r}: {error.strerror}") from error
+    echo(f"written: {options.out}  (create the sweep with: wandb sweep {options.out})")
+    return 0
+
+
+def check(further: list[str], varied: set[str]) -> None:
+    """Stop now on what would be of no use in any run of the sweep: what it sets itself, and what `fit` refuses.
+
+    Args:
+        further: Options of `recsys-topk fit`.
+        varied: Options that the sweep sets.
+    """
+    for option in further:
+        name = option.partition("=")[0].removeprefix("--")
+        if option.startswith("--") and name in varied:
+            raise ValueError(f"the sweep sets --{name} itself in every run; change it in the file, under `parameters`")
+
+    from recsys_topk.cli.training import run
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            run(["fit", *further, "--print_config"])
+        except SystemExit as ended:
+            if ended.code:
+                raise
+
+
+def _row(name: str, text: str) -> dict[str, object]:
+    content = yaml.safe_load(text)
+    return {"sweep": name, "method": content["method"], "": content["description"]}

@@ -1,0 +1,290 @@
+"""The sweeps: W&B's own schema, search and agent code make command lines of them, and the real command runs those."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from recsys_topk.cli.main import main
+from tests.cli import wandb_files
+from tests.conftest import TINY_WORLD
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "sweeps").glob("*.yaml"))
+METRIC = "val/joint_recall@10@20"
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # W&B's package declares its models in pydantic's old way
+    from sweeps.config import schema_violations_from_proposed_config
+
+    import sweeps
+    from sweeps import RunState, SweepRun
+
+each_sweep = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(path.read_text())
+    return content
+
+
+def draw(sweep: dict[str, Any]) -> list[dict[str, Any]]:
+    """All runs of a grid, a few of any other search, as W&B's server would hand them out."""
+    runs: list[SweepRun] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        while sweep["method"] == "grid" or len(runs) < 6:
+            run = sweeps.next_run(sweep, runs, validate=True)
+            if run is None:
+                break
+            runs.append(seen(f"r{len(runs)}", RunState.finished, [0.1 + 0.01 * len(runs)], run.config))
+    return [json.loads(json.dumps(run.config, default=float)) for run in runs]
+
+
+def seen(name: str, state: RunState, values: Sequence[float], config: Mapping[str, Any] | None = None) -> SweepRun:
+    """A run as the server knows it, with what it has logged so far."""
+    history = [{METRIC: value} for value in values]
+    return SweepRun(name=name, state=state, config=dict(config or {}), sampledHistory=history)
+
+
+def agent_command(sweep: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
+    """The command line of one run, by the agent's own code and rules."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+    given = create_sweep_command_args({"args": drawn})
+    command: list[str] = []
+    for part in create_sweep_command(list(sweep["command"])):
+        command += given[part[2:-1]] if part.startswith("${") else [part]
+    return command
+
+
+def agent_environment(folder: Path, run_id: str, drawn: Mapping[str, Any], base: Mapping[str, str]) -> dict[str, str]:
+    """What `wandb agent` sets for a run, and the file it writes for `wandb.init`."""
+    file = folder / "wandb" / "sweep-s1" / f"config-{run_id}.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump({"wandb_version": 1, **{k: {"value": v["value"]} for k, v in drawn.items()}}))
+    sweep = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": run_id, "WANDB_SWEEP_PARAM_PATH": str(file)}
+    return {**base, **sweep, "WANDB_DIR": str(folder), "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "them"}
+
+
+@dataclass
+class AgentRuns:
+    """A folder in which an agent ran the same draw twice: once to its end, once until early termination stopped it."""
+
+    folder: Path
+    drawn: dict[str, Any]
+    statuses: tuple[int, int]
+    errors: str
+
+    def records(self, run_id: str) -> list[Any]:
+        (file,) = self.folder.glob(f"runs/*/wandb/offline-run-*/run-{run_id}.wandb")
+        return wandb_files.records(file)
+
+
+@pytest.fixture(scope="module")
+def agent_runs(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> AgentRuns:
+    folder = tmp_path_factory.mktemp("agent")
+    sweep = read(ROOT / "sweeps" / "learning-rates.yaml")
+    drawn = next(run for run in draw(sweep) if run["model.embedding_optimizer"]["value"] != "same")
+    command = agent_command(sweep, drawn)
+    assert command[0] == "recsys-topk"
+
+    def start(run_id: str, epochs: int) -> subprocess.Popen[str]:
+        arguments = [*command[1:], *TINY_WORLD, f"--trainer.max_epochs={epochs}", "--trainer.enable_progress_bar=false"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "recsys_topk", *arguments],
+            cwd=folder, env=agent_environment(folder, run_id, drawn, environment),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    first = start("first", 1)
+    _, errors = first.communicate(timeout=120)
+    second = start("second", 100_000)
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(folder.glob("runs/*/checkpoints/best.ckpt"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        second.send_signal(signal.SIGTERM)  # what the agent does to a run that early termination has chosen
+        _, more = second.communicate(timeout=60)
+    finally:
+        second.kill()
+    return AgentRuns(folder, drawn, (first.returncode, second.returncode), errors + more)
+
+
+def test_there_is_a_sweep_for_each_question() -> None:
+    names = {path.stem for path in FILES}
+    assert {"losses", "negatives", "learning-rates"} <= names
+    assert {f"tau-{loss}" for loss in ("dftopk", "lapsum", "neuralsort", "softsort", "sparse", "diffsort")} <= names
+
+
+@each_sweep
+def test_it_validates_and_optimises_the_joint_recall(path: Path) -> None:
+    sweep = read(path)
+    assert schema_violations_from_proposed_config(sweep) == []
+    assert sweep["name"] == path.stem
+    assert sweep["metric"] == {"name": METRIC, "goal": "maximize"}
+    assert sweep["command"][:2] == ["recsys-topk", "fit"]
+    assert "--logger=wandb" in sweep["command"]
+    assert sweep["command"][-1] == "${args}"
+
+
+@each_sweep
+def test_what_it_draws_is_what_fit_takes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In this process: importing the trainer anew for each run would take minutes."""
+    from recsys_topk.cli.arguments import rewrite
+    from recsys_topk.losses.base import registry
+
+    sweep = read(path)
+    drawn = draw(sweep)
+    assert len(drawn) == len({str(run) for run in drawn})
+    for run in drawn:
+        rewrite(agent_command(sweep, run)[1:])  # knows every loss and config
+    for run in worth_parsing(drawn):
+        with pytest.raises(SystemExit) as ended:
+            main([*agent_command(sweep, run)[1:], "--print_config"])
+        printed = capsys.readouterr()
+        assert ended.value.code == 0, (run, printed.err)
+        parsed = yaml.safe_load(printed.out)
+        for name, given in run.items():
+            if name == "loss":
+                assert parsed["model"]["loss"]["class_path"].endswith(f".{registry.resolve(given['value']).__name__}")
+            else:
+                assert lookup(parsed, name.replace("loss.", "model.loss.init_args.")) == given["value"], name
+
+
+def worth_parsing(drawn: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A few runs that hold between them every text, and the smallest and largest of every number."""
+    wanted: set[tuple[str, Any]] = set()
+    for name in set(drawn[0]) - {"loss"}:
+        values = {run[name]["value"] for run in drawn}
+        texts = {value for value in values if isinstance(value, str)}
+        wanted |= {(name, value) for value in texts or {min(values), max(values)}}
+    chosen = []
+    for run in drawn:
+        new = wanted & {(name, given["value"]) for name, given in run.items()}
+        if new:
+            chosen.append(run)
+            wanted -= new
+    return chosen
+
+
+def lookup(content: Mapping[str, Any], path: str) -> Any:
+    found: Any = content
+    for key in path.split("."):
+        found = found[key]
+    return found
+
+
+def test_early_termination_stops_the_worse_half_before_the_end() -> None:
+    """By W&B's own rule: with six evaluations a run, the worst are told to stop after two and the best never."""
+    stopping = [read(path) for path in FILES if "early_terminate" in read(path)]
+    assert {sweep["name"] for sweep in stopping} == {"learning-rates", "tau-diffsort"}
+    for sweep in stopping:
+        assert sweep["method"] == "bayes", "a curve needs every one of its points"
+        runs = [seen(f"r{n}", RunState.running, [0.1 * n, 0.1 * n + 0.01]) for n in range(6)]
+        stopped = {run.name for run in sweeps.stop_runs(sweep, runs)}
+        assert "r0" in stopped
+        assert "r5" not in stopped
+        assert 2 <= len(stopped) <= 3
+        assert not sweeps.stop_runs(sweep, [seen(f"r{n}", RunState.running, [0.1 * n]) for n in range(6)])
+
+
+def test_a_run_of_an_agent_logs_what_the_sweep_optimises(agent_runs: AgentRuns) -> None:
+    assert agent_runs.statuses[0] == 0, agent_runs.errors
+    found = agent_runs.records("first")
+    values = [row[METRIC] for row in wandb_files.history(found) if METRIC in row]
+    assert len(values) == 2, "two evaluations a pass, so that early termination has something to go by"
+    assert all(0.0 < value <= 1.0 for value in values)
+    about = next(record.run for record in found if record.HasField("run"))
+    assert (about.run_id, about.sweep_id, about.project) == ("first", "s1", "theirs")
+    assert about.display_name == "dftopk-tau1-neg25-s42"
+    logged = wandb_files.config(found)
+    assert logged["model"]["lr"] == logged["model.lr"] == agent_runs.drawn["model.lr"]["value"]
+
+
+def test_runs_in_one_folder_do_not_clash(agent_runs: AgentRuns) -> None:
+    folders = {path.name for path in (agent_runs.folder / "runs").iterdir()}
+    assert folders == {"dftopk-tau1-neg25-s42", "dftopk-tau1-neg25-s42-2"}
+    names = [next(r.run for r in agent_runs.records(n) if r.HasField("run")).display_name for n in ("first", "second")]
+    assert set(names) == folders
+
+
+def test_a_run_that_is_stopped_early_is_no_failure_and_keeps_what_it_logged(agent_runs: AgentRuns) -> None:
+    # The agent takes a status above 0 for a failure, and gives up after a few of them.
+    assert agent_runs.statuses[1] <= 0, agent_runs.errors
+    assert any(METRIC in row for row in wandb_files.history(agent_runs.records("second")))
+
+
+def test_the_command_lists_and_prints_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep"]) == 0
+    listed = capsys.readouterr().out
+    for path in FILES:
+        assert f"\n{path.stem} " in listed
+    assert main(["sweep", "losses"]) == 0
+    assert capsys.readouterr().out == (ROOT / "sweeps" / "losses.yaml").read_text()
+    further = ["--config", "recflow-2stage", "--data.root", "a b"]
+    assert main(["sweep", "negatives", "--out", "mine.yaml", *further]) == 0
+    assert "wandb sweep mine.yaml" in capsys.readouterr().out
+    mine = read(tmp_path / "mine.yaml")
+    assert schema_violations_from_proposed_config(mine) == []
+    assert mine["command"] == ["recsys-topk", "fit", "--logger=wandb", *further, "${args}"]
+    assert mine["parameters"] == read(ROOT / "sweeps" / "negatives.yaml")["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tau-dftpk"], ["unknown sweep 'tau-dftpk'", "did you mean 'tau-dftopk'", "negatives"]),
+        (["losses", "--data.rot", "x"], ["--data.rot", "did you mean --data.root?"]),
+        (["losses", "--config", "nope"], ["no config file 'nope'", "recflow-2stage"]),
+        (["negatives", "--loss", "bce"], ["the sweep sets --loss itself", "parameters"]),
+        (["--out", "x.yaml"], ["which sweep?", "losses"]),
+        (["losses", "--out", "."], ["--out must be a file", "'.'"]),
+    ],
+)
+def test_mistakes_get_one_line_and_status_2(
+    arguments: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        status: Any = main(["sweep", *arguments])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    for word in words:
+        assert word in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_installed_wheel_carries_them(tmp_path: Path) -> None:
+    from hatchling.builders.wheel import WheelBuilder
+
+    built = next(iter(WheelBuilder(str(ROOT)).build(directory=str(tmp_path / "dist"), versions=["standard"])))
+    with zipfile.ZipFile(built) as wheel:
+        wheel.extractall(tmp_path / "site")
+    done = subprocess.run(
+        [sys.executable, "-m", "recsys_topk", "sweep", "losses"], capture_output=True, text=True, check=False,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+    )  # fmt: skip
+    assert done.stdout == (ROOT / "sweeps" / "losses.yaml").read_text(), done.stderr
