@@ -85,7 +85,7 @@ def test_an_interrupted_experiment_goes_on(environment: dict[str, str], tmp_path
         (["tau", "--size", "full"], "give its folder with --data.root"),
         (["tau", "--only", "lapsum"], "no such competitor here; there are dftopk"),
         (["tau", "--seeds", "0"], "--seeds must be at least 1, got 0"),
-        (["main-table", "--only", "dftopk", "--loss.tua", "3", "--seeds", "1"], "failed (status 2); see above"),
+        (["main-table", "--only", "dftopk", "--config", "no-such", "--seeds", "1"], "failed (status 2); see above"),
     ],
 )
 def test_mistakes(recsys_topk: Callable[..., Result], arguments: list[str], words: str) -> None:
