@@ -35,7 +35,7 @@ def test_an_experiment_says_everything_and_its_commands_parse(name: str, size: S
         parser = argparse.ArgumentParser()
         add_options(parser, out="unused")
         options, further = parser.parse_known_args(step.command[1:])
-        trials = plan(options, further)
+        trials = plan(options, further, "trials")
         assert len(trials) == step.weight
         for trial in trials:
             rewrite(["fit", *trial.arguments])
