@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     add_options(parser, out="runs/compare")
     options, further = parser.parse_known_args(argv)
     facts = provenance(["recsys-topk", "compare", *argv])
-    trials = plan(options, further, "trials")
+    trials = plan(options, further)
     todo = [trial for trial in trials if trial.read() is None]
     from recsys_topk.cli.trial import train_and_test
 

@@ -81,7 +81,7 @@ def add_options(parser: argparse.ArgumentParser, out: str) -> None:
     parser.add_argument("--logger", choices=["csv", "wandb"], default="csv", help="wandb: offline without a key")
 
 
-def plan(options: argparse.Namespace, further: Sequence[str], place: str) -> list[Trial]:
+def plan(options: argparse.Namespace, further: Sequence[str], place: str = "trials") -> list[Trial]:
     """Return the runs that the options ask for, seed by seed; raise on a mistake in any of them.
 
     Args:

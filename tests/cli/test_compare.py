@@ -188,7 +188,7 @@ def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
 def finished(folder: Path, *further: str) -> None:
     """Write the file of a run as if it were over."""
     options = argparse.Namespace(losses="dftopk", variant=[], seeds=1, out=str(folder), logger="csv", jobs=1)
-    (trial,) = plan(options, further, "trials")
+    (trial,) = plan(options, further)
     write_whole(trial.target, json.dumps({**trial.identity(), **made_up(0.5)[0]}))
 
 
