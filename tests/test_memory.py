@@ -34,4 +34,4 @@ def test_kept_memory_is_not_faulted_in_again() -> None:
         )
         for form in ("keep", "plain")
     }
-    assert faults["keep"] < 100 < faults["plain"], faults
+    assert 10 * faults["keep"] < faults["plain"], faults

@@ -107,7 +107,8 @@ def run_case(options: argparse.Namespace) -> dict[str, float]:
     from recsys_topk.memory import keep_freed_memory
 
     quiet_libraries()
-    keep_freed_memory()  # as the training commands do; for both forms alike
+    if options.form == "ours":
+        keep_freed_memory()  # as the training commands do; it slows the textbook form, whose tensors are too large
     from recsys_topk.bench.textbook import textbook
     from recsys_topk.bench.timing import peak_memory
     from recsys_topk.cascades.module import CascadeModule

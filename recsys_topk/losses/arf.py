@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import ListFacts, RankingLoss, Reduction
 from recsys_topk.losses.topk import topk_target
 
 # Lists are taken in groups whose relaxed permutations have about this many entries; a group is made again backwards.
@@ -29,6 +29,9 @@ class ARFLoss(RankingLoss):
         tau: Temperature of NeuralSort.
         top: How many items are true, by label; None = all positive ones.
         eps: Added inside each logarithm, as published.
+        reference_quirks: Treat padding as the published code does, to compare with its figures: padding competes in P
+            and in P*, its rows and columns are then set to 0, means divide by N, a list no longer than the quota has no
+            L_relax, a list with padding no L_global, and all lists count. Only padding at the end makes sense then.
         k: The quota, how many items the stage passes on; required here or in the call.
         positive_above: Items with a label above this are positive.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -53,6 +56,7 @@ class ARFLoss(RankingLoss):
         tau: float = 1.0,
         top: int | None = None,
         eps: float = 1e-6,
+        reference_quirks: bool = False,
         *,
         k: int | Literal["positives"] | None = None,
         positive_above: float = 0.0,
@@ -63,6 +67,7 @@ class ARFLoss(RankingLoss):
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
             raise ValueError(f"top must be a positive int or None, got {top!r}")
         self.tau, self.top, self.eps = check_positive("tau", tau), top, check_positive("eps", eps)
+        self.reference_quirks = reference_quirks
         self.log_variance = nn.Parameter(torch.zeros(()))
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
@@ -77,16 +82,40 @@ class ARFLoss(RankingLoss):
             group: list[Tensor] = [t[start : start + size] for t in (scores, labels, mask, target, quota)]
             part: Any = self._terms(*group) if rows <= size else checkpoint(self._terms, *group, use_reentrant=False)
             parts.append(part)
-        relax, order = torch.cat(parts, 1).unbind()
-        weighted = 0.5 * torch.exp(-self.log_variance) * order + 0.5 * self.log_variance
-        return relax + weighted
+        return self._weighted(*torch.cat(parts, 1).unbind())
+
+    def _weighted(self, relax: Tensor, order: Tensor) -> Tensor:
+        return relax + 0.5 * torch.exp(-self.log_variance) * order + 0.5 * self.log_variance
+
+    def _lists(
+        self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts
+    ) -> Tensor:
+        if not self.reference_quirks or mask is None:
+            return super()._lists(scores, labels, mask, k, facts)
+        size, n = scores.shape
+        quota = k if isinstance(k, Tensor) else torch.full((size,), k or n, device=scores.device)
+        wanted = facts.positives if self.top is None else torch.full_like(quota, self.top)
+        ranks, everyone = torch.arange(1, n + 1, device=scores.device), torch.ones_like(mask)
+        all_items = everyone.sum(1)
+        both = (mask[:, :, None] & mask[:, None, :]).to(scores.dtype)
+        p = _neuralsort_matrix(scores, everyone, all_items, ranks, self.tau) * both
+        order = _neuralsort_matrix(labels, everyone, all_items, ranks, 1e-4) * both
+        best = ranks[:, None] <= wanted[:, None, None]
+        shares = torch.where(best, order, 0.0).sum(1), torch.where(best, 0.0, order).sum(1)
+        relax = self._relax(p, shares, mask, ranks[:, None] <= quota[:, None, None], quota, all_items)
+        whole = -(order * torch.log(p + self.eps)).sum((1, 2)) / (n * n)
+        items = mask.sum(1)
+        return self._weighted(torch.where(items > quota, relax, 0.0), torch.where(items >= n, whole, 0.0))
+
+    def _reduce(self, losses: Tensor, counted: Tensor | None, weights: Tensor | None) -> Tensor:
+        return super()._reduce(losses, None if self.reference_quirks else counted, weights)
 
     def _terms(self, scores: Tensor, labels: Tensor, mask: Tensor, target: Tensor, quota: Tensor) -> Tensor:
         """Return L_relax and L_global of each list, (2, B)."""
         n = mask.sum(1)
         ranks = torch.arange(1, scores.shape[1] + 1, device=scores.device)
         p = _neuralsort_matrix(scores, mask, n, ranks, self.tau)
-        relax = self._relax(p, target, mask, ranks[:, None] <= quota[:, None, None], quota, n)
+        relax = self._relax(p, (target, 1.0 - target), mask, ranks[:, None] <= quota[:, None, None], quota, n)
         # Tied labels span ranks ahead + 1 .. ahead + size, and have 1 / size of each.
         both = mask[:, :, None] & mask[:, None, :]
         ahead = (both & (labels[:, :, None] < labels[:, None, :])).sum(2)
@@ -96,9 +125,11 @@ class ARFLoss(RankingLoss):
         order = -(share * torch.log(p + self.eps)).sum((1, 2)) / (n * n)
         return torch.stack((relax, order))
 
-    def _relax(self, p: Tensor, target: Tensor, mask: Tensor, first: Tensor, quota: Tensor, n: Tensor) -> Tensor:
+    def _relax(
+        self, p: Tensor, shares: tuple[Tensor, Tensor], mask: Tensor, first: Tensor, quota: Tensor, n: Tensor
+    ) -> Tensor:
         share = torch.where(first, p, 0.0).sum(1) / quota[:, None]
-        return -(target * torch.log(share + self.eps)).sum(1) / n
+        return -(shares[0] * torch.log(share + self.eps)).sum(1) / n
 
 
 class ARFV2Loss(ARFLoss):
@@ -111,6 +142,7 @@ class ARFV2Loss(ARFLoss):
         tau: Temperature of NeuralSort.
         top: How many items are true, by label; None = all positive ones.
         eps: Added inside each logarithm and to C, as published.
+        reference_quirks: As in `ARFLoss`.
         k: The quota, how many items the stage passes on; required here or in the call.
         positive_above: Items with a label above this are positive.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -126,10 +158,12 @@ class ARFV2Loss(ARFLoss):
     exact_gradient: ClassVar[bool] = False  # the column sums are held constant
     paper: ClassVar[str] = "LCRON, arXiv 2503.09492 (ARF-v2)"
 
-    def _relax(self, p: Tensor, target: Tensor, mask: Tensor, first: Tensor, quota: Tensor, n: Tensor) -> Tensor:
+    def _relax(
+        self, p: Tensor, shares: tuple[Tensor, Tensor], mask: Tensor, first: Tensor, quota: Tensor, n: Tensor
+    ) -> Tensor:
         up, down = torch.where(first, p, 0.0).sum(1), torch.where(first, 0.0, p).sum(1)
         total = (up + down).detach() + self.eps
-        terms = target * torch.log(up / total + self.eps) + (1.0 - target) * torch.log(down / total + self.eps)
+        terms = shares[0] * torch.log(up / total + self.eps) + shares[1] * torch.log(down / total + self.eps)
         return -torch.where(mask, terms, 0.0).sum(1) / n
 
 

@@ -18,14 +18,16 @@ VECTORS = Path(__file__).parents[1] / "vectors"
 @pytest.mark.parametrize(("name", "file"), [("arf", "loss_arf_kwai"), ("arf-v2", "loss_arfv2_kwai")])
 def test_matches_peer(name: str, file: str) -> None:
     # Conventions: k is the peer's support_m, `top` its top_k; its w = 1 is log_variance = 0. Its masked case lets
-    # padding compete in the matrix and divides by N, so it is left out.
-    for case in json.loads((VECTORS / f"{file}.json").read_text())["cases"]:
-        if case.get("mask") is not None:
-            continue
+    # padding compete in the matrix and divides by N.
+    cases = json.loads((VECTORS / f"{file}.json").read_text())["cases"]
+    assert any(case["mask"] is not None for case in cases)
+    for case in cases:
         x = torch.tensor(case["scores"], dtype=torch.float64, requires_grad=True)
         y = torch.tensor(case["labels"], dtype=torch.float64)
-        loss = get(name, k=case["support_m"], top=case["top_k"], positive_above=-1.0)
-        value = loss(x, y)
+        quirks = case["mask"] is not None
+        mask = torch.tensor(case["mask"], dtype=torch.bool) if quirks else None
+        loss = get(name, k=case["support_m"], top=case["top_k"], positive_above=-1.0, reference_quirks=quirks)
+        value = loss(x, y, mask)
         torch.testing.assert_close(value, torch.tensor(case["output"], dtype=torch.float64), atol=1e-9, rtol=1e-9)
         if case["grad_unique"]:
             value.backward()
