@@ -42,7 +42,7 @@ bench: $(STAMP)  ## time operators, losses, data and training steps (on an idle 
 	mkdir -p runs/bench
 	for suite in operators losses data step; do $(BIN)/recsys-topk bench $$suite --json runs/bench/$$suite.json || exit 1; done
 
-paper: $(STAMP)  ## the paper's experiments on a small simulated world, and a page of them (estimated: ten minutes on two idle cores)
+paper: $(STAMP)  ## the paper's experiments on a small simulated world, and a page of them (ten minutes on two idle cores)
 	OMP_NUM_THREADS=1 $(BIN)/recsys-topk experiment all --jobs 2 --out $(PAPER_DIR)
 	$(BIN)/recsys-topk report $(PAPER_DIR) --out $(PAPER_DIR)/report.html
 
