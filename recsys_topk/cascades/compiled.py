@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from types import ModuleType
@@ -46,11 +46,18 @@ def over_lists(run: Callable[[int, int, int], Any], size: int) -> None:
     """
     parts = number_of_parts(size)
     bounds = [size * part // parts for part in range(parts + 1)]
-    if parts == 1:
-        run(0, 0, size)
+    at_once(lambda part: run(part, bounds[part], bounds[part + 1]), range(parts))
+
+
+def at_once(work: Callable[[Any], Any], tasks: Sequence[Any]) -> None:
+    """Do all tasks, as many at a time as torch has threads; `work` should not hold the GIL."""
+    threads = min(torch.get_num_threads(), len(tasks))
+    if threads <= 1:
+        for task in tasks:
+            work(task)
         return
-    with ThreadPoolExecutor(parts) as pool:  # a pool a call costs 0.1 ms and leaves no threads behind
-        list(pool.map(run, range(parts), bounds[:-1], bounds[1:]))
+    with ThreadPoolExecutor(threads) as pool:  # made for each call, so that no threads are left behind in a fork
+        list(pool.map(work, tasks))
 
 
 def number_of_parts(size: int) -> int:

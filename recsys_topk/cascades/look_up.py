@@ -6,15 +6,14 @@ goes past its kernels, whose backward sorts the ids of every table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.compiled import kernels
+from recsys_topk.cascades.compiled import at_once, kernels
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class _LookUp(torch.autograd.Function):
                 found = seen[(seen < 0) | (seen >= rows)].flat[0]
                 raise IndexError(f"{slot.name}: id {found} is not in the table, which has the ids 0 to {rows - 1}")
 
-        _at_once(read, slots)
+        at_once(read, slots)
         ctx.slots, ctx.numbers, ctx.counts, ctx.compiled = slots, numbers, counts, compiled
         ctx.shapes = [table.shape for table in tables]
         return made
@@ -101,16 +100,5 @@ class _LookUp(torch.autograd.Function):
                 else:
                     ctx.compiled.embed_rows_backward(source, slot.column, slot.padding, grad, slot.start, target)
 
-        _at_once(add, range(len(made)))
+        at_once(add, range(len(made)))
         return (None, None, None, *made)
-
-
-def _at_once(work: Callable[[Any], None], tasks: Sequence[Any]) -> None:
-    """Do all tasks, as many at a time as torch has threads."""
-    threads = min(torch.get_num_threads(), len(tasks))
-    if threads <= 1:
-        for task in tasks:
-            work(task)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, tasks))
