@@ -12,6 +12,7 @@ from typing import Any
 
 from recsys_topk.bench.result import BenchResult
 from recsys_topk.cli.console import echo, warn
+from recsys_topk.reports.files import write_whole
 
 SUITES = {
     "operators": "every top-k operator, forward and backward",
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
         result = _suite(args.suite).run(args)
         echo(result.text())
         if args.json is not None:
-            args.json.write_text(result.to_json() + "\n")
+            write_whole(args.json, result.to_json() + "\n")
         if getattr(args, "plot", None) is not None:
             plot(result, args.plot)
         if args.check is None:
