@@ -9,6 +9,7 @@ top of it gets them; what is typed overrides them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -19,6 +20,8 @@ import yaml
 from recsys_topk.registry import Registry, nearest
 
 CONFIGS = "recsys_topk.cli.configs"
+# Arguments of an objective that the module gives.
+GIVEN = ("loss", "stages")
 
 # RecFlow's labels are places in a ranking (29..20 for the best group), not grades: an exponential gain or a softmax
 # over them would see the first item only.
@@ -55,6 +58,7 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
     tables = registries()
     command, rest = list(arguments[:1]), list(arguments[1:])
     classes: list[str] = []
+    chosen: dict[str, type] = {}
     others: list[str] = []
     configs: list[dict[str, Any]] = []
     by_loss = {name: dict(options) for name, options in FOR_RECFLOW_LABELS.items()}
@@ -64,7 +68,7 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
         following = rest[position + 1] if not equals and position + 1 < len(rest) else ""
         short = option[2:].split(".")[0] if option.startswith("--") else ""
         if option == f"--{short}" and short in tables:
-            cls = _named(tables[short], value if equals else following)
+            cls = chosen[short] = _named(tables[short], value if equals else following)
             position += 1 if equals else 2
             classes.append(f"--model.{short}={_path(cls)}")
             if short == "loss":
@@ -85,8 +89,33 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
     for short in tables:
         typed = [argument.partition("=")[2] for argument in classes if argument.startswith(f"--model.{short}=")]
         keep_last_class(configs, short, typed[-1] if typed else None)
+    for short, cls in chosen.items():
+        check_options(short, cls, others)
     # A class must be named before its options, and a file is overridden by what is typed.
     return [*command, *(f"--config={dump(content)}" for content in configs), *classes, *others]
+
+
+def check_options(short: str, cls: type, arguments: Sequence[str]) -> None:
+    """Raise if an option of a class that was named is not one of its own, with the nearest one that is.
+
+    Args:
+        short: ``"loss"`` or ``"objective"``.
+        cls: The class.
+        arguments: Rewritten arguments.
+    """
+    parameters = inspect.signature(cls).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters if parameter.name not in GIVEN]
+    head = f"--model.{short}."
+    for argument in arguments:
+        option = argument.removeprefix(head).partition("=")[0].split(".")[0]
+        if argument.startswith(head) and option not in (*known, "help", "class_path", "init_args"):
+            close = nearest(option, known)
+            hint = f"did you mean --{short}.{close}? " if close else ""
+            raise ValueError(
+                f"{cls.__name__} has no option {option!r} (--{short}.{option}); {hint}it has: {', '.join(known)}"
+            )
 
 
 def keep_last_class(configs: Sequence[dict[str, Any]], short: str, typed: str | None) -> None:
