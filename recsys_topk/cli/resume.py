@@ -11,6 +11,7 @@ import yaml
 
 from recsys_topk.cli.arguments import describe_checkpoint, dump, read_checkpoint
 from recsys_topk.cli.runs import RunDirectory
+from recsys_topk.datamodules.schema import Schema
 
 # Options that may differ from the run's. These say how long to train, where things are and what is shown or kept;
 FREE = (
@@ -146,7 +147,8 @@ def check_schema(path: str, content: Mapping[str, Any], schema: Any) -> None:
         content: What it holds.
         schema: The data's `Schema`.
     """
-    then, now = content["hyper_parameters"]["schema"], schema.to_dict()
+    then = Schema.from_dict(content["hyper_parameters"]["schema"]).to_dict()
+    now = schema.to_dict()
     if then == now:
         return
     rows = [{table["name"]: table["rows"] for table in part["tables"]} for part in (then, now)]

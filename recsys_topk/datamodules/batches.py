@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -39,17 +38,6 @@ class DayBatch(CascadeBatch):
     day: str = ""
     draw_seed: int = 0
     training: bool = False
-
-    def to(self, *args: Any, **kwargs: Any) -> DayBatch:
-        """Move every tensor to a device (dtypes are kept)."""
-        return self._each(lambda tensor: tensor.to(*args, **kwargs))
-
-    def pin_memory(self) -> DayBatch:
-        """Pin every tensor, for asynchronous copies to a GPU."""
-        return self._each(lambda tensor: tensor.pin_memory())
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> DayBatch:
-        return replace(self, **{name: change(getattr(self, name)) for name in (*_TENSORS, "pool_rows")})  # type: ignore[arg-type]
 
     def plain(self) -> CascadeBatch:
         """Return the batch without its origin."""

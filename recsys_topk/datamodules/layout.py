@@ -143,4 +143,5 @@ def recflow_schema(counts: Mapping[str, int], layout: Layout) -> Schema:
         ),
         groups=tuple(group.stage for group in layout.groups),
         positive_above=float(layout.positive_above),
+        labels="places",
     )

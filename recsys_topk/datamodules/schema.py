@@ -1,9 +1,19 @@
-"""What the columns of a batch mean: features, the embedding tables they index, sizes and padding ids."""
+"""What the columns of a batch mean: features of four kinds, the embedding tables they index, what labels say."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
+
+FeatureKind = Literal["categorical", "bag", "numeric", "vector"]
+LabelKind = Literal["grades", "places"]
+Part = Literal["request", "history", "items"]
+
+PARTS: tuple[Part, ...] = ("request", "history", "items")
+ID_KINDS: tuple[FeatureKind, ...] = ("categorical", "bag")
+VALUE_KINDS: tuple[FeatureKind, ...] = ("numeric", "vector")
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -17,33 +27,69 @@ class Table:
 
 @dataclass(frozen=True)
 class Feature:
-    """A column of ids and the table that the ids index."""
+    """One feature of a request, of a history view or of an item.
+
+    Attributes:
+        name: Its name; unique within its part of the schema.
+        table: The table that its ids index; None for numeric features and vectors.
+        kind: ``"categorical"`` (one id), ``"bag"`` (up to `size` ids of one table, whose embeddings are averaged),
+            ``"numeric"`` (one float) or ``"vector"`` (`size` floats).
+        size: Number of columns: 1 for categorical and numeric features, the largest number of ids of a bag, the
+            length of a vector.
+
+    Example:
+        >>> Feature("genres", "genre", "bag", 4).size
+        4
+        >>> Feature("price", kind="numeric").table is None
+        True
+    """
 
     name: str
-    table: str
+    table: str | None = None
+    kind: FeatureKind = "categorical"
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kind not in (*ID_KINDS, *VALUE_KINDS):
+            raise ValueError(
+                f"feature {self.name!r} has kind {self.kind!r}; available: {', '.join((*ID_KINDS, *VALUE_KINDS))}"
+            )
+        if self.kind in ID_KINDS and self.table is None:
+            raise ValueError(f"feature {self.name!r} is {self.kind}, so it needs a table; give Feature(name, table)")
+        if self.kind in VALUE_KINDS and self.table is not None:
+            raise ValueError(f"feature {self.name!r} is {self.kind} and takes no table, got {self.table!r}")
+        if self.size < 1 or (self.size > 1 and self.kind in ("categorical", "numeric")):
+            raise ValueError(f"feature {self.name!r} is {self.kind} and cannot have size {self.size}")
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The features of requests, histories and items, in column order.
+    """The features of requests, histories and items, in column order, and what the labels mean.
+
+    The ids of a part (`CascadeBatch.request`, `.history`, `.items`) hold its categorical features and bags, in the
+    order of the schema; its values (`CascadeBatch.request_values`, ...) hold its numeric features and vectors.
 
     Attributes:
-        tables: All tables; features of several kinds may share one.
-        request: Columns of `CascadeBatch.request`.
-        history: Columns of `CascadeBatch.history`.
-        items: Columns of `CascadeBatch.items`.
+        tables: All tables; features of several parts may share one.
+        request: Features of a request.
+        history: Features of each view in the user's history.
+        items: Features of an item.
         groups: Names of the sample groups, best first.
         positive_above: Labels above this are positives.
+        labels: ``"grades"`` (the size of a label says how good an item is, e.g. 0 to 4) or ``"places"`` (labels only
+            order the items, e.g. 29 for the first place and 20 for the tenth). Graded losses choose their gain by it.
 
     Example:
         >>> schema = Schema(
-        ...     tables=(Table("user", 100), Table("video", 1000)),
-        ...     request=(Feature("user_id", "user"),),
+        ...     tables=(Table("user", 100), Table("video", 1000), Table("genre", 20)),
+        ...     request=(Feature("user_id", "user"), Feature("age", kind="numeric")),
         ...     history=(Feature("video_id", "video"),),
-        ...     items=(Feature("video_id", "video"),),
+        ...     items=(Feature("video_id", "video"), Feature("genres", "genre", "bag", 3)),
         ... )
         >>> Schema.from_dict(schema.to_dict()) == schema
         True
+        >>> schema.id_columns("items"), schema.value_columns("request")
+        ({'video_id': slice(0, 1, None), 'genres': slice(1, 4, None)}, {'age': slice(0, 1, None)})
     """
 
     tables: tuple[Table, ...]
@@ -52,14 +98,34 @@ class Schema:
     items: tuple[Feature, ...]
     groups: tuple[str, ...] = ()
     positive_above: float = 0.0
+    labels: LabelKind = "grades"
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]
         if len(set(names)) != len(names):
             raise ValueError(f"table names must differ, got {names}")
-        for feature in (*self.request, *self.history, *self.items):
-            if feature.table not in names:
-                raise ValueError(f"feature {feature.name!r} names table {feature.table!r}; there are {names}")
+        if self.labels not in ("grades", "places"):
+            raise ValueError(f"labels must be 'grades' or 'places', got {self.labels!r}")
+        for part in PARTS:
+            features = self.features(part)
+            if len({feature.name for feature in features}) != len(features):
+                raise ValueError(f"{part} features must differ in name, got {[feature.name for feature in features]}")
+            for feature in features:
+                if feature.table is not None and feature.table not in names:
+                    raise ValueError(f"feature {feature.name!r} names table {feature.table!r}; there are {names}")
+
+    def features(self, part: Part) -> tuple[Feature, ...]:
+        """Return the features of a part."""
+        found: tuple[Feature, ...] = getattr(self, part)
+        return found
+
+    def id_columns(self, part: Part) -> dict[str, slice]:
+        """Return where the categorical features and bags of a part stand among its ids, by name."""
+        return _columns(self.features(part), ID_KINDS)
+
+    def value_columns(self, part: Part) -> dict[str, slice]:
+        """Return where the numeric features and vectors of a part stand among its values, by name."""
+        return _columns(self.features(part), VALUE_KINDS)
 
     def table(self, name: str) -> Table:
         """Return the table called `name`."""
@@ -67,12 +133,15 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists, dicts, strings and numbers, as stored in checkpoints."""
-        plain = asdict(self)
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {"version": VERSION, **plain}
 
     @classmethod
-    def from_dict(cls, plain: dict[str, Any]) -> Schema:
-        """Rebuild a schema from `to_dict`."""
+    def from_dict(cls, plain: Mapping[str, Any]) -> Schema:
+        """Rebuild a schema from `to_dict`, of this version or of version 1 (categorical features only)."""
+        version = plain.get("version", 1)
+        if version not in (1, VERSION):
+            raise ValueError(f"the schema has version {version!r}; this release reads versions 1 and {VERSION}")
         return cls(
             tables=tuple(Table(**table) for table in plain["tables"]),
             request=tuple(Feature(**feature) for feature in plain["request"]),
@@ -80,4 +149,16 @@ class Schema:
             items=tuple(Feature(**feature) for feature in plain["items"]),
             groups=tuple(plain.get("groups", ())),
             positive_above=float(plain.get("positive_above", 0.0)),
+            # Version 1 knew RecFlow only, whose labels are places.
+            labels=plain.get("labels", "places" if version == 1 else "grades"),
         )
+
+
+def _columns(features: tuple[Feature, ...], kinds: tuple[FeatureKind, ...]) -> dict[str, slice]:
+    found: dict[str, slice] = {}
+    start = 0
+    for feature in features:
+        if feature.kind in kinds:
+            found[feature.name] = slice(start, start + feature.size)
+            start += feature.size
+    return found
