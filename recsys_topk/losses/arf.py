@@ -154,7 +154,7 @@ class ARFV2Loss(ARFLoss):
         tensor(1.9425)
     """
 
-    name: ClassVar[str] = "arf-v2"
+    name: ClassVar[str] = "arf_v2"
     exact_gradient: ClassVar[bool] = False  # the column sums are held constant
     paper: ClassVar[str] = "LCRON, arXiv 2503.09492 (ARF-v2)"
 

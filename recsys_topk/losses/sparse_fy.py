@@ -38,7 +38,7 @@ class SparseFenchelYoungLoss(RankingLoss):
         tensor(0.5312)
     """
 
-    name: ClassVar[str] = "sparse-fy"
+    name: ClassVar[str] = "sparse_fy"
     label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
     family: ClassVar[str] = "top-k"
     cost: ClassVar[str] = SparseTopK.cost
