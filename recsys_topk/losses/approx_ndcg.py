@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recsys_topk.checks import check_positive
-from recsys_topk.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import better_items, spans
 from recsys_topk.numerics import is_full, masked_mean
-from recsys_topk.operators.selection import kth_pair
+from recsys_topk.ops.dcg import Gain, check_gain, discount, normalised_gains
+from recsys_topk.ops.kth_pair import kth_pair
 
 
 class _ApproximateRanks(torch.autograd.Function):

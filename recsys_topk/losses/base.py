@@ -8,18 +8,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from recsys_topk.checks import check_finite, check_k, check_lists, may_read
-from recsys_topk.numerics import (
-    at_least_float32,
-    count_rows,
-    count_true,
-    fill_masked,
-    float32_island,
-    full_mask,
-    is_full,
-    weighted_mean,
-)
+from recsys_topk.checks import check_finite, check_k, check_lists
+from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
 from recsys_topk.operators.base import TopKOperator
+from recsys_topk.ops.count_true import count_rows, count_true
+from recsys_topk.ops.dispatch import may_read
+from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.checks import may_read
 from recsys_topk.losses.base import ListFacts, Reduction
 from recsys_topk.losses.topk import TopKLoss, target_numpy
-from recsys_topk.numerics import LOWEST_EXPONENT, fill_masked
+from recsys_topk.numerics import LOWEST_EXPONENT
 from recsys_topk.operators.dftopk import DFTopK
-from recsys_topk.operators.selection import Array, Bools, add_shared, pair_numpy, scratch
+from recsys_topk.ops.dispatch import may_read
+from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.kth_pair import Array, Bools, add_shared, pair_numpy, scratch
 
 # Up to this many items in the batch the number of calls decides, and beyond it the number of passes over memory.
 SHORT = 4096

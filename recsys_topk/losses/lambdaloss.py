@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from recsys_topk.checks import check_positive
-from recsys_topk.dcg import Gain, LogBase, check_gain, discount, normalised_gains
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.lambdarank import cut_discount, swap_weight
 from recsys_topk.losses.pairs import LabelOrder, better_items, check_pairs, pairwise_logistic
 from recsys_topk.numerics import is_full
-from recsys_topk.ordering import tie_ranks
+from recsys_topk.ops.dcg import Gain, LogBase, check_gain, discount, normalised_gains
+from recsys_topk.ops.ranks import tie_ranks
 
 Variant = Literal["ndcg1", "ndcg2", "ndcg2pp"]
 

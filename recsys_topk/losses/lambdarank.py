@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from recsys_topk.checks import check_positive
-from recsys_topk.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import LabelOrder, check_pairs, pairwise_logistic
-from recsys_topk.ordering import tie_ranks
+from recsys_topk.ops.dcg import Gain, check_gain, discount, normalised_gains
+from recsys_topk.ops.ranks import tie_ranks
 
 
 def cut_discount(ranks: Tensor, k: int | Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import with_gradient
 from recsys_topk.losses.positives import positive_items
-from recsys_topk.ordering import descending_order, tie_groups
+from recsys_topk.ops.ranks import descending_order, tie_groups
 
 
 class ListMLELoss(RankingLoss):

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.checks import may_read
 from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.numerics import count_true, fill_masked, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.selection import Array, Bools, pair_numpy
+from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.dispatch import may_read
+from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.kth_pair import Array, Bools, pair_numpy
 
 CLAMP = 1e-6
 

@@ -9,8 +9,9 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import count_true, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.ops.count_true import count_true
 
 Network = Literal["odd_even", "bitonic"]
 Distribution = Literal["cauchy", "logistic", "logistic_phi", "gaussian", "reciprocal", "optimal"]
