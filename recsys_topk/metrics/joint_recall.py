@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from recsys_topk.metrics.functional import joint_recall, survivors
+from recsys_topk.metrics.functional import joint_recall
 from recsys_topk.metrics.mean import ListMean
-from recsys_topk.metrics.recall import reference_recall
 
 
 class JointRecall(ListMean):
@@ -20,7 +19,6 @@ class JointRecall(ListMean):
         k: Size of the true set.
         quotas: How many items each stage passes on, first stage first.
         positive_above: Items with a label above this are positive.
-        reference_quirks: As in `RecallAt`.
 
     Example:
         >>> import torch
@@ -31,18 +29,11 @@ class JointRecall(ListMean):
         tensor(0.5000)
     """
 
-    def __init__(
-        self, k: int, quotas: Sequence[int], positive_above: float = 0.0, *, reference_quirks: bool = False
-    ) -> None:
+    def __init__(self, k: int, quotas: Sequence[int], positive_above: float = 0.0) -> None:
         super().__init__()
         self.k, self.quotas, self.positive_above = k, tuple(quotas), positive_above
-        self.reference_quirks = reference_quirks
 
     def update(self, stage_scores: Sequence[Tensor], labels: Tensor, mask: Tensor | None = None) -> None:
-        """Add a batch of lists: one (B, N) tensor of scores a stage, labels and mask (B, N)."""
-        if self.reference_quirks:
-            final = survivors(stage_scores, quotas=self.quotas)[-1]
-            self.add(*reference_recall(final, labels, mask, self.k, self.positive_above))
-        else:
-            above = self.positive_above
-            self.add(*joint_recall(stage_scores, labels, mask, quotas=self.quotas, k=self.k, positive_above=above))
+        """Add a batch of lists: one (B, N) tensor of scores per stage, labels and mask (B, N)."""
+        above = self.positive_above
+        self.add(*joint_recall(stage_scores, labels, mask, quotas=self.quotas, k=self.k, positive_above=above))
