@@ -62,6 +62,8 @@ def cascade(
     optimizer_options: dict[str, float] | None = None,
     warmup_steps: int = 0,
     validate: bool = True,
+    metrics: list[str | dict[str, Any]] | None = None,
+    monitor: str | None = None,
 ) -> CascadeModule:
     """Build the module from what the command line gives.
 
@@ -80,6 +82,8 @@ def cascade(
         optimizer_options: Further arguments of the optimizer, e.g. {eps: 1.0e-12}.
         warmup_steps: Steps over which the learning rate rises to `lr`.
         validate: Raise on NaN or infinity among the scores instead of training on.
+        metrics: What to measure, e.g. [joint_recall, {name: ndcg, k: 5}]; the recalls if not given.
+        monitor: The metric that decides which checkpoint is best, e.g. joint_recall@10@20.
     """
     return CascadeModule(
         schema,
@@ -96,6 +100,8 @@ def cascade(
         optimizer_options=optimizer_options,
         warmup_steps=warmup_steps,
         validate=validate,
+        metrics=metrics,
+        monitor=monitor,
     )
 
 
@@ -212,9 +218,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             made.append(RichProgress(pace) if sys.stdout.isatty() else PlainProgress(pace, echo))
         if self.subcommand == "fit" and wanted.get("enable_checkpointing") is not False:
             folder = self.run.path / "checkpoints"
-            monitor = f"val/joint_recall@{self.model.k}@{self.model.cascade.quotas[-1]}"
             if wanted.get("limit_val_batches") != 0:
-                made.append(BestCheckpoint(folder, monitor))
+                made.append(BestCheckpoint(folder, f"val/{self.model.monitor}"))
             made.append(ResumePoint(folder, options.save_every_minutes, options.save_every_n_steps))
         if self.subcommand == "predict":
             made.append(PredictionWriter(self.run.path / "predictions.parquet"))

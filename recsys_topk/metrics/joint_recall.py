@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,9 +30,17 @@ class JointRecall(ListMean):
         tensor(0.5000)
     """
 
+    name: ClassVar[str] = "joint_recall"
+    whole_cascade: ClassVar[bool] = True
+
     def __init__(self, k: int, quotas: Sequence[int], positive_above: float = 0.0) -> None:
         super().__init__()
         self.k, self.quotas, self.positive_above = k, tuple(quotas), positive_above
+
+    @property
+    def label(self) -> str:
+        """See `ListMean.label`."""
+        return f"{self.name}@{self.k}@{self.quotas[-1]}"
 
     def update(self, stage_scores: Sequence[Tensor], labels: Tensor, mask: Tensor | None = None) -> None:
         """Add a batch of lists: one (B, N) tensor of scores per stage, labels and mask (B, N)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from recsys_topk.metrics.functional import recall_at
@@ -26,9 +28,16 @@ class RecallAt(ListMean):
         tensor(0.5000)
     """
 
+    name: ClassVar[str] = "recall"
+
     def __init__(self, k: int, m: int, positive_above: float = 0.0) -> None:
         super().__init__()
         self.k, self.m, self.positive_above = k, m, positive_above
+
+    @property
+    def label(self) -> str:
+        """See `ListMean.label`."""
+        return f"{self.name}@{self.k}@{self.m}"
 
     def update(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:
         """Add a batch of lists: scores, labels and mask are (B, N)."""
