@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recsys_topk.cli.arguments import rewrite
-from recsys_topk.cli.trials import add_options, plan
+from recsys_topk.runs.config import rewrite
+from recsys_topk.runs.trials import add_options, plan
 from recsys_topk.experiments.definition import SIZES, Size, available, load, paper_figures
 from recsys_topk.reports.results import labels_of
 

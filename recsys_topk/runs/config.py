@@ -19,7 +19,7 @@ import yaml
 
 from recsys_topk.registry import Registry, nearest
 
-CONFIGS = "recsys_topk.cli.configs"
+CONFIGS = "recsys_topk.runs.configs"
 # Arguments of an objective that the module gives.
 GIVEN = ("loss", "stages")
 
