@@ -41,10 +41,8 @@ def run(args: argparse.Namespace) -> BenchResult:
     """Measure everything on one simulated world: medians of one process's CPU time, one thread."""
     import torch
 
-    from recsys_topk.datamodules.cache import DayCache
-    from recsys_topk.datamodules.simulator import simulate
-    from recsys_topk.datamodules.source import RecFlowFiles
-    from recsys_topk.datamodules.world import WorldConfig
+    from recsys_topk.datamodules import WorldConfig, simulate
+    from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles
 
     if args.requests < LISTS:
         raise ValueError(f"--requests must be at least {LISTS}, the size of the batches measured; got {args.requests}")
@@ -89,9 +87,8 @@ def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str,
     from torch.utils.data import default_collate
 
     from recsys_topk.bench.research_reader import ResearchDataset, sample_negatives
-    from recsys_topk.datamodules.batches import BatchMaker
-    from recsys_topk.datamodules.layout import LAYOUTS
-    from recsys_topk.datamodules.negatives import Catalogue, NegativeSource, expand
+    from recsys_topk.datamodules import Catalogue, NegativeSource, expand
+    from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker
 
     day = files.days[-1]
     maker = BatchMaker(LAYOUTS["two-stage"], 50)
@@ -172,8 +169,7 @@ def measure_peak(what: str, where: str, number: int) -> dict[str, float | None]:
         number: Days, or negatives.
     """
     if what == "prepare":
-        from recsys_topk.datamodules.cache import DayCache
-        from recsys_topk.datamodules.source import RecFlowFiles
+        from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles
 
         files = RecFlowFiles(where)
         with tempfile.TemporaryDirectory() as scratch:
@@ -184,10 +180,8 @@ def measure_peak(what: str, where: str, number: int) -> dict[str, float | None]:
     import torch
 
     from recsys_topk.bench.research_reader import sample_negatives
-    from recsys_topk.datamodules.batches import BatchMaker
-    from recsys_topk.datamodules.cache import PreparedDay
-    from recsys_topk.datamodules.layout import LAYOUTS
-    from recsys_topk.datamodules.negatives import Catalogue, expand
+    from recsys_topk.datamodules import Catalogue, expand
+    from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, PreparedDay
 
     torch.set_num_threads(1)
     folder = Path(where)

@@ -32,7 +32,7 @@ def stream_days(trial: Trial, say: Callable[[Any], None]) -> None:
     """
     from lightning.pytorch import seed_everything
 
-    from recsys_topk.datamodules.streaming import DayStream
+    from recsys_topk.datamodules import DayStream
 
     new = {**trial.identity(), "wandb_id": uuid.uuid4().hex[:8], "checkpoint": None, "first": None, "days": []}
     record = trial.read() or new

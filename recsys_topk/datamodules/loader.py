@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from recsys_topk.datamodules.batches import BatchMaker, DayBatch
-from recsys_topk.datamodules.cache import PreparedDay
+from recsys_topk.datamodules.recflow.batch_maker import BatchMaker, DayBatch
+from recsys_topk.datamodules.recflow.cache import PreparedDay
 
 Array = npt.NDArray[Any]
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.draws import request_keys
-from recsys_topk.datamodules.rows import VARIANT
+from recsys_topk.datamodules.recflow.rows import VARIANT
 from recsys_topk.datamodules.sampling import Drawn, Occurrences, Uniform, draw_distinct
 
 if TYPE_CHECKING:
-    from recsys_topk.datamodules.cache import PreparedDay
+    from recsys_topk.datamodules.recflow.cache import PreparedDay
 
 NegativeSource = Literal["in_batch", "uniform", "popularity"]
 

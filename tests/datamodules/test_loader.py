@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.batches import BatchMaker
-from recsys_topk.datamodules.cache import DayCache
-from recsys_topk.datamodules.layout import LAYOUTS
 from recsys_topk.datamodules.loader import DayLoader, plan
+from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
+from recsys_topk.datamodules.recflow.cache import DayCache
+from recsys_topk.datamodules.recflow.layout import LAYOUTS
 
 MAKER = BatchMaker(LAYOUTS["two-stage"], 5)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.draws import exponentials, integers, request_keys, scramble
 from recsys_topk.datamodules.negatives import Catalogue, expand
-from recsys_topk.datamodules.rows import VARIANT
+from recsys_topk.datamodules.recflow.rows import VARIANT
 from recsys_topk.datamodules.sampling import Occurrences, Uniform, draw_distinct
 
 

@@ -14,11 +14,11 @@ import torch
 from hand_made import HandMade
 from pyarrow import feather
 
-from recsys_topk.datamodules.batches import BatchMaker, DayBatch
-from recsys_topk.datamodules.layout import LAYOUTS, recflow_schema
 from recsys_topk.datamodules.negatives import Catalogue, expand
-from recsys_topk.datamodules.rows import VARIANT
-from recsys_topk.datamodules.source import RecFlowFiles
+from recsys_topk.datamodules.recflow.batch_maker import BatchMaker, DayBatch
+from recsys_topk.datamodules.recflow.files import RecFlowFiles
+from recsys_topk.datamodules.recflow.layout import LAYOUTS, recflow_schema
+from recsys_topk.datamodules.recflow.rows import VARIANT
 
 Prepare = Callable[[HandMade], Any]
 TWO, THREE = BatchMaker(LAYOUTS["two-stage"], 50), BatchMaker(LAYOUTS["three-stage"], 50)
@@ -202,7 +202,7 @@ def test_compressed_and_narrow_feathers_read_the_same(hand_made: HandMade, prepa
     narrow = table.set_column(table.column_names.index("rank_pos"), "rank_pos", table["rank_pos"].cast(pa.int8()))
     feather.write_feather(narrow, path, compression="zstd", chunksize=3)
     files = RecFlowFiles(hand_made.folder)
-    from recsys_topk.datamodules.cache import DayCache
+    from recsys_topk.datamodules.recflow.cache import DayCache
 
     cache = DayCache(files, tmp_path / "again")
     cache.prepare(files.days)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from recsys_topk.datamodules import DayStream
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.recflow import RecFlowDataModule
+from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
 from recsys_topk.datamodules.schema import Schema
-from recsys_topk.datamodules.simulator import simulate
+from recsys_topk.datamodules.simulator.simulation import simulate
 
 
 @pytest.fixture

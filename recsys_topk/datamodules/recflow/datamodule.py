@@ -13,17 +13,17 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.batches import BatchMaker, DayBatch
-from recsys_topk.datamodules.cache import DayCache, PreparedDay
-from recsys_topk.datamodules.days import select_days
-from recsys_topk.datamodules.embedded import DEFAULT_WORLD, embedded_root
 from recsys_topk.datamodules.folders import cache_home
-from recsys_topk.datamodules.layout import find_layout, recflow_schema
 from recsys_topk.datamodules.loader import DayLoader
 from recsys_topk.datamodules.negatives import Catalogue, NegativeSource, expand
+from recsys_topk.datamodules.recflow.batch_maker import BatchMaker, DayBatch
+from recsys_topk.datamodules.recflow.cache import DayCache, PreparedDay
+from recsys_topk.datamodules.recflow.days import select_days
+from recsys_topk.datamodules.recflow.files import RecFlowFiles
+from recsys_topk.datamodules.recflow.layout import find_layout, recflow_schema
 from recsys_topk.datamodules.schema import Schema
-from recsys_topk.datamodules.source import RecFlowFiles
-from recsys_topk.datamodules.world import WorldConfig
+from recsys_topk.datamodules.simulator.embedded import DEFAULT_WORLD, embedded_root
+from recsys_topk.datamodules.simulator.world import WorldConfig
 
 
 class RecFlowDataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is seen untyped

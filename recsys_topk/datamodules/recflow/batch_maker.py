@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.cache import PreparedDay
-from recsys_topk.datamodules.layout import (
+from recsys_topk.datamodules.recflow.cache import PreparedDay
+from recsys_topk.datamodules.recflow.layout import (
     BEST_LABEL,
     ORDERED_STAGES,
     REQUEST_FEATURES,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.rows import VARIANT
-from recsys_topk.datamodules.world import World, WorldConfig
+from recsys_topk.datamodules.recflow.rows import VARIANT
+from recsys_topk.datamodules.simulator.world import World, WorldConfig
 
 if TYPE_CHECKING:
-    from recsys_topk.datamodules.recflow import RecFlowDataModule
+    from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
 
 Array = npt.NDArray[Any]
 

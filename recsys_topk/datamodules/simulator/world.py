@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.days import midnight, parse_day
+from recsys_topk.datamodules.recflow.days import midnight, parse_day
 
 Array = npt.NDArray[Any]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from recsys_topk.datamodules.loader import DayLoader
-    from recsys_topk.datamodules.recflow import RecFlowDataModule
+    from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
 
 
 @dataclass(frozen=True)
