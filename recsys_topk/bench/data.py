@@ -87,8 +87,8 @@ def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str,
     from torch.utils.data import default_collate
 
     from recsys_topk.bench.research_reader import ResearchDataset, sample_negatives
-    from recsys_topk.datamodules import Catalogue, NegativeSource, expand
-    from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker
+    from recsys_topk.datamodules import NegativeSource, expand
+    from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayShard
 
     day = files.days[-1]
     maker = BatchMaker(LAYOUTS["two-stage"], 50)
@@ -112,7 +112,7 @@ def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str,
     ]
     made = maker.make(opened, rng.permutation(len(opened))[:LISTS])
     batch, pool_rows = made.plain(), made.pool_rows
-    catalogue = Catalogue.of_day(opened)
+    catalogue = DayShard(opened, maker).catalogue()
     items = torch.cat(read_batch()[5:9], 1)
     sources: tuple[NegativeSource, ...] = ("in_batch", "uniform")
     for number, target in ((25, 6.0), (160, 25.0)):
@@ -180,15 +180,15 @@ def measure_peak(what: str, where: str, number: int) -> dict[str, float | None]:
     import torch
 
     from recsys_topk.bench.research_reader import sample_negatives
-    from recsys_topk.datamodules import Catalogue, expand
-    from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, PreparedDay
+    from recsys_topk.datamodules import expand
+    from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayShard, PreparedDay
 
     torch.set_num_threads(1)
     folder = Path(where)
     day = PreparedDay(folder, folder.name[:10])
     maker = BatchMaker(LAYOUTS["two-stage"], 50)
     small, batch = maker.make(day, np.arange(8)).plain(), maker.make(day, np.arange(LISTS)).plain()
-    catalogue = Catalogue.of_day(day)
+    catalogue = DayShard(day, maker).catalogue()
     items = batch.items[batch.candidates]
 
     def call(lists: Any, pool: Any) -> Any:

@@ -51,7 +51,7 @@ def stream_days(trial: Trial, say: Callable[[Any], None]) -> None:
         number = stream.days.index(step.day)
         before = None if record["checkpoint"] is None else str(trial.target.parent / record["checkpoint"])
         seed_everything((trial.seed + number * _SEED_STEP) % 2**32, verbose=False)
-        entry: dict[str, Any] = {"day": step.day, "requests": sum(len(day) for day in step.train.days)}
+        entry: dict[str, Any] = {"day": step.day, "requests": step.train.requests}
         if step.test is not None:
             (measured,) = cli.trainer.test(cli.model, datamodule=step.data, ckpt_path=before, verbose=False)
             entry |= _metrics(measured)

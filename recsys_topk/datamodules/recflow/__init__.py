@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from recsys_topk.datamodules.recflow.layout import Group as Group
     from recsys_topk.datamodules.recflow.layout import Layout as Layout
     from recsys_topk.datamodules.recflow.pickles import FormatError as FormatError
+    from recsys_topk.datamodules.recflow.shard import DayShard as DayShard
     from recsys_topk.datamodules.recflow.streaming import DayStream as DayStream
 
 _HOME = {
     "BatchMaker": "batch_maker",
     "DayCache": "cache",
+    "DayShard": "shard",
     "DayStream": "streaming",
     "FormatError": "pickles",
     "Group": "layout",

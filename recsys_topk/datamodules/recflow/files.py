@@ -16,7 +16,7 @@ from recsys_topk.datamodules.recflow.days import clock_ids
 from recsys_topk.datamodules.recflow.layout import CLOCK, ITEM_IDS, ORDERED_STAGES, REQUEST_IDS
 from recsys_topk.datamodules.recflow.pickles import FormatError, load_pickle, no_collection
 from recsys_topk.datamodules.recflow.request_pickles import check_ids, narrow, read_histories, read_stages
-from recsys_topk.datamodules.recflow.rows import VARIANT
+from recsys_topk.datamodules.schema import VARIANT
 
 Array = npt.NDArray[Any]
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from recsys_topk.datamodules.recflow.days import clock_ids
 from recsys_topk.datamodules.recflow.layout import CLOCK, ITEM_IDS, SLOTS, STAGES, UNSHIFTED, largest_id
 from recsys_topk.datamodules.recflow.pickles import FormatError, StoredArray, load_pickle
-from recsys_topk.datamodules.recflow.rows import VARIANT, intern_columns
+from recsys_topk.datamodules.recflow.rows import intern_columns
+from recsys_topk.datamodules.schema import VARIANT
 
 Array = npt.NDArray[Any]
 

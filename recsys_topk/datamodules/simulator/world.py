@@ -77,6 +77,11 @@ class WorldConfig:
         return tuple((first + dt.timedelta(i)).isoformat() for i in range(self.days))
 
 
+def as_world(config: WorldConfig | Mapping[str, Any]) -> WorldConfig:
+    """Return a configuration, given as one or as the dict that a checkpoint holds."""
+    return config if isinstance(config, WorldConfig) else WorldConfig(**config)
+
+
 @dataclass(frozen=True)
 class World:
     """The latent state of a simulated world; see the module's docstring for the utility.
