@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recsys_topk.runs.config import from_checkpoint, option_value, registries, rewrite, without_option
 from recsys_topk.cli.console import echo
 from recsys_topk.cli.help import class_help, command_help
+from recsys_topk.runs.config import from_checkpoint, option_value, registries, rewrite, without_option
 from recsys_topk.runs.resume import LONGER, Resumption, plan
 
 if TYPE_CHECKING:
