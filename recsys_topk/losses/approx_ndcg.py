@@ -114,9 +114,12 @@ class ApproxNDCGLoss(RankingLoss):
         proper = ((wanted > 0) & (wanted < count))[:, None]
         if scores.shape[1] < 2:
             return (wanted > 0).to(ranks.dtype)[:, None]
-        inner = torch.where(proper[:, 0], wanted, 1)
-        pair = kth_pair(torch.where(proper, scores, 0.0), inner, mask | ~proper)
-        kept, cut = (masked_mean(ranks, mask & (scores == boundary))[:, None] for boundary in pair)
-        p = torch.sigmoid((0.5 * (kept + cut) - ranks) / self.tau) * mask
-        p = p * (wanted[:, None] / p.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)).clamp_max(1.0)
+        # A list with nothing to cut passes through as one of equal scores and ranks, with k = 1: its value is not used,
+        # and its gradient is a finite number times 0.
+        inner = torch.where(proper, wanted[:, None], 1)
+        x, r, valid = torch.where(proper, scores, 0.0), torch.where(proper, ranks, 0.0), mask | ~proper
+        pair = kth_pair(x, inner[:, 0], valid)
+        kept, cut = (masked_mean(r, valid & (x == boundary))[:, None] for boundary in pair)
+        p = torch.sigmoid((0.5 * (kept + cut) - r) / self.tau) * valid
+        p = p * (inner / torch.maximum(p.sum(-1, keepdim=True), inner))
         return torch.where(proper, p, (wanted > 0).to(p.dtype)[:, None])

@@ -6,7 +6,6 @@ far from 0 and far apart, half precision, and a k of its own for each list. It n
 
 from __future__ import annotations
 
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
