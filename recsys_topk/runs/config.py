@@ -194,6 +194,8 @@ def read_checkpoint(path: str) -> dict[str, Any]:
 
     import torch
 
+    from recsys_topk.cascades.upgrade import upgrade
+
     if not Path(path).is_file():
         raise FileNotFoundError(f"no checkpoint {path!r}; give the path of a .ckpt file written by `recsys-topk fit`")
     try:
@@ -205,6 +207,7 @@ def read_checkpoint(path: str) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict) or "stages" not in (content.get("hyper_parameters") or {}):
         raise ValueError(f"{path!r} was not written by `recsys-topk fit`: it describes no cascade")
+    content["hyper_parameters"] = upgrade(content["hyper_parameters"])
     return content
 
 

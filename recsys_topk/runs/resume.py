@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from recsys_topk.cascades.upgrade import upgrade
 from recsys_topk.runs.config import describe_checkpoint, dump, read_checkpoint
 from recsys_topk.runs.directory import RunDirectory
 from recsys_topk.datamodules import Schema
@@ -93,6 +94,7 @@ def plan(wanted: str, out: Path, name: str | None = None) -> Resumption:
     run, checkpoint = find_run(wanted, out, name)
     content = read_checkpoint(str(checkpoint))
     config = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
+    config["model"] = upgrade(config["model"])
     loop = (content.get("loops") or {}).get("fit_loop")
     if "optimizer_states" not in content or not loop:
         raise ValueError(f"{str(checkpoint)!r} holds weights only, and training cannot go on from it; take last.ckpt")
