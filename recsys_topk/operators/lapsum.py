@@ -12,10 +12,9 @@ from torch import Tensor
 from recsys_topk.numerics import LOG2, LOWEST_EXPONENT, is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.ops.count_true import count_true
-from recsys_topk.ops.dispatch import may_read
+from recsys_topk.ops.dispatch import may_read, operation
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.kth_pair import kth_values
-from recsys_topk.ops.opaque import opaque
 
 MAX_STEPS = 100
 
@@ -96,7 +95,7 @@ def _fake_threshold(filled: Tensor, k: Tensor, tau: float) -> Tensor:
     return filled.new_empty((filled.shape[0], 1))
 
 
-@opaque(_fake_threshold)
+@operation(fake=_fake_threshold)
 def laplace_threshold(filled: Tensor, k: Tensor, tau: float) -> Tensor:
     """Return b with sum_i F((x_i - b) / tau) = k for each list, (B, 1), without gradient.
 

@@ -13,8 +13,8 @@ from recsys_topk.checks import check_not_negative
 from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.dispatch import operation
 from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.opaque import opaque
 from recsys_topk.ops.sorting import average_ties, sort_descending
 
 # Rows of the relaxed permutation are made in chunks of about this many entries: they stay in the cache.
@@ -180,7 +180,7 @@ def _fake_masses(
     return torch.empty_like(v), torch.empty_like(v)
 
 
-@opaque(_fake_masses)
+@operation(fake=_fake_masses)
 def neuralsort_masses(
     v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: float, normalised: bool
 ) -> tuple[Tensor, Tensor]:
@@ -231,7 +231,7 @@ def _fake_gradient(v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(v), torch.empty_like(v)
 
 
-@opaque(_fake_gradient)
+@operation(fake=_fake_gradient)
 def neuralsort_gradient(
     v: Tensor,
     distance: Tensor,

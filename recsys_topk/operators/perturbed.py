@@ -10,9 +10,9 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.ops.dispatch import operation
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.kth_pair import kth_values
-from recsys_topk.ops.opaque import opaque
 
 
 class PerturbedTopK(TopKOperator):
@@ -112,7 +112,7 @@ def _fake_mean(filled: Tensor, k: Tensor, seed: Tensor, samples: int, tau: float
     return torch.empty_like(filled)
 
 
-@opaque(_fake_mean)
+@operation(fake=_fake_mean)
 def perturbed_mean(filled: Tensor, k: Tensor, seed: Tensor, samples: int, tau: float) -> Tensor:
     """Return the mean of the noised memberships, (B, N); `filled` is -inf where masked."""
     generator, places, width = _start(filled, seed)
@@ -126,7 +126,7 @@ def _fake_gradient(filled: Tensor, k: Tensor, seed: Tensor, grad: Tensor, sample
     return torch.empty_like(filled)
 
 
-@opaque(_fake_gradient)
+@operation(fake=_fake_gradient)
 def perturbed_gradient(filled: Tensor, k: Tensor, seed: Tensor, grad: Tensor, samples: int, tau: float) -> Tensor:
     """Return mean_s z_s <grad, y_s> / tau, (B, N), over the same noise as `perturbed_mean`.
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.ops.dispatch import operation
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.kth_pair import kth_values
-from recsys_topk.ops.opaque import opaque
 
 MAX_STEPS = 100
 
@@ -71,7 +71,7 @@ def _fake_threshold(z: Tensor, k: Tensor) -> Tensor:
     return z.new_empty((z.shape[0], 1))
 
 
-@opaque(_fake_threshold)
+@operation(fake=_fake_threshold)
 def clip_threshold(z: Tensor, k: Tensor) -> Tensor:
     """Return t with sum_i clip(z_i - t, 0, 1) = k for each list, (B, 1), without gradient.
 
