@@ -132,9 +132,9 @@ class TopKLoss(RankingLoss):
     Args:
         operator: The operator whose membership is trained.
         k: How many items to select; required here or in the call.
-        positive_above: Items with a label above this are positive.
+        positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
     """
 
     label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
@@ -148,7 +148,7 @@ class TopKLoss(RankingLoss):
         operator: TopKOperator,
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:

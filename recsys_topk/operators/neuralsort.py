@@ -223,8 +223,12 @@ def _references(v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: floa
 
 
 def _exp(x: Tensor) -> Tensor:
-    """Return exp(x) in place, off the underflow that makes exp slow on CPU."""
-    return x.clamp_min_(LOWEST_EXPONENT[x.dtype]).exp_()
+    """Return exp(x) of the logarithms of shares, in place.
+
+    A share is at most 1, so x > 0 is a rounding error, or a row that does not count for this list (its weight is 0,
+    and infinity times 0 would be NaN). The lower bound avoids the underflow that makes exp slow on CPU.
+    """
+    return x.clamp_(LOWEST_EXPONENT[x.dtype], 0.0).exp_()
 
 
 def _fake_gradient(v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
