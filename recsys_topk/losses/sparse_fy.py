@@ -9,10 +9,10 @@ from torch import Tensor
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.topk import topk_target
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.sparse import SparseTopK, clip_threshold
 from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.topk_target import topk_target
 
 
 class SparseFenchelYoungLoss(RankingLoss):

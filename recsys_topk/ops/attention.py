@@ -249,6 +249,7 @@ def attention_backward(
 
 
 @sampled(attention_logits)
+@sampled(logits)
 def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
     for number in (1, 4, 5, 9):
         history = torch.randn(6, 5, 7, generator=generator).requires_grad_()

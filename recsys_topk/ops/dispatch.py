@@ -94,7 +94,7 @@ def is_real(x: Tensor) -> bool:
 
 
 def is_float32(*tensors: Tensor) -> bool:
-    """Return whether all are real float32 tensors on the CPU, as compiled loops want them. For predicates of backends."""
+    """Return whether all are real float32 tensors on the CPU. For predicates of backends."""
     return all(is_real(x) and x.dtype == torch.float32 for x in tensors)
 
 

@@ -1,4 +1,4 @@
-"""Scores around the threshold at which a membership sums to k, with the implicit derivative of that threshold."""
+"""Scores less the threshold at which a membership sums to k, with the implicit derivative of that threshold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recsys_topk.ops.dispatch import apply, sampled
 Law = Literal["logistic", "laplace", "uniform"]
 
 
-def centred(filled: Tensor, threshold: Tensor, tau: Tensor | float, law: Law) -> Tensor:
+def from_threshold(filled: Tensor, threshold: Tensor, tau: Tensor | float, law: Law) -> Tensor:
     """Return z = (x - b) / tau, (B, N), differentiable to any order.
 
     b is where sum_i F(z_i) = k, F the distribution function of the law and f its density, so that
@@ -25,11 +25,11 @@ def centred(filled: Tensor, threshold: Tensor, tau: Tensor | float, law: Law) ->
         tau: Temperature, one number or (B, 1); a constant for the gradient.
         law: Which law.
     """
-    z: Tensor = apply(_Centred, filled, threshold.detach(), tau, law)
+    z: Tensor = apply(_FromThreshold, filled, threshold.detach(), tau, law)
     return z
 
 
-class _Centred(torch.autograd.Function):
+class _FromThreshold(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
@@ -58,7 +58,7 @@ def shares(z: Tensor, law: Law) -> Tensor:
     return torch.softmax(far if law == "laplace" else far - 2.0 * torch.log1p(torch.exp(far)), dim=1)
 
 
-@sampled(centred)
+@sampled(from_threshold)
 def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor | float, Law]]:
     laws: tuple[Law, ...] = ("logistic", "laplace", "uniform")
     for law in laws:
