@@ -11,6 +11,7 @@ from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.topk import topk_target
 from recsys_topk.numerics import is_full
+from recsys_topk.operators.centred import centred
 from recsys_topk.operators.sparse import SparseTopK, clip_threshold
 from recsys_topk.ops.fill_masked import fill_masked
 
@@ -71,9 +72,12 @@ class _FenchelYoung(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, target: Tensor, mask: Tensor, tau: float) -> Tensor:
         items, wanted = mask.sum(1), target.sum(1).long()
         proper = (wanted > 0) & (wanted < items)  # tied labels may make every item true: nothing to tell apart
-        z = scores / tau if is_full(mask) else fill_masked(scores / tau, mask, -torch.inf)
+        filled = scores if is_full(mask) else fill_masked(scores, mask, -torch.inf)
         # A list with nothing to tell apart gets some threshold that exists, and loss and gradient 0.
-        z = z - clip_threshold(z, torch.where(proper, wanted, 1).clamp_max(max(1, scores.shape[1] - 1)))
+        k = torch.where(proper, wanted, 1).clamp_max(max(1, scores.shape[1] - 1))
+        x, gap = centred(filled.detach(), k)
+        z = x / tau
+        z = z - clip_threshold(z, gap / tau, k)
         share = (proper / items.clamp_min(1)).to(scores.dtype)[:, None]
         ctx.save_for_backward(torch.where(mask, (z.clamp(0.0, 1.0) - target) * share, 0.0))
         wrong = torch.where(target > 0.5, 1.0 - z, z)

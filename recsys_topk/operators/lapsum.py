@@ -11,10 +11,10 @@ from torch import Tensor
 
 from recsys_topk.numerics import LOG2, LOWEST_EXPONENT, is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.centred import centred
 from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.kth_pair import kth_values
 from recsys_topk.ops.opaque import opaque
 
 MAX_STEPS = 100
@@ -54,7 +54,8 @@ class _LaplaceLogs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, filled: Tensor, k: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-        u = (filled - laplace_threshold(filled.detach(), k, tau)).mul_(1.0 / tau)
+        x, gap = centred(filled.detach(), k)
+        u = (x - laplace_threshold(x, gap, k, tau)).mul_(1.0 / tau)
         far = -u.abs()
         # The smaller of p and 1 - p is exp(-|u|) / 2, the larger one minus that.
         smaller, larger = far - LOG2, torch.log1p(-0.5 * torch.exp(far.clamp_min(LOWEST_EXPONENT[u.dtype])))
@@ -92,12 +93,12 @@ def _sum_where(x: Tensor, chosen: Tensor) -> Tensor:
     return torch.from_numpy(sums).to(x.dtype).unsqueeze(1)
 
 
-def _fake_threshold(filled: Tensor, k: Tensor, tau: float) -> Tensor:
-    return filled.new_empty((filled.shape[0], 1))
+def _fake_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: float) -> Tensor:
+    return torch.empty_like(gap)
 
 
 @opaque(_fake_threshold)
-def laplace_threshold(filled: Tensor, k: Tensor, tau: float) -> Tensor:
+def laplace_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: float) -> Tensor:
     """Return b with sum_i F((x_i - b) / tau) = k for each list, (B, 1), without gradient.
 
     From a guess b, with A the sum of exp(-(x_i - b) / tau) over the items above it, C the sum of exp(-(b - x_i) / tau)
@@ -105,16 +106,16 @@ def laplace_threshold(filled: Tensor, k: Tensor, tau: float) -> Tensor:
     b + tau log t with A t^2 - 2 w t - C = 0. The step never overshoots, and is exact once no item changes side.
 
     Args:
-        filled: (B, N), -inf where masked.
+        x: (B, N), with x_[k+1] = 0 (see `centred`); -inf where masked.
+        gap: (B, 1), x_[k] - x_[k+1].
         k: (B,) int64, 1 <= k < number of valid items.
         tau: Temperature.
     """
-    kept, cut = kth_values(filled, k)
-    b = cut + 0.5 * (kept - cut)
-    wanted, tiny, lowest = k[:, None], torch.finfo(filled.dtype).tiny, LOWEST_EXPONENT[filled.dtype]
-    buffer, previous = torch.empty_like(filled), None
+    b = 0.5 * gap
+    wanted, tiny, lowest = k[:, None], torch.finfo(x.dtype).tiny, LOWEST_EXPONENT[x.dtype]
+    buffer, previous = torch.empty_like(x), None
     for _ in range(MAX_STEPS):
-        torch.sub(filled, b, out=buffer)
+        torch.sub(x, b, out=buffer)
         side = _positive(buffer)
         above = count_true(side).unsqueeze(1)
         if previous is not None and bool((above == previous).all()):
@@ -129,7 +130,7 @@ def laplace_threshold(filled: Tensor, k: Tensor, tau: float) -> Tensor:
         lower = (total - upper).clamp_min_(tiny)
         upper.clamp_min_(tiny)
         # In units of exp(nearest): A = upper e, C = lower e with e = exp(nearest).
-        spare = (above - wanted).to(filled.dtype) * torch.exp((-nearest).clamp_max(-0.45 * lowest))
+        spare = (above - wanted).to(x.dtype) * torch.exp((-nearest).clamp_max(-0.45 * lowest))
         root = torch.sqrt(spare * spare + upper * lower)
         ratio = torch.where(spare >= 0, (spare + root) / upper, lower / (root - spare))
         b = b + tau * torch.log(ratio)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.centred import centred
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.kth_pair import kth_values
 from recsys_topk.ops.opaque import opaque
@@ -56,7 +57,9 @@ class PerturbedTopK(TopKOperator):
         seed = torch.randint(2**62, (1,)) if self.seed is None else torch.tensor([self.seed])
         filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
         ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=device)
-        p = _Membership.apply(filled, ks, seed.to(device), self.samples, self.tau)  # type: ignore[no-untyped-call]
+        # Noise added to scores of 1e7 would be rounded away.
+        x, _ = centred(filled, ks)
+        p = _Membership.apply(x, ks, seed.to(device), self.samples, self.tau)  # type: ignore[no-untyped-call]
         inside = (p > 0.0) & (p < 1.0)
         safe = torch.where(inside, p, 0.5)
         log_p = torch.where(inside, safe.log(), torch.where(p > 0.0, 0.0, -math.inf))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.centred import centred
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.logistic import logistic_logs, logistic_threshold
 
@@ -59,7 +60,8 @@ class _Centred(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
-        z = (filled - logistic_threshold(filled.detach(), k, tau)) / tau
+        x, gap = centred(filled.detach(), k)
+        z = (x - logistic_threshold(x, gap, k, tau)) / tau
         ctx.save_for_backward(z, tau)
         return z
 

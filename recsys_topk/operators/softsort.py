@@ -61,9 +61,9 @@ class SoftSort(TopKOperator):
         """See `TopKOperator.select`."""
         full = is_full(mask)
         filled = scores if full else fill_masked(scores, mask, -math.inf)
-        x = share_ties(filled) / self.tau
+        x = share_ties(filled)
         if not self.normalised and not isinstance(k, Tensor):
-            return _plain_of_top(x, k, mask)
+            return _plain_of_top(x, k, mask, self.tau)
         _, order = sort_descending(x)
         places = torch.arange(x.shape[1], device=x.device).expand_as(order)
         back = torch.empty_like(order).scatter_(1, order, places)
@@ -75,15 +75,18 @@ class SoftSort(TopKOperator):
         else:
             count = torch.full_like(ks, x.shape[1])[:, None]
         inside = (places < count).to(x.dtype)
-        own, last, first = _Masses.apply(v, inside, torch.zeros_like(v[:, :1]), ks)  # type: ignore[no-untyped-call]
+        own, last, first = _Masses.apply(  # type: ignore[no-untyped-call]
+            v, inside, torch.zeros_like(v[:, :1]), ks, self.tau
+        )
         # On its own side of k an item has its mass; on the other, that of the nearest row, less the distance to it.
+        # Differences come before the division by tau: scores far from 0 would be rounded by it.
         edge = ks[:, None] - 1
         above = places <= edge
-        log_u = torch.where(above, own.log(), last.log() + (v - v.gather(1, edge)))
+        log_u = torch.where(above, own.log(), last.log() + (v - v.gather(1, edge)) / self.tau)
         if not self.normalised:
             log_p = log_u.gather(1, back)
             return SoftSelection(log_p, log1mexp(log_p.clamp_max(0.0)), mask)
-        log_d = torch.where(above, first.log() + (v.gather(1, edge + 1) - v), own.log())
+        log_d = torch.where(above, first.log() + (v.gather(1, edge + 1) - v) / self.tau, own.log())
         log_c = add_eps(torch.logaddexp(log_u, log_d).detach(), self.eps)
         return SoftSelection((log_u - log_c).gather(1, back), (log_d - log_c).gather(1, back), mask)
 
@@ -92,14 +95,14 @@ class SoftSort(TopKOperator):
         return super().extra_repr() + ("" if self.normalised else ", normalised=False")
 
 
-def _plain_of_top(x: Tensor, k: int, mask: Tensor) -> SoftSelection:
+def _plain_of_top(x: Tensor, k: int, mask: Tensor, tau: float) -> SoftSelection:
     """Return the plain form from the k largest scores: the rest enters through one sum."""
     v, places = x.topk(k, dim=1)
     edge = v[:, -1:]
-    rest = (x - edge).scatter(1, places, -math.inf)
+    rest = ((x - edge) / tau).scatter(1, places, -math.inf)
     below = torch.exp(torch.logsumexp(rest, 1, keepdim=True))
     ks = torch.full(x.shape[:1], k, device=x.device)
-    own, last, _ = _Masses.apply(v, torch.ones_like(v), below, ks)  # type: ignore[no-untyped-call]
+    own, last, _ = _Masses.apply(v, torch.ones_like(v), below, ks, tau)  # type: ignore[no-untyped-call]
     log_p = (rest + last.log()).scatter(1, places, own.log())
     return SoftSelection(log_p, log1mexp(log_p.clamp_max(0.0)), mask)
 
@@ -107,23 +110,26 @@ def _plain_of_top(x: Tensor, k: int, mask: Tensor) -> SoftSelection:
 class _Masses(torch.autograd.Function):
     """The mass of each item in the rows on its own side of k, from the sorted scores, with its closed-form gradient.
 
-    With e_i = exp(v_i - v_{i-1}): up_i = 1 + e_i up_{i-1} sums the weights of the items down to i in row i, and
+    With e_i = exp((v_i - v_{i-1}) / tau): up_i = 1 + e_i up_{i-1} sums the weights of the items down to i in row i, and
     down_i = e_{i+1} (1 + down_{i+1}) those after it; Z = up + down. F_i = 1 / Z_i + e_i F_{i-1} and
     H_i = e_{i+1} (1 / Z_{i+1} + H_{i+1}) then sum the rows before and after i, both starting afresh at k.
     """
 
     @staticmethod
-    def forward(ctx: Any, v: Tensor, inside: Tensor, below: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, v: Tensor, inside: Tensor, below: Tensor, k: Tensor, tau: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the masses, (B, m), and those of rows 1..k at the k-th and of the rest at the (k+1)-th item, (B, 1).
 
         Args:
             ctx: Context.
-            v: (B, m), descending, divided by tau.
+            v: (B, m), descending.
             inside: (B, m), 1 for valid items and 0 for those after them.
-            below: (B, 1), the sum of exp(x - v_m) over the items that are not in `v`.
+            below: (B, 1), the sum of exp((x - v_m) / tau) over the items that are not in `v`.
             k: (B,), 1 <= k <= m.
+            tau: Temperature.
         """
-        gaps = torch.exp((v[:, 1:] - v[:, :-1]).clamp_min_(LOWEST_EXPONENT[v.dtype]))
+        gaps = torch.exp((v[:, 1:] - v[:, :-1]).div_(tau).clamp_min_(LOWEST_EXPONENT[v.dtype]))
         e = torch.cat((torch.zeros_like(below), gaps), 1)
         after = torch.cat((gaps, torch.ones_like(below)), 1)  # e_{i+1}
         up = scan(e, inside)
@@ -143,11 +149,12 @@ class _Masses(torch.autograd.Function):
         place = edge.clamp_max(v.shape[1] - 1)
         first = (w + behind).gather(1, place)
         ctx.save_for_backward(e, up, down, w, ahead, behind, inside, below, k)
+        ctx.tau = tau
         return own, last, first
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g_own: Tensor, g_last: Tensor, g_first: Tensor) -> tuple[Tensor, None, Tensor, None]:
+    def backward(ctx: Any, g_own: Tensor, g_last: Tensor, g_first: Tensor) -> tuple[Tensor, None, Tensor, None, None]:
         e, up, down, w, ahead, behind, inside, below, k = ctx.saved_tensors
         width = e.shape[1]
         edge, ends = k[:, None], torch.arange(width, device=e.device)
@@ -175,4 +182,4 @@ class _Masses(torch.autograd.Function):
         g_e = g_e + torch.cat((zero, g_down[:, :-1]), 1) * (inside + down)
         g_gap = g_e * e
         g_v = g_gap - torch.cat((g_gap[:, 1:], zero), 1)
-        return g_v, None, g_down[:, -1:], None
+        return g_v / ctx.tau, None, g_down[:, -1:], None, None

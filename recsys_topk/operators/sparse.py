@@ -10,8 +10,8 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.centred import centred
 from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.kth_pair import kth_values
 from recsys_topk.ops.opaque import opaque
 
 MAX_STEPS = 100
@@ -50,8 +50,9 @@ class SparseTopK(TopKOperator):
 class _SparseLogs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, filled: Tensor, k: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-        z = filled / tau
-        z = z - clip_threshold(z.detach(), k)
+        x, gap = centred(filled.detach(), k)
+        z = x / tau
+        z = z - clip_threshold(z, gap / tau, k)
         ctx.save_for_backward(z)
         ctx.tau = tau
         return torch.log(z.clamp(0.0, 1.0)), torch.log((1.0 - z).clamp(0.0, 1.0))
@@ -67,26 +68,26 @@ class _SparseLogs(torch.autograd.Function):
         return (inner - fractional * mean) / ctx.tau, None, None
 
 
-def _fake_threshold(z: Tensor, k: Tensor) -> Tensor:
-    return z.new_empty((z.shape[0], 1))
+def _fake_threshold(z: Tensor, gap: Tensor, k: Tensor) -> Tensor:
+    return torch.empty_like(gap)
 
 
 @opaque(_fake_threshold)
-def clip_threshold(z: Tensor, k: Tensor) -> Tensor:
+def clip_threshold(z: Tensor, gap: Tensor, k: Tensor) -> Tensor:
     """Return t with sum_i clip(z_i - t, 0, 1) = k for each list, (B, 1), without gradient.
 
     Newton's method from the midpoint of the k-th pair, inside a bracket. The sum is piecewise linear in t, so a step
     is exact once no item becomes, or stops being, fractional.
 
     Args:
-        z: (B, N), -inf where masked.
+        z: (B, N), with z_[k+1] = 0 (see `centred`); -inf where masked.
+        gap: (B, 1), z_[k] - z_[k+1].
         k: (B,) int64, 1 <= k < number of valid items.
     """
-    kept, cut = kth_values(z, k)
     wanted = k[:, None].to(z.dtype)
-    # At t = x_[k+1] - 1 the k + 1 largest are all in, and at t = x_[k] at most k - 1 are.
-    low, high = cut - 1.0, kept
-    t = torch.minimum(torch.maximum(0.5 * (kept + cut) - 0.5, low), high)
+    # At t = z_[k+1] - 1 the k + 1 largest are all in, and at t = z_[k] at most k - 1 are.
+    low, high = torch.full_like(gap, -1.0), gap
+    t = 0.5 * gap - 0.5
     buffer, eps = torch.empty_like(z), torch.finfo(z.dtype).eps
     for _ in range(MAX_STEPS):
         torch.sub(z, t, out=buffer)

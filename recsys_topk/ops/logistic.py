@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from recsys_topk.numerics import LOWEST_EXPONENT
-from recsys_topk.ops.kth_pair import kth_values
 from recsys_topk.ops.opaque import opaque
 
 MAX_STEPS = 80
@@ -42,12 +41,12 @@ class _LogisticLogs(torch.autograd.Function):
         return grad_p * torch.sigmoid(-z) - grad_q * torch.sigmoid(z)
 
 
-def _fake_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
-    return filled.new_empty((filled.shape[0], 1))
+def _fake_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor:
+    return torch.empty_like(gap)
 
 
 @opaque(_fake_threshold)
-def logistic_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
+def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     """Return b with sum_i sigmoid((x_i - b) / tau) = k for each list, (B, 1), without gradient.
 
     Newton's method inside the bracket x_[k+1] - tau log k <= b <= x_[k] + tau log(n - k), which holds the root. Where
@@ -55,19 +54,19 @@ def logistic_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     for items far from b and never overshoots.
 
     Args:
-        filled: (B, N), -inf where masked.
+        x: (B, N), with x_[k+1] = 0 (see `centred`); -inf where masked.
+        gap: (B, 1), x_[k] - x_[k+1].
         k: (B,) int64, 1 <= k < number of valid items.
         tau: (B, 1), positive.
     """
-    kept, cut = kth_values(filled, k)
-    wanted = k[:, None].to(filled.dtype)
-    count = (filled > -math.inf).sum(1, keepdim=True).to(filled.dtype)
-    low, high = cut - tau * torch.log(wanted), kept + tau * torch.log(count - wanted)
-    b = torch.minimum(torch.maximum(0.5 * (kept + cut), low), high)
-    tiny, eps = torch.finfo(filled.dtype).tiny, torch.finfo(filled.dtype).eps
+    wanted = k[:, None].to(x.dtype)
+    count = (x > -math.inf).sum(1, keepdim=True).to(x.dtype)
+    low, high = -tau * torch.log(wanted), gap + tau * torch.log(count - wanted)
+    b = torch.minimum(torch.maximum(0.5 * gap, low), high)
+    tiny, eps = torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).eps
     for _ in range(MAX_STEPS):
         # The smaller of p and 1 - p on either side of b: k is met by their balance, without cancellation.
-        z = (filled - b).div_(tau)
+        z = (x - b).div_(tau)
         above = z > 0
         small = z.abs_().neg_().sigmoid_()
         missing = torch.where(above, small, 0.0).sum(1, keepdim=True)
