@@ -88,6 +88,11 @@ def is_eager() -> bool:
     return not torch.compiler.is_compiling() and not _transforms_active()
 
 
+def under_transform() -> bool:
+    """Return whether a transform of `torch.func` (grad, vmap, jacrev, ...) is running, outside `torch.compile`."""
+    return not torch.compiler.is_compiling() and _transforms_active()
+
+
 def is_real(x: Tensor) -> bool:
     """Return whether `x` is ordinary memory on the CPU (not fake, not a subclass). For predicates of backends."""
     return type(x) in _PLAIN and x.is_cpu
@@ -275,6 +280,16 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     return function.apply(*args)  # type: ignore[no-untyped-call]
 
 
+def closed_form(function: type[torch.autograd.Function], reference: Callable[..., Any], *inputs: Any) -> Any:
+    """Call a `torch.autograd.Function` with a closed-form gradient, or its reference under a transform of `torch.func`.
+
+    Its backward starts with ``if wants_graph(): return through_reference(reference, inputs, grads)``.
+    """
+    if under_transform():
+        return reference(*inputs)
+    return function.apply(*inputs)  # type: ignore[no-untyped-call]
+
+
 def wants_graph() -> bool:
     """Return, inside a backward, whether its result must be differentiable (``create_graph=True``) or vectorised.
 
@@ -317,10 +332,23 @@ def through_reference(
     return tuple(result)
 
 
-def refuse_second_derivative(message: str, gradient: Tensor) -> Tensor:
-    """Return `gradient`; differentiating it again raises a RuntimeError with the message."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+def refuse_second_derivative(message: str, gradient: Tensor, *inputs: Tensor) -> Tensor:
+    """Return `gradient`, whose derivative with respect to the inputs raises a RuntimeError with the message.
+
+    For a backward that cannot be differentiated: without this, a second derivative would silently be 0.
+    """
+    if not wants_graph():
         return gradient
-    delayed: Any = torch._C._functions.DelayedError(message.encode(), 1)
-    refused: Tensor = delayed(gradient.detach().requires_grad_())
+    refused: Tensor = _Refused.apply(message, gradient, *inputs)  # type: ignore[no-untyped-call]
     return refused
+
+
+class _Refused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, message: str, gradient: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.message = message
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(ctx.message)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from recsys_topk.numerics import LOWEST_EXPONENT
+from recsys_topk.ops.centred import centred
 from recsys_topk.ops.dispatch import apply, operation, sampled
-from recsys_topk.ops.kth_pair import kth_values
 
 MAX_STEPS = 80
 
@@ -46,12 +46,12 @@ class _LogisticLogs(torch.autograd.Function):
         return grad_p * torch.sigmoid(-z) - grad_q * torch.sigmoid(z)
 
 
-def _fake_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
-    return filled.new_empty((filled.shape[0], 1))
+def _fake_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor:
+    return torch.empty_like(gap)
 
 
 @operation(fake=_fake_threshold)
-def logistic_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
+def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     """Return b with sum_i sigmoid((x_i - b) / tau) = k for each list, (B, 1), without gradient.
 
     Newton's method inside the bracket x_[k+1] - tau log k <= b <= x_[k] + tau log(n - k), which holds the root. Where
@@ -59,19 +59,19 @@ def logistic_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     for items far from b and never overshoots.
 
     Args:
-        filled: (B, N), -inf where masked.
+        x: (B, N), with x_[k+1] = 0 (see `centred`); -inf where masked.
+        gap: (B, 1), x_[k] - x_[k+1].
         k: (B,) int64, 1 <= k < number of valid items.
         tau: (B, 1), positive.
     """
-    kept, cut = kth_values(filled, k)
-    wanted = k[:, None].to(filled.dtype)
-    count = (filled > -math.inf).sum(1, keepdim=True).to(filled.dtype)
-    low, high = cut - tau * torch.log(wanted), kept + tau * torch.log(count - wanted)
-    b = torch.minimum(torch.maximum(0.5 * (kept + cut), low), high)
-    tiny, eps = torch.finfo(filled.dtype).tiny, torch.finfo(filled.dtype).eps
+    wanted = k[:, None].to(x.dtype)
+    count = (x > -math.inf).sum(1, keepdim=True).to(x.dtype)
+    low, high = -tau * torch.log(wanted), gap + tau * torch.log(count - wanted)
+    b = torch.minimum(torch.maximum(0.5 * gap, low), high)
+    tiny, eps = torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).eps
     for _ in range(MAX_STEPS):
         # The smaller of p and 1 - p on either side of b: k is met by their balance, without cancellation.
-        z = (filled - b).div_(tau)
+        z = (x - b).div_(tau)
         above = z > 0
         small = z.abs_().neg_().sigmoid_()
         missing = torch.where(above, small, 0.0).sum(1, keepdim=True)
@@ -103,10 +103,10 @@ def _log_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
 
 
 @sampled(logistic_threshold)
-def _threshold_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _threshold_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     for dtype in (torch.float32, torch.float64):
         x = torch.randn(4, 30, generator=generator, dtype=dtype)
         tau = torch.rand(4, 1, generator=generator, dtype=dtype) + 0.1
-        yield x, torch.tensor([1, 5, 10, 20]), tau
-        yield x.masked_fill(torch.rand(4, 30, generator=generator) < 0.3, -math.inf), torch.tensor([1, 2, 3, 4]), tau
-        yield (x * 2).round(), torch.tensor([3, 3, 3, 29]), tau
+        masked = x.masked_fill(torch.rand(4, 30, generator=generator) < 0.3, -math.inf)
+        for scores, k in ((x, [1, 5, 10, 20]), (masked, [1, 2, 3, 4]), ((x * 2).round(), [3, 3, 3, 29])):
+            yield *centred(scores, torch.tensor(k)), torch.tensor(k), tau
