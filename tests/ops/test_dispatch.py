@@ -65,7 +65,7 @@ def test_an_unknown_backend_is_named_with_the_nearest() -> None:
         pass
 
 
-@pytest.mark.parametrize(("value", "expected"), [("torch", "torch"), ("", "auto"), ("fast", "ValueError")])
+@pytest.mark.parametrize(("value", "expected"), [("torch", "torch"), ("fast", "ValueError")])
 def test_the_environment_sets_the_switch(value: str, expected: str) -> None:
     code = "from recsys_topk.ops import current_backend; print(current_backend())"
     environment = {**os.environ, dispatch.SWITCH: value}
