@@ -221,7 +221,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
         return f"k={self.k}"
 
 
-registry = Registry("loss", "recsys_topk.losses", "recsys_topk.losses")
+registry = Registry("loss", "recsys_topk.losses", "recsys_topk.losses", RankingLoss)
 
 
 def _positives(labels: Tensor, mask: Tensor | None, above: float) -> tuple[Tensor, Tensor]:
