@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, PoolingType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
-from recsys_topk.cascades.compiled import checked, kernels
-from recsys_topk.cascades.look_up import Slot, look_up
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Schema, Table
+from recsys_topk.ops.look_up import Slot, look_up
+from recsys_topk.ops.parallel import checked, kernels
 
 HistoryForm = Literal["rows", "mean"]
 KINDS = ("request", "items", "history")
@@ -143,7 +143,7 @@ class FeatureEmbedding(nn.Module):
         if any(type(collection) is not EmbeddingBagCollection for collection in self.collections.children()):
             return None
         weights: list[Tensor] = list(self.collections.parameters())
-        return weights if kernels(*weights) is not None else None
+        return weights if kernels(*weights) else None
 
     def _look_up(self, kinds: tuple[str, ...], batch: CascadeBatch, history: HistoryForm) -> dict[str, Tensor]:
         name = "_".join(kinds)

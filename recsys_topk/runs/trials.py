@@ -211,7 +211,7 @@ def run(
 ) -> Iterator[tuple[Trial, str | None]]:
     """Do `work` for each run in a process of its own; yield each when it is over, with the reason if it failed."""
     context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recsys_topk.runs.lightning_cli", "recsys_topk.cascades.kernels"])
+    context.set_forkserver_preload(["recsys_topk.runs.lightning_cli", "numba"])
     environment = {"WANDB_RUN_GROUP": group, **os.environ}
     environment.pop("WANDB_SERVICE", None)  # W&B's helper of this process, if any, knows nothing of the others
     waiting = list(todo)

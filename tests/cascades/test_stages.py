@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recsys_topk.cascades import attention
-from recsys_topk.cascades.attention import attention_logits
 from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.features import FeatureEmbedding, table_sizes
 from recsys_topk.cascades.layers import MLP
@@ -17,6 +15,8 @@ from recsys_topk.cascades.stages.mlp import MLPStage
 from recsys_topk.cascades.stages.two_tower import TwoTower
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Feature, Schema, Table
+from recsys_topk.ops import attention
+from recsys_topk.ops.attention import attention_logits
 from tests.cascades.batches import random_batch, recflow_like_schema
 
 SCHEMA = recflow_like_schema()

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.attention import attention_logits
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.layers import MLP, Activation, Initialisation
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.ops.attention import attention_logits
 
 # Pairs of request and candidate that are scored at once without gradients.
 PAIRS_AT_ONCE = 8192

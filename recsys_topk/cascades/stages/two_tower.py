@@ -10,9 +10,9 @@ from torch import Tensor
 
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.layers import MLP, Activation, Initialisation
-from recsys_topk.cascades.pooled import dot
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.ops.pooled_dot import dot
 
 
 class TwoTower(Stage):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import is_plain
+from recsys_topk.ops.dispatch import is_plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 

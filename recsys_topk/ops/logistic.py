@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from recsys_topk.numerics import LOWEST_EXPONENT
-from recsys_topk.operators.opaque import opaque
-from recsys_topk.operators.selection import kth_values
+from recsys_topk.ops.kth_pair import kth_values
+from recsys_topk.ops.opaque import opaque
 
 MAX_STEPS = 80
 

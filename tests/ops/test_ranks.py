@@ -3,7 +3,7 @@
 import torch
 from hypothesis import given, settings
 
-from recsys_topk.ordering import tie_ranks
+from recsys_topk.ops.ranks import tie_ranks
 from tests.strategies import lists
 
 

@@ -11,8 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import fill_masked, is_full, is_plain
-from recsys_topk.operators.opaque import opaque
+from recsys_topk.numerics import is_full
+from recsys_topk.ops.dispatch import is_plain
+from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.opaque import opaque
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from recsys_topk.checks import may_read
 from recsys_topk.numerics import at_least_float32
+from recsys_topk.ops.dispatch import may_read
 
 
 def descending_order(scores: Tensor, mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:

@@ -1,12 +1,12 @@
-"""Whether the compiled inner loops (`recsys_topk.cascades.kernels`) can be used, and how they are run on all cores."""
+"""Whether compiled loops can be used, and how they are run on all cores."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,26 +15,22 @@ from torch import Tensor
 SWITCH = "RECSYS_TOPK_COMPILED"
 
 
-def kernels(*tensors: Tensor) -> ModuleType | None:
-    """Return the module of compiled loops if it can serve these tensors, else None: the caller then uses torch alone.
+def kernels(*tensors: Tensor) -> bool:
+    """Return whether the compiled loops can serve these tensors; if not, the caller uses torch alone.
 
     It serves plain float32 tensors on a CPU, outside of tracing, where numba is installed (`recsys-topk[fast]`) and the
     environment variable RECSYS_TOPK_COMPILED is not 0.
     """
     if os.environ.get(SWITCH) == "0" or torch.compiler.is_compiling():
-        return None
+        return False
     if any(x.device.type != "cpu" or x.dtype != torch.float32 or type(x.detach()) is not Tensor for x in tensors):
-        return None
+        return False
     return _load()
 
 
 @cache
-def _load() -> ModuleType | None:
-    try:
-        from recsys_topk.cascades import kernels as module
-    except ImportError:
-        return None
-    return module
+def _load() -> bool:
+    return importlib.util.find_spec("numba") is not None
 
 
 def over_lists(run: Callable[[int, int, int], Any], size: int) -> None:

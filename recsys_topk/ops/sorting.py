@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.checks import may_read
+from recsys_topk.ops.dispatch import may_read
 
 
 def sort_descending(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recsys_topk.operators.opaque import opaque
+from recsys_topk.ops.opaque import opaque
 
 
 def _fake_scan(a: Tensor, b: Tensor, reverse: bool) -> Tensor:

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from recsys_topk.numerics import count_true, fill_masked, full_mask
-from recsys_topk.operators.ordering import share_ties, sort_descending
-from recsys_topk.operators.scan import scan
-from recsys_topk.operators.selection import _kth_pair, kth_pair, kth_values, pair_numpy
+from recsys_topk.numerics import full_mask
+from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.kth_pair import _kth_pair, kth_pair, kth_values, pair_numpy
+from recsys_topk.ops.scan import scan
+from recsys_topk.ops.sorting import share_ties, sort_descending
 
 # Lists and depths that reach the SIMD sort, the partition of the smaller side, the group prefilter, and the sample.
 SHAPES = [
