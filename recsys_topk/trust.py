@@ -42,8 +42,8 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     "lightning.pytorch.strategies": ("DDPStrategy", "SingleDeviceStrategy"),
     "lightning.pytorch.accelerators": ("CPUAccelerator", "CUDAAccelerator", "MPSAccelerator", "XLAAccelerator"),
     "lightning.pytorch.plugins": (
-        "AsyncCheckpointIO", "DoublePrecision", "DoublePrecisionPlugin", "HalfPrecision", "MixedPrecision",
-        "MixedPrecisionPlugin", "Precision", "TorchCheckpointIO", "TorchSyncBatchNorm",
+        "AsyncCheckpointIO", "DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision", "TorchCheckpointIO",
+        "TorchSyncBatchNorm",
     ),
     "lightning.pytorch.plugins.environments": ("LightningEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"),
     "lightning.fabric.plugins": ("TorchCheckpointIO",),
@@ -327,8 +327,7 @@ def inspect_names(
                 inside = str(name).rstrip("+").split(".")
                 if inside[-1] == "weights_only" and inner not in (None, True):
                     raise UntrustedError(
-                        f"{where} sets weights_only to {inner!r}; a file cannot turn safe loading off. Remove it (and "
-                        f"type --weights_only false if you made the checkpoint yourself)"
+                        f"{where} sets weights_only to {inner!r}; a file cannot turn safe loading off: remove it"
                     )
                 if inside[-1] == "class_path" and not isinstance(inner, str):
                     raise UntrustedError(f"{where}: class_path must be a string, got {type(inner).__name__}")

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from recsys_topk.registry import Registry, nearest
-from recsys_topk.runs.documents import inspect_config, read_yaml, read_yaml_file
+from recsys_topk.runs.documents import CONFIG_SUFFIXES, inspect_config, read_yaml, read_yaml_file
 from recsys_topk.runs.own_runs import recall
 from recsys_topk.trust import TEXT_KEYS, names_of_typed, reading
 
@@ -95,6 +95,8 @@ def _typed(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _is_file(value: str) -> bool:
+    if value.endswith(CONFIG_SUFFIXES):
+        return True
     return 0 < len(value) < 1024 and "\n" not in value and "\0" not in value and Path(value).is_file()
 
 

@@ -12,6 +12,7 @@ from recsys_topk.trust import MAX_DEPTH, MAX_VALUES, Expand, UntrustedError, ins
 MAX_CHARACTERS = 1_000_000
 # Plain scalars are tried as numbers, which takes long for very long ones.
 MAX_PLAIN = 4096
+CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -67,7 +68,7 @@ def check_bounds(text: str, source: str) -> None:
                 total += size
             elif isinstance(event, yaml.ScalarEvent):
                 total += 1
-                if event.style is None and len(event.value) > MAX_PLAIN:
+                if not event.style and len(event.value) > MAX_PLAIN:
                     raise _refuse(source, f"a value without quotes is longer than {MAX_PLAIN} characters")
                 if event.anchor:
                     sizes[event.anchor] = 1
@@ -111,6 +112,8 @@ def _expand_in(folder: Path, budget: list[int]) -> Expand:
             try:
                 return read_yaml_file(path), _expand_in(path.parent, budget)
             except (ValueError, OSError):
+                if path.suffix in CONFIG_SUFFIXES:
+                    raise
                 return None  # no config; `guarded` refuses it if the parser takes it for one
         if not any(mark in text for mark in "[{:\n&*!?") and not text.lstrip().startswith("-"):
             return None
