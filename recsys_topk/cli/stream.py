@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from recsys_topk.cli.console import echo, table, warn
-from recsys_topk.runs.trials import Trial, add_options, by_label, plan, run_all
 from recsys_topk.runs.files import csv_text, write_whole
 from recsys_topk.runs.provenance import provenance
+from recsys_topk.runs.trials import Trial, add_options, by_label, plan, run_all
 
 Runs: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 

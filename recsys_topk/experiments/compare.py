@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from recsys_topk.runs.trials import Trial, build, train
 from recsys_topk.runs.files import write_whole
+from recsys_topk.runs.trials import Trial, build, train
 
 if TYPE_CHECKING:
     from recsys_topk.runs.lightning_cli import CascadeCLI

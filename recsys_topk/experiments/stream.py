@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsys_topk.runs.trials import Trial, build, train
 from recsys_topk.runs.files import write_whole
+from recsys_topk.runs.trials import Trial, build, train
 
 if TYPE_CHECKING:
     from recsys_topk.runs.lightning_cli import CascadeCLI
@@ -32,7 +32,7 @@ def stream_days(trial: Trial, say: Callable[[Any], None]) -> None:
     """
     from lightning.pytorch import seed_everything
 
-    from recsys_topk.datamodules.streaming import DayStream
+    from recsys_topk.datamodules import DayStream
 
     new = {**trial.identity(), "wandb_id": uuid.uuid4().hex[:8], "checkpoint": None, "first": None, "days": []}
     record = trial.read() or new
@@ -51,7 +51,7 @@ def stream_days(trial: Trial, say: Callable[[Any], None]) -> None:
         number = stream.days.index(step.day)
         before = None if record["checkpoint"] is None else str(trial.target.parent / record["checkpoint"])
         seed_everything((trial.seed + number * _SEED_STEP) % 2**32, verbose=False)
-        entry: dict[str, Any] = {"day": step.day, "requests": sum(len(day) for day in step.train.days)}
+        entry: dict[str, Any] = {"day": step.day, "requests": step.train.requests}
         if step.test is not None:
             (measured,) = cli.trainer.test(cli.model, datamodule=step.data, ckpt_path=before, verbose=False)
             entry |= _metrics(measured)

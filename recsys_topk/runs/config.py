@@ -291,10 +291,13 @@ def from_checkpoint(path: str) -> tuple[str, list[str]]:
 
     It goes before everything else on the command line, so that whatever is typed overrides it.
     """
+    from recsys_topk.datamodules import data_spec
+
     content = read_checkpoint(path)
     model = {name: value for name, value in content["hyper_parameters"].items() if name != "schema"}
-    data = dict(content.get("datamodule_hyper_parameters") or {})
-    inspect_config({"model": model, "data": data}, f"checkpoint {path!r}")
+    saved = content.get("datamodule_hyper_parameters") or {}
+    inspect_config({"model": content["hyper_parameters"], "data": saved}, f"checkpoint {path!r}")
+    data = data_spec(saved)["init_args"]
     return dump({"model": model, **({"data": data} if data else {})}), describe_checkpoint(path, content)
 
 

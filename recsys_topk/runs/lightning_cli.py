@@ -33,7 +33,7 @@ from recsys_topk.runs.resume import Resumption, check_changes, check_schema
 from recsys_topk.runs.directory import RunDirectory, Status, first_process, run_name
 from recsys_topk.runs.summary import announce, report_end, report_stop
 from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
-from recsys_topk.datamodules.recflow import RecFlowDataModule
+from recsys_topk.datamodules import RecFlowDataModule
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.dftopk import DFTopKLoss
 from recsys_topk.memory import keep_freed_memory

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recsys_topk.datamodules.schema import Schema
+from recsys_topk.datamodules import Schema
 from recsys_topk.runs.config import describe_checkpoint, dump, read_checkpoint
 from recsys_topk.runs.directory import RunDirectory
 from recsys_topk.runs.documents import inspect_config, read_yaml_file
