@@ -23,8 +23,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeAlias
 
-# From a string to the values that a parser would make of it and how strings among those are expanded; None = no others.
-Expand: TypeAlias = "Callable[[str], tuple[Any, Expand] | None]"
+# From a string to what a parser would make of it: values, their source, and how strings among them are expanded.
+Expand: TypeAlias = "Callable[[str, str], tuple[Any, str, Expand] | None]"
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -302,8 +302,8 @@ def inspect_names(
         value: Mappings, lists and scalars, as YAML or a checkpoint holds them.
         source: The file, for messages.
         trust: See `is_allowed`.
-        expand: Returns the values that a parser would make of a string (YAML text, the path of another config) and how
-            to expand strings among them; None for an ordinary string.
+        expand: Of a string and its source, what a parser would make of it (YAML text, the path of another config):
+            values, their source, and how to expand strings among them; None for an ordinary string.
 
     Example:
         >>> inspect_names({"loss": {"class_path": "recsys_topk.losses.DFTopKLoss"}, "name": "a.b"}, "my.yaml")
@@ -314,7 +314,7 @@ def inspect_names(
     """
     count = 0
 
-    def walk(part: Any, keys: tuple[str, ...], expand: Expand | None) -> None:
+    def walk(part: Any, keys: tuple[str, ...], source: str, expand: Expand | None) -> None:
         nonlocal count
         count += 1
         if count > MAX_VALUES or len(keys) > MAX_DEPTH:
@@ -331,18 +331,18 @@ def inspect_names(
                     )
                 if inside[-1] == "class_path" and not isinstance(inner, str):
                     raise UntrustedError(f"{where}: class_path must be a string, got {type(inner).__name__}")
-                walk(inner, (*keys, *inside), expand)
+                walk(inner, (*keys, *inside), source, expand)
         elif isinstance(part, (list, tuple, set, frozenset)):
             for inner in part:
-                walk(inner, (*keys, ""), expand)
+                walk(inner, (*keys, ""), source, expand)
         elif isinstance(part, str) and key not in TEXT_KEYS:
-            found = expand(part) if expand is not None else None
+            found = expand(part, source) if expand is not None else None
             if found is not None:
-                walk(found[0], (*keys, ""), found[1])
+                walk(found[0], (*keys, ""), found[1], found[2])
             elif _names_class(part, keys, key):
                 check_name(part, where=where, trust=trust)
 
-    walk(value, (), expand)
+    walk(value, (), source, expand)
 
 
 def _names_class(text: str, keys: tuple[str, ...], key: str) -> bool:

@@ -165,7 +165,7 @@ def test_a_pickle_with_code_is_not_unpickled(refuses: Callable[..., str], payloa
     content = torch.load(CHECKPOINT, weights_only=True)
     torch.save({**content, "code": Code()}, tmp_path / "stranger.ckpt")
     refuses("test", "--ckpt_path", str(tmp_path / "stranger.ckpt"), names=("stranger.ckpt",))
-    with pytest.raises(Exception, match="[Ww]eights"):
+    with pytest.raises(Exception, match=r"[Ww]eights"):
         CascadeModule.load_from_checkpoint(tmp_path / "stranger.ckpt")
     assert not payload.ran
 
@@ -189,7 +189,9 @@ IN_CONFIGS = {
     "plugins": "trainer: {plugins: [{class_path: evil_payload.Evil}]}",
     "profiler": "trainer: {profiler: {class_path: evil_payload.Evil}}",
     "accelerator": "trainer: {accelerator: evil_payload.Evil}",
-    "option of a harmless class": "trainer: {strategy: {class_path: DDPStrategy, init_args: {ddp_comm_hook: evil_payload.run}}}",
+    "option of a harmless class": (
+        "trainer: {strategy: {class_path: DDPStrategy, init_args: {ddp_comm_hook: evil_payload.run}}}"
+    ),
     "dict_kwargs": "trainer: {logger: {class_path: CSVLogger, dict_kwargs: {f: evil_payload.run}}}",
     "yaml in a string": "trainer: {callbacks: '[{class_path: evil_payload.Evil}]'}",
     "yaml in yaml in a string": """trainer: {callbacks: '["{class_path: evil_payload.Evil}"]'}""",
@@ -219,17 +221,49 @@ def test_a_config_inside_a_config_runs_nothing(
     (tmp_path / "sub" / "middle.yaml").write_text("inner.yaml")
     part, name = option.split(".")
     for path in ("sub/inner.yaml", "sub/middle.yaml"):
-        refuses("fit", "--config", f"{part}: {{{name}: {path}}}")
+        refuses("fit", "--config", f"{part}: {{{name}: {path}}}", names=("evil_payload", "inner.yaml", "--trust"))
 
 
 @pytest.mark.parametrize("option", ["--trainer.callbacks", "--trainer.callbacks+", "--trainer.logger", "--trainer"])
 def test_a_config_that_is_typed_for_one_option_runs_nothing(
     option: str, refuses: Callable[..., str], tmp_path: Path
 ) -> None:
-    """Only the parser's types tell that these are configs: the import is denied there."""
     inner = {"class_path": "evil_payload.Evil"}
     (tmp_path / "inner.yaml").write_text(yaml.safe_dump({"logger": inner} if option == "--trainer" else inner))
-    refuses("fit", f"{option}=inner.yaml")
+    refuses("fit", f"{option}=inner.yaml", names=("evil_payload", "inner.yaml", "--trust"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trainer: {callbacks: [{class_path: evil_payload.Evil}]}",
+        "trainer: {logger: evil_payload.Evil}",
+        "model: {objective: evil_payload.run}",
+        "trainer: {strategy: {class_path: DDPStrategy, init_args: {ddp_comm_hook: evil_payload.run}}}",
+        "trainer: {callbacks: [LambdaCallback]}",
+        "trainer: {callbacks: inner.yaml}",
+    ],
+)
+def test_the_parser_itself_imports_nothing_else(
+    text: str, refuses: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What looking at a config first might overlook."""
+    (tmp_path / "inner.yaml").write_text("evil_payload.Evil")
+    monkeypatch.setattr("recsys_topk.runs.config.inspect_config", lambda *_: None)
+    monkeypatch.setattr("recsys_topk.runs.config.resolve_names", lambda content, *_: content)
+    name = "LambdaCallback" if "Lambda" in text else "evil_payload"
+    refuses("fit", "--config", text, names=(name, "--trust"))
+
+
+def test_the_parser_of_other_programs_is_left_as_it_was() -> None:
+    from jsonargparse import _common, get_loader
+
+    from recsys_topk.runs.guard import guarded
+
+    before = dict(_common.parsing_settings), get_loader("yaml")
+    with guarded():
+        assert (dict(_common.parsing_settings), get_loader("yaml")) != before
+    assert (dict(_common.parsing_settings), get_loader("yaml")) == before
 
 
 def run_directory(path: Path, **facts: Any) -> Path:
@@ -362,7 +396,7 @@ def test_trust_covers_a_package_and_not_what_it_imports(payload: Payload) -> Non
     assert not payload.ran
     assert build(spec, base=RankingLoss, trust=["evil_payload"]).operator.tau == 2.0
     assert load_class("evil_payload.DFTopKLoss", RankingLoss, trust=["evil_payload"]) is DFTopKLoss  # ours
-    with pytest.raises(UntrustedError, match="names 'pathlib.*Path'"):
+    with pytest.raises(UntrustedError, match=r"names 'pathlib.*Path'"):
         load_class("evil_payload.Path", object, trust=["evil_payload"])
 
 

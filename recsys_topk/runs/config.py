@@ -59,6 +59,10 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
         ['fit', '--model.loss=recsys_topk.losses.dftopk.DFTopKLoss', '--model.loss.tau', '2']
     """
     with reading(trusted_by(arguments)):
+        for option, value in _typed(arguments):
+            key = _key(option)
+            if _is_file(value) and key not in (*TEXT_KEYS, "config", "c"):  # the path of a config for one option
+                inspect_config({key: value}, option)
         return _rewrite(without_option(arguments, "--trust"))
 
 
@@ -73,7 +77,7 @@ def trusted_by(arguments: Sequence[str]) -> tuple[str, ...]:
     """
     found: list[str] = []
     for option, value in _typed(arguments):
-        key = option.lstrip("-").rstrip("+").rpartition(".")[2]
+        key = _key(option)
         if option == "--trust":
             found += filter(None, value.split(","))
         elif option in ("-c", "--config", "--ckpt_path"):
@@ -81,6 +85,10 @@ def trusted_by(arguments: Sequence[str]) -> tuple[str, ...]:
         elif key not in (*TEXT_KEYS, "resume") and not _is_file(value):
             found += _typed_names(value)
     return tuple(dict.fromkeys(found))
+
+
+def _key(option: str) -> str:
+    return option.lstrip("-").rstrip("+").rpartition(".")[2]
 
 
 def _typed(arguments: Sequence[str]) -> list[tuple[str, str]]:

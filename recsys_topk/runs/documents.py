@@ -103,14 +103,14 @@ def inspect_config(content: Any, source: str, trust: tuple[str, ...] = ()) -> No
 def _expand_in(folder: Path, budget: list[int]) -> Expand:
     """Return how jsonargparse expands a string: the path of a config (from `folder`), or YAML text."""
 
-    def expand(text: str) -> tuple[Any, Expand] | None:
+    def expand(text: str, source: str) -> tuple[Any, str, Expand] | None:
         budget[0] -= 1 + len(text) // 100
         if budget[0] < 0:
-            raise UntrustedError("a config refers to too many others, or to itself; it is refused")
+            raise _refuse(source, "it refers to too many other configs, or to itself")
         path = _existing(folder, text)
         if path is not None:
             try:
-                return read_yaml_file(path), _expand_in(path.parent, budget)
+                return read_yaml_file(path), f"config {str(path)!r}", _expand_in(path.parent, budget)
             except (ValueError, OSError):
                 if path.suffix in CONFIG_SUFFIXES:
                     raise
@@ -118,12 +118,12 @@ def _expand_in(folder: Path, budget: list[int]) -> Expand:
         if not any(mark in text for mark in "[{:\n&*!?") and not text.lstrip().startswith("-"):
             return None
         try:
-            found = read_yaml(text, f"text in a config ({text[:40]!r})")
+            found = read_yaml(text, f"text in {source} ({text[:40]!r})")
         except UntrustedError:
             raise
         except ValueError:
             return None  # an ordinary string
-        return (found, expand) if isinstance(found, (dict, list)) else None
+        return (found, source, expand) if isinstance(found, (dict, list)) else None
 
     return expand
 

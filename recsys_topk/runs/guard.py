@@ -37,7 +37,11 @@ def guarded() -> Iterator[None]:
         return load(text)
 
     set_loader("yaml", load_within_bounds, exceptions)
-    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*names_for_parser(), *_definitions()])
+    set_parsing_settings(
+        instantiate_subclass_spec_in_any=False,
+        import_path_denylist=["*"],
+        import_path_allowlist=[*names_for_parser(), *_definitions()],
+    )
     try:
         yield
     finally:
