@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -21,6 +21,7 @@ from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.base import registry as losses
 from recsys_topk.metrics import JointRecall, RecallAt
 from recsys_topk.spec import build, describe
+from recsys_topk.trust import loading
 
 Split = Literal["val", "test"]
 ObjectiveFactory = Callable[[RankingLoss, int], CascadeObjective]
@@ -101,6 +102,22 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             logger=False,
         )
         self.metrics = nn.ModuleDict({split: self._metrics() for split in ("val", "test")})
+
+    @classmethod
+    def load_from_checkpoint(
+        cls, checkpoint_path: Any, *args: Any, trust: Iterable[str] = (), **kwargs: Any
+    ) -> CascadeModule:
+        """Load a model, as Lightning's method does. Nothing that the file names is imported unchecked.
+
+        Args:
+            checkpoint_path: The file.
+            args: As Lightning's.
+            trust: Packages whose classes the checkpoint may name, e.g. ``["my_package"]``; see `recsys_topk.trust`.
+            kwargs: As Lightning's; `weights_only` is True if it is not given.
+        """
+        with loading(checkpoint_path, kwargs, trust):
+            model: CascadeModule = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        return model
 
     @property
     def loss(self) -> RankingLoss:
@@ -211,7 +228,8 @@ def _loss(loss: RankingLoss | Mapping[str, Any] | str, positive_above: float) ->
     if isinstance(loss, str):
         loss = losses.get(loss)
     elif isinstance(loss, Mapping):
-        loss = build(loss)
+        losses.discover()
+        loss = build(loss, base=RankingLoss)
     assert isinstance(loss, RankingLoss)
     if loss.positive_above == 0.0:
         loss.positive_above = positive_above
@@ -226,6 +244,7 @@ def _objective(
     if isinstance(objective, str):
         return objectives.resolve(objective)(loss, stages)
     if isinstance(objective, Mapping):
-        made: CascadeObjective = build(objective, loss, stages)
+        objectives.discover()
+        made: CascadeObjective = build(objective, loss, stages, base=CascadeObjective)
         return made
     return objective(loss, stages)

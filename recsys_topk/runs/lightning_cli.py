@@ -37,6 +37,8 @@ from recsys_topk.datamodules import RecFlowDataModule
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.dftopk import DFTopKLoss
 from recsys_topk.memory import keep_freed_memory
+from recsys_topk.runs.guard import guarded
+from recsys_topk.runs.own_runs import remember
 
 DEFAULT_LOSS = {"class_path": f"{DFTopKLoss.__module__}.{DFTopKLoss.__qualname__}"}
 TRAINER_DEFAULTS = {
@@ -233,7 +235,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             report_end(self)
             return
         self.run.claim()
-        self.run.record(status="running")
+        self.run.record(status="running", **(remember(self.run.path) if first_process() else {}))
         for logger in wandb_loggers(self.trainer.loggers):
             self.run.record(wandb_id=logger.version)
         announce(self)
@@ -272,6 +274,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             raise
 
 
+@guarded()
 def run_cli(arguments: list[str], resumption: Resumption | None = None, execute: bool = True) -> CascadeCLI:
     """Parse and run arguments that `recsys_topk.runs.config.rewrite` has prepared; see `CascadeCLI`."""
     quiet_libraries()
