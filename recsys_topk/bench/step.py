@@ -104,8 +104,8 @@ def run_case(options: argparse.Namespace) -> dict[str, float]:
 
     torch.set_num_threads(options.threads)
     what, negatives, vocabulary, embedding_optimizer = CASES[options.case]
-    from recsys_topk.cli.quiet import quiet_libraries
     from recsys_topk.memory import keep_freed_memory
+    from recsys_topk.runs.quiet import quiet_libraries
 
     quiet_libraries()
     if options.form == "ours":

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.experiments.definition import Experiment, Size, Step
-from recsys_topk.reports.files import write_whole
-from recsys_topk.reports.provenance import provenance
+from recsys_topk.runs.files import write_whole
+from recsys_topk.runs.provenance import provenance
 
 RECORD = "experiment.json"
 

@@ -1,0 +1,97 @@
+"""W&B: a logger that never prompts, axes and summaries that mean something, tables and weights."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.loggers import Logger, WandbLogger
+
+from recsys_topk.runs.directory import RunDirectory, offline_wandb
+
+STEP = "trainer/global_step"
+# What `recsys-topk test` needs of a checkpoint: weights and plain descriptions, no optimizer state.
+KEPT = ("state_dict", "hyper_parameters", "datamodule_hyper_parameters", "epoch", "global_step")
+LIGHTNING = "pytorch-lightning_version"
+
+
+def make_wandb(run: RunDirectory) -> WandbLogger:
+    """Return the logger of a run; a resumed run goes on under the id that `run.json` or the environment holds."""
+    known = run.facts.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+    logger = WandbLogger(
+        name=run.path.name, id=known, save_dir=str(run.path), project="recsys-topk", offline=offline_wandb()
+    )
+    logger._wandb_init.pop("anonymous", None)  # Lightning passes it on, and W&B warns that it has no effect
+    return logger
+
+
+def wandb_loggers(loggers: Sequence[Logger]) -> list[WandbLogger]:
+    """Return those of some loggers that log to W&B."""
+    return [logger for logger in loggers if isinstance(logger, WandbLogger)]
+
+
+def describe_run(logger: WandbLogger, config: Mapping[str, Any], recalls: Sequence[str]) -> None:
+    """Log the whole configuration, and say what the metrics are drawn against and how they are summed up.
+
+    Everything is drawn over the optimizer steps. A recall's summary holds the largest value (`max`, the one to compare
+    runs by) and the final one (`last`). The recalls are named one by one too: Lightning defines `*`, and of two globs
+    that fit a name W&B takes either, not always the same.
+
+    Args:
+        logger: Logs to W&B.
+        config: The configuration.
+        recalls: Names of the validation metrics.
+    """
+    logger.log_hyperparams(dict(config))
+    experiment = logger.experiment
+    experiment.define_metric(STEP)
+    experiment.define_metric("train/*", step_metric=STEP)
+    for name in ("val/*", *recalls):
+        experiment.define_metric(name, step_metric=STEP, summary="max,last")
+    experiment.define_metric("test/*", step_metric=STEP)
+
+
+def log_summary(logger: WandbLogger, rows: Sequence[Mapping[str, str]]) -> None:
+    """Sum the validation metrics up over the whole run: W&B itself sees only what came after a resumption.
+
+    Args:
+        logger: Logs to W&B.
+        rows: The rows of metrics.csv.
+    """
+    for name in sorted({name for row in rows for name in row if name.startswith("val/")}):
+        values = [float(row[name]) for row in rows if row[name]]
+        if values:
+            logger.experiment.summary[name] = {"max": max(values), "last": values[-1]}
+
+
+def log_table(logger: WandbLogger, key: str, metrics: Mapping[str, float]) -> None:
+    """Log metrics as a W&B table of names and values."""
+    logger.log_table(key, columns=["metric", "value"], data=[[name, value] for name, value in metrics.items()])
+
+
+def log_weights(logger: WandbLogger, name: str, checkpoints: Mapping[str, Path], metadata: Mapping[str, Any]) -> None:
+    """Upload checkpoints as one artifact: weights and plain descriptions, neither code nor optimizer state.
+
+    `recsys-topk test --ckpt_path` takes such a file. Offline it is kept and goes up with `wandb sync`.
+
+    Args:
+        logger: Logs to W&B.
+        name: The artifact's name.
+        checkpoints: Files by what they are called in the artifact, e.g. ``best``.
+        metadata: What stands beside it.
+    """
+    import wandb
+
+    artifact = wandb.Artifact(name, type="model", metadata=dict(metadata))
+    with tempfile.TemporaryDirectory() as folder:
+        for label, path in checkpoints.items():
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            bare = Path(folder) / f"{label}.ckpt"
+            torch.save({key: content[key] for key in (*KEPT, LIGHTNING) if key in content}, bare)
+            artifact.add_file(str(bare), name=bare.name)
+        logger.experiment.log_artifact(artifact, aliases=["latest", *checkpoints])
