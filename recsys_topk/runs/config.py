@@ -242,8 +242,10 @@ def resolve_names(
     content: dict[str, Any], tables: Mapping[str, Registry[Any]], by_loss: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Move `loss` and `objective` below `model`, replace names by class paths, and add the options for the loss."""
+    from recsys_topk.cascades.upgrade import upgrade
+
     resolved = dict(content)
-    model = dict(resolved.get("model") or {})
+    model = upgrade(resolved.get("model") or {})
     for short, table in tables.items():
         given = resolved.pop(short, None) or model.get(short)
         if isinstance(given, str):
