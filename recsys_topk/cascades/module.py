@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -22,8 +22,9 @@ from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.base import registry as losses
 from recsys_topk.metrics.configured import DEFAULT, MetricEntry, configured_metrics
 from recsys_topk.metrics.mean import ListMean
-from recsys_topk.registry import nearest
+from recsys_topk.registry import suggest
 from recsys_topk.spec import build, describe
+from recsys_topk.trust import loading
 
 Split = Literal["val", "test"]
 ObjectiveFactory = Callable[[RankingLoss, int], CascadeObjective]
@@ -58,8 +59,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         optimizer_options: Further arguments of the optimizer, e.g. ``{"eps": 1e-12}``.
         warmup_steps: Steps over which the learning rate rises to `lr`.
         validate: Raise on NaN or infinity among the scores instead of training on.
-        metrics: What to measure: names, or mappings of a name and options (`recsys_topk.metrics.configured`); None =
-            the joint recall and the recall of each stage.
+        metrics: What to measure: names, or mappings such as ``{"metric": "ndcg", "k": 5}`` (`configured_metrics`);
+            None = the joint recall and the recall of each stage.
         monitor: The metric that decides which checkpoint is best, by its logged name without the split, e.g.
             ``"joint_recall@10@20"``; None = the joint recall, or the first metric if that is not measured.
     """
@@ -120,6 +121,22 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         self.metrics = nn.ModuleDict({split: self._metrics(wanted) for split in ("val", "test")})
         self.monitor = self._monitored(monitor)
         self._check: LearningCheck | None = None
+
+    @classmethod
+    def load_from_checkpoint(
+        cls, checkpoint_path: Any, *args: Any, trust: Iterable[str] = (), **kwargs: Any
+    ) -> CascadeModule:
+        """Load a model, as Lightning's method does. Nothing that the file names is imported unchecked.
+
+        Args:
+            checkpoint_path: The file.
+            args: As Lightning's.
+            trust: Packages whose classes the checkpoint may name, e.g. ``["my_package"]``; see `recsys_topk.trust`.
+            kwargs: As Lightning's; `weights_only` is True if it is not given.
+        """
+        with loading(checkpoint_path, kwargs, trust):
+            model: CascadeModule = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        return model
 
     @property
     def loss(self) -> RankingLoss:
@@ -227,9 +244,9 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         if name is None:
             return next((own for own, metric in metrics.items() if metric.whole_cascade), next(iter(metrics)))
         if name not in metrics:
-            close = nearest(name, metrics)
-            hint = f"did you mean {close!r}? " if close else ""
-            raise ValueError(f"cannot monitor {name!r}: it is not measured; {hint}available: {', '.join(metrics)}")
+            raise ValueError(
+                f"cannot monitor {name!r}: it is not measured; {suggest(name, metrics)}available: {', '.join(metrics)}"
+            )
         if not metrics[name].higher_is_better:
             raise ValueError(f"cannot monitor {name!r}: a higher value must be better; available: {', '.join(metrics)}")
         return name
@@ -268,7 +285,8 @@ def _loss(loss: RankingLoss | Mapping[str, Any] | str, schema: Schema) -> Rankin
     if isinstance(loss, str):
         loss = losses.get(loss)
     elif isinstance(loss, Mapping):
-        loss = build(loss)
+        losses.discover()
+        loss = build(loss, base=RankingLoss)
     assert isinstance(loss, RankingLoss)
     loss.set_label_defaults(kind=schema.labels, positive_above=schema.positive_above)
     return loss
@@ -282,6 +300,7 @@ def _objective(
     if isinstance(objective, str):
         return objectives.resolve(objective)(loss, stages)
     if isinstance(objective, Mapping):
-        made: CascadeObjective = build(objective, loss, stages)
+        objectives.discover()
+        made: CascadeObjective = build(objective, loss, stages, base=CascadeObjective)
         return made
     return objective(loss, stages)

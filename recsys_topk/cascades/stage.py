@@ -73,4 +73,4 @@ class Stage(nn.Module, ABC):
         return self.score(batch)
 
 
-registry = Registry("stage", "recsys_topk.cascades.stages", "recsys_topk.stages")
+registry = Registry("stage", "recsys_topk.cascades.stages", "recsys_topk.stages", Stage)

@@ -24,19 +24,21 @@ from recsys_topk.cascades.module import TWO_STAGES, CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.optimizers import EmbeddingOptimizerName, OptimizerName
 from recsys_topk.cascades.stage import StageConfig
-from recsys_topk.runs.config import read_checkpoint
 from recsys_topk.cli.console import echo, warn
-from recsys_topk.runs.metrics_file import MetricsFile
-from recsys_topk.runs.parser import Parser
-from recsys_topk.runs.quiet import quiet_libraries
-from recsys_topk.runs.resume import Resumption, check_changes, check_schema
-from recsys_topk.runs.directory import RunDirectory, Status, first_process, run_name
-from recsys_topk.runs.summary import announce, report_end, report_stop
-from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
 from recsys_topk.datamodules import RecFlowDataModule
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.dftopk import DFTopKLoss
 from recsys_topk.memory import keep_freed_memory
+from recsys_topk.runs.config import read_checkpoint
+from recsys_topk.runs.directory import RunDirectory, Status, first_process, run_name
+from recsys_topk.runs.guard import guarded
+from recsys_topk.runs.metrics_file import MetricsFile
+from recsys_topk.runs.own_runs import remember
+from recsys_topk.runs.parser import Parser
+from recsys_topk.runs.quiet import quiet_libraries
+from recsys_topk.runs.resume import Resumption, check_changes, check_schema
+from recsys_topk.runs.summary import announce, report_end, report_stop
+from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
 
 DEFAULT_LOSS = {"class_path": f"{DFTopKLoss.__module__}.{DFTopKLoss.__qualname__}"}
 TRAINER_DEFAULTS = {
@@ -82,7 +84,7 @@ def cascade(
         optimizer_options: Further arguments of the optimizer, e.g. {eps: 1.0e-12}.
         warmup_steps: Steps over which the learning rate rises to `lr`.
         validate: Raise on NaN or infinity among the scores instead of training on.
-        metrics: What to measure, e.g. [joint_recall, {name: ndcg, k: 5}]; the recalls if not given.
+        metrics: What to measure, e.g. [joint_recall, {metric: ndcg, k: 5}]; the recalls if not given.
         monitor: The metric that decides which checkpoint is best, e.g. joint_recall@10@20.
     """
     return CascadeModule(
@@ -238,7 +240,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             report_end(self)
             return
         self.run.claim()
-        self.run.record(status="running")
+        self.run.record(status="running", **(remember(self.run.path) if first_process() else {}))
         for logger in wandb_loggers(self.trainer.loggers):
             self.run.record(wandb_id=logger.version)
         announce(self)
@@ -277,6 +279,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             raise
 
 
+@guarded()
 def run_cli(arguments: list[str], resumption: Resumption | None = None, execute: bool = True) -> CascadeCLI:
     """Parse and run arguments that `recsys_topk.runs.config.rewrite` has prepared; see `CascadeCLI`."""
     quiet_libraries()

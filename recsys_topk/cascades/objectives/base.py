@@ -180,4 +180,4 @@ def need_groups(groups: Tensor | None, name: str) -> Tensor:
     return groups
 
 
-registry = Registry("objective", "recsys_topk.cascades.objectives", "recsys_topk.objectives")
+registry = Registry("objective", "recsys_topk.cascades.objectives", "recsys_topk.objectives", CascadeObjective)

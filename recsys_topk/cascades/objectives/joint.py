@@ -11,9 +11,10 @@ from torch import Tensor
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
 from recsys_topk.checks import check_not_negative
 from recsys_topk.losses.base import RankingLoss
-from recsys_topk.losses.topk import TopKLoss, selection_bce, topk_target
+from recsys_topk.losses.topk import TopKLoss, selection_bce
 from recsys_topk.numerics import add_eps, log1mexp, weighted_mean
 from recsys_topk.operators.base import SoftSelection
+from recsys_topk.ops.topk_target import topk_target
 
 
 class JointObjective(CascadeObjective):
