@@ -16,7 +16,7 @@ PURPOSE = {
 OPTIONS = """
   --loss NAME                     a name (recsys-topk losses), a class name or a class path (default: dftopk)
   --loss.tau X, --loss.k N, ...   its options; --loss.help NAME lists them
-  --objective NAME                joint, independent, bce, fs-ranknet, fs-lambdaloss, icc, rankflow
+  --objective NAME                joint, independent, bce, fs_ranknet, fs_lambdaloss, icc, rankflow
                                   (default: joint for losses with a top-k operator, independent for others)
   --config FILE|NAME              YAML; packaged: simulated, recflow-2stage, recflow-3stage, paper-online
 
