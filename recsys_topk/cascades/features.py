@@ -110,6 +110,7 @@ class FeatureEmbedding(nn.Module):
             raise ValueError("the schema has no item features, so a stage cannot tell items apart; add one")
         self.layout = Layout(schema, _dimensions(schema, dim))
         self.fused = fused
+        self._applied: Callable[[Tensor], Tensor] | None = None
         place = torch.get_default_device() if device is None else torch.device(device)
         self._weighted = {name_of(parts): self._needs_weights(parts, place) for parts in self.groups}
         self.collections = nn.ModuleDict(
@@ -176,6 +177,11 @@ class FeatureEmbedding(nn.Module):
             initialise(collection)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if (
+            fn is self._applied
+        ):  # shared by stages, and reached through each of them: `to_empty` must not empty it twice
+            return self
+        self._applied = fn
         before = [weight.device.type for weight in self.collections.parameters()]
         kernels_hold = {name: _addresses(part) for name, part in self.collections.items() if is_fused(part)}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -188,6 +194,9 @@ class FeatureEmbedding(nn.Module):
             self._register_columns(next(self.collections.parameters()).device)
             self.reset_parameters()
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_applied": None}
 
     def _fused_copy(self, name: str, collection: nn.Module) -> nn.Module:
         """Return a fused collection with the weights of another, on their device; its optimizer state begins anew."""

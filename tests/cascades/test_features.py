@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from recsys_topk.cascades import features
+from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.features import Embedded, FeatureEmbedding, HistoryForm
 from recsys_topk.cascades.optimizers import fused_optimizer, make_optimizer, table_collections
+from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.stages.din import DIN
 from recsys_topk.cascades.stages.mlp import MLPStage
 from recsys_topk.cascades.stages.two_tower import TwoTower
@@ -223,6 +228,24 @@ def test_tables_are_initialised_when_they_are_materialised(name: str) -> None:
     assert weight.std().item() == pytest.approx(0.5, rel=0.1)
     wanted = is_plain if name == "same" else is_fused
     assert all(wanted(collection) for collection in embedding.collections.values())
+
+
+@pytest.mark.parametrize("name", ["same", "adagrad"])
+def test_shared_tables_are_materialised_once(name: str) -> None:
+    stages = [StageConfig("two_tower", "retrieval", 5), StageConfig("mlp", "ranking", 3)]
+    with torch.device("meta"):
+        cascade = Cascade(RECFLOW, stages, share_embeddings=True, fused=fused_optimizer(name, 0.1))
+    cascade.to_empty(device="cpu")
+    embedding = cascade.stages["ranking"].embedding
+    assert embedding is cascade.stages["retrieval"].embedding
+    assert weights_of(embedding)["video_id"].std().item() == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_moved_embedding_can_be_pickled_and_copied() -> None:
+    embedding = FeatureEmbedding(MIXED, 4).to("cpu")
+    batch = random_batch(MIXED)
+    for again in (pickle.loads(pickle.dumps(embedding)), copy.deepcopy(embedding)):
+        assert_same(again(batch), embedding(batch))
 
 
 class Moved(nn.Module):
