@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from recsys_topk import __version__
-from recsys_topk.cli.console import echo, table
+from recsys_topk.cli.console import echo
+from recsys_topk.runs.text import table
 
 TORCH, TORCHREC, FBGEMM = "2.13.0", "1.9.2", "1.8.0"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"

@@ -7,11 +7,12 @@ import inspect
 import json
 from collections.abc import Sequence
 
-from recsys_topk.cli.console import echo, table
+from recsys_topk.cli.console import echo
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.base import registry as losses
 from recsys_topk.operators.base import TopKOperator
 from recsys_topk.operators.base import registry as operators
+from recsys_topk.runs.text import table
 
 
 def loss_row(name: str, cls: type[RankingLoss]) -> dict[str, object]:

@@ -1,16 +1,21 @@
-"""From what people type to what LightningCLI reads: short options, registry names, packaged configs, checkpoints.
+"""The config of a run: a plain dict, built from packaged configs, files and options, with names in place of classes.
 
-`--loss dftopk --loss.tau 1` becomes `--model.loss recsys_topk.losses.dftopk.DFTopKLoss --model.loss.tau 1`, and the
-same in YAML (`loss: dftopk`). What is parsed, saved and stored in checkpoints is then always the plain class path.
+A config has the keys of LightningCLI (`model`, `data`, `trainer`, `seed_everything`, `ckpt_path`) and those of a run
+(`out`, `name`, `logger`, ...). Four keys are shorter ways to say something:
 
-A config may hold options for losses that are chosen by name, `losses: {lapsum: {tau: 5}}`, so that `--loss lapsum` on
-top of it gets them; what is typed overrides them.
+- `config`: a name, a file, a dict, or a list of them, merged below the other keys in their order;
+- `loss` and `objective`: the same as `model.loss` and `model.objective`;
+- `losses`: options for losses that are chosen by name, ``{"lapsum": {"tau": 5}}``, used for the loss that the merged
+  config chooses, whatever the order; options given for the chosen loss itself win.
+
+A loss, objective or data module is a registry name, a class name or a class path, or a dict with that as `class_path`
+and its options beside it or in `init_args`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,8 +25,9 @@ import yaml
 from recsys_topk.registry import Registry, nearest
 
 CONFIGS = "recsys_topk.runs.configs"
-# Arguments of an objective that the module gives.
-GIVEN = ("loss", "stages")
+# Arguments that the run itself gives to a class.
+GIVEN = ("self", "loss", "stages")
+DEFAULTS = {"loss": "dftopk", "data": "recflow"}
 
 # RecFlow's labels are places in a ranking (29..20 for the best group), not grades: an exponential gain or a softmax
 # over them would see the first item only.
@@ -34,11 +40,26 @@ FOR_RECFLOW_LABELS: dict[str, dict[str, Any]] = {
 
 
 def registries() -> dict[str, Registry[Any]]:
-    """Return the tables whose names may stand on the command line, by the option that takes them."""
+    """Return the tables of the classes that a config may name, by key."""
     from recsys_topk.cascades.objectives.base import registry as objectives
     from recsys_topk.losses.base import registry as losses
 
-    return {"loss": losses, "objective": objectives}
+    return {"loss": losses, "objective": objectives, "data": data_modules()}
+
+
+def data_modules() -> Registry[Any]:
+    """Return the table of data modules."""
+    from recsys_topk.datamodules.recflow import RecFlowDataModule
+
+    table: Registry[Any] = Registry("data module", "recsys_topk.datamodules", "recsys_topk.datamodules")
+    table.register("recflow", RecFlowDataModule)
+    return table
+
+
+def hint(name: str, known: Any, shown: str = "{!r}") -> str:
+    """Return ``"did you mean 'x'? "`` for the nearest known name, or nothing."""
+    close = nearest(name, known)
+    return f"did you mean {shown.format(close)}? " if close else ""
 
 
 def packaged_configs() -> list[str]:
@@ -48,228 +69,182 @@ def packaged_configs() -> list[str]:
     )
 
 
-def rewrite(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a training command in the form that LightningCLI reads.
-
-    Example:
-        >>> rewrite(["fit", "--loss.tau", "2", "--loss=dftopk"])
-        ['fit', '--model.loss=recsys_topk.losses.dftopk.DFTopKLoss', '--model.loss.tau', '2']
-    """
-    tables = registries()
-    command, rest = list(arguments[:1]), list(arguments[1:])
-    classes: list[str] = []
-    chosen: dict[str, type] = {}
-    others: list[str] = []
-    configs: list[dict[str, Any]] = []
-    by_loss = {name: dict(options) for name, options in FOR_RECFLOW_LABELS.items()}
-    position = 0
-    while position < len(rest):
-        option, equals, value = rest[position].partition("=")
-        following = rest[position + 1] if not equals and position + 1 < len(rest) else ""
-        short = option[2:].split(".")[0] if option.startswith("--") else ""
-        if option == f"--{short}" and short in tables:
-            cls = chosen[short] = _named(tables[short], value if equals else following)
-            position += 1 if equals else 2
-            classes.append(f"--model.{short}={_path(cls)}")
-            if short == "loss":
-                classes += [f"--model.loss.{key}={given}" for key, given in by_loss.get(cls.name, {}).items()]
-        elif short in tables:
-            others.append(f"--model.{rest[position][2:]}")
-            position += 1
-        elif option in ("-c", "--config"):
-            content = read_config(value if equals else following)
-            position += 1 if equals else 2
-            for name, options in (content.pop("losses", None) or {}).items():
-                tables["loss"].resolve(name)
-                by_loss.setdefault(name, {}).update(options)
-            configs.append(resolve_names(content, tables, by_loss))
-        else:
-            others.append(rest[position])
-            position += 1
-    for short in tables:
-        typed = [argument.partition("=")[2] for argument in classes if argument.startswith(f"--model.{short}=")]
-        keep_last_class(configs, short, typed[-1] if typed else None)
-    for short, cls in chosen.items():
-        check_options(short, cls, others)
-    # A class must be named before its options, and a file is overridden by what is typed.
-    return [*command, *(f"--config={dump(content)}" for content in configs), *classes, *others]
-
-
-def check_options(short: str, cls: type, arguments: Sequence[str]) -> None:
-    """Raise if an option of a class that was named is not one of its own, with the nearest one that is.
-
-    Args:
-        short: ``"loss"`` or ``"objective"``.
-        cls: The class.
-        arguments: Rewritten arguments.
-    """
-    parameters = inspect.signature(cls).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    known = [parameter.name for parameter in parameters if parameter.name not in GIVEN]
-    head = f"--model.{short}."
-    for argument in arguments:
-        option = argument.removeprefix(head).partition("=")[0].split(".")[0]
-        if argument.startswith(head) and option not in (*known, "help", "class_path", "init_args"):
-            close = nearest(option, known)
-            hint = f"did you mean --{short}.{close}? " if close else ""
-            raise ValueError(
-                f"{cls.__name__} has no option {option!r} (--{short}.{option}); {hint}it has: {', '.join(known)}"
-            )
-
-
-def keep_last_class(configs: Sequence[dict[str, Any]], short: str, typed: str | None) -> None:
-    """Remove `model.loss` (or objective) from configs that name another class than the one that counts in the end.
-
-    The parser would hand the options of the first class on to the last wherever both have one of that name: the
-    temperature of a config's DFTopK to a SigmoidTopKLoss that is asked for on the command line.
-    """
-    last = typed
-    for content in reversed(configs):
-        given = (content.get("model") or {}).get(short)
-        if not isinstance(given, dict) or "class_path" not in given:
-            continue
-        if last is None:
-            last = given["class_path"]
-        elif given["class_path"] != last:
-            del content["model"][short]
-
-
-def _named(table: Registry[Any], name: str) -> Any:
-    if not name:
-        raise ValueError(f"--{table.kind} needs a name; available: {', '.join(table.available())}")
-    return table.resolve(name)
-
-
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def read_config(name: str) -> dict[str, Any]:
     """Return the content of a config: a file, a packaged one by name, or YAML text."""
-    path = Path(name)
     if "\n" in name or ": " in name:
         text = name
-    elif path.is_file():
-        text = path.read_text(encoding="utf-8")
+    elif Path(name).is_file():
+        text = Path(name).read_text(encoding="utf-8")
     elif name in packaged_configs():
         text = resources.files(CONFIGS).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     else:
-        close = nearest(name, packaged_configs())
-        hint = f"did you mean {close!r}? " if close else ""
-        raise FileNotFoundError(f"no config file {name!r}; {hint}packaged configs: {', '.join(packaged_configs())}")
+        known = packaged_configs()
+        raise FileNotFoundError(f"no config file {name!r}; {hint(name, known)}packaged configs: {', '.join(known)}")
     try:
         content = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
         raise ValueError(f"config {name!r} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"config {name!r} must be a mapping of options, got {type(content).__name__}")
+    if "config" in content:
+        raise ValueError(f"config {name!r} names another config; give both, `config: [first, second]`")
     return content
 
 
-def resolve_names(
-    content: dict[str, Any], tables: Mapping[str, Registry[Any]], by_loss: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Move `loss` and `objective` below `model`, replace names by class paths, and add the options for the loss."""
-    resolved = dict(content)
-    model = dict(resolved.get("model") or {})
-    for short, table in tables.items():
-        given = resolved.pop(short, None) or model.get(short)
-        if isinstance(given, str):
-            given = {"class_path": given}
-        if isinstance(given, dict) and "class_path" in given:
-            cls = _named(table, str(given["class_path"]))
-            options = {**(by_loss.get(cls.name, {}) if short == "loss" else {}), **(given.get("init_args") or {})}
-            model[short] = {"class_path": _path(cls), **({"init_args": options} if options else {})}
-    if model:
-        resolved["model"] = model
-    return resolved
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `below` overridden by `above`, dict by dict.
 
-
-def read_checkpoint(path: str) -> dict[str, Any]:
-    """Return the content of a checkpoint that `recsys-topk fit` wrote, its tensors mapped, not read."""
-    import pickle
-
-    import torch
-
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no checkpoint {path!r}; give the path of a .ckpt file written by `recsys-topk fit`")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise ValueError(
-            f"{path!r} cannot be read: it is damaged, or no checkpoint ({type(error).__name__}); take another, e.g. "
-            f"best.ckpt beside it"
-        ) from error
-    if not isinstance(content, dict) or "stages" not in (content.get("hyper_parameters") or {}):
-        raise ValueError(f"{path!r} was not written by `recsys-topk fit`: it describes no cascade")
-    return content
-
-
-def describe_checkpoint(path: str, content: Mapping[str, Any]) -> list[str]:
-    """Return lines saying what a checkpoint restores."""
-    model = content["hyper_parameters"]
-    data = content.get("datamodule_hyper_parameters") or {}
-    stages = ", ".join(f"{stage['name']} ({stage['kind']}, {stage['quota']})" for stage in model["stages"])
-    lines = [
-        f"restored from {path}:",
-        f"  loss       {_short(model['loss'])}",
-        f"  objective  {_short(model['objective'])}",
-        f"  stages     {stages}",
-    ]
-    if data:
-        shown = ", ".join(f"{name}={value}" for name, value in data.items() if isinstance(value, (int, str, float)))
-        lines.append(f"  data       {shown}")
-    return lines
-
-
-def from_checkpoint(path: str) -> tuple[str, list[str]]:
-    """Return the config that a checkpoint was trained with, and lines saying what is restored.
-
-    It goes before everything else on the command line, so that whatever is typed overrides it.
-    """
-    content = read_checkpoint(path)
-    model = {name: value for name, value in content["hyper_parameters"].items() if name != "schema"}
-    data = dict(content.get("datamodule_hyper_parameters") or {})
-    return dump({"model": model, **({"data": data} if data else {})}), describe_checkpoint(path, content)
-
-
-def _short(spec: Mapping[str, Any]) -> str:
-    left_out = ("positive_above", "reduction", "validate")  # the framework's business
-    given = {name: value for name, value in spec["init_args"].items() if name not in left_out and value is not None}
-    arguments = ", ".join(f"{name}={value}" for name, value in given.items())
-    return f"{str(spec['class_path']).rpartition('.')[2]}({arguments})"
-
-
-def dump(content: Mapping[str, Any]) -> str:
-    """Return a config as YAML text that cannot be mistaken for a file name."""
-    return "\n" + yaml.safe_dump(dict(content), sort_keys=False)
-
-
-def option_value(arguments: Sequence[str], option: str) -> str | None:
-    """Return the value given to `option`, as `--option value` or `--option=value`, or None."""
-    for position, argument in enumerate(arguments):
-        if argument == option and position + 1 < len(arguments):
-            return arguments[position + 1]
-        if argument.startswith(f"{option}="):
-            return argument.partition("=")[2]
-    return None
-
-
-def without_option(arguments: Sequence[str], option: str) -> list[str]:
-    """Return the arguments without `option` and its value.
+    The options of a class do not reach another one: a dict with another `class_path` replaces the one below it. A key
+    that ends in ``+`` appends to the list below it.
 
     Example:
-        >>> without_option(["--a", "1", "--b=2", "--c"], "--a"), without_option(["--a", "1", "--b=2"], "--b")
-        (['--b=2', '--c'], ['--a', '1'])
+        >>> merge({"a": {"x": 1, "y": [2]}, "b": 3}, {"a": {"x": 4, "y+": 5}})
+        {'a': {'x': 4, 'y': [2, 5]}, 'b': 3}
+        >>> merge({"class_path": "A", "init_args": {"tau": 1}}, {"class_path": "B"})
+        {'class_path': 'B'}
     """
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if skip:
-            skip = False
-        elif argument == option:
-            skip = True
-        elif not argument.startswith(f"{option}="):
-            kept.append(argument)
-    return kept
+    merged = dict(below)
+    if "class_path" in below and above.get("class_path", below["class_path"]) != below["class_path"]:
+        merged = {}
+    for key, value in above.items():
+        before = merged.get(key.removesuffix("+"))
+        if key.endswith("+"):
+            merged[key[:-1]] = [*_several(before), *_several(value)]
+        elif isinstance(value, Mapping):
+            merged[key] = merge(before if isinstance(before, Mapping) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config in its long form: configs merged, names replaced by class paths, options checked.
+
+    Example:
+        >>> resolve({"loss": "lapsum", "losses": {"lapsum": {"tau": 5}}})["model"]["loss"]
+        {'class_path': 'recsys_topk.losses.lapsum.LapSumLoss', 'init_args': {'tau': 5}}
+    """
+    tables = registries()
+    by_loss = {name: dict(options) for name, options in FOR_RECFLOW_LABELS.items()}
+    merged: dict[str, Any] = {}
+    for layer in _layers(config):
+        for name, options in (layer.pop("losses", None) or {}).items():
+            by_loss.setdefault(tables["loss"].resolve(name).name, {}).update(options)
+        merged = merge(merged, _long_form(layer, tables))
+    model = merged.setdefault("model", {})
+    for key, table in tables.items():
+        holder = merged if key == "data" else model
+        chosen = holder.get(key) or {}
+        if not chosen and key not in DEFAULTS:
+            continue
+        cls = table.resolve(chosen.get("class_path") or DEFAULTS.get(key) or _default_objective(model["loss"], tables))
+        given = {**(by_loss.get(cls.name, {}) if key == "loss" else {}), **chosen.get("init_args", {})}
+        check_options(key, cls, given)
+        holder[key] = {"class_path": class_path(cls), "init_args": given}
+    return merged
+
+
+def class_path(cls: type) -> str:
+    """Return the dotted path of a class."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
+    """Raise if a class has no such option, with the nearest one that it has."""
+    parameters = inspect.signature(cls.__init__).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters if parameter.name not in GIVEN]
+    for option in given:
+        if option not in known:
+            close = hint(option, known, f"--{key}.{{}}")
+            raise ValueError(
+                f"{cls.__name__} has no option {option!r} (--{key}.{option}); {close}it has: {', '.join(known)}"
+            )
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a config as dotted keys and values, without the level of `init_args`.
+
+    Example:
+        >>> flat({"loss": {"class_path": "dftopk", "init_args": {"tau": 1}}, "model": {"lr": 0.1}})
+        {'loss': 'dftopk', 'loss.tau': 1, 'model.lr': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        key = prefix if name in ("class_path", "init_args") and prefix else f"{prefix}.{name}".lstrip(".")
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, key)
+        elif not (name == "init_args" and prefix):
+            found[key] = value
+    return found
+
+
+def put(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set the option with a dotted key; options of a class go to its `init_args`.
+
+    Example:
+        >>> config = {"loss": "dftopk"}
+        >>> put(config, "loss.tau", 2)
+        >>> config
+        {'loss': {'class_path': 'dftopk', 'init_args': {'tau': 2}}}
+    """
+    name, _, rest = key.partition(".")
+    before = config.get(name)
+    if rest:
+        name = f"{name}+" if before is None and f"{name}+" in config else name
+        found = config.get(name)
+        last = found[-1] if isinstance(found, list) else found
+        inner = {"class_path": last, "init_args": {}} if isinstance(last, str) else last or {}
+        config[name] = [*found[:-1], inner] if isinstance(found, list) else inner
+        put(inner.get("init_args", inner), rest, value)
+    elif name.endswith("+"):
+        config[name] = [*config.get(name, []), value]
+    elif isinstance(before, dict) and isinstance(value, str):
+        config[name] = {"class_path": value, "init_args": before.get("init_args", before)}
+    else:
+        config[name] = value
+
+
+def as_options(config: Mapping[str, Any]) -> list[str]:
+    """Return a config as the options that a person would type.
+
+    Example:
+        >>> as_options({"config": "simulated", "loss": {"class_path": "dftopk", "tau": 9}})
+        ['--config', 'simulated', '--loss', 'dftopk', '--loss.tau', '9']
+    """
+    return [part for key, value in flat(config).items() for one in _several(value) for part in (f"--{key}", str(one))]
+
+
+def _several(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for below in _several(config.get("config")):
+        yield from _layers(below) if isinstance(below, Mapping) else [read_config(below)]
+    yield {key: value for key, value in config.items() if key != "config"}
+
+
+def _long_form(layer: Mapping[str, Any], tables: Mapping[str, Registry[Any]]) -> dict[str, Any]:
+    """Return a config with `loss` and `objective` below `model`, each part with its class path and `init_args`."""
+    short = {key: layer[key] for key in ("loss", "objective") if layer.get(key) is not None}
+    long = {key: value for key, value in layer.items() if key not in ("loss", "objective")}
+    if short or long.get("model"):
+        long["model"] = {**(long.get("model") or {}), **short}
+    for key, table in tables.items():
+        holder = long if key == "data" else long.get("model", {})
+        part = holder.get(key)
+        if part is None:
+            continue
+        part = {"class_path": part} if isinstance(part, str) else dict(part)
+        name, options = part.pop("class_path", None), {**(part.pop("init_args", None) or {}), **part}
+        holder[key] = {"init_args": options}
+        if name is not None:
+            holder[key]["class_path"] = class_path(table.resolve(str(name)))
+    return long
+
+
+def _default_objective(loss: Mapping[str, Any], tables: Mapping[str, Registry[Any]]) -> str:
+    """Return the objective that a module takes for a loss if none is named."""
+    return "independent" if tables["loss"].resolve(loss["class_path"])().operator is None else "joint"
