@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from recsys_topk.cli.dashboard import DIAGNOSTICS
-from tests.cli import wandb_files
+from tests import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
 Command = Callable[..., Result]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.wandb_files import history, records
+from tests.wandb_files import history, records
 from tests.conftest import Result
 
 RECORDED = Path(__file__).parents[1] / "reports" / "recorded"

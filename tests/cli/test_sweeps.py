@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from recsys_topk.cli.main import main
-from tests.cli import wandb_files
+from tests import wandb_files
 from tests.conftest import TINY_WORLD
 
 ROOT = Path(__file__).parents[2]

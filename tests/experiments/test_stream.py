@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cli import wandb_files
+from tests import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
 # Noise in the loss, negatives and a rising learning rate: whatever a new process could get wrong.

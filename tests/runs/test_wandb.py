@@ -17,7 +17,7 @@ from recsys_topk.runs.wandb_logging import make_wandb
 from recsys_topk.datamodules import RecFlowDataModule
 from recsys_topk.losses import get
 from tests.cascades.test_module import SCHEMA, STAGES
-from tests.cli import wandb_files
+from tests import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
 Command = Callable[..., Result]

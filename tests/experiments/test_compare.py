@@ -20,7 +20,7 @@ import torch
 from recsys_topk.cli.compare import paired_p_value, summarise
 from recsys_topk.runs.trials import competitors, plan
 from recsys_topk.runs.files import write_whole
-from tests.cli import wandb_files
+from tests import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
 JOINT = "test/joint_recall@10@20/80"
