@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import is_plain
-
 
 def check_lists(scores: Tensor, mask: Tensor | None, **others: Tensor | None) -> None:
     """Raise unless `scores` is a floating (B, N) tensor and the rest share its shape and device.
@@ -91,8 +89,3 @@ def check_finite(scores: Tensor, mask: Tensor) -> None:
             f"{int(bad.sum())} of {int(mask.sum())} valid scores are not finite; the first is scores[{row}, {column}] "
             f"= {scores[row, column].item()}. Mask it, or look for overflow in the model that made it"
         )
-
-
-def may_read(tensor: Tensor) -> bool:
-    """Return whether reading `tensor` is free: real memory on the CPU, outside compilation and tracing."""
-    return tensor.is_cpu and is_plain(tensor)

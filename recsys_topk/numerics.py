@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from contextlib import AbstractContextManager
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -38,75 +35,6 @@ def is_full(mask: Tensor) -> bool:
         (True, False)
     """
     return all(stride == 0 for stride in mask.stride())
-
-
-def is_plain(x: Tensor) -> bool:
-    """Return whether `x` is real memory outside of compilation and tracing (not fake, not otherwise wrapped)."""
-    return type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
-
-
-def count_true(mask: Tensor) -> Tensor:
-    """Return how many entries of each row of a boolean (B, N) tensor are true, (B,) int64."""
-    if not mask.is_cpu or not is_plain(mask):
-        return mask.sum(-1)
-    return torch.from_numpy(count_rows(mask.numpy()))
-
-
-def count_rows(a: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return how many entries of each row are true: the narrower the sum, the more bytes numpy adds at once."""
-    if len(a) == 1:
-        return np.array([np.count_nonzero(a)])
-    narrow = np.uint16 if a.shape[1] < 2**16 else np.uint32
-    counts: npt.NDArray[np.int64] = np.add.reduce(a.view(np.uint8), 1, dtype=narrow).astype(np.int64)
-    return counts
-
-
-def fill_masked(x: Tensor, mask: Tensor, value: float) -> Tensor:
-    """Return `x` with 0 or -inf where `mask` is false; masked entries, NaN included, get zero gradient.
-
-    `torch.where` reads a scattered mask one branch at a time; on CPU the entries are replaced by arithmetic on their
-    bits instead, three to four times faster.
-
-    Args:
-        x: (B, N), float32 or float64.
-        mask: Boolean, the shape of `x`.
-        value: 0 or -inf.
-
-    Example:
-        >>> fill_masked(torch.tensor([[1.0, float("nan")]]), torch.tensor([[True, False]]), 0.0)
-        tensor([[1., 0.]])
-    """
-    if not x.is_cpu or not is_plain(x):
-        return torch.where(mask, x, value)
-    if x.requires_grad and torch.is_grad_enabled():
-        filled: Tensor = _FillMasked.apply(x, mask, value)  # type: ignore[no-untyped-call]
-        return filled
-    return _fill_bits(x.detach(), mask, value)
-
-
-class _FillMasked(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, mask: Tensor, value: float) -> Tensor:
-        ctx.save_for_backward(mask)
-        return _fill_bits(x, mask, value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (mask,) = ctx.saved_tensors
-        return fill_masked(grad, mask, 0.0), None, None
-
-
-def _fill_bits(x: Tensor, mask: Tensor, value: float) -> Tensor:
-    # Two's complement: valid -> ...111, masked -> 0. The bits of -inf are -1 shifted past the mantissa.
-    integer, mantissa = (np.int32, 23) if x.dtype == torch.float32 else (np.int64, 52)
-    valid = mask.numpy().view(np.uint8).astype(integer)
-    bits = np.negative(valid)
-    np.bitwise_and(bits, x.numpy().view(integer), out=bits)
-    if value != 0.0:
-        valid -= 1
-        valid <<= mantissa
-        bits |= valid
-    return torch.from_numpy(bits.view(np.float32 if integer is np.int32 else np.float64))
 
 
 def float32_island(device_type: str) -> AbstractContextManager[object]:

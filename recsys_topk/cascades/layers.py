@@ -8,7 +8,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from recsys_topk.cascades.pooled import gather, join_relu
+from recsys_topk.ops.join_relu import join_relu
+from recsys_topk.ops.pooled_dot import gather
 
 Activation = Literal["relu", "prelu"]
 Initialisation = Literal["default", "he"]

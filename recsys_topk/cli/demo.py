@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     tested = TrainingRun({"ckpt_path": str(checkpoint), "out": str(folder.parent), "name": folder.name}, say=echo)
     measured = tested.test()
 
-    from recsys_topk.datamodules.ground_truth import reference_recalls
+    from recsys_topk.datamodules import reference_recalls
 
     model, data = tested.model, tested.data
     joint, *alone = (

@@ -151,9 +151,7 @@ def reference(folder: Path) -> dict[str, dict[str, float]]:
     options = dict(next(iter(runs.values()))[0]["config"]["data"]["init_args"])
     if options.get("root") is not None:
         return {}
-    from recsys_topk.datamodules.ground_truth import reference_recalls
-    from recsys_topk.datamodules.recflow import RecFlowDataModule
-    from recsys_topk.datamodules.world import WorldConfig
+    from recsys_topk.datamodules import RecFlowDataModule, WorldConfig, reference_recalls
 
     data = RecFlowDataModule(**{**options, "world": WorldConfig(**options.get("world", {}))})
     data.prepare_data()

@@ -63,7 +63,7 @@ def stream_days(trial: Trial, tell: Tell) -> None:
     """
     from lightning.pytorch import seed_everything
 
-    from recsys_topk.datamodules.streaming import DayStream
+    from recsys_topk.datamodules import DayStream
 
     new = {**trial.identity(), "wandb_id": uuid.uuid4().hex[:8], "checkpoint": None, "first": None, "days": []}
     record = trial.read() or new
@@ -82,7 +82,7 @@ def stream_days(trial: Trial, tell: Tell) -> None:
         number = stream.days.index(step.day)
         before = None if record["checkpoint"] is None else str(trial.target.parent / record["checkpoint"])
         seed_everything((trial.seed + number * _SEED_STEP) % 2**32, verbose=False)
-        entry: dict[str, Any] = {"day": step.day, "requests": sum(len(day) for day in step.train.days)}
+        entry: dict[str, Any] = {"day": step.day, "requests": step.train.requests}
         if step.test is not None:
             (measured,) = run.trainer.test(run.model, datamodule=step.data, ckpt_path=before, verbose=False)
             entry |= _metrics(measured)

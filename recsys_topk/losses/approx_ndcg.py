@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recsys_topk.checks import check_positive
-from recsys_topk.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import better_items, spans
 from recsys_topk.numerics import is_full, masked_mean
-from recsys_topk.operators.selection import kth_pair
+from recsys_topk.ops.dcg import Gain, check_gain, discount, normalised_gains
+from recsys_topk.ops.kth_pair import kth_pair
 
 
 class _ApproximateRanks(torch.autograd.Function):
@@ -62,11 +62,12 @@ class ApproxNDCGLoss(RankingLoss):
 
     Args:
         tau: Temperature of the comparison.
-        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y (for labels such as RecFlow's 29..20).
+        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y. None = as the data says: exponential for grades, linear
+            for places (such as RecFlow's 29..20); exponential if the data says nothing.
         k: Where NDCG is cut; None = nowhere.
-        positive_above: Lists without a label above this are left out.
+        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> ApproxNDCGLoss(tau=0.1)(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
@@ -82,16 +83,17 @@ class ApproxNDCGLoss(RankingLoss):
     def __init__(
         self,
         tau: float = 1.0,
-        gain: Gain = "exponential",
+        gain: Gain | None = None,
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:
         super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
         self.tau = check_positive("tau", tau)
-        self.gain = check_gain(gain)
+        given = None if gain is None else check_gain(gain)
+        self.gain: Gain = self._by_labels("gain", given, grades="exponential", places="linear")
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
@@ -112,9 +114,12 @@ class ApproxNDCGLoss(RankingLoss):
         proper = ((wanted > 0) & (wanted < count))[:, None]
         if scores.shape[1] < 2:
             return (wanted > 0).to(ranks.dtype)[:, None]
-        inner = torch.where(proper[:, 0], wanted, 1)
-        pair = kth_pair(torch.where(proper, scores, 0.0), inner, mask | ~proper)
-        kept, cut = (masked_mean(ranks, mask & (scores == boundary))[:, None] for boundary in pair)
-        p = torch.sigmoid((0.5 * (kept + cut) - ranks) / self.tau) * mask
-        p = p * (wanted[:, None] / p.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)).clamp_max(1.0)
+        # A list with nothing to cut passes through as one of equal scores and ranks, with k = 1: its value is not used,
+        # and its gradient is a finite number times 0.
+        inner = torch.where(proper, wanted[:, None], 1)
+        x, r, valid = torch.where(proper, scores, 0.0), torch.where(proper, ranks, 0.0), mask | ~proper
+        pair = kth_pair(x, inner[:, 0], valid)
+        kept, cut = (masked_mean(r, valid & (x == boundary))[:, None] for boundary in pair)
+        p = torch.sigmoid((0.5 * (kept + cut) - r) / self.tau) * valid
+        p = p * (inner / torch.maximum(p.sum(-1, keepdim=True), inner))
         return torch.where(proper, p, (wanted > 0).to(p.dtype)[:, None])

@@ -33,9 +33,9 @@ class ARFLoss(RankingLoss):
             and in P*, its rows and columns are then set to 0, means divide by N, a list no longer than the quota has no
             L_relax, a list with padding no L_global, and all lists count. Only padding at the end makes sense then.
         k: The quota, how many items the stage passes on; required here or in the call.
-        positive_above: Items with a label above this are positive.
+        positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> loss = ARFLoss(k=2)
@@ -59,7 +59,7 @@ class ARFLoss(RankingLoss):
         reference_quirks: bool = False,
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:
@@ -144,9 +144,9 @@ class ARFV2Loss(ARFLoss):
         eps: Added inside each logarithm and to C, as published.
         reference_quirks: As in `ARFLoss`.
         k: The quota, how many items the stage passes on; required here or in the call.
-        positive_above: Items with a label above this are positive.
+        positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> loss = ARFV2Loss(k=2)
@@ -154,7 +154,7 @@ class ARFV2Loss(ARFLoss):
         tensor(1.9425)
     """
 
-    name: ClassVar[str] = "arf-v2"
+    name: ClassVar[str] = "arf_v2"
     exact_gradient: ClassVar[bool] = False  # the column sums are held constant
     paper: ClassVar[str] = "LCRON, arXiv 2503.09492 (ARF-v2)"
 

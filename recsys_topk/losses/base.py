@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, NamedTuple, final
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
-from recsys_topk.checks import check_finite, check_k, check_lists, may_read
-from recsys_topk.numerics import (
-    at_least_float32,
-    count_rows,
-    count_true,
-    fill_masked,
-    float32_island,
-    full_mask,
-    is_full,
-    weighted_mean,
-)
+from recsys_topk.checks import check_finite, check_k, check_lists
+from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
 from recsys_topk.operators.base import TopKOperator
+from recsys_topk.ops.count_true import count_rows, count_true
+from recsys_topk.ops.dispatch import may_read
+from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 
 Reduction = Literal["mean", "sum", "none"]
+LabelKind = Literal["grades", "places"]
+Option = TypeVar("Option")
 
 registry: Registry[RankingLoss]
 
@@ -64,7 +60,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
 
     Args:
         k: Where to cut: an int, ``"positives"`` (each list's own number of positives), or None.
-        positive_above: Items with a label above this are positive.
+        positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"`` (weighted, over the lists counted), ``"sum"``, or ``"none"`` for (B,) with 0 for lists
             left out.
         validate: Raise on NaN or infinity among valid scores (reads the tensor, so it is off by default).
@@ -83,7 +79,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
         self,
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:
@@ -96,7 +92,9 @@ class RankingLoss(Recorded, nn.Module, ABC):
             raise ValueError(f"k must be a non-negative int, None or 'positives', got {k!r}")
         self.operator = None
         self.k = k
-        self.positive_above = float(positive_above)
+        self.positive_above = 0.0 if positive_above is None else float(positive_above)
+        self._open_threshold = positive_above is None
+        self._open_options: dict[str, dict[LabelKind, Any]] = {}
         self.reduction: Reduction = reduction
         self.validate = validate
 
@@ -104,6 +102,35 @@ class RankingLoss(Recorded, nn.Module, ABC):
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
+
+    def set_label_defaults(self, kind: LabelKind, positive_above: float) -> None:
+        """Fill in what the constructor left at None, from what the data says about its labels.
+
+        Arguments that were given, 0 included, stay as they are. A module calls this with the labels of its schema, so
+        that a loss built in Python and one built on the command line agree.
+
+        Args:
+            kind: ``"grades"`` (a small scale, such as 0 to 4) or ``"places"`` (places in a ranking, bigger is better).
+            positive_above: Items with a label above this are positive.
+
+        Example:
+            >>> from recsys_topk.losses import LambdaLoss
+            >>> loss = LambdaLoss(k=10)
+            >>> loss.set_label_defaults("places", positive_above=7.0)
+            >>> loss.gain, loss.positive_above
+            ('linear', 7.0)
+        """
+        if self._open_threshold:
+            self.positive_above = float(positive_above)
+        for name, values in self._open_options.items():
+            setattr(self, name, values[kind])
+
+    def _by_labels(self, name: str, given: Option | None, *, grades: Option, places: Option) -> Option:
+        """Return the option called `name` if it was given, else its value for grades until the data says otherwise."""
+        if given is not None:
+            return given
+        self._open_options[name] = {"grades": grades, "places": places}
+        return grades
 
     @abstractmethod
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
@@ -132,7 +159,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
             scores: (B, N), any floating dtype.
             labels: (B, N), finite and >= 0; bigger is better.
             mask: Boolean (B, N), True = a real item; None = all are.
-            k: Overrides the `k` of the constructor: one int, or one integer a list, (B,).
+            k: Overrides the `k` of the constructor: one int, or one int per list, (B,).
             weights: (B,), the weight of each list in the mean.
 
         Returns:

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.checks import may_read
 from recsys_topk.losses.base import ListFacts, Reduction
 from recsys_topk.losses.topk import TopKLoss, target_numpy
-from recsys_topk.numerics import LOWEST_EXPONENT, fill_masked
+from recsys_topk.numerics import LOWEST_EXPONENT
 from recsys_topk.operators.dftopk import DFTopK
-from recsys_topk.operators.selection import Array, Bools, add_shared, pair_numpy, scratch
+from recsys_topk.ops.dispatch import may_read
+from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.kth_pair import Array, Bools, add_shared, pair_numpy, scratch
 
 # Up to this many items in the batch the number of calls decides, and beyond it the number of passes over memory.
 SHORT = 4096
@@ -33,9 +34,9 @@ class DFTopKLoss(TopKLoss):
         tau: Temperature.
         alpha: Where the threshold lies between x_[k+1] (0) and x_[k] (1).
         k: How many items to select; required here or in the call.
-        positive_above: Items with a label above this are positive.
+        positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> import torch
@@ -54,7 +55,7 @@ class DFTopKLoss(TopKLoss):
         alpha: float = 0.5,
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:

@@ -17,9 +17,9 @@ class DiffSortLoss(TopKLoss):
         network: ``"bitonic"`` (log^2 n layers) or ``"odd_even"`` (n layers).
         distribution: Of the relaxed comparison; see `recsys_topk.operators.DiffSort`.
         k: How many items to select; required here or in the call.
-        positive_above: Items with a label above this are positive.
+        positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> import torch
@@ -39,7 +39,7 @@ class DiffSortLoss(TopKLoss):
         distribution: Distribution = "cauchy",
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:

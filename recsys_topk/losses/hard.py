@@ -20,9 +20,9 @@ class HardTopKLoss(TopKLoss):
         tau: Temperature of the operator that lends its gradient.
         straight_through: Name of that operator; None = no gradient.
         k: How many items to select; required here or in the call.
-        positive_above: Items with a label above this are positive.
+        positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> import torch
@@ -42,7 +42,7 @@ class HardTopKLoss(TopKLoss):
         straight_through: str | None = "dftopk",
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from recsys_topk.checks import check_positive
-from recsys_topk.dcg import Gain, LogBase, check_gain, discount, normalised_gains
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.lambdarank import cut_discount, swap_weight
 from recsys_topk.losses.pairs import LabelOrder, better_items, check_pairs, pairwise_logistic
 from recsys_topk.numerics import is_full
-from recsys_topk.ordering import tie_ranks
+from recsys_topk.ops.dcg import Gain, LogBase, check_gain, discount, normalised_gains
+from recsys_topk.ops.ranks import tie_ranks
 
 Variant = Literal["ndcg1", "ndcg2", "ndcg2pp"]
 
@@ -63,13 +63,14 @@ class LambdaLoss(RankingLoss):
         variant: ``"ndcg1"``, ``"ndcg2"`` or ``"ndcg2pp"``.
         sigma: Steepness of the logistic function.
         mu: Weight of the ``ndcg2`` part in ``ndcg2pp``.
-        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y (for labels such as RecFlow's 29..20).
+        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y. None = as the data says: exponential for grades, linear
+            for places (such as RecFlow's 29..20); exponential if the data says nothing.
         log_base: Base of the loss's logarithm: ``"2"`` (the paper) or ``"e"``.
         pairs: ``"sum"`` over the pairs of a list, or their ``"mean"``.
         k: Where NDCG is cut; None = nowhere.
-        positive_above: Lists without a label above this are left out.
+        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> LambdaLoss("ndcg2")(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
@@ -87,12 +88,12 @@ class LambdaLoss(RankingLoss):
         variant: Variant = "ndcg2pp",
         sigma: float = 1.0,
         mu: float = 10.0,
-        gain: Gain = "exponential",
+        gain: Gain | None = None,
         log_base: LogBase = "2",
         pairs: Literal["sum", "mean"] = "sum",
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:
@@ -104,7 +105,8 @@ class LambdaLoss(RankingLoss):
         self.variant: Variant = variant
         self.sigma = check_positive("sigma", sigma)
         self.mu = check_positive("mu", mu)
-        self.gain = check_gain(gain)
+        given = None if gain is None else check_gain(gain)
+        self.gain: Gain = self._by_labels("gain", given, grades="exponential", places="linear")
         self.log_base = log_base
         self.pairs = check_pairs(pairs)
 

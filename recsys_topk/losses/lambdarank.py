@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from recsys_topk.checks import check_positive
-from recsys_topk.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import LabelOrder, check_pairs, pairwise_logistic
-from recsys_topk.ordering import tie_ranks
+from recsys_topk.ops.dcg import Gain, check_gain, discount, normalised_gains
+from recsys_topk.ops.ranks import tie_ranks
 
 
 def cut_discount(ranks: Tensor, k: int | Tensor | None) -> Tensor:
@@ -41,12 +41,13 @@ class LambdaRankLoss(RankingLoss):
 
     Args:
         sigma: Steepness of the logistic function.
-        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y (for labels such as RecFlow's 29..20).
+        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y. None = as the data says: exponential for grades, linear
+            for places (such as RecFlow's 29..20); exponential if the data says nothing.
         pairs: ``"sum"`` over the pairs of a list, or their ``"mean"``.
         k: Where NDCG is cut; None = nowhere.
-        positive_above: Lists without a label above this are left out.
+        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> import torch
@@ -63,17 +64,18 @@ class LambdaRankLoss(RankingLoss):
     def __init__(
         self,
         sigma: float = 1.0,
-        gain: Gain = "exponential",
+        gain: Gain | None = None,
         pairs: Literal["sum", "mean"] = "sum",
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:
         super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
         self.sigma = check_positive("sigma", sigma)
-        self.gain = check_gain(gain)
+        given = None if gain is None else check_gain(gain)
+        self.gain: Gain = self._by_labels("gain", given, grades="exponential", places="linear")
         self.pairs = check_pairs(pairs)
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import with_gradient
 from recsys_topk.losses.positives import positive_items
-from recsys_topk.ordering import descending_order, tie_groups
+from recsys_topk.ops.ranks import descending_order, tie_groups
 
 
 class ListMLELoss(RankingLoss):
@@ -28,9 +28,9 @@ class ListMLELoss(RankingLoss):
 
     Args:
         k: If given, only the order of the true top k counts.
-        positive_above: Lists without a label above this are left out.
+        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> ListMLELoss()(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[2.0, 1.0, 0.0]]))
@@ -47,7 +47,7 @@ class ListMLELoss(RankingLoss):
         self,
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:

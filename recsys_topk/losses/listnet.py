@@ -13,6 +13,8 @@ from recsys_topk.losses.positives import positive_items
 from recsys_topk.losses.softmax import item_log_softmax
 from recsys_topk.numerics import is_full
 
+Target = Literal["softmax", "normalised"]
+
 
 class ListNetLoss(RankingLoss):
     """Cross-entropy between the labels' and the scores' probability of being first.
@@ -24,13 +26,14 @@ class ListNetLoss(RankingLoss):
     labels such as RecFlow's 29..20 puts nearly all mass on the first item: take ``normalised`` or a larger `label_tau`.
 
     Args:
-        target: ``"softmax"`` or ``"normalised"``.
+        target: ``"softmax"`` or ``"normalised"``. None = as the data says: softmax for grades, normalised for places;
+            softmax if the data says nothing.
         tau: Temperature of the scores.
         label_tau: Temperature of the labels' softmax; ``"normalised"`` has none.
         k: If given, only the true top k have mass in the target.
-        positive_above: Lists without a label above this are left out.
+        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> ListNetLoss()(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
@@ -45,19 +48,19 @@ class ListNetLoss(RankingLoss):
 
     def __init__(
         self,
-        target: Literal["softmax", "normalised"] = "softmax",
+        target: Target | None = None,
         tau: float = 1.0,
         label_tau: float = 1.0,
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:
         super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
-        if target not in ("softmax", "normalised"):
+        if target not in (None, "softmax", "normalised"):
             raise ValueError(f"target must be 'softmax' or 'normalised', got {target!r}")
-        self.target = target
+        self.target: Target = self._by_labels("target", target, grades="softmax", places="normalised")
         self.tau = check_positive("tau", tau)
         self.label_tau = check_positive("label_tau", label_tau)
 

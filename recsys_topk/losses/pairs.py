@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from recsys_topk.checks import may_read
 from recsys_topk.numerics import is_full
+from recsys_topk.ops.dispatch import may_read
 
 # How many pairs are formed at a time. About six such buffers live at once: on a CPU the share of each thread should
 # stay in its cache (measured fastest), elsewhere and under compilation a chunk should be worth its kernel launches.

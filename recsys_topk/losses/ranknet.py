@@ -29,9 +29,9 @@ class RankNetLoss(RankingLoss):
             (``"squared_label_difference"``).
         pairs: ``"mean"`` over the pairs of a list, or their ``"sum"``, which lets long lists weigh more.
         k: If given, only pairs whose better item is in the true top k count.
-        positive_above: Lists without a label above this are left out.
+        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> import torch
@@ -52,7 +52,7 @@ class RankNetLoss(RankingLoss):
         pairs: Literal["mean", "sum"] = "mean",
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:

@@ -36,9 +36,9 @@ class SoftmaxLoss(RankingLoss):
         tau: Temperature.
         against: ``"all"`` or ``"negatives"``.
         k: If given, only the true top k are positive.
-        positive_above: Items with a label above this are positive.
+        positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> SoftmaxLoss()(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
@@ -57,7 +57,7 @@ class SoftmaxLoss(RankingLoss):
         against: Literal["all", "negatives"] = "all",
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:

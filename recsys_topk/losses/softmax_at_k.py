@@ -11,7 +11,7 @@ from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.positives import positive_items
 from recsys_topk.losses.softmax import item_log_softmax
-from recsys_topk.operators.selection import kth_pair
+from recsys_topk.ops.kth_pair import kth_pair
 
 
 class SoftmaxAtKLoss(RankingLoss):
@@ -28,9 +28,9 @@ class SoftmaxAtKLoss(RankingLoss):
         tau: Temperature of the softmax.
         tau_weight: Temperature of the weight.
         k: Where the quantile lies; required here or in the call.
-        positive_above: Items with a label above this are positive.
+        positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> SoftmaxAtKLoss(k=2)(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
@@ -51,7 +51,7 @@ class SoftmaxAtKLoss(RankingLoss):
         tau_weight: float = 1.0,
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:

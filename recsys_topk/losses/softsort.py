@@ -19,9 +19,9 @@ class SoftSortLoss(TopKLoss):
         tau: Temperature.
         eps: Added to the normaliser of the masses (LCRON's published loss has 1e-6).
         k: How many items to select; required here or in the call.
-        positive_above: Items with a label above this are positive.
+        positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> import torch
@@ -40,7 +40,7 @@ class SoftSortLoss(TopKLoss):
         eps: float = 0.0,
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:

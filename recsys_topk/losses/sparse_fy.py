@@ -10,8 +10,9 @@ from torch import Tensor
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.topk import topk_target
-from recsys_topk.numerics import fill_masked, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.operators.sparse import SparseTopK, clip_threshold
+from recsys_topk.ops.fill_masked import fill_masked
 
 
 class SparseFenchelYoungLoss(RankingLoss):
@@ -28,9 +29,9 @@ class SparseFenchelYoungLoss(RankingLoss):
     Args:
         tau: Regularisation (l in the paper): the margin.
         k: How many items are true, at most; a list with fewer positives has that many. Required here or in the call.
-        positive_above: Items with a label above this are positive.
+        positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
     Example:
         >>> loss = SparseFenchelYoungLoss(tau=2.0, k=2)
@@ -38,7 +39,7 @@ class SparseFenchelYoungLoss(RankingLoss):
         tensor(0.5312)
     """
 
-    name: ClassVar[str] = "sparse-fy"
+    name: ClassVar[str] = "sparse_fy"
     label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
     family: ClassVar[str] = "top-k"
     cost: ClassVar[str] = SparseTopK.cost
@@ -50,7 +51,7 @@ class SparseFenchelYoungLoss(RankingLoss):
         tau: float = 1.0,
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.checks import may_read
 from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.numerics import count_true, fill_masked, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.selection import Array, Bools, pair_numpy
+from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.dispatch import may_read
+from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.kth_pair import Array, Bools, pair_numpy
 
 CLAMP = 1e-6
 
@@ -130,9 +132,9 @@ class TopKLoss(RankingLoss):
     Args:
         operator: The operator whose membership is trained.
         k: How many items to select; required here or in the call.
-        positive_above: Items with a label above this are positive.
+        positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on NaN or infinity among valid scores.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
     """
 
     label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
@@ -146,7 +148,7 @@ class TopKLoss(RankingLoss):
         operator: TopKOperator,
         *,
         k: int | Literal["positives"] | None = None,
-        positive_above: float = 0.0,
+        positive_above: float | None = None,
         reduction: Reduction = "mean",
         validate: bool = False,
     ) -> None:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from recsys_topk.checks import check_lists
-from recsys_topk.dcg import Gain, check_gain, gains, ideal_dcg, rank_discounts
 from recsys_topk.numerics import full_mask
-from recsys_topk.ordering import descending_order
+from recsys_topk.ops.dcg import Gain, check_gain, gains, ideal_dcg, rank_discounts
+from recsys_topk.ops.ranks import descending_order
 
 # Pairwise comparisons are made for as many lists at a time as fit in this many booleans.
 PAIRS_AT_A_TIME = 1 << 22

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from recsys_topk.dcg import Gain, check_gain
 from recsys_topk.metrics.functional import ndcg_at
 from recsys_topk.metrics.mean import ListMean
+from recsys_topk.ops.dcg import Gain, check_gain
 
 
 class NDCGAt(ListMean):

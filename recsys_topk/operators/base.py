@@ -10,8 +10,11 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from recsys_topk.checks import check_finite, check_k, check_lists, check_positive, may_read
-from recsys_topk.numerics import at_least_float32, count_true, fill_masked, float32_island, full_mask, is_full
+from recsys_topk.checks import check_finite, check_k, check_lists, check_positive
+from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full
+from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.dispatch import may_read
+from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.registry import Registry
 
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.logistic import logistic_logs
-from recsys_topk.operators.selection import kth_pair
+from recsys_topk.ops.kth_pair import kth_pair
+from recsys_topk.ops.logistic import logistic_logs
 
 
 class DFTopK(TopKOperator):

@@ -9,8 +9,9 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import count_true, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.ops.count_true import count_true
 
 Network = Literal["odd_even", "bitonic"]
 Distribution = Literal["cauchy", "logistic", "logistic_phi", "gaussian", "reciprocal", "optimal"]
@@ -166,12 +167,14 @@ def _odd_even(wires: _Wires) -> list[_Layer]:
     for t in range(wires.width):
         offset = t % 2
         pairs = (wires.width - offset) // 2
+        if pairs == 0:  # two wires: the second layer has nothing to compare
+            continue
         active = None
         if not wires.whole:
             upper = torch.arange(offset + 1, offset + 2 * pairs, 2, device=wires.stop.device)
             active = (upper < wires.stop) & (t < wires.stop)
         layers.append(_Layer(offset, 1, pairs, None, active))
-    return [layer for layer in layers if layer.pairs]
+    return layers
 
 
 def _bitonic(wires: _Wires) -> list[_Layer]:

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.checks import may_read
-from recsys_topk.numerics import LOG2, LOWEST_EXPONENT, count_true, fill_masked, is_full
+from recsys_topk.numerics import LOG2, LOWEST_EXPONENT, is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.opaque import opaque
-from recsys_topk.operators.selection import kth_values
+from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.dispatch import may_read
+from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.kth_pair import kth_values
+from recsys_topk.ops.opaque import opaque
 
 MAX_STEPS = 100
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from recsys_topk.checks import check_not_negative
-from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, count_true, fill_masked, is_full, log1mexp
+from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.opaque import opaque
-from recsys_topk.operators.ordering import average_ties, sort_descending
+from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.opaque import opaque
+from recsys_topk.ops.sorting import average_ties, sort_descending
 
 # Rows of the relaxed permutation are made in chunks of about this many entries: they stay in the cache.
 CHUNK = 2**18
@@ -221,8 +223,12 @@ def _references(v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: floa
 
 
 def _exp(x: Tensor) -> Tensor:
-    """Return exp(x) in place, off the underflow that makes exp slow on CPU."""
-    return x.clamp_min_(LOWEST_EXPONENT[x.dtype]).exp_()
+    """Return exp(x) of the logarithms of shares, in place.
+
+    A share is at most 1, so x > 0 is a rounding error, or a row that does not count for this list (its weight is 0,
+    and infinity times 0 would be NaN). The lower bound avoids the underflow that makes exp slow on CPU.
+    """
+    return x.clamp_(LOWEST_EXPONENT[x.dtype], 0.0).exp_()
 
 
 def _fake_gradient(v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import fill_masked, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.opaque import opaque
-from recsys_topk.operators.selection import kth_values
+from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.kth_pair import kth_values
+from recsys_topk.ops.opaque import opaque
 
 
 class PerturbedTopK(TopKOperator):

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import fill_masked, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.logistic import logistic_logs, logistic_threshold
+from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.logistic import logistic_logs, logistic_threshold
 
 
 class SigmoidTopK(TopKOperator):

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from recsys_topk.numerics import fill_masked, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.operators.sigmoid import sigmoid_selection
+from recsys_topk.ops.fill_masked import fill_masked
 
 
 class SinkhornTopK(TopKOperator):

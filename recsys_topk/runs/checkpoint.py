@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recsys_topk.datamodules.schema import Schema
-
-DATA_CLASS = "datamodule_class_path"
+from recsys_topk.datamodules import Schema, data_spec
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -35,10 +33,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def config_of(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model and the data of a checkpoint as a config."""
     model = {name: value for name, value in content["hyper_parameters"].items() if name != "schema"}
-    data = dict(content.get("datamodule_hyper_parameters") or {})
-    if DATA_CLASS in content:
-        data = {"class_path": content[DATA_CLASS], "init_args": data}
-    return upgrade({"model": model, **({"data": data} if data else {})}, content)
+    saved = content.get("datamodule_hyper_parameters")
+    return upgrade({"model": model, **({"data": _data(saved)} if saved else {})}, content)
 
 
 def upgrade(config: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +57,7 @@ def upgrade(config: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, 
 def describe_checkpoint(path: str | Path, content: Mapping[str, Any]) -> list[str]:
     """Return lines saying what a checkpoint restores."""
     model = content["hyper_parameters"]
-    data = content.get("datamodule_hyper_parameters") or {}
+    data = _data(content.get("datamodule_hyper_parameters") or {})["init_args"]
     stages = ", ".join(f"{stage['name']} ({stage['kind']}, {stage['quota']})" for stage in model["stages"])
     lines = [
         f"restored from {path}:",
@@ -98,6 +94,10 @@ def check_schema(path: str | Path, content: Mapping[str, Any], schema: Schema) -
         f"the checkpoint {str(path)!r} was trained on other data than these: {what}; give the data it was trained on "
         f"(--data.root)"
     )
+
+
+def _data(saved: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data_spec(saved).items() if key != "left_out"}
 
 
 def _short(spec: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ and its options beside it or in `init_args`.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -27,6 +28,7 @@ from recsys_topk.registry import Registry, nearest
 CONFIGS = "recsys_topk.runs.configs"
 # Arguments that the run itself gives to a class.
 GIVEN = ("self", "loss", "stages")
+KEYS = ("loss", "objective", "data")
 DEFAULTS = {"loss": "dftopk", "data": "recflow"}
 
 # RecFlow's labels are places in a ranking (29..20 for the best group), not grades: an exponential gain or a softmax
@@ -39,20 +41,10 @@ FOR_RECFLOW_LABELS: dict[str, dict[str, Any]] = {
 }
 
 
-def registries() -> dict[str, Registry[Any]]:
-    """Return the tables of the classes that a config may name, by key."""
-    from recsys_topk.cascades.objectives.base import registry as objectives
-    from recsys_topk.losses.base import registry as losses
-
-    return {"loss": losses, "objective": objectives, "data": data_modules()}
-
-
-def data_modules() -> Registry[Any]:
-    """Return the table of data modules."""
-    from recsys_topk.datamodules.recflow import RecFlowDataModule
-
-    table: Registry[Any] = Registry("data module", "recsys_topk.datamodules", "recsys_topk.datamodules")
-    table.register("recflow", RecFlowDataModule)
+def registry_of(key: str) -> Registry[Any]:
+    """Return the table of the classes that a key of a config may name; each is imported when it is asked for."""
+    homes = {"loss": "losses.base", "objective": "cascades.objectives.base", "data": "datamodules.base"}
+    table: Registry[Any] = importlib.import_module(f"recsys_topk.{homes[key]}").registry
     return table
 
 
@@ -124,20 +116,20 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
         >>> resolve({"loss": "lapsum", "losses": {"lapsum": {"tau": 5}}})["model"]["loss"]
         {'class_path': 'recsys_topk.losses.lapsum.LapSumLoss', 'init_args': {'tau': 5}}
     """
-    tables = registries()
     by_loss = {name: dict(options) for name, options in FOR_RECFLOW_LABELS.items()}
     merged: dict[str, Any] = {}
     for layer in _layers(config):
         for name, options in (layer.pop("losses", None) or {}).items():
-            by_loss.setdefault(tables["loss"].resolve(name).name, {}).update(options)
-        merged = merge(merged, _long_form(layer, tables))
+            by_loss.setdefault(registry_of("loss").resolve(name).name, {}).update(options)
+        merged = merge(merged, _long_form(layer))
     model = merged.setdefault("model", {})
-    for key, table in tables.items():
+    for key in KEYS:
         holder = merged if key == "data" else model
         chosen = holder.get(key) or {}
         if not chosen and key not in DEFAULTS:
             continue
-        cls = table.resolve(chosen.get("class_path") or DEFAULTS.get(key) or _default_objective(model["loss"], tables))
+        named = chosen.get("class_path") or DEFAULTS.get(key) or _default_objective(model["loss"])
+        cls = registry_of(key).resolve(named)
         given = {**(by_loss.get(cls.name, {}) if key == "loss" else {}), **chosen.get("init_args", {})}
         check_options(key, cls, given)
         holder[key] = {"class_path": class_path(cls), "init_args": given}
@@ -226,13 +218,13 @@ def _layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {key: value for key, value in config.items() if key != "config"}
 
 
-def _long_form(layer: Mapping[str, Any], tables: Mapping[str, Registry[Any]]) -> dict[str, Any]:
+def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config with `loss` and `objective` below `model`, each part with its class path and `init_args`."""
     short = {key: layer[key] for key in ("loss", "objective") if layer.get(key) is not None}
     long = {key: value for key, value in layer.items() if key not in ("loss", "objective")}
     if short or long.get("model"):
         long["model"] = {**(long.get("model") or {}), **short}
-    for key, table in tables.items():
+    for key in KEYS:
         holder = long if key == "data" else long.get("model", {})
         part = holder.get(key)
         if part is None:
@@ -241,10 +233,10 @@ def _long_form(layer: Mapping[str, Any], tables: Mapping[str, Registry[Any]]) ->
         name, options = part.pop("class_path", None), {**(part.pop("init_args", None) or {}), **part}
         holder[key] = {"init_args": options}
         if name is not None:
-            holder[key]["class_path"] = class_path(table.resolve(str(name)))
+            holder[key]["class_path"] = class_path(registry_of(key).resolve(str(name)))
     return long
 
 
-def _default_objective(loss: Mapping[str, Any], tables: Mapping[str, Registry[Any]]) -> str:
+def _default_objective(loss: Mapping[str, Any]) -> str:
     """Return the objective that a module takes for a loss if none is named."""
-    return "independent" if tables["loss"].resolve(loss["class_path"])().operator is None else "joint"
+    return "independent" if registry_of("loss").resolve(loss["class_path"])().operator is None else "joint"

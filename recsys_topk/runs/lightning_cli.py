@@ -23,9 +23,10 @@ from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint, Whol
 from recsys_topk.cascades.module import TWO_STAGES, CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.stage import StageConfig
+from recsys_topk.datamodules import CascadeDataModule
 from recsys_topk.losses.base import RankingLoss
-from recsys_topk.runs.checkpoint import DATA_CLASS, check_schema, read_checkpoint
-from recsys_topk.runs.config import class_path, hint, resolve
+from recsys_topk.runs.checkpoint import check_schema, read_checkpoint
+from recsys_topk.runs.config import hint, resolve
 from recsys_topk.runs.directory import RunDirectory, check_name, first_process, run_name
 from recsys_topk.runs.files import write_whole
 from recsys_topk.runs.memory import keep_freed_memory
@@ -88,14 +89,6 @@ class SaveConfig(SaveConfigCallback):  # type: ignore[misc]  # lightning is unty
             describe_run(logger, {**yaml.safe_load(text), **names}, recalls)
 
 
-class NameData(Callback):  # type: ignore[misc]  # lightning is untyped here
-    """Adds the class of the data module to checkpoints, beside its options."""
-
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
-        """Add the class path."""
-        checkpoint[DATA_CLASS] = class_path(type(trainer.datamodule))
-
-
 class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped here
     """The parts of a run, from a config: trainer, model and data, with a directory, loggers and callbacks.
 
@@ -126,7 +119,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         try:
             super().__init__(
                 cascade,
-                pl.LightningDataModule,
+                CascadeDataModule,
                 args={"subcommand": command, command: resolve(config)},
                 subclass_mode_data=True,
                 parser_kwargs={"exit_on_error": False},
@@ -234,7 +227,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         options = self.config[self.command]
         shows = wanted.get("enable_progress_bar") is not False
         pace = Pace(every=1.0 if shows else None)
-        made: list[Callback] = [pace, NameData()]
+        made: list[Callback] = [pace]
         if shows:
             made.append(RichProgress(pace) if sys.stdout.isatty() else PlainProgress(pace, self.say))
         if self.command == "fit" and wanted.get("enable_checkpointing") is not False:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from recsys_topk.runs.config import flat, registries, resolve
+from recsys_topk.runs.config import flat, registry_of, resolve
 from recsys_topk.runs.run import Say, TrainingRun
 
 
@@ -136,9 +136,8 @@ def by_name(losses: Sequence[str]) -> dict[str, dict[str, str]]:
         >>> by_name(["dftopk", "icc"])
         {'dftopk': {'loss': 'dftopk'}, 'icc': {'objective': 'icc'}}
     """
-    tables = registries()
-    published = [name for name, cls in tables["objective"].classes().items() if not cls.uses_loss]
-    known = tables["loss"].available()
+    published = [name for name, cls in registry_of("objective").classes().items() if not cls.uses_loss]
+    known = registry_of("loss").available()
     return {name: {"objective" if name in published and name not in known else "loss": name} for name in losses}
 
 
@@ -204,7 +203,7 @@ def in_processes(
 ) -> Iterator[tuple[Trial, str | None]]:
     """Do `work` for each run in a process of its own; yield each when it is over, with the reason if it failed."""
     context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recsys_topk.runs.lightning_cli", "recsys_topk.cascades.kernels"])
+    context.set_forkserver_preload(["recsys_topk.runs.lightning_cli", "numba"])
     environment = {"WANDB_RUN_GROUP": group, **os.environ}
     environment.pop("WANDB_SERVICE", None)  # W&B's helper of this process, if any, knows nothing of the others
     threads = 1 if jobs > 1 else None

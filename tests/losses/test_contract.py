@@ -42,3 +42,9 @@ def test_options_keep_the_contract(name):
 @given(drawn=lists())
 def test_every_loss_keeps_the_contract_on_drawn_lists(name, drawn):
     check_loss(CLASSES[name], [drawn])
+
+
+def test_names_are_python_names():
+    for name in (*CLASSES, *operators.available()):
+        assert name.isidentifier(), f"{name!r} must be a Python name; use underscores"
+        assert name == name.lower(), f"{name!r} must be lower case"

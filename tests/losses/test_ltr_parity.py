@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from recsys_topk.dcg import gains, ideal_dcg
 from recsys_topk.losses import (
     ApproxNDCGLoss,
     BCELoss,
@@ -19,7 +18,8 @@ from recsys_topk.losses import (
     RankNetLoss,
     SoftmaxLoss,
 )
-from recsys_topk.ordering import tie_ranks
+from recsys_topk.ops.dcg import gains, ideal_dcg
+from recsys_topk.ops.ranks import tie_ranks
 from tests.peers import cases, ordered_pairs
 
 

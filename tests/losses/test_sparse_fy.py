@@ -18,7 +18,7 @@ def test_is_the_fenchel_young_loss_of_the_projection(tau: float) -> None:
     y[:, torch.randperm(12, generator=generator)[:4]] = 1.0
     p = get_operator("sparse", tau=tau)(x.detach(), 4).p
     expected = (x * p).sum(1) - tau / 2 * p.square().sum(1) - (x * y).sum(1) + tau / 2 * y.square().sum(1)
-    losses = get("sparse-fy", tau=tau, k=4, reduction="none")(x, y)
+    losses = get("sparse_fy", tau=tau, k=4, reduction="none")(x, y)
     torch.testing.assert_close(losses, expected / 12)
     losses.sum().backward()
     torch.testing.assert_close(x.grad, (p - y) / 12)
@@ -27,24 +27,24 @@ def test_is_the_fenchel_young_loss_of_the_projection(tau: float) -> None:
 def test_an_item_far_on_the_wrong_side_is_pulled_back() -> None:
     x, y = torch.tensor([[9.0, 8.0, 0.0, -9.0]]), torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     gradients = {}
-    for name in ("sparse", "sparse-fy"):
+    for name in ("sparse", "sparse_fy"):
         leaf = x.clone().requires_grad_()
         get(name, k=2)(leaf, y).backward()
         gradients[name] = leaf.grad
     assert gradients["sparse"].abs().sum() == 0.0
-    assert gradients["sparse-fy"].tolist() == [[0.0, 0.25, 0.0, -0.25]]
+    assert gradients["sparse_fy"].tolist() == [[0.0, 0.25, 0.0, -0.25]]
 
 
 def test_nothing_is_left_to_learn_once_the_true_items_lead_by_tau() -> None:
-    loss = get("sparse-fy", tau=2.0, k=2)
+    loss = get("sparse_fy", tau=2.0, k=2)
     labels = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     assert loss(torch.tensor([[5.0, 3.0, 1.0, 6.0]]), labels) == 0.0
     assert loss(torch.tensor([[4.0, 3.0, 1.0, 6.0]]), labels) > 0.0
 
 
 def test_fewer_positives_than_k_and_a_list_of_true_items_only() -> None:
-    loss = get("sparse-fy", k=3, reduction="none")
+    loss = get("sparse_fy", k=3, reduction="none")
     x = torch.tensor([[1.0, 0.0, -1.0, 0.5, 0.2], [1.0, 0.0, -1.0, 0.5, 0.2]])
     one = torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
-    expected = get("sparse-fy", k=1, reduction="none")(x[:1], one[:1])
+    expected = get("sparse_fy", k=1, reduction="none")(x[:1], one[:1])
     assert loss(x, one).tolist() == [expected.item(), 0.0]

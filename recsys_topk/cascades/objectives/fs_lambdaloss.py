@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
-from recsys_topk.dcg import discount, ideal_dcg
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.pairs import LabelOrder, pairwise_logistic
 from recsys_topk.numerics import weighted_mean
-from recsys_topk.ordering import tie_ranks
+from recsys_topk.ops.dcg import discount, ideal_dcg
+from recsys_topk.ops.ranks import tie_ranks
 
 _Weight = Callable[[slice], Tensor]
 

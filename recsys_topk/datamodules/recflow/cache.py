@@ -1,0 +1,189 @@
+"""The Arrow cache: each day of a data set as three memory-mapped Hugging Face `datasets` files, made once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.folders import remove_partial, whole_folder
+from recsys_topk.datamodules.recflow.files import RecFlowFiles
+from recsys_topk.datamodules.recflow.layout import HISTORY_FEATURES, ITEM_FEATURES, padding_id
+from recsys_topk.datamodules.schema import VARIANT
+
+Array = npt.NDArray[Any]
+
+_FORMAT: Final = 1
+"""Raised when the content of the cache changes, so that older ones are not read."""
+
+_TABLES: Final = ("requests", "items", "views")
+
+
+class DayCache:
+    """Where the prepared days of a data set are.
+
+    A day's folder bears a fingerprint of its source files (name, size, time of change), of the id counts and of the
+    format, so that a changed source is prepared again and a new day does not disturb the others.
+
+    Args:
+        files: The source.
+        folder: Folder for the caches of all data sets.
+    """
+
+    def __init__(self, files: RecFlowFiles, folder: str | Path) -> None:
+        self.files = files
+        source = files.folder.resolve()
+        name = source.parent.name if source.name == "data" else source.name
+        key = hashlib.blake2b(str(source).encode(), digest_size=4).hexdigest()
+        self.folder = Path(folder).expanduser() / f"{name}-{key}"
+
+    def path(self, day: str) -> Path:
+        """Return the folder of a prepared day, whether it is there or not."""
+        stats = {name: path.stat() for name, path in self.files.paths(day).items()}
+        facts = {
+            "format": _FORMAT,
+            "counts": self.files.counts,
+            "files": {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()},
+        }
+        digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
+        return self.folder / f"{day}-{digest}"
+
+    def missing(self, days: Sequence[str]) -> list[str]:
+        """Return those of `days` that are still to be prepared."""
+        return [day for day in days if not self.path(day).is_dir()]
+
+    def prepare(self, days: Sequence[str], progress: Callable[[str, Path], None] | None = None) -> None:
+        """Prepare the days that are missing, one at a time; memory is that of one day.
+
+        A day appears by a rename when it is whole, so a process that is killed or fails loses the day it was at and
+        no other. A second process waits for the day that the first is at and goes on with the next.
+
+        Args:
+            days: The days wanted.
+            progress: Called with each day and its folder when it is ready.
+        """
+        from filelock import FileLock
+
+        for day in days:
+            target = self.path(day)
+            if not target.is_dir():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with FileLock(self.folder / ".lock"):
+                    if not target.is_dir():
+                        self._write(day, target)
+            if progress is not None:
+                progress(day, target)
+
+    def open(self, day: str) -> PreparedDay:
+        """Return a prepared day, or raise if it is not prepared."""
+        path = self.path(day)
+        if not path.is_dir():
+            raise FileNotFoundError(f"day {day} is not prepared ({path} is missing); call prepare_data() first")
+        return PreparedDay(path, day)
+
+    def _write(self, day: str, target: Path) -> None:
+        remove_partial(target)
+        columns = self.files.read(day)
+        with whole_folder(target) as folder:
+            for name in _TABLES:
+                _write_table(folder / f"{name}.arrow", getattr(columns, name))
+        for older in self.folder.glob(f"{day}-*"):
+            if older != target:
+                shutil.rmtree(older, ignore_errors=True)
+
+
+def _write_table(path: Path, columns: Mapping[str, Array]) -> None:
+    """Write columns as one record batch, so that each is one contiguous stretch of the file."""
+    import pyarrow as pa
+    from datasets.arrow_writer import ArrowWriter
+
+    arrays = {}
+    for name, column in columns.items():
+        flat = pa.array(np.ascontiguousarray(column).reshape(-1))
+        arrays[name] = flat if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
+    table = pa.table(arrays)
+    writer = ArrowWriter(schema=table.schema, path=str(path))
+    writer.write_table(table, writer_batch_size=max(table.num_rows, 1))
+    writer.finalize()
+
+
+class PreparedDay:
+    """A day of the cache: columns are views of the mapped files, opened when first used.
+
+    Args:
+        folder: The prepared folder.
+        day: Its date.
+    """
+
+    def __init__(self, folder: Path, day: str) -> None:
+        self.folder = folder
+        self.day = day
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "day": self.day}
+
+    def __len__(self) -> int:
+        return len(self.requests["request_id"])
+
+    @cached_property
+    def requests(self) -> dict[str, Array]:
+        """The columns of the requests; see `source.DayColumns`."""
+        return _read_table(self.folder / "requests.arrow")
+
+    @cached_property
+    def catalogue(self) -> dict[str, Array]:
+        """The columns of the day's items, sorted by `item_id`."""
+        return _read_table(self.folder / "items.arrow")
+
+    @cached_property
+    def first_rows(self) -> Array:
+        """(C,) int64, for each row of the catalogue the first row of the same item; its own but for variants."""
+        item_id = self.catalogue["item_id"]
+        return np.searchsorted(item_id[: np.searchsorted(item_id, VARIANT)], item_id % VARIANT)
+
+    @cached_property
+    def item_rows(self) -> Array:
+        """(C, F_i) int32, the features of the catalogue as rows, for gathering."""
+        return np.stack([self.catalogue[name] for name in ITEM_FEATURES], axis=1, dtype=np.int32, casting="unsafe")
+
+    @cached_property
+    def view_rows(self) -> Array:
+        """(V + 1, F_h) int64, the distinct rows of the histories and, last, so that -1 finds it, the padding row."""
+        views = _read_table(self.folder / "views.arrow")
+        rows = np.empty((len(views[HISTORY_FEATURES[0]]) + 1, len(HISTORY_FEATURES)), dtype=np.int64)
+        for i, name in enumerate(HISTORY_FEATURES):
+            rows[:-1, i] = views[name]
+            rows[-1, i] = padding_id(name)
+        return rows
+
+    def release(self) -> None:
+        """Drop the tables of items and views, which are copies in memory; they come back when they are needed."""
+        for name in ("first_rows", "item_rows", "view_rows"):
+            self.__dict__.pop(name, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Size on disk."""
+        return sum(path.stat().st_size for path in self.folder.glob("*.arrow"))
+
+
+def _read_table(path: Path) -> dict[str, Array]:
+    """Return the columns of a mapped Arrow file as arrays that share its memory."""
+    from datasets import Dataset
+
+    table = Dataset.from_file(str(path)).data.table
+    columns = {}
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        if hasattr(column.type, "list_size"):
+            columns[name] = column.flatten().to_numpy().reshape(-1, column.type.list_size)
+        else:
+            columns[name] = column.to_numpy()
+    return columns

@@ -1,0 +1,46 @@
+"""The simulated world that stands in where no data set is given, made once in the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from recsys_topk.datamodules.folders import cache_home, remove_partial
+from recsys_topk.datamodules.simulator.world import WorldConfig
+
+DEFAULT_WORLD: Final = WorldConfig()
+
+_FORMAT: Final = 1
+"""Raised when the simulator changes what it makes of a configuration."""
+
+
+def embedded_root(config: WorldConfig = DEFAULT_WORLD, announce: Callable[[str], None] | None = None) -> Path:
+    """Return the folder of the simulated world with this configuration, simulating it if it is not there.
+
+    Two processes that ask at once get the same world: the second waits for the first.
+
+    Args:
+        config: The world.
+        announce: Called with one line if the world has to be simulated.
+    """
+    from filelock import FileLock
+
+    facts = json.dumps({"format": _FORMAT, **asdict(config)}, sort_keys=True)
+    name = f"{config.users}x{config.items}-{hashlib.blake2b(facts.encode(), digest_size=4).hexdigest()}"
+    root = cache_home() / "worlds" / name
+    if not root.is_dir():
+        from recsys_topk.datamodules.simulator.simulation import simulate
+
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(root.parent / f".{name}.lock"):
+            if not root.is_dir():
+                remove_partial(root)
+                if announce is not None:
+                    size = f"{config.days} days of {config.requests} requests"
+                    announce(f"no data.root given: simulating {size} in {root} (once)")
+                simulate(root, config)
+    return root

@@ -1,0 +1,138 @@
+"""What a simulated world knows and no model does: the utility of any item to any request, and the recalls it allows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.datamodules.simulator.world import World, WorldConfig
+
+if TYPE_CHECKING:
+    from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
+
+Array = npt.NDArray[Any]
+
+FILE: Final = "ground_truth.npz"
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """A simulated world and its requests.
+
+    Attributes:
+        world: Users, items and the utility.
+        request_id: (R,), ascending, over all days.
+        user: (R,)
+        time_ms: (R,)
+    """
+
+    world: World
+    request_id: Array
+    user: Array
+    time_ms: Array
+
+    def save(self, folder: Path) -> None:
+        """Write `ground_truth.npz` into `folder`."""
+        log = {"request_id": self.request_id, "request_user": self.user, "request_time_ms": self.time_ms}
+        config = np.array(json.dumps(asdict(self.world.config)))
+        arrays: dict[str, Any] = {"config": config, **log, **self.world.arrays()}
+        np.savez(folder / FILE, **arrays)
+
+    @classmethod
+    def load(cls, root: str | Path) -> GroundTruth:
+        """Read the ground truth of a simulated data set."""
+        path = Path(root).expanduser() / FILE
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{path} is missing: only simulated data (recsys-topk simulate) have a ground truth"
+            )
+        with np.load(path) as stored:
+            arrays = dict(stored)
+        world = World.from_arrays(WorldConfig(**json.loads(str(arrays["config"]))), arrays)
+        return cls(world, arrays["request_id"], arrays["request_user"], arrays["request_time_ms"])
+
+    def true_utility(self, request_id: Array, item_id: Array) -> Array:
+        """Return the utility of items to requests: (n,) request ids and (n, m) item ids give float32 (n, m).
+
+        Any item has a utility to any request, so that sampled negatives have one too.
+        """
+        request_id, item_id = np.asarray(request_id), np.asarray(item_id)
+        at = np.minimum(np.searchsorted(self.request_id, request_id), self.request_id.size - 1)
+        unknown = self.request_id[at] != request_id
+        if unknown.any():
+            raise ValueError(
+                f"request {int(request_id[unknown][0])} is not one of the {self.request_id.size} simulated"
+            )
+        return self.world.utility(self.user[at], self.time_ms[at], item_id)
+
+
+def reference_recalls(
+    datamodule: RecFlowDataModule, *, quotas: Sequence[int] = (30, 20), k: int = 10
+) -> dict[str, dict[str, float]]:
+    """Return the recalls of a random, a popularity and an all-knowing ranker on the test days of a simulated world.
+
+    All stages rank by the same score, on the lists that a model is evaluated on, negatives included. Popularity is
+    how often an item was a positive on the training days; the oracle is the true utility, so what it misses is the
+    noise of the simulated stages.
+
+    Args:
+        datamodule: A data module of a simulated world, prepared.
+        quotas: How many items each stage passes on.
+        k: True items wanted.
+
+    Returns:
+        By ranker (``"random"``, ``"popularity"``, ``"oracle"``): ``"joint"`` and one recall a stage alone
+        (``"recall@10@30"``), means over the requests with a positive.
+    """
+    truth = GroundTruth.load(datamodule.cache.files.folder.parent)
+    popularity = _popularity(datamodule, truth.world.config.items)
+    rng = np.random.default_rng(datamodule.seed)
+    names = ("joint", *(f"recall@{k}@{quota}" for quota in quotas))
+    found: dict[str, list[Array]] = {"random": [], "popularity": [], "oracle": []}
+    for day_batch in datamodule.test_dataloader():
+        batch = datamodule.add_negatives(day_batch)
+        items = batch.item_id[batch.candidates].numpy() % VARIANT
+        scores = {
+            "random": rng.random(items.shape),
+            "popularity": popularity[items],
+            "oracle": truth.true_utility(batch.request_id.numpy(), items),
+        }
+        mask, labels = batch.mask.numpy(), batch.labels.numpy()
+        for ranker, score in scores.items():
+            found[ranker].append(_recalls(score, labels, mask, quotas, k, datamodule.layout.positive_above))
+    return {
+        ranker: dict(zip(names, np.concatenate(parts).mean(0).tolist(), strict=True)) for ranker, parts in found.items()
+    }
+
+
+def _popularity(datamodule: RecFlowDataModule, items: int) -> Array:
+    """Return how often each item was in the best group on the training days."""
+    total = np.zeros(items)
+    for name in datamodule.splits["train"]:
+        day = datamodule.cache.open(name)
+        best = day.requests[datamodule.layout.groups[0].stage]
+        total += np.bincount(day.catalogue["item_id"][best[best >= 0]] % VARIANT, minlength=items)
+    return total
+
+
+def _recalls(scores: Array, labels: Array, mask: Array, quotas: Sequence[int], k: int, positive_above: float) -> Array:
+    """Return (counted lists, 1 + stages): recall after all stages, then of each stage alone; ties go to negatives."""
+    labels = np.where(mask, labels, 0)
+    by_label = np.argsort(labels, axis=1, kind="stable")
+    score = np.take_along_axis(np.where(mask, scores, -np.inf), by_label, 1)
+    order = np.take_along_axis(by_label, np.argsort(-score, axis=1, kind="stable"), 1)
+    positive = labels > positive_above
+    best = np.zeros_like(positive)
+    np.put_along_axis(best, by_label[:, -k:], True, 1)
+    true = np.take_along_axis(positive & best, order, 1)
+    # One score for all stages: the survivors are the first min(quotas) of the order.
+    hits = [true[:, :quota].sum(1) for quota in (min(quotas), *quotas)]
+    wanted = true.sum(1)
+    return np.asarray(np.stack(hits, axis=1)[wanted > 0] / wanted[wanted > 0, None])

@@ -1,0 +1,234 @@
+"""A simulated world: users with drifting taste, items with categories, authors and age, and the utility of a view.
+
+Utility of item i to user u at time t:
+
+    taste * (cos(a t) p_u + sin(a t) q_u) . v_i + popularity * appeal_i + freshness * exp(-age_i(t) / 3 days)
+    + context * c[time of day, category_i]
+
+v_i mixes the vectors of the item's category, of its author and its own; p_u mixes the vectors of a few categories that
+the user likes with a vector of its own, and taste turns by the angle a a day towards q_u, made the same way.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.recflow.days import midnight, parse_day
+
+Array = npt.NDArray[Any]
+
+DAY_MS: Final = 24 * 3600 * 1000
+_BLOCKS: Final = 6
+"""Parts of the day over which the context effect is constant."""
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """Size and character of a simulated world.
+
+    Args:
+        users: Users; each has a few requests a day.
+        items: Items over all days; three quarters exist before the first day, the rest are uploaded during it.
+        days: Days, from `start` on.
+        requests: Requests a day.
+        seed: The same seed gives the same world, byte for byte.
+        start: First day.
+        dim: Length of the taste vectors.
+        taste: Weight of taste in the utility.
+        popularity: Weight of an item's appeal to everybody.
+        freshness: Weight of being new.
+        context: Weight of the time of day.
+        drift: Angle in radians by which taste turns in a day.
+        noise: Standard deviation of the noise of the best stage; earlier stages are noisier.
+    """
+
+    users: int = 1000
+    items: int = 3000
+    days: int = 7
+    requests: int = 5000
+    seed: int = 42
+    start: str = "2024-01-13"
+    dim: int = 8
+    taste: float = 1.3
+    popularity: float = 0.3
+    freshness: float = 0.4
+    context: float = 0.3
+    drift: float = 0.04
+    noise: float = 0.3
+
+    def __post_init__(self) -> None:
+        parse_day(self.start)
+        for name, least in {"users": 1, "items": 200, "days": 1, "requests": 1, "dim": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"a world needs at least {least} {name}, got {getattr(self, name)}")
+        if self.noise < 0:
+            raise ValueError(f"noise must not be negative, got {self.noise}")
+
+    @property
+    def day_names(self) -> tuple[str, ...]:
+        """The days, as in the names of the files."""
+        first = parse_day(self.start)
+        return tuple((first + dt.timedelta(i)).isoformat() for i in range(self.days))
+
+
+def as_world(config: WorldConfig | Mapping[str, Any]) -> WorldConfig:
+    """Return a configuration, given as one or as the dict that a checkpoint holds."""
+    return config if isinstance(config, WorldConfig) else WorldConfig(**config)
+
+
+@dataclass(frozen=True)
+class World:
+    """The latent state of a simulated world; see the module's docstring for the utility.
+
+    Attributes:
+        config: What it was made from.
+        taste: (U, d), taste at the start.
+        taste_later: (U, d), what it turns towards.
+        profile: (U, 4), device, gender, age and province.
+        activity: (U,), cumulative share of the requests.
+        vector: (I, d), item vectors.
+        appeal: (I,)
+        category: (I,), category_level_two; items are sorted by it.
+        category_one: (C,), category_level_one of each category.
+        category_vector: (C, d)
+        author: (I,)
+        upload_type: (I,)
+        upload_s: (I,), upload time in seconds.
+        duration_ms: (I,)
+        context_effect: (blocks, C)
+    """
+
+    config: WorldConfig
+    taste: Array
+    taste_later: Array
+    profile: Array
+    activity: Array
+    vector: Array
+    appeal: Array
+    category: Array
+    category_one: Array
+    category_vector: Array
+    author: Array
+    upload_type: Array
+    upload_s: Array
+    duration_ms: Array
+    context_effect: Array
+
+    @classmethod
+    def make(cls, config: WorldConfig) -> World:
+        """Draw a world."""
+        rng = np.random.default_rng([config.seed, 0])
+        dim, items, users = config.dim, config.items, config.users
+        categories = int(np.clip(items // 50, 8, 120))
+        ones = max(4, categories // 4)
+        parents = _unit(rng, ones, dim)
+        one = np.sort(rng.integers(0, ones, categories))
+        category_vector = _mix(parents[one], _unit(rng, categories, dim), 0.6)
+        authors = max(8, items // 8)
+        home = rng.integers(0, categories, authors)
+        author_vector = _mix(category_vector[home], _unit(rng, authors, dim), 0.75)
+        author = rng.choice(authors, items, p=_zipf(rng, authors, 0.6))
+        category = np.where(rng.random(items) < 0.85, home[author], rng.integers(0, categories, items))
+        order = np.argsort(category, kind="stable")
+        author, category = author[order], category[order]
+        vector = _mix(_mix(category_vector[category], author_vector[author], 0.6), _unit(rng, items, dim), 0.8)
+        start = midnight(parse_day(config.start))
+        span = config.days * 86400
+        before = rng.random(items) < 0.75
+        age = np.where(before, -rng.exponential(6 * 86400, items) - 60, rng.random(items) * span)
+        return cls(
+            config=config,
+            taste=_tastes(rng, users, category_vector),
+            taste_later=_tastes(rng, users, category_vector),
+            profile=np.stack([rng.permutation(users), *(rng.integers(0, n, users) for n in _PROFILE[1:])], axis=1),
+            activity=np.cumsum(_zipf(rng, users, 0.4)),
+            vector=vector,
+            appeal=rng.standard_normal(items).astype(np.float32),
+            category=category.astype(np.int32),
+            # 2 is the padding id of category_level_one, so the simulated ids step over it.
+            category_one=(one + (one >= 2)).astype(np.int32),
+            category_vector=category_vector,
+            author=author.astype(np.int32),
+            upload_type=rng.integers(0, 5, items).astype(np.int32),
+            upload_s=(start + age).astype(np.int64),
+            duration_ms=rng.integers(5_000, 120_000, items),
+            context_effect=rng.standard_normal((_BLOCKS, categories)).astype(np.float32),
+        )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Distinct ids by field, as `id_cnt.pkl` holds them."""
+        return {
+            "user_id": self.config.users,
+            "device_id": self.config.users,
+            **dict(zip(("gender", "age", "province"), _PROFILE[1:], strict=True)),
+            "video_id": self.config.items,
+            "author_id": int(self.author.max()) + 1,
+            "category_level_two": len(self.category_one),
+            "category_level_one": int(self.category_one.max()) + 1,
+            "upload_type": 5,
+        }
+
+    def taste_at(self, users: Array, time_ms: Array) -> Array:
+        """Return the taste vectors of `users` at `time_ms`, (n, d)."""
+        start = midnight(parse_day(self.config.start)) * 1000
+        angle = (self.config.drift * (time_ms - start) / DAY_MS).astype(np.float32)[:, None]
+        return np.asarray(np.cos(angle) * self.taste[users] + np.sin(angle) * self.taste_later[users])
+
+    def utility(self, users: Array, time_ms: Array, items: Array) -> Array:
+        """Return the utility of `items` (n, m) to `users` (n,) at `time_ms` (n,), float32 (n, m)."""
+        weights = self.config
+        taste = self.taste_at(users, time_ms)
+        value = weights.taste * np.einsum("nd,nmd->nm", taste, self.vector[items])
+        value += weights.popularity * self.appeal[items]
+        age_days = (time_ms[:, None] / 1000 - self.upload_s[items]) / 86400
+        value += weights.freshness * np.exp(-np.maximum(age_days, 0) / 3).astype(np.float32)
+        block = (time_ms // 1000 + 8 * 3600) % 86400 * _BLOCKS // 86400
+        value += weights.context * self.context_effect[block[:, None], self.category[items]]
+        return np.asarray(value, dtype=np.float32)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return every array by name, for storing."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "config"}
+
+    @classmethod
+    def from_arrays(cls, config: WorldConfig, arrays: Mapping[str, Array]) -> World:
+        """Rebuild a world from `arrays`."""
+        return cls(config=config, **{f.name: arrays[f.name] for f in fields(cls) if f.name != "config"})
+
+
+_PROFILE: Final = (0, 3, 8, 31)
+"""Number of devices (0 = one a user), genders, ages and provinces."""
+
+
+def _unit(rng: np.random.Generator, rows: int, dim: int) -> Array:
+    vectors = rng.standard_normal((rows, dim), dtype=np.float32)
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+def _mix(base: Array, own: Array, share: float) -> Array:
+    """Return unit vectors of which `share` of the squared length is `base`'s."""
+    mixed = np.sqrt(np.float32(share)) * base + np.sqrt(np.float32(1 - share)) * own
+    return np.asarray(mixed / np.linalg.norm(mixed, axis=1, keepdims=True))
+
+
+def _tastes(rng: np.random.Generator, users: int, category_vector: Array) -> Array:
+    """Return taste vectors of length sqrt(d) made of three liked categories and something of one's own."""
+    dim = category_vector.shape[1]
+    liked = category_vector[rng.integers(0, len(category_vector), (users, 3))]
+    weight = np.array([1.0, 0.7, 0.5], dtype=np.float32)
+    mean = np.einsum("k,nkd->nd", weight, liked)
+    mean /= np.linalg.norm(mean, axis=1, keepdims=True)
+    return np.asarray(_mix(mean, _unit(rng, users, dim), 0.8) * np.sqrt(np.float32(dim)))
+
+
+def _zipf(rng: np.random.Generator, n: int, exponent: float) -> Array:
+    """Return shares that fall with rank to the power of `exponent`, in random order."""
+    weight = np.arange(1, n + 1, dtype=np.float64) ** -exponent
+    return rng.permutation(weight / weight.sum())

@@ -1,0 +1,92 @@
+"""The logistic membership: log p and log(1 - p) of a logit, and the threshold at which it sums to k."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recsys_topk.numerics import LOWEST_EXPONENT
+from recsys_topk.ops.kth_pair import kth_values
+from recsys_topk.ops.opaque import opaque
+
+MAX_STEPS = 80
+
+
+def logistic_logs(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log sigmoid(z) and log sigmoid(-z) from one logarithm, exact in both tails.
+
+    Example:
+        >>> logistic_logs(torch.tensor([1.0, 200.0]))[1]
+        tensor([  -1.3133, -200.0000])
+    """
+    log_p, log_q = _LogisticLogs.apply(z)  # type: ignore[no-untyped-call]
+    return log_p, log_q
+
+
+class _LogisticLogs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> tuple[Tensor, Tensor]:
+        # exp underflows slowly on CPU; beyond the bound log1p(exp) is below the smallest normal number anyhow.
+        soft = torch.log1p(torch.exp(torch.clamp_min(-z.abs(), LOWEST_EXPONENT[z.dtype])))
+        log_p, log_q = torch.clamp_max(z, 0.0) - soft, torch.clamp_max(-z, 0.0) - soft
+        ctx.save_for_backward(z)
+        return log_p, log_q
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_p: Tensor, grad_q: Tensor) -> Tensor:
+        (z,) = ctx.saved_tensors
+        return grad_p * torch.sigmoid(-z) - grad_q * torch.sigmoid(z)
+
+
+def _fake_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
+    return filled.new_empty((filled.shape[0], 1))
+
+
+@opaque(_fake_threshold)
+def logistic_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
+    """Return b with sum_i sigmoid((x_i - b) / tau) = k for each list, (B, 1), without gradient.
+
+    Newton's method inside the bracket x_[k+1] - tau log k <= b <= x_[k] + tau log(n - k), which holds the root. Where
+    Newton leaves it, the items above b are taken to lose, and those below to gain, exponentially: a step that is exact
+    for items far from b and never overshoots.
+
+    Args:
+        filled: (B, N), -inf where masked.
+        k: (B,) int64, 1 <= k < number of valid items.
+        tau: (B, 1), positive.
+    """
+    kept, cut = kth_values(filled, k)
+    wanted = k[:, None].to(filled.dtype)
+    count = (filled > -math.inf).sum(1, keepdim=True).to(filled.dtype)
+    low, high = cut - tau * torch.log(wanted), kept + tau * torch.log(count - wanted)
+    b = torch.minimum(torch.maximum(0.5 * (kept + cut), low), high)
+    tiny, eps = torch.finfo(filled.dtype).tiny, torch.finfo(filled.dtype).eps
+    for _ in range(MAX_STEPS):
+        # The smaller of p and 1 - p on either side of b: k is met by their balance, without cancellation.
+        z = (filled - b).div_(tau)
+        above = z > 0
+        small = z.abs_().neg_().sigmoid_()
+        missing = torch.where(above, small, 0.0).sum(1, keepdim=True)
+        leaking = torch.where(above, 0.0, small).sum(1, keepdim=True)
+        spare = above.sum(1, keepdim=True) - wanted
+        excess = spare + (leaking - missing)
+        low, high = torch.where(excess > 0, b, low), torch.where(excess < 0, b, high)
+        slope = torch.addcmul(small, small, small, value=-1.0).sum(1, keepdim=True) / tau
+        step = b + excess / slope.clamp_min(tiny)
+        outside = ~((step >= low) & (step <= high))
+        if bool(outside.any()):
+            root = torch.sqrt(spare * spare + 4.0 * missing * leaking)
+            grown = (spare + root) / (2.0 * missing).clamp_min(tiny)
+            shrunk = 2.0 * leaking / (root - spare).clamp_min(tiny)
+            careful = b + tau * torch.log(torch.where(spare >= 0, grown, shrunk).clamp_min(tiny))
+            careful = torch.where((careful > low) & (careful < high), careful, 0.5 * (low + high))
+            step = torch.where(outside, careful, step)
+        moved = (step - b).abs()
+        b = step
+        if bool((moved <= 4.0 * eps * torch.maximum(b.abs(), tau)).all()):
+            break
+    return b

@@ -1,0 +1,181 @@
+"""Embedding look-ups of plain float32 tables on a CPU, by compiled loops: no bags, no offsets, no sorting.
+
+The tables stay TorchRec's (`EmbeddingBagCollection`); only the reading of unsharded ones with an ordinary optimizer
+goes past its kernels, whose backward sorts the ids of every table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
+from recsys_topk.ops.parallel import at_once
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a feature is read and written.
+
+    Attributes:
+        kind: Number of the ids that it reads, in the order in which `look_up` gets them.
+        column: Its column in the ids.
+        table: Number of its table.
+        name: The table's name, for messages.
+        padding: The id whose embedding is 0.
+        start: First column in the output.
+        dim: Number of columns in the output.
+    """
+
+    kind: int
+    column: int
+    table: int
+    name: str
+    padding: int
+    start: int
+    dim: int
+
+
+def look_up(slots: Sequence[Slot], ids: Sequence[Tensor], tables: Sequence[Tensor], lengths: Tensor | None) -> Any:
+    """Return the embeddings of each kind of ids, features side by side: a tuple of (rows, width).
+
+    Args:
+        slots: The features.
+        ids: Of each kind, (rows, columns); the last one (B, L, columns) if its mean over views is wanted.
+        tables: The weights, (rows, D).
+        lengths: Number of views of each request, (B,), for the mean; None for the embedding of every row.
+    """
+    return _LookUp.apply(slots, ids, lengths, *tables)  # type: ignore[no-untyped-call]
+
+
+class _LookUp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, slots: Sequence[Slot], ids: Sequence[Tensor], lengths: Tensor | None, *tables: Tensor
+    ) -> tuple[Tensor, ...]:
+        widths = [sum(slot.dim for slot in slots if slot.kind == kind) for kind in range(len(ids))]
+        made = tuple(tables[0].new_empty(rows.shape[0], width) for rows, width in zip(ids, widths, strict=True))
+        numbers, weights, outputs = ([x.detach().numpy() for x in group] for group in (ids, tables, made))
+        counts = None if lengths is None else lengths.numpy()
+
+        def read(slot: Slot) -> None:
+            source = numbers[slot.kind]
+            passed = (slot.column, weights[slot.table], slot.padding, outputs[slot.kind], slot.start)
+            wrong = (
+                embed_rows(source, *passed)
+                if counts is None or source.ndim == 2
+                else embed_means(source, counts, *passed)
+            )
+            if wrong >= 0:
+                seen, rows = source[wrong, ..., slot.column], len(weights[slot.table])
+                found = seen[(seen < 0) | (seen >= rows)].flat[0]
+                raise IndexError(f"{slot.name}: id {found} is not in the table, which has the ids 0 to {rows - 1}")
+
+        at_once(read, slots)
+        ctx.slots, ctx.numbers, ctx.counts = slots, numbers, counts
+        ctx.shapes = [table.shape for table in tables]
+        return made
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        upstream = [None if grad is None else grad.contiguous().numpy() for grad in grads]
+        made = [torch.zeros(shape) for shape in ctx.shapes]
+
+        def add(table: int) -> None:
+            """Add all that touches one table, one feature after another: no two threads write to the same."""
+            target = made[table].numpy()
+            for slot in ctx.slots:
+                grad, source = upstream[slot.kind], ctx.numbers[slot.kind]
+                if slot.table != table or grad is None:
+                    continue
+                if source.ndim == 3:
+                    embed_means_backward(source, ctx.counts, slot.column, slot.padding, grad, slot.start, target)
+                else:
+                    embed_rows_backward(source, slot.column, slot.padding, grad, slot.start, target)
+
+        at_once(add, range(len(made)))
+        return (None, None, None, *made)
+
+
+@jit
+def embed_rows(ids: Integers, column: int, table: Floats, padding: int, out: Floats, start: int) -> int:
+    """out[r, start:start + D] = table[ids[r, column]], or 0 for the padding id.
+
+    Returns the first row whose id is not in the table, or -1; nothing is read outside the table.
+    """
+    rows, dim = table.shape
+    for r in range(ids.shape[0]):
+        i = ids[r, column]
+        if i < 0 or i >= rows:
+            return r
+        target = out[r, start : start + dim]
+        if i == padding:
+            target[:] = ZERO
+        else:
+            source = table[i]
+            for d in range(dim):
+                target[d] = source[d]
+    return -1
+
+
+@jit
+def embed_rows_backward(ids: Integers, column: int, padding: int, grad: Floats, start: int, grad_table: Floats) -> None:
+    """Add the gradient of `embed_rows` to that of the table, row after row."""
+    dim = grad_table.shape[1]
+    for r in range(ids.shape[0]):
+        i = ids[r, column]
+        if i != padding:
+            source, target = grad[r, start : start + dim], grad_table[i]
+            for d in range(dim):
+                target[d] += source[d]
+
+
+@jit
+def embed_means(
+    ids: Integers, lengths: Integers, column: int, table: Floats, padding: int, out: Floats, start: int
+) -> int:
+    """out[b, start:start + D] = mean of table[ids[b, l, column]] over l < lengths[b]; padding ids count as 0.
+
+    Returns the first request with an id that is not in the table, or -1.
+    """
+    rows, dim = table.shape
+    for b in range(ids.shape[0]):
+        target = out[b, start : start + dim]
+        target[:] = ZERO
+        for l in range(lengths[b]):  # noqa: E741
+            i = ids[b, l, column]
+            if i < 0 or i >= rows:
+                return b
+            if i != padding:
+                source = table[i]
+                for d in range(dim):
+                    target[d] += source[d]
+        share = np.float32(1.0) / np.float32(max(lengths[b], 1))
+        for d in range(dim):
+            target[d] *= share
+    return -1
+
+
+@jit
+def embed_means_backward(
+    ids: Integers, lengths: Integers, column: int, padding: int, grad: Floats, start: int, grad_table: Floats
+) -> None:
+    """Add the gradient of `embed_means` to that of the table."""
+    dim = grad_table.shape[1]
+    scaled = np.empty(dim, np.float32)
+    for b in range(ids.shape[0]):
+        share = np.float32(1.0) / np.float32(max(lengths[b], 1))
+        for d in range(dim):
+            scaled[d] = grad[b, start + d] * share
+        for l in range(lengths[b]):  # noqa: E741
+            i = ids[b, l, column]
+            if i != padding:
+                target = grad_table[i]
+                for d in range(dim):
+                    target[d] += scaled[d]

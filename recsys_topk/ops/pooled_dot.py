@@ -1,0 +1,92 @@
+"""Operations on lists of indices into a pool of items: rows gathered, added and multiplied without being copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
+from recsys_topk.ops.parallel import checked, kernels, number_of_parts, over_lists
+
+
+def gather(pool: Tensor, candidates: Tensor) -> Tensor:
+    """Return the rows of `pool` (M, D) that `candidates` (B, N) name, (B, N, D).
+
+    As an embedding look-up: its backward adds rows in parallel, where that of plain indexing is serial on a CPU.
+    """
+    return F.embedding(candidates, pool)
+
+
+def dot(requests: Tensor, items: Tensor, candidates: Tensor) -> Tensor:
+    """Return <requests_b, items_c(b,n)>, (B, N).
+
+    Args:
+        requests: (B, D).
+        items: The pool, (M, D).
+        candidates: Rows of the pool, (B, N).
+    """
+    if not kernels(requests, items):
+        return torch.bmm(gather(items, candidates), requests[:, :, None]).squeeze(-1)
+    candidates = checked(candidates, len(items), "candidates")
+    made: Tensor = _Dot.apply(requests.contiguous(), items.contiguous(), candidates)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Dot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, requests: Tensor, items: Tensor, candidates: Tensor) -> Tensor:
+        ctx.save_for_backward(requests, items, candidates)
+        scores = requests.new_empty(candidates.shape)
+        arrays = [x.numpy() for x in (requests, items, candidates, scores)]
+        over_lists(lambda _, first, last: dot_forward(first, last, *arrays), len(requests))
+        return scores
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        requests, items, candidates = ctx.saved_tensors
+        grad_requests = torch.zeros_like(requests)
+        grad_items = items.new_zeros(number_of_parts(len(requests)), *items.shape)
+        arrays = [x.numpy() for x in (requests, items, candidates, grad.contiguous(), grad_requests)]
+        over_lists(
+            lambda part, first, last: dot_backward(first, last, *arrays, grad_items[part].numpy()),
+            len(requests),
+        )
+        return grad_requests, grad_items.sum(0), None
+
+
+@jit
+def dot_forward(first: int, last: int, requests: Floats, items: Floats, candidates: Integers, scores: Floats) -> None:
+    """scores[b, n] = requests[b] . items[candidates[b, n]] for first <= b < last."""
+    for b in range(first, last):
+        request = requests[b]
+        for n in range(candidates.shape[1]):
+            item = items[candidates[b, n]]
+            s = ZERO
+            for h in range(request.shape[0]):
+                s += request[h] * item[h]
+            scores[b, n] = s
+
+
+@jit
+def dot_backward(
+    first: int,
+    last: int,
+    requests: Floats,
+    items: Floats,
+    candidates: Integers,
+    grad: Floats,
+    grad_requests: Floats,
+    grad_items: Floats,
+) -> None:
+    """Add the gradients of `dot_forward`."""
+    for b in range(first, last):
+        request, own = requests[b], grad_requests[b]
+        for n in range(candidates.shape[1]):
+            item, target, g = items[candidates[b, n]], grad_items[candidates[b, n]], grad[b, n]
+            for h in range(request.shape[0]):
+                own[h] += g * item[h]
+                target[h] += g * request[h]

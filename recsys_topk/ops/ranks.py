@@ -1,0 +1,74 @@
+"""Orders and ranks of lists with ties resolved against the model, shared by losses and metrics."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from recsys_topk.numerics import at_least_float32
+from recsys_topk.ops.dispatch import may_read
+
+
+def descending_order(scores: Tensor, mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    """Return the indices that sort each list by descending score, masked items last, (B, N).
+
+    Equal scores stay in list order; with `labels`, the one with the lower label comes first. NaN ranks last of all
+    valid items.
+
+    Example:
+        >>> descending_order(torch.tensor([[1.0, 2.0, 1.0]]), labels=torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor([[1, 2, 0]])
+    """
+    x = at_least_float32(scores.detach())
+    limits = torch.finfo(x.dtype)
+    x = torch.nan_to_num(x, nan=limits.min, posinf=limits.max, neginf=limits.min)
+    if mask is not None:
+        x = torch.where(mask, x, -math.inf)
+    if labels is None:
+        return x.argsort(dim=-1, descending=True, stable=True)
+    by_label = labels.argsort(dim=-1, stable=True)
+    return by_label.gather(-1, x.gather(-1, by_label).argsort(dim=-1, descending=True, stable=True))
+
+
+def tie_ranks(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Return 1-based ranks by descending score that do not depend on the order of the items, (B, N).
+
+    Among equal scores the lower label ranks first, so that a positive tied with negatives is still worth pushing up
+    (mid-ranks would give all pairs of a constant model the same rank, and LambdaRank a zero gradient). Items equal in
+    both share the middle of their places. Masked items rank behind all others; their ranks mean nothing.
+
+    Example:
+        >>> ones = torch.ones(1, 4, dtype=torch.bool)
+        >>> tie_ranks(torch.tensor([[5.0, 5.0, 9.0, 5.0]]), torch.tensor([[1.0, 0.0, 0.0, 0.0]]), ones)
+        tensor([[4.0000, 2.5000, 1.0000, 2.5000]])
+    """
+    order = descending_order(scores, mask)
+    x, valid = scores.detach().gather(-1, order), mask.gather(-1, order)
+    if may_read(x) and not bool(((x[:, 1:] == x[:, :-1]) & valid[:, 1:]).any()):
+        places = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device).expand_as(x)
+        return torch.empty_like(x).scatter_(-1, order, places)
+    order = descending_order(scores, mask, labels)
+    x, y, valid = scores.detach().gather(-1, order), labels.gather(-1, order), mask.gather(-1, order)
+    first, last = tie_groups((x[:, 1:] != x[:, :-1]) | (y[:, 1:] != y[:, :-1]) | (valid[:, 1:] != valid[:, :-1]))
+    middle = (first + last).to(x.dtype) * 0.5 + 1.0
+    return torch.empty_like(middle).scatter_(-1, order, middle)
+
+
+def tie_groups(changes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first and the last place (from 0) of each place's group of neighbours that tie, (B, N) each.
+
+    Args:
+        changes: Boolean (B, N - 1), whether an item of a sorted list differs from the one before it.
+
+    Example:
+        >>> tie_groups(torch.tensor([[False, True]]))
+        (tensor([[0, 0, 2]]), tensor([[1, 1, 2]]))
+    """
+    n = changes.shape[-1] + 1
+    edge = torch.ones((*changes.shape[:-1], 1), dtype=torch.bool, device=changes.device)
+    place = torch.arange(n, device=changes.device)
+    first = torch.where(torch.cat([edge, changes], -1), place, 0).cummax(-1).values
+    last = torch.where(torch.cat([changes, edge], -1), place, n).flip(-1).cummin(-1).values.flip(-1)
+    return first, last

@@ -1,0 +1,40 @@
+"""Operators on lists that once broke them: a k of its own for each list, two items, scores far from 0."""
+
+import pytest
+import torch
+
+from recsys_topk import operators
+
+
+def test_neuralsort_with_a_k_per_list_equals_each_list_alone():
+    x = 5.0 * torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0, -2.0]] * 2)
+    for normalised in (True, False):
+        operator = operators.get("neuralsort", normalised=normalised)
+        scores = x.clone().requires_grad_()
+        together = operator(scores, torch.tensor([1, 5])).p
+        (gradient,) = torch.autograd.grad((together * together).sum(), scores)
+        for row, k in enumerate((1, 5)):
+            alone = x[row : row + 1].clone().requires_grad_()
+            p = operator(alone, k).p
+            torch.testing.assert_close(together[row], p[0])
+            torch.testing.assert_close(gradient[row], torch.autograd.grad((p * p).sum(), alone)[0][0])
+
+
+def test_neuralsort_is_finite_at_scores_of_ten_million():
+    x = (1e7 * torch.randn(64, 20, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    selection = operators.get("neuralsort", tau=0.1)(x, 5)
+    (gradient,) = torch.autograd.grad((selection.p * torch.arange(20.0)).sum(), x)
+    assert torch.isfinite(selection.log_p).all()
+    assert torch.isfinite(selection.log_q).all()
+    assert torch.isfinite(gradient).all()
+    # Scores this far apart are selected as by a sort.
+    assert torch.equal(selection.p > 0.5, operators.get("hard")(x.detach(), 5).p > 0.5)
+
+
+@pytest.mark.parametrize("network", ["odd_even", "bitonic"])
+def test_diffsort_takes_two_items_with_a_mask(network):
+    operator = operators.get("diffsort", network=network, distribution="logistic")
+    x = torch.tensor([[0.7, -0.2], [0.3, 9.0]])
+    p = operator(x, 1, torch.tensor([[True, True], [True, False]])).p
+    first = torch.sigmoid(torch.tensor(0.9))
+    torch.testing.assert_close(p, torch.stack((torch.stack((first, 1 - first)), torch.tensor([1.0, 0.0]))))
