@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import torch
@@ -95,7 +96,10 @@ def _row(label: str, shape: Shape, method: Any, batch: Batch, seconds: float, cl
 
 def _memory(suite: str, label: str, shape: Shape, device: str, batch: Batch) -> float | None:
     if device == "cpu":
-        return in_own_process(growth_of, suite, label, shape)
+        try:
+            return in_own_process(growth_of, suite, label, shape)
+        except BrokenProcessPool:
+            return None  # the system ended it: too little memory
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     one_pass(suite, subjects(suite)[label], shape, batch)()

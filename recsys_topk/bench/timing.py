@@ -7,6 +7,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,5 +136,5 @@ def peak_growth(warm_up: Pass, method: Pass) -> float:
 
 def in_own_process(function: Callable[..., T], *arguments: object) -> T:
     """Return what `function` returns in a fresh process, whose peak memory is its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, arguments)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
