@@ -115,14 +115,14 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     cost = {str(row["run"]): [(row["seconds"], row[joint])] for row in rows}
     items = joint.rpartition("/")[2]
     return {
-        "comparison-joint": plots.bars_figure(
+        "comparison-joint": plots.bars(
             rows, joint, "+-", title="Mean over seeds and standard deviation",
             xlabel=f"{short[joint]}, lists of {items}",
         ),
-        "comparison-stages": plots.lines_figure(
+        "comparison-stages": plots.lines(
             stages, ylabel=f"mean over seeds, lists of {items}", title="Each stage alone, and the cascade"
         ),
-        "comparison-seconds": plots.lines_figure(
+        "comparison-seconds": plots.lines(
             cost, xlabel="seconds of training", ylabel=short[joint], title="What it costs"
         ),
     }  # fmt: skip

@@ -102,6 +102,8 @@ class Experiment:
             seeds: Runs of each competitor; None = as many as the file says.
             only: Competitors to run; all if empty.
         """
+        if seeds is not None and seeds < 1:
+            raise ValueError(f"--seeds must be at least 1, got {seeds}")
         made = [_step(entry, seeds, only) for entry in self.content["sizes"][size]["steps"]]
         return [step for step in made if step.weight]
 
@@ -118,7 +120,7 @@ def variants(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 def _step(entry: Mapping[str, Any], seeds: int | None, only: Sequence[str]) -> Step:
     if entry["run"] == "bench":
         return Step("bench", entry["result"], entry["options"], suite=entry["suite"])
-    each = entry.get("each")
+    each: dict[str, Any] = entry.get("each") or {}
     points: dict[str, tuple[str, float]] = {}
     made: dict[str, dict[str, Any]] = {}
     for name, config in variants(entry).items():

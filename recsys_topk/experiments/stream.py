@@ -227,7 +227,7 @@ def draw(runs: Runs) -> str:
     entry = next(entry for records in runs.values() for record in records for entry in record["days"])
     joint = next(iter(entry["metrics"])).replace("_", " ")
     return plots.svg(
-        plots.lines_figure(
+        plots.lines(
             {label: list(line.items()) for label, line in lines.items()},
             ylabel=f"{joint}, lists of {entry['candidates']}", bands=around,
             title="Each day tested with what was learned before it" + (" (mean, standard deviation)" if around else ""),

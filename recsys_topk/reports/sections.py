@@ -125,7 +125,7 @@ def comparison(
         if figures and row["run"] in theirs["joint"]:
             drawn.append({"run": f"{row['run']}{PAPER}", "joint": theirs["joint"][row["run"]]})
     lines = {name: recalls["joint"] for name, recalls in (reference or {}).items()}
-    figure = plots.bars_figure(
+    figure = plots.bars(
         drawn, "joint", "+-", title="Joint recall", reference=lines or None,
         xlabel=f"{short_name(names[0])} recall, mean over seeds, standard deviation",
     )  # fmt: skip
@@ -194,7 +194,7 @@ def curve(
     dashed = {f"{name}{PAPER}": list(line.items()) for name, line in theirs.items()}
     log = bool(about["logx"])
     joint = short_name(names[0])
-    figure = plots.lines_figure(
+    figure = plots.lines(
         {**series, **dashed}, xlabel=what, ylabel=f"{joint} recall", title=f"Joint recall by {what}", logx=log,
         bands=around, dashed=list(dashed),
     )  # fmt: skip
@@ -261,7 +261,7 @@ def stream(section: Section, runs: Runs, subject: str | None = None) -> None:
     by_day = means(found)
     metric = next(iter(next(day for found in runs.values() for run in found for day in run["days"])["metrics"]))
     around = bands(by_day, {label: {day: spread(v) for day, v in line.items()} for label, line in found.items()})
-    figure = plots.lines_figure(
+    figure = plots.lines(
         {label: list(line.items()) for label, line in by_day.items()},
         ylabel=f"{short_name(metric)} recall", title="Joint recall by day", bands=around,
     )  # fmt: skip
@@ -305,7 +305,7 @@ def runtime(section: Section, subject: str, results: Sequence[Mapping[str, Any]]
         dashed: dict[str, list[tuple[Any, float]]] = {}
         if what == WITH_MODEL:
             dashed = {f"{name}{PAPER}": sorted(line.items()) for name, line in paper.items() if name in lines}
-        figure = plots.lines_figure(
+        figure = plots.lines(
             {**series, **dashed}, xlabel="items in the list", ylabel="ms", logx=True, logy=True, dashed=list(dashed),
             title=what,
         )  # fmt: skip
@@ -344,7 +344,7 @@ def bench_figure(result: Mapping[str, Any]) -> Figure:
         lists, items, _ = (int(part) for part in str(row["shape"]).split("x"))
         series.setdefault(str(row["name"]), {})[lists * items] = float(row["ms"])
         series.setdefault("plain cross-entropy", {})[lists * items] = float(row["baseline ms"])
-    return plots.lines_figure(
+    return plots.lines(
         {name: sorted(line.items()) for name, line in series.items()}, xlabel="lists x items", ylabel="ms", logx=True,
         logy=True, title=f"bench {result['suite']}", dashed=["plain cross-entropy"],
     )  # fmt: skip
@@ -365,7 +365,7 @@ def fit(section: Section, found: Found) -> None:
     for title, start in (("Loss", "train/loss"), ("Validation", "val/")):
         chosen = {n.partition("/")[2]: c for n, c in logged.items() if n.startswith(start) and len(c) > 1}
         if chosen:
-            section.figures.append((plots.lines_figure(chosen, xlabel="step", title=title), f"{title} by step."))
+            section.figures.append((plots.lines(chosen, xlabel="step", title=title), f"{title} by step."))
     config = found.content["config"] or {}
     loss = (config.get("model") or {}).get("loss") or {}
     section.question = (

@@ -143,7 +143,7 @@ def class_path(cls: type) -> str:
 
 def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
     """Raise if a class has no such option, with the nearest one that it has."""
-    parameters = inspect.signature(cls.__init__).parameters.values()
+    parameters = inspect.signature(cls).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     known = [parameter.name for parameter in parameters if parameter.name not in GIVEN]
@@ -187,7 +187,7 @@ def put(config: dict[str, Any], key: str, value: Any) -> None:
         name = f"{name}+" if before is None and f"{name}+" in config else name
         found = config.get(name)
         last = found[-1] if isinstance(found, list) else found
-        inner = {"class_path": last, "init_args": {}} if isinstance(last, str) else last or {}
+        inner: Any = {"class_path": last, "init_args": {}} if isinstance(last, str) else last or {}
         config[name] = [*found[:-1], inner] if isinstance(found, list) else inner
         put(inner.get("init_args", inner), rest, value)
     elif name.endswith("+"):

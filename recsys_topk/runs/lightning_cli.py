@@ -243,7 +243,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         """Do nothing: `TrainingRun` runs it."""
 
 
-def monitored(model: CascadeModule) -> str:
+def monitored(model: Any) -> str:
     """Return the name of the validation metric that `best.ckpt` is chosen by."""
     return f"val/{next(iter(model.metrics['val']))}"
 

@@ -16,7 +16,6 @@ from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from recsys_topk.cascades.module import CascadeModule
     from recsys_topk.runs.lightning_cli import CascadeCLI
 
 Command: TypeAlias = Literal["fit", "validate", "test", "predict"]
@@ -75,10 +74,9 @@ class TrainingRun:
         return self.parts().trainer
 
     @property
-    def model(self) -> CascadeModule:
-        """The module."""
-        found: CascadeModule = self.parts().model
-        return found
+    def model(self) -> Any:
+        """The `CascadeModule`."""
+        return self.parts().model
 
     @property
     def data(self) -> Any:

@@ -74,7 +74,7 @@ def test_the_files_hold_every_day(streamed: Path) -> None:
     assert found["machine"]["cores"] == os.cpu_count()
     (run,) = found["runs"]["perturbed"]
     assert run["seed"] == 0
-    assert run["given"]["model"]["loss"]["class_path"].endswith(".PerturbedLoss")
+    assert run["given"]["model"]["loss"]["class_path"].endswith(".PerturbedTopKLoss")
     assert run["given"]["data"]["init_args"]["seed"] == 0
     assert run["first"]["day"] == DAYS[0]
     assert "metrics" not in run["first"]
