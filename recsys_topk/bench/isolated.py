@@ -21,7 +21,7 @@ from recsys_topk.bench.timing import (
     peak_growth,
     threads,
 )
-from recsys_topk.runs.config import hint
+from recsys_topk.registry import suggest
 
 SHAPES = [
     *(Shape(1, n, n // 2) for n in (5, 10, 50, 100, 500, 1000)),
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> BenchResult:
     labels = args.names or list(known)
     for label in labels:
         if label not in known:
-            raise ValueError(f"unknown name {label!r}; {hint(label, known)}known: {', '.join(known)}")
+            raise ValueError(f"unknown name {label!r}; {suggest(label, known)}known: {', '.join(known)}")
     seconds = args.seconds if args.seconds is not None else (0.3 if args.quick else 1.0)
     rows: list[dict[str, Any]] = []
     notes = [_method(args.device)]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from recsys_topk import losses
 from recsys_topk.bench.result import BenchResult
 from recsys_topk.bench.timing import clock_of, cpu_clock, cuda_clock, threads
-from recsys_topk.runs.config import hint
+from recsys_topk.registry import suggest
 
 ROWS, DIM, HISTORY = 100, 8, 50
 ITEMS = (5, 10, 50, 100, 500, 1000)
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> BenchResult:
     clock_of(args.device)
     for name in args.names:
         if name not in losses.available():
-            raise ValueError(f"unknown loss {name!r}; {hint(name, losses.available())}see `losses`")
+            raise ValueError(f"unknown loss {name!r}; {suggest(name, losses.available())}see `losses`")
     for items in args.items:
         if items < 2:
             raise ValueError(f"--items must be at least 2, so that k = N / 2 cuts something, got {items}")

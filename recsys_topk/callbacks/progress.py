@@ -51,7 +51,7 @@ class Pace(Callback):  # type: ignore[misc]  # lightning is untyped here
         self._hook = pl_module.objective.register_forward_pre_hook(remember, with_kwargs=True)
         self._restart()
 
-    def teardown(self, *_: Any) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         """Stop listening."""
         if self._hook is not None:
             self._hook.remove()

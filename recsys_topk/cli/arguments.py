@@ -7,7 +7,7 @@ from typing import Any
 
 from recsys_topk.runs.config import put
 
-REPEATED = ("config",)
+REPEATED = ("config", "trust")
 
 
 def typed(arguments: Sequence[str]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import yaml
 import recsys_topk
 from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.console import echo, write_to
+from recsys_topk.registry import suggest
 from recsys_topk.runs import TrainingRun
-from recsys_topk.runs.config import hint
 from recsys_topk.runs.text import table
 
 ARGS = "  - ${args}\n"
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
         echo("\nrecsys-topk sweep NAME --out NAME.yaml, then: wandb sweep NAME.yaml")
         return 0
     if options.name not in found:
-        raise ValueError(f"unknown sweep {options.name!r}; {hint(options.name, found)}sweeps: {', '.join(found)}")
+        raise ValueError(f"unknown sweep {options.name!r}; {suggest(options.name, found)}sweeps: {', '.join(found)}")
     text = found[options.name]
     if further:
         check(further, set(yaml.safe_load(text)["parameters"]))

@@ -13,7 +13,8 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from recsys_topk.runs.config import as_options, hint, put
+from recsys_topk.registry import suggest
+from recsys_topk.runs.config import as_options, put
 
 Size = Literal["small", "full"]
 SIZES: tuple[Size, ...] = ("small", "full")
@@ -150,6 +151,6 @@ def available() -> list[str]:
 def load(name: str) -> Experiment:
     """Return an experiment by name."""
     if name not in ORDER:
-        raise ValueError(f"unknown experiment {name!r}; {hint(name, ORDER)}experiments: {', '.join(ORDER)}, all")
+        raise ValueError(f"unknown experiment {name!r}; {suggest(name, ORDER)}experiments: {', '.join(ORDER)}, all")
     text = resources.files("recsys_topk.experiments").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     return Experiment(name, yaml.safe_load(text))

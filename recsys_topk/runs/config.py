@@ -1,9 +1,10 @@
 """The config of a run: a plain dict, built from packaged configs, files and options, with names in place of classes.
 
 A config has the keys of LightningCLI (`model`, `data`, `trainer`, `seed_everything`, `ckpt_path`) and those of a run
-(`out`, `name`, `logger`, ...). Four keys are shorter ways to say something:
+(`out`, `name`, `logger`, ...). Five keys are shorter ways to say something:
 
 - `config`: a name, a file, a dict, or a list of them, merged below the other keys in their order;
+- `trust`: packages that the files may name classes of (`recsys_topk.trust`);
 - `loss` and `objective`: the same as `model.loss` and `model.objective`;
 - `losses`: options for losses that are chosen by name, ``{"lapsum": {"tau": 5}}``, used for the loss that the merged
   config chooses, whatever the order; options given for the chosen loss itself win.
@@ -21,9 +22,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from recsys_topk.registry import Registry, nearest
+from recsys_topk.registry import Registry, suggest
+from recsys_topk.runs.documents import CONFIG_SUFFIXES, inspect_config, read_yaml, read_yaml_file
+from recsys_topk.runs.own_runs import recall
+from recsys_topk.trust import TEXT_KEYS, class_path, names_of_typed
 
 CONFIGS = "recsys_topk.runs.configs"
 # Arguments that the run itself gives to a class.
@@ -31,27 +33,12 @@ GIVEN = ("self", "loss", "stages")
 KEYS = ("loss", "objective", "data")
 DEFAULTS = {"loss": "dftopk", "data": "recflow"}
 
-# RecFlow's labels are places in a ranking (29..20 for the best group), not grades: an exponential gain or a softmax
-# over them would see the first item only.
-FOR_RECFLOW_LABELS: dict[str, dict[str, Any]] = {
-    "approx_ndcg": {"gain": "linear"},
-    "lambdaloss": {"gain": "linear"},
-    "lambdarank": {"gain": "linear"},
-    "listnet": {"target": "normalised"},
-}
-
 
 def registry_of(key: str) -> Registry[Any]:
     """Return the table of the classes that a key of a config may name; each is imported when it is asked for."""
     homes = {"loss": "losses.base", "objective": "cascades.objectives.base", "data": "datamodules.base"}
     table: Registry[Any] = importlib.import_module(f"recsys_topk.{homes[key]}").registry
     return table
-
-
-def hint(name: str, known: Any, shown: str = "{!r}") -> str:
-    """Return ``"did you mean 'x'? "`` for the nearest known name, or nothing."""
-    close = nearest(name, known)
-    return f"did you mean {shown.format(close)}? " if close else ""
 
 
 def packaged_configs() -> list[str]:
@@ -63,23 +50,23 @@ def packaged_configs() -> list[str]:
 
 def read_config(name: str) -> dict[str, Any]:
     """Return the content of a config: a file, a packaged one by name, or YAML text."""
+    source = f"config {name if len(name) < 40 else name[:40] + '...'!r}"
     if "\n" in name or ": " in name:
-        text = name
+        content = read_yaml(name, source)
     elif Path(name).is_file():
-        text = Path(name).read_text(encoding="utf-8")
+        content = read_yaml_file(Path(name))
     elif name in packaged_configs():
-        text = resources.files(CONFIGS).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+        content = read_yaml(resources.files(CONFIGS).joinpath(f"{name}.yaml").read_text(encoding="utf-8"), source)
     else:
         known = packaged_configs()
-        raise FileNotFoundError(f"no config file {name!r}; {hint(name, known)}packaged configs: {', '.join(known)}")
-    try:
-        content = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"config {name!r} is not valid YAML: {error}") from error
+        raise FileNotFoundError(f"no config file {name!r}; {suggest(name, known)}packaged configs: {', '.join(known)}")
+    content = {} if content is None else content
     if not isinstance(content, dict):
-        raise ValueError(f"config {name!r} must be a mapping of options, got {type(content).__name__}")
-    if "config" in content:
-        raise ValueError(f"config {name!r} names another config; give both, `config: [first, second]`")
+        raise ValueError(f"{source} must be a mapping of options, got {type(content).__name__}")
+    for key in ("config", "trust"):
+        if key in content:
+            raise ValueError(f"{source} has the key {key!r}, which only the user can give; remove it")
+    inspect_config(content, source)
     return content
 
 
@@ -116,7 +103,7 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
         >>> resolve({"loss": "lapsum", "losses": {"lapsum": {"tau": 5}}})["model"]["loss"]
         {'class_path': 'recsys_topk.losses.lapsum.LapSumLoss', 'init_args': {'tau': 5}}
     """
-    by_loss = {name: dict(options) for name, options in FOR_RECFLOW_LABELS.items()}
+    by_loss: dict[str, dict[str, Any]] = {}
     merged: dict[str, Any] = {}
     for layer in _layers(config):
         for name, options in (layer.pop("losses", None) or {}).items():
@@ -136,11 +123,6 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def class_path(cls: type) -> str:
-    """Return the dotted path of a class."""
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
     """Raise if a class has no such option, with the nearest one that it has."""
     parameters = inspect.signature(cls).parameters.values()
@@ -149,7 +131,7 @@ def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
     known = [parameter.name for parameter in parameters if parameter.name not in GIVEN]
     for option in given:
         if option not in known:
-            close = hint(option, known, f"--{key}.{{}}")
+            close = suggest(option, known).replace("'", "").replace("mean ", f"mean --{key}.")
             raise ValueError(
                 f"{cls.__name__} has no option {option!r} (--{key}.{option}); {close}it has: {', '.join(known)}"
             )
@@ -170,6 +152,50 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif not (name == "init_args" and prefix):
             found[key] = value
     return found
+
+
+def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a config that was typed, or written in a program, trusts: the packages of the classes it names.
+
+    What a file names is not typed. A file in the directory of a run that this user started has that run's trust.
+
+    Example:
+        >>> trusted_by({"loss": "mine.MyLoss", "out": "runs.old", "config": ["a.yaml"], "model": {"k": 3}})
+        ('mine',)
+    """
+    found: list[str] = []
+
+    def walk(key: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                walk(name.rstrip("+").rpartition(".")[2], inner)
+        elif isinstance(value, (list, tuple)):
+            for inner in value:
+                walk(key, inner)
+        elif isinstance(value, str) and key == "trust":
+            found.extend(filter(None, value.split(",")))
+        elif isinstance(value, str) and key in ("config", "ckpt_path"):
+            found.extend(recall(value) if _is_file(value) else ())
+        elif isinstance(value, str) and _is_file(value) and key not in TEXT_KEYS:
+            inspect_config({key: value}, f"--{key}")  # the path of a config for one option
+        elif isinstance(value, str) and key not in TEXT_KEYS and key != "resume":
+            try:
+                content = read_yaml(value, "an option")
+            except ValueError:
+                return
+            if isinstance(content, str):
+                found.extend(name for name in names_of_typed(content) if not name.startswith("recsys_topk."))
+            else:
+                walk(key, content)
+
+    walk("", config)
+    return tuple(dict.fromkeys(found))
+
+
+def _is_file(value: str) -> bool:
+    if value.endswith(CONFIG_SUFFIXES):
+        return True
+    return 0 < len(value) < 1024 and "\n" not in value and "\0" not in value and Path(value).is_file()
 
 
 def put(config: dict[str, Any], key: str, value: Any) -> None:
@@ -215,7 +241,7 @@ def _several(value: Any) -> list[Any]:
 def _layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for below in _several(config.get("config")):
         yield from _layers(below) if isinstance(below, Mapping) else [read_config(below)]
-    yield {key: value for key, value in config.items() if key != "config"}
+    yield {key: value for key, value in config.items() if key not in ("config", "trust")}
 
 
 def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,7 +249,9 @@ def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
     short = {key: layer[key] for key in ("loss", "objective") if layer.get(key) is not None}
     long = {key: value for key, value in layer.items() if key not in ("loss", "objective")}
     if short or long.get("model"):
-        long["model"] = {**(long.get("model") or {}), **short}
+        from recsys_topk.cascades.upgrade import upgrade
+
+        long["model"] = upgrade({**(long.get("model") or {}), **short})
     for key in KEYS:
         holder = long if key == "data" else long.get("model", {})
         part = holder.get(key)
