@@ -14,7 +14,7 @@ import recsys_topk
 PACKAGE = Path(recsys_topk.__file__).parent
 
 # A layer may import itself and what is listed; `BASE` is in its own order of dependency.
-BASE = ["registry", "spec", "numerics", "checks", "ops"]
+BASE = ["trust", "registry", "spec", "numerics", "checks", "ops"]
 TORCH_ONLY = [*BASE, "operators", "losses"]
 ALLOWED = {
     **{name: BASE[:i] for i, name in enumerate(BASE)},
