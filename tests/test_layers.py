@@ -24,6 +24,7 @@ ALLOWED = {
     "metrics": BASE,
     "datamodules": BASE,
     "cascades": [*TORCH_ONLY, "metrics", "datamodules"],
+    "reference": [*TORCH_ONLY, "metrics", "cascades"],
     "callbacks": [*TORCH_ONLY, "metrics", "datamodules", "cascades"],
 }
 BELOW_RUNS = [*ALLOWED["callbacks"], "callbacks", "trust", "ops", "reference", "strategies", "serving"]
