@@ -13,6 +13,7 @@ from recsys_topk.checks import check_finite, check_k, check_labels, check_lists,
 from recsys_topk.losses.left_out import why_left_out
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
 from recsys_topk.operators.base import TopKOperator
+from recsys_topk.operators.base import registry as operators
 from recsys_topk.ops.count_true import count_true, every
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
@@ -24,7 +25,7 @@ Reduction = Literal["mean", "sum", "none"]
 LabelKind = Literal["grades", "places"]
 Option = TypeVar("Option")
 
-registry: Registry[RankingLoss]
+registry: LossRegistry
 
 
 class ListFacts(NamedTuple):
@@ -295,7 +296,26 @@ class RankingLoss(Recorded, nn.Module, ABC):
         return f"k={self.k}"
 
 
-registry = Registry("loss", "recsys_topk.losses", "recsys_topk.losses", RankingLoss)
+class LossRegistry(Registry[RankingLoss]):
+    """The losses by name: classes that register themselves, and for every operator without one, the loss made of it."""
+
+    def discover(self) -> None:
+        """Import every module that may define a loss or an operator, and make the losses of operators."""
+        from recsys_topk.losses.from_operator import loss_of
+
+        super().discover()
+        for name, operator in operators.classes().items():
+            if name not in self._classes:
+                self.register(name, loss_of(operator))
+
+    def register(self, name: str, cls: type[RankingLoss]) -> None:
+        """Add `cls` under `name`; a loss that was made of an operator gives way to one that is written out."""
+        if hasattr(self._classes.get(name), "made_of"):
+            del self._classes[name]
+        super().register(name, cls)
+
+
+registry = LossRegistry("loss", "recsys_topk.losses", "recsys_topk.losses", RankingLoss)
 
 
 def _cap(k: int | Tensor, scores: Tensor, items: Tensor | None) -> tuple[int | Tensor, Tensor | None]:
