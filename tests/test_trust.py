@@ -19,12 +19,13 @@ import yaml
 
 from recsys_topk import trust
 from recsys_topk.cascades.module import CascadeModule
+from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.main import main
 from recsys_topk.losses import DFTopKLoss, RankingLoss
 from recsys_topk.losses import registry as losses
 from recsys_topk.registry import Registry, suggest
 from recsys_topk.runs import documents
-from recsys_topk.runs.config import read_config, rewrite, trusted_by
+from recsys_topk.runs.config import packaged_configs, read_config, resolve, trusted_by
 from recsys_topk.runs.own_runs import recall, remember
 from recsys_topk.spec import build
 from recsys_topk.trust import UntrustedError, inspect_names, is_allowed, load_class, reading
@@ -250,7 +251,6 @@ def test_the_parser_itself_imports_nothing_else(
     """What looking at a config first might overlook."""
     (tmp_path / "inner.yaml").write_text("evil_payload.Evil")
     monkeypatch.setattr("recsys_topk.runs.config.inspect_config", lambda *_: None)
-    monkeypatch.setattr("recsys_topk.runs.config.resolve_names", lambda content, *_: content)
     name = "LambdaCallback" if "Lambda" in text else "evil_payload"
     refuses("fit", "--config", text, names=(name, "--trust"))
 
@@ -292,8 +292,7 @@ def test_a_run_directory_cannot_say_that_it_is_trusted(
 ) -> None:
     """Not by its words, not with a token of its own, not with the token of one of the user's other runs."""
     mine = run_directory(tmp_path / "mine")
-    with reading(["evil_payload"]):
-        facts = remember(mine)
+    facts = remember(mine, ["evil_payload"])
     (mine / "run.json").write_text(json.dumps(facts))
     assert recall(mine) == recall(mine / "checkpoints" / "last.ckpt") == ("evil_payload",)
     told = {"words": {"trusted": ["evil_payload"]}, "token": {**facts, "trust_token": "0" * 32}, "path": facts}[forgery]
@@ -411,8 +410,8 @@ def test_harmless_classes_of_lightning_and_packaged_configs_pass() -> None:
       strategy: ddp
     """
     assert read_config(textwrap.dedent(text))["trainer"]["strategy"] == "ddp"
-    for name in ("simulated", "recflow-2stage", "recflow-3stage", "paper-online", "paper-small"):
-        assert rewrite(["fit", "--config", name])[1].startswith("--config=")
+    for name in packaged_configs():
+        assert resolve({"config": name})["model"]["loss"]["class_path"].startswith("recsys_topk.losses.")
 
 
 def test_every_class_on_the_list_exists_and_takes_no_code() -> None:
@@ -464,14 +463,17 @@ def test_modules_of_installed_plugins_are_allowed(monkeypatch: pytest.MonkeyPatc
     ("arguments", "expected"),
     [
         (["--loss", "mine.a.Loss"], ("mine",)),
-        (["--trainer.callbacks+=mine.Callback", "--trust=theirs,others"], ("mine", "theirs", "others")),
-        (["--trainer.logger", "{class_path: mine.Logger, init_args: {f: torch.relu}}"], ("torch.relu", "mine")),
+        (
+            ["--trainer.callbacks+=mine.Callback", "--trust=theirs,others", "--trust", "x"],
+            ("mine", "theirs", "others", "x"),
+        ),
+        (["--trainer.logger", "{class_path: mine.Logger, init_args: {f: torch.relu}}"], ("mine", "torch.relu")),
         (["--out", "runs.old", "--name=a.b", "--data.root", "x.y", "--config", "loss: mine.Loss"], ()),
         (["--model.lr", "1.5", "--loss.tau=2"], ()),
     ],
 )
 def test_what_is_trusted_by_typing(arguments: list[str], expected: tuple[str, ...]) -> None:
-    assert trusted_by(["fit", *arguments]) == expected
+    assert trusted_by(typed(arguments)) == expected
 
 
 def test_cycles_and_odd_values_in_a_checkpoint_end() -> None:
