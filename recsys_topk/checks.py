@@ -41,7 +41,7 @@ def check_lists(scores: Tensor, mask: Tensor | None, **others: Tensor | None) ->
 
 
 def check_k(k: int | Tensor, scores: Tensor, *, read: bool) -> None:
-    """Raise unless `k` is a non-negative int, or one non-negative integer a list.
+    """Raise unless `k` is a non-negative int, or one non-negative integer per list.
 
     Args:
         k: The number of items to select.
@@ -53,7 +53,7 @@ def check_k(k: int | Tensor, scores: Tensor, *, read: bool) -> None:
             raise TypeError(f"k must hold integers, got {k.dtype}; a fractional k has no meaning here: call k.long()")
         if k.shape != scores.shape[:1]:
             raise ValueError(
-                f"k must be one int, or one int a list of shape ({scores.shape[0]},), got {tuple(k.shape)}"
+                f"k must be one int, or one int per list of shape ({scores.shape[0]},), got {tuple(k.shape)}"
             )
         if k.device != scores.device:
             raise ValueError(f"k is on {k.device} and scores are on {scores.device}; move one to the other")
@@ -61,7 +61,7 @@ def check_k(k: int | Tensor, scores: Tensor, *, read: bool) -> None:
             raise ValueError(f"k must not be negative, got {int(k.min())}")
         return
     if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt)):
-        raise TypeError(f"k must be an int or an integer tensor with one entry a list, got {k!r}")
+        raise TypeError(f"k must be an int or an integer tensor with one entry per list, got {k!r}")
     if k < 0:
         raise ValueError(f"k must not be negative, got {k}")
 
@@ -88,4 +88,26 @@ def check_finite(scores: Tensor, mask: Tensor) -> None:
         raise ValueError(
             f"{int(bad.sum())} of {int(mask.sum())} valid scores are not finite; the first is scores[{row}, {column}] "
             f"= {scores[row, column].item()}. Mask it, or look for overflow in the model that made it"
+        )
+
+
+def check_labels(labels: Tensor, mask: Tensor) -> None:
+    """Raise, naming the first place, if a valid label is not a finite number >= 0 (reads the tensors)."""
+    bad = ~(torch.isfinite(labels) & (labels >= 0)) & mask
+    if bool(bad.any()):
+        row, column = (int(i) for i in bad.nonzero()[0])
+        raise ValueError(
+            f"labels must be finite and >= 0 (bigger is better); {int(bad.sum())} of {int(mask.sum())} valid ones are "
+            f"not, the first is labels[{row}, {column}] = {labels[row, column].item()}. Mask items that have no label"
+        )
+
+
+def check_weights(weights: Tensor) -> None:
+    """Raise, naming the first place, if the weight of a list is not a finite number >= 0 (reads the tensor)."""
+    bad = ~(torch.isfinite(weights) & (weights >= 0))
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise ValueError(
+            f"weights must be finite and >= 0; {int(bad.sum())} of {len(weights)} are not, the first is "
+            f"weights[{row}] = {weights[row].item()}. Give lists that should not count the weight 0"
         )

@@ -334,7 +334,7 @@ def inspect_names(
         elif isinstance(part, (list, tuple, set, frozenset)):
             for inner in part:
                 walk(inner, (*keys, ""), source, expand)
-        elif isinstance(part, str) and key not in TEXT_KEYS:
+        elif isinstance(part, str) and (key not in TEXT_KEYS or "metrics" in keys):  # a metric's `name` may be a path
             found = expand(part, source) if expand is not None else None
             if found is not None:
                 walk(found[0], (*keys, ""), found[1], found[2])

@@ -20,7 +20,7 @@ ALLOWED = {
     **{name: BASE[:i] for i, name in enumerate(BASE)},
     "operators": BASE,
     "losses": [*BASE, "operators"],
-    "testing": TORCH_ONLY,
+    "testing": [*TORCH_ONLY, "datamodules"],
     "metrics": BASE,
     "datamodules": BASE,
     "cascades": [*TORCH_ONLY, "metrics", "datamodules"],

@@ -122,6 +122,7 @@ IN_CHECKPOINTS: dict[str, dict[str, Any]] = {
     "operator in a loss": {"loss": {"class_path": LOSS, "init_args": {"straight_through": "evil_payload.Evil"}}},
     "objective": {"objective": EVIL},
     "metric": {"metrics": ["evil_payload.Evil"]},
+    "metric with options": {"metrics": [{"name": "evil_payload.Evil", "k": 5}]},
     "yaml text": {"optimizer_options": "{eps: {class_path: evil_payload.Evil}}"},
     "instantiator": {"_instantiator": "evil_payload.run"},
 }
@@ -135,7 +136,7 @@ def test_a_checkpoint_runs_nothing(way: str, refuses: Callable[..., str], tmp_pa
     refuses("test", "--ckpt_path", str(path), names=(*named, "stranger.ckpt"))
 
 
-@pytest.mark.parametrize("way", [way for way in IN_CHECKPOINTS if way not in ("metric", "yaml text", "stage option")])
+@pytest.mark.parametrize("way", [way for way in IN_CHECKPOINTS if way not in ("yaml text", "stage option")])
 def test_load_from_checkpoint_runs_nothing(way: str, payload: Payload, tmp_path: Path) -> None:
     path = changed(tmp_path / "stranger.ckpt", **IN_CHECKPOINTS[way])
     if way == "instantiator":  # Lightning's own way in, which is closed: the file loads as any other
@@ -181,6 +182,7 @@ IN_CONFIGS = {
     "model": "model: {class_path: evil_payload.Evil}",
     "data": "data: evil_payload.Evil",
     "data with options": "data: {class_path: evil_payload.Evil}",
+    "metrics": "model: {metrics: [joint_recall, {name: evil_payload.Evil}]}",
     "flat keys": "model.loss.class_path: evil_payload.Evil",
     "callbacks": "trainer: {callbacks: [evil_payload.Evil]}",
     "appended callbacks": "trainer: {callbacks+: evil_payload.Evil}",
@@ -345,6 +347,17 @@ def test_bounds_leave_ordinary_documents_alone() -> None:
         documents.read_yaml("a: [", "it")
     with pytest.raises(ValueError, match="not valid YAML"):
         documents.read_yaml("a: !!python/object/apply:os.system [ls]", "it")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: x\n", "loss: [1]\n", "data: 3\n", "losses: 3\n", "trainer: 4\n", "losses: {dftopk: 3}\n", "1: 2\n",
+        "model: {loss: {class_path: dftopk, init_args: 3}}\n", "model: {loss: {class_path: '..'}}\n", "trust: [os]\n",
+    ],
+)  # fmt: skip
+def test_a_config_of_another_shape_is_one_line_of_error(text: str, refuses: Callable[..., str]) -> None:
+    refuses("fit", "--config", text, names=())
 
 
 # What is allowed.

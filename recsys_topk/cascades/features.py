@@ -28,7 +28,7 @@ from recsys_topk.cascades.tables import (
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Part, Schema
 from recsys_topk.ops.look_up import Slot, look_up
-from recsys_topk.ops.parallel import checked, kernels
+from recsys_topk.ops.parallel import checked
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -245,7 +245,7 @@ class FeatureEmbedding(nn.Module):
         if not self._slots or not all(readable(collection) for collection in collections):
             return None
         weights = [weight for collection in collections for weight in table_weights(collection).values()]
-        if not kernels(*weights):
+        if look_up.backend_for(self._slots, (), weights, None) == "torch":
             return None
         ids = [rows.long().contiguous() for rows in _ids(batch, history).values()]
         longest = batch.history.shape[1] + 1

@@ -1,4 +1,4 @@
-"""The interface of a stage: a batch in, one score a candidate out."""
+"""The interface of a stage: a batch in, one score per candidate out."""
 
 from __future__ import annotations
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
-from recsys_topk.checks import check_finite, check_k, check_lists
+from recsys_topk.checks import check_finite, check_k, check_labels, check_lists, check_weights
+from recsys_topk.losses.left_out import why_left_out
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
 from recsys_topk.operators.base import TopKOperator
-from recsys_topk.ops.count_true import count_rows, count_true
+from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.positives import find_positives
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 
@@ -46,7 +49,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
     A subclass sets `name` and the facts below, and writes `per_list`, one formula. Lists are rows. An item is
     *positive* when its label is above `positive_above`. A list without a valid positive item (and, for a loss that
     cuts at k, a list with k = 0 or with no item beyond the k-th) says nothing about the order and is left out of the
-    mean; a batch of only such lists gives 0 with zero gradients.
+    mean; a batch of only such lists gives 0 with zero gradients, and a warning the first time it happens.
 
     Class attributes:
         name: Registry name.
@@ -63,7 +66,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
         positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"`` (weighted, over the lists counted), ``"sum"``, or ``"none"`` for (B,) with 0 for lists
             left out.
-        validate: Raise on NaN or infinity among valid scores (reads the tensor, so it is off by default).
+        validate: Raise on scores that are not finite, and on labels and weights that are not finite and >= 0. Reads the
+            tensors, so it is off by default.
     """
 
     name: ClassVar[str]
@@ -97,6 +101,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
         self._open_options: dict[str, dict[LabelKind, Any]] = {}
         self.reduction: Reduction = reduction
         self.validate = validate
+        self._warned = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -167,30 +172,31 @@ class RankingLoss(Recorded, nn.Module, ABC):
         """
         check_lists(scores, mask, labels=labels)
         if weights is not None and weights.shape != scores.shape[:1]:
-            raise ValueError(f"weights must be one a list, ({scores.shape[0]},), got {tuple(weights.shape)}")
+            raise ValueError(f"weights must be one per list, ({scores.shape[0]},), got {tuple(weights.shape)}")
         if k is not None:
             check_k(k, scores, read=self.validate or may_read(scores))
         if self.validate:
-            check_finite(scores, full_mask(scores) if mask is None else mask)
+            valid = full_mask(scores) if mask is None else mask
+            check_finite(scores, valid)
+            check_labels(labels, valid)
+            if weights is not None:
+                check_weights(weights)
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
             y = labels if labels.dtype == x.dtype else labels.to(x.dtype)
-            positive, positives = _positives(y, mask, self.positive_above)
+            positive, positives = find_positives(y, mask, self.positive_above)
             items = None if mask is None else count_true(mask)
             cut = self._cut(k, positives)
             proper = None
             if self.requires_k:
-                if cut is None:
-                    raise ValueError(
-                        f"the {self.name!r} loss selects the top k and was given no k; "
-                        f"pass k to the constructor, {type(self).__name__}(k=10), or to the call"
-                    )
-                cut, proper = _cap(cut, x, items)
+                cut, proper = _cap(self._required(cut), x, items)
             readable = may_read(x)
             counted: Tensor | None = None
-            if proper is not None or not readable or not positives.numpy().all():
+            if proper is not None or not readable or not bool(positives.all()):
                 counted = positives > 0 if proper is None else (positives > 0) & proper
                 counted = None if readable and bool(counted.all()) else counted
+                if readable and counted is not None and not self._warned and len(x) and not bool(counted.any()):
+                    self._warn_of_nothing(y, mask, positives)
             if x.numel() == 0 or (self.requires_k and x.shape[1] < 2):
                 losses = x.sum(-1) * 0.0
             else:
@@ -212,6 +218,47 @@ class RankingLoss(Recorded, nn.Module, ABC):
         if facts.counted is not None:
             x, y, valid, k = self._harmless(x, y, valid, k, facts.counted)
         return self.per_list(x, y, valid, k)
+
+    def counted_lists(self, labels: Tensor, mask: Tensor | None = None, *, k: int | Tensor | None = None) -> Tensor:
+        """Return which lists this loss counts, boolean (B,); the others are left out of the mean.
+
+        A list counts if it has a valid positive item and, for a loss that cuts at k, at least one item beyond the k-th.
+
+        Args:
+            labels: (B, N).
+            mask: Boolean (B, N), True = a real item; None = all are.
+            k: Overrides the `k` of the constructor.
+
+        Example:
+            >>> from recsys_topk.losses import DFTopKLoss
+            >>> DFTopKLoss(k=2).counted_lists(torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+            tensor([ True, False])
+            >>> DFTopKLoss(k=100).counted_lists(torch.tensor([[1.0, 0.0, 0.0]]))
+            tensor([False])
+        """
+        y = at_least_float32(labels)
+        check_lists(y, mask)
+        _, positives = find_positives(y, mask, self.positive_above)
+        counted = positives > 0
+        if self.requires_k:
+            items = None if mask is None else count_true(mask)
+            _, proper = _cap(self._required(self._cut(k, positives)), y, items)
+            counted = counted if proper is None else counted & proper
+        return counted
+
+    def _warn_of_nothing(self, labels: Tensor, mask: Tensor | None, positives: Tensor) -> None:
+        self._warned = True
+        reasons = why_left_out(labels, mask, positives, self.positive_above)
+        message = f"{type(self).__name__} left out every list of a batch: the loss is 0 and nothing is learned from it"
+        warnings.warn(f"{message}. {reasons}. Later batches do not warn", stacklevel=5)
+
+    def _required(self, k: int | Tensor | None) -> int | Tensor:
+        if k is None:
+            raise ValueError(
+                f"the {self.name!r} loss selects the top k and was given no k; "
+                f"pass k to the constructor, {type(self).__name__}(k=10), or to the call"
+            )
+        return k
 
     def _cut(self, k: int | Tensor | None, positives: Tensor) -> int | Tensor | None:
         chosen = self.k if k is None else k
@@ -249,18 +296,6 @@ class RankingLoss(Recorded, nn.Module, ABC):
 
 
 registry = Registry("loss", "recsys_topk.losses", "recsys_topk.losses", RankingLoss)
-
-
-def _positives(labels: Tensor, mask: Tensor | None, above: float) -> tuple[Tensor, Tensor]:
-    """Return which items are valid and positive, (B, N), and how many they are, (B,) int64."""
-    if not may_read(labels):
-        positive = labels > above if mask is None else mask & (labels > above)
-        return positive, positive.sum(-1)
-    # numpy compares and counts bytes several times faster than torch does on CPU.
-    found = labels.detach().numpy() > above
-    if mask is not None:
-        found &= mask.numpy()
-    return torch.from_numpy(found), torch.from_numpy(count_rows(found))
 
 
 def _cap(k: int | Tensor, scores: Tensor, items: Tensor | None) -> tuple[int | Tensor, Tensor | None]:

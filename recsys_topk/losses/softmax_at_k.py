@@ -18,15 +18,21 @@ class SoftmaxAtKLoss(RankingLoss):
     """SL@K: the softmax loss of each positive, weighted by how surely it stands above the list's top-k quantile.
 
     L = mean over positives i of s((x_i - beta) / tau_weight) log sum_j exp((x_j - x_i) / tau), with s the logistic
-    function and beta = x_[k], the k-th largest score, held constant (the paper fixes the quantile while it updates the
-    model). The gradient flows through the weight's x_i, as in the paper. -log NDCG@k is bounded by it up to constants.
+    function and beta = x_[k], the k-th largest score. -log NDCG@k is bounded by it up to constants. Beta and the weight
+    are constants for the gradient, so every positive is pushed up.
 
-    Shapes: scores, labels and mask (B, N). Labels: binary. Cost: O(N). Use it for NDCG@k with sampled negatives, after
-    some training with `softmax`, as the paper does: a positive far below the quantile has next to no weight.
+    The paper differentiates the weight, but not beta (`weight_gradient`). Lowering x_i then lowers its weight, and this
+    wins where log sum_j exp((x_j - x_i) / tau) (1 - s) / tau_weight > (1 - softmax_i) / tau: with tau_weight = tau, for
+    every positive of a fresh model with more than a few items, which is pushed *down*. Use it only after training with
+    `softmax`, or with tau_weight well above tau log N; docs/losses.md has figures.
+
+    Shapes: scores, labels and mask (B, N). Labels: binary. Cost: O(N). Use it for NDCG@k with sampled negatives. A
+    positive far below the quantile has next to no weight.
 
     Args:
         tau: Temperature of the softmax.
         tau_weight: Temperature of the weight.
+        weight_gradient: Differentiate the weight, as the paper does.
         k: Where the quantile lies; required here or in the call.
         positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -42,13 +48,14 @@ class SoftmaxAtKLoss(RankingLoss):
     family: ClassVar[str] = "listwise"
     cost: ClassVar[str] = "n"
     requires_k: ClassVar[bool] = True
-    exact_gradient: ClassVar[bool] = False  # the quantile is held constant
+    exact_gradient: ClassVar[bool] = False  # the quantile and the weight are held constant
     paper: ClassVar[str] = "Yang et al. 2025, KDD, arXiv 2508.05673"
 
     def __init__(
         self,
         tau: float = 1.0,
         tau_weight: float = 1.0,
+        weight_gradient: bool = False,
         *,
         k: int | Literal["positives"] | None = None,
         positive_above: float | None = None,
@@ -58,12 +65,14 @@ class SoftmaxAtKLoss(RankingLoss):
         super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
         self.tau = check_positive("tau", tau)
         self.tau_weight = check_positive("tau_weight", tau_weight)
+        self.weight_gradient = weight_gradient
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
         assert k is not None
         target = positive_items(labels, mask, None, self.positive_above).to(scores.dtype)
         quantile = kth_pair(scores.detach(), k, mask)[0]
-        weight = torch.sigmoid((scores - quantile) / self.tau_weight) * target
+        reached = scores if self.weight_gradient else scores.detach()
+        weight = torch.sigmoid((reached - quantile) / self.tau_weight) * target
         losses = -item_log_softmax(scores / self.tau, mask) * weight
         return losses.sum(-1) / target.sum(-1).clamp_min(1.0)

@@ -54,11 +54,13 @@ class TopKOperator(nn.Module, ABC):
     Class attributes:
         name: Registry name.
         cost: Time for one list: ``"n"``, ``"n log n"``, ``"k n"`` or ``"n^2"``.
-        sums_to_k: The membership of a list sums to k.
+        sums_to_k: The membership of a list sums to k: abs(sum of p - k) <= 8 N eps of its dtype, for scores of any
+            size and offset.
         equivariant: Permuting the items permutes the membership.
         tie_fair: Equal scores get equal membership and gradient.
         deterministic: The same input gives the same output.
         exact_gradient: The gradient is that of the value (checked by finite differences).
+        transformable: `torch.func.grad`, `vmap` and `jacrev` work; False for operators that draw random numbers.
         paper: Where the operator is from.
 
     Args:
@@ -73,6 +75,7 @@ class TopKOperator(nn.Module, ABC):
     tie_fair: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True
     exact_gradient: ClassVar[bool] = True
+    transformable: ClassVar[bool] = True
     paper: ClassVar[str] = ""
 
     def __init__(self, tau: float = 1.0, *, validate: bool = False) -> None:
@@ -101,7 +104,7 @@ class TopKOperator(nn.Module, ABC):
 
         Args:
             scores: (B, N), any floating dtype.
-            k: One int, or one integer a list, (B,). It is capped at the number of valid items.
+            k: One int, or one int per list, (B,). It is capped at the number of valid items.
             mask: Boolean (B, N), True = a real item; None = all are.
 
         Returns:

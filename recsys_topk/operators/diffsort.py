@@ -12,6 +12,8 @@ from torch import Tensor
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.kth_pair import kth_values
 
 Network = Literal["odd_even", "bitonic"]
 Distribution = Literal["cauchy", "logistic", "logistic_phi", "gaussian", "reciprocal", "optimal"]
@@ -69,7 +71,9 @@ class DiffSort(TopKOperator):
         """See `TopKOperator.select`."""
         rows, n = scores.shape
         wires = _Wires.of(scores, mask, 1 << (n - 1).bit_length() if self.network == "bitonic" else n, self.network)
-        x = scores.new_zeros(rows, wires.width).scatter(1, wires.place, scores)
+        # Around the k-th score: the network mixes values, and mixtures of scores of 1e7 would be rounded.
+        _, cut = kth_values(scores.detach() if is_full(mask) else fill_masked(scores.detach(), mask, -math.inf), k)
+        x = scores.new_zeros(rows, wires.width).scatter(1, wires.place, scores - cut)
         layers = _bitonic(wires) if self.network == "bitonic" else _odd_even(wires)
         alphas = []
         for layer in layers:

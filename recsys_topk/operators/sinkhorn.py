@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
@@ -43,4 +44,6 @@ class SinkhornTopK(TopKOperator):
         low = (x if is_full(mask) else -fill_masked(-x, mask, -math.inf)).amin(1, keepdim=True)
         # The largest of x^2 and (x + 1)^2 over the list lies at one of its ends.
         largest = (high * high).maximum((high + 1.0).square()).maximum(low * low).maximum((low + 1.0).square())
-        return sigmoid_selection(scores, k, mask, 0.5 * self.tau * largest)
+        # Squares of scores beyond 1e19 overflow in float32; the membership is k / n long before that.
+        temperature = (0.5 * self.tau * largest).clamp_max(1e-3 * torch.finfo(x.dtype).max)
+        return sigmoid_selection(scores, k, mask, temperature)

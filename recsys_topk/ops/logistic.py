@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import LOWEST_EXPONENT
-from recsys_topk.ops.kth_pair import kth_values
-from recsys_topk.ops.opaque import opaque
+from recsys_topk.ops.centred import centred
+from recsys_topk.ops.dispatch import apply, operation, sampled
 
 MAX_STEPS = 80
 
@@ -22,32 +23,35 @@ def logistic_logs(z: Tensor) -> tuple[Tensor, Tensor]:
         >>> logistic_logs(torch.tensor([1.0, 200.0]))[1]
         tensor([  -1.3133, -200.0000])
     """
-    log_p, log_q = _LogisticLogs.apply(z)  # type: ignore[no-untyped-call]
+    log_p, log_q = apply(_LogisticLogs, z)
     return log_p, log_q
 
 
 class _LogisticLogs(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: Tensor) -> tuple[Tensor, Tensor]:
-        # exp underflows slowly on CPU; beyond the bound log1p(exp) is below the smallest normal number anyhow.
-        soft = torch.log1p(torch.exp(torch.clamp_min(-z.abs(), LOWEST_EXPONENT[z.dtype])))
-        log_p, log_q = torch.clamp_max(z, 0.0) - soft, torch.clamp_max(-z, 0.0) - soft
-        ctx.save_for_backward(z)
-        return log_p, log_q
+    generate_vmap_rule = True
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def forward(z: Tensor) -> tuple[Tensor, Tensor]:
+        # exp underflows slowly on CPU; beyond the bound log1p(exp) is below the smallest normal number anyhow.
+        soft = torch.log1p(torch.exp(torch.clamp_min(-z.abs(), LOWEST_EXPONENT[z.dtype])))
+        return torch.clamp_max(z, 0.0) - soft, torch.clamp_max(-z, 0.0) - soft
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
     def backward(ctx: Any, grad_p: Tensor, grad_q: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
         return grad_p * torch.sigmoid(-z) - grad_q * torch.sigmoid(z)
 
 
-def _fake_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
-    return filled.new_empty((filled.shape[0], 1))
+def _fake_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor:
+    return torch.empty_like(gap)
 
 
-@opaque(_fake_threshold)
-def logistic_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
+@operation(fake=_fake_threshold)
+def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     """Return b with sum_i sigmoid((x_i - b) / tau) = k for each list, (B, 1), without gradient.
 
     Newton's method inside the bracket x_[k+1] - tau log k <= b <= x_[k] + tau log(n - k), which holds the root. Where
@@ -55,19 +59,19 @@ def logistic_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     for items far from b and never overshoots.
 
     Args:
-        filled: (B, N), -inf where masked.
+        x: (B, N), with x_[k+1] = 0 (see `centred`); -inf where masked.
+        gap: (B, 1), x_[k] - x_[k+1].
         k: (B,) int64, 1 <= k < number of valid items.
         tau: (B, 1), positive.
     """
-    kept, cut = kth_values(filled, k)
-    wanted = k[:, None].to(filled.dtype)
-    count = (filled > -math.inf).sum(1, keepdim=True).to(filled.dtype)
-    low, high = cut - tau * torch.log(wanted), kept + tau * torch.log(count - wanted)
-    b = torch.minimum(torch.maximum(0.5 * (kept + cut), low), high)
-    tiny, eps = torch.finfo(filled.dtype).tiny, torch.finfo(filled.dtype).eps
+    wanted = k[:, None].to(x.dtype)
+    count = (x > -math.inf).sum(1, keepdim=True).to(x.dtype)
+    low, high = -tau * torch.log(wanted), gap + tau * torch.log(count - wanted)
+    b = torch.minimum(torch.maximum(0.5 * gap, low), high)
+    tiny, eps = torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).eps
     for _ in range(MAX_STEPS):
         # The smaller of p and 1 - p on either side of b: k is met by their balance, without cancellation.
-        z = (filled - b).div_(tau)
+        z = (x - b).div_(tau)
         above = z > 0
         small = z.abs_().neg_().sigmoid_()
         missing = torch.where(above, small, 0.0).sum(1, keepdim=True)
@@ -90,3 +94,19 @@ def logistic_threshold(filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
         if bool((moved <= 4.0 * eps * torch.maximum(b.abs(), tau)).all()):
             break
     return b
+
+
+@sampled(logistic_logs)
+def _log_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
+    for dtype in (torch.float32, torch.float64):
+        yield ((torch.randn(3, 7, generator=generator, dtype=dtype) * 30).requires_grad_(),)
+
+
+@sampled(logistic_threshold)
+def _threshold_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    for dtype in (torch.float32, torch.float64):
+        x = torch.randn(4, 30, generator=generator, dtype=dtype)
+        tau = torch.rand(4, 1, generator=generator, dtype=dtype) + 0.1
+        masked = x.masked_fill(torch.rand(4, 30, generator=generator) < 0.3, -math.inf)
+        for scores, k in ((x, [1, 5, 10, 20]), (masked, [1, 2, 3, 4]), ((x * 2).round(), [3, 3, 3, 29])):
+            yield *centred(scores, torch.tensor(k)), torch.tensor(k), tau

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from recsys_topk.cascades.upgrade import upgrade
 from recsys_topk.datamodules import Schema, data_spec
 from recsys_topk.runs.documents import inspect_config
 
@@ -47,24 +48,7 @@ def config_of(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model and the data of a checkpoint as a config."""
     model = {name: value for name, value in content["hyper_parameters"].items() if name != "schema"}
     saved = content.get("datamodule_hyper_parameters")
-    return upgrade({"model": model, **({"data": _data(saved)} if saved else {})}, content)
-
-
-def upgrade(config: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config of version 0.1 in today's terms, one of a later version as it is.
-
-    In 0.1 a loss with `positive_above` 0 took what the data say, which is today's default.
-
-    Args:
-        config: The config that a checkpoint was trained with.
-        content: What the checkpoint holds.
-    """
-    made = {**config, "model": dict(config["model"])}
-    if "version" not in content["hyper_parameters"]["schema"]:
-        loss = made["model"]["loss"]
-        options = {k: v for k, v in (loss.get("init_args") or {}).items() if (k, v) != ("positive_above", 0.0)}
-        made["model"]["loss"] = {**loss, "init_args": options}
-    return made
+    return {"model": upgrade(model), **({"data": _data(saved)} if saved else {})}
 
 
 def describe_checkpoint(path: str | Path, content: Mapping[str, Any]) -> list[str]:

@@ -78,7 +78,25 @@ def read_config(name: str) -> dict[str, Any]:
     if "trust" in content:
         raise UntrustedError(f"{source} says what to trust; only you can: remove it, and give --trust yourself")
     inspect_config(content, source)
+    _check_shape(content, source)
     return content
+
+
+def _check_shape(content: Mapping[Any, Any], source: str) -> None:
+    """Raise if a part of a config is not of the kind that `resolve` takes."""
+    kinds: dict[str, tuple[type, ...]] = {"model": (dict,), "trainer": (dict,), "losses": (dict,), "init_args": (dict,)}
+    kinds |= dict.fromkeys(KEYS, (dict, str))
+    model, losses = content.get("model"), content.get("losses")
+    parts = [content, *(part for part in (model, losses) if isinstance(part, dict))]
+    parts += [value for part in parts for key, value in part.items() if key in KEYS and isinstance(value, dict)]
+    for part in parts:
+        for key, value in part.items():
+            expected = (dict,) if part is losses else kinds.get(key)
+            if not isinstance(key, str):
+                raise ValueError(f"{source}: the name of an option must be text, got {key!r}")
+            if expected and value is not None and not isinstance(value, expected):
+                named = " or a name" if str in expected else ""
+                raise ValueError(f"{source}: {key} must be a mapping of options{named}, got {value!r:.40}")
 
 
 def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -247,7 +247,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
 
 def monitored(model: Any) -> str:
     """Return the name of the validation metric that `best.ckpt` is chosen by."""
-    return f"val/{next(iter(model.metrics['val']))}"
+    return f"val/{model.monitor}"
 
 
 def as_yaml(parser: LightningArgumentParser, options: Any) -> str:

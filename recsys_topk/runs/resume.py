@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recsys_topk.runs.checkpoint import describe_checkpoint, inspect_checkpoint, read_checkpoint, upgrade
+from recsys_topk.cascades.upgrade import upgrade
+from recsys_topk.runs.checkpoint import describe_checkpoint, inspect_checkpoint, read_checkpoint
 from recsys_topk.runs.config import flat
 from recsys_topk.runs.directory import RunDirectory
 from recsys_topk.runs.documents import inspect_config, read_yaml_file
@@ -107,7 +108,9 @@ def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumpti
     where = f", {batches} batches into epoch {epochs + 1}" if inside else ""
     lines = [*describe_checkpoint(str(checkpoint), content)]
     lines.append(f"  state      {steps} steps, {epochs} whole epochs{where}; optimizer, order of requests, generators")
-    return Resumption(run, checkpoint, upgrade(config, content), steps, epochs, inside, tuple(lines), own)
+    return Resumption(
+        run, checkpoint, {**config, "model": upgrade(config["model"])}, steps, epochs, inside, tuple(lines), own
+    )
 
 
 def check_changes(resumption: Resumption, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

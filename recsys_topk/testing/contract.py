@@ -1,4 +1,4 @@
-"""One call that checks a loss, an operator or an objective against everything that users rely on.
+"""One call that checks a loss, an operator, an objective or a data module against everything that users rely on.
 
 Each function raises one AssertionError that names every rule broken, the class, and the input that shows it. Neither
 pytest nor hypothesis is needed: a plug-in's test is one line.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.operators.base import TopKOperator
-from recsys_topk.testing import loss_rules, objective_rules, operator_rules
+from recsys_topk.testing import data_rules, loss_rules, objective_rules, operator_rules
 from recsys_topk.testing.comparison import run_rules, title
 from recsys_topk.testing.lists import Lists
+
+if TYPE_CHECKING:
+    from recsys_topk.datamodules.base import CascadeDataModule
 
 Subject = TypeVar("Subject")
 
@@ -33,10 +36,11 @@ def check_loss(
     included; the same input gives the same loss, and equal items equal gradients; inputs are not written to; losses
     are finite and not negative, for scores of 1e4 and 1e30 too; half precision and autocast are computed in float32
     and float64 stays; weights and reductions agree; validate=True names scores that are not finite; the gradient is
-    that of the value; torch.compile(fullgraph=True) changes nothing; pickle and state_dict bring the loss back.
+    that of the value; second derivatives (create_graph=True) are right or refused; torch.func.grad, vmap and jacrev
+    give what autograd gives; torch.compile(fullgraph=True) changes nothing; pickle and state_dict bring the loss back.
 
     A loss with an operator is excused from what its operator does not declare (`equivariant`, `tie_fair`,
-    `deterministic`, `exact_gradient`); a loss whose gradient is on purpose not that of its value sets
+    `deterministic`, `exact_gradient`, `transformable`); a loss whose gradient is on purpose not that of its value sets
     ``exact_gradient: ClassVar[bool] = False`` itself.
 
     Args:
@@ -64,10 +68,11 @@ def check_operator(
     The rules: masked items are inert and get p = 0, log q = 0 and no gradient; lists do not influence each other; p is
     in [0, 1] and agrees with both logs; k = 0 and k >= the number of valid items are answered exactly, without a
     gradient; k is an int or one a list; inputs are not written to; half precision and autocast are computed in float32
-    and float64 stays; validate=True names scores that are not finite; torch.compile(fullgraph=True) changes nothing;
-    pickle and state_dict bring the operator back; scores of 1e4 and 1e30, empty batches and empty lists are digested.
-    Where declared: the order of the items does not matter (`equivariant`), equal scores get equal membership and
-    gradient (`tie_fair`), the membership sums to k (`sums_to_k`), the same input gives the same output
+    and float64 stays; validate=True names scores that are not finite; second derivatives (create_graph=True) are right
+    or refused; torch.func.grad, vmap and jacrev give what autograd gives; torch.compile(fullgraph=True) changes
+    nothing; pickle and state_dict bring the operator back; scores of 1e4 and 1e30, empty batches and empty lists are
+    digested. Where declared: the order of the items does not matter (`equivariant`), equal scores get equal membership
+    and gradient (`tie_fair`), the membership sums to k (`sums_to_k`), the same input gives the same output
     (`deterministic`), the gradient is that of the value (`exact_gradient`).
 
     Args:
@@ -115,6 +120,26 @@ def check_objective(
     batches = [build() for build in objective_rules.LISTS] if lists is None else lists
     once = () if lists else objective_rules.ONCE
     _run(f"objective {subject.name}", subject, objective_rules.ON_LISTS, batches, once, rules)
+
+
+def check_data_module(make: Callable[[], CascadeDataModule], *, rules: Collection[str] | None = None) -> None:
+    """Check a data module against the rules that hold for every data module. Needs Lightning.
+
+    The rules: the schema is known before data are prepared; batches have its columns, ids that are rows of their
+    tables, finite values, and padding ids where there is nothing; pool items are distinct; padding has label 0 and
+    group -1; labels are grades or places, as declared; the same seed gives the same batches; an evaluated list does not
+    depend on the batch size, the number of processes or the pass; no request is lost or repeated; training resumes at
+    the exact batch; hyper-parameters are plain and restore the data module; sampled negatives are never an item of the
+    list and never repeated; the catalogue holds every listed item; `list_length` is right; shards can be sent to worker
+    processes.
+
+    Args:
+        make: A function without arguments that builds the data module, or its class. It is called often and all
+            batches are read, so use a small data set; each split needs at least 3 requests.
+        rules: Names of the rules to check, as they stand in the error message; None = all.
+    """
+    subject = data_rules.DataSubject(make)
+    _run(f"data module {subject.name}", subject, (), (), data_rules.RULES, rules)
 
 
 def _run(

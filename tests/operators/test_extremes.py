@@ -38,3 +38,34 @@ def test_diffsort_takes_two_items_with_a_mask(network):
     p = operator(x, 1, torch.tensor([[True, True], [True, False]])).p
     first = torch.sigmoid(torch.tensor(0.9))
     torch.testing.assert_close(p, torch.stack((torch.stack((first, 1 - first)), torch.tensor([1.0, 0.0]))))
+
+
+SUMS = [name for name, cls in operators.registry.classes().items() if cls.sums_to_k]
+
+
+@pytest.mark.parametrize("tau", [0.1, 1.0, 20.0])
+@pytest.mark.parametrize("offset", [0.0, 1e6, -1e7])
+@pytest.mark.parametrize("name", SUMS)
+def test_memberships_sum_to_k_far_from_zero(name, offset, tau):
+    spread = torch.randn(64, 30, generator=torch.Generator().manual_seed(0)).mul(5.0)
+    for x in (offset + spread, offset + spread.round(), torch.full((1, 30), offset)):
+        p = operators.get(name, tau=tau)(x, 7).p
+        # The bound of docs/operators.md: 8 N rounding errors of float32.
+        assert (p.double().sum(1) - 7.0).abs().max() <= 8 * 30 * 2.0**-23
+
+
+@pytest.mark.parametrize("name", ["lapsum", "sigmoid", "sparse", "sinkhorn", "softsort", "neuralsort", "diffsort"])
+def test_float32_far_from_zero_agrees_with_float64(name):
+    x = -1e6 + torch.randn(64, 30, generator=torch.Generator().manual_seed(0)).mul(5.0)
+    operator = operators.get(name, tau=2.9)
+    results = []
+    for scores in (x.clone().requires_grad_(), x.double().requires_grad_()):
+        p = operator(scores, 7).p
+        results.append((p.double(), torch.autograd.grad((p * p).sum(), scores)[0].double()))
+    torch.testing.assert_close(results[0][0], results[1][0], atol=2e-5, rtol=0.0)
+    torch.testing.assert_close(results[0][1], results[1][1], atol=2e-5, rtol=0.0)
+
+
+def test_sinkhorn_is_finite_where_squares_overflow():
+    x = 1e30 * torch.tensor([[1.0, -0.7, 0.2, -1.0], [1.0, 1.0, 1.0, 1.0]])
+    torch.testing.assert_close(operators.get("sinkhorn")(x, 3).p, torch.full((2, 4), 0.75), atol=1e-4, rtol=0.0)
