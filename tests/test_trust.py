@@ -268,6 +268,25 @@ def test_the_parser_of_other_programs_is_left_as_it_was() -> None:
     assert (dict(_common.parsing_settings), get_loader("yaml")) == before
 
 
+def test_the_command_itself_refuses(
+    payload: Payload,
+    recsys_topk: Callable[..., Any],
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths = os.pathsep.join([str(payload.marker.parent), environment.get("PYTHONPATH", "")])
+    monkeypatch.setitem(environment, "PYTHONPATH", paths)
+    path = changed(tmp_path / "stranger.ckpt", loss=EVIL)
+    done = recsys_topk("test", "--ckpt_path", str(path))
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "stranger.ckpt" in line
+    assert "'evil_payload.Evil'" in line
+    assert "--trust evil_payload" in line
+    assert not payload.ran
+
+
 def run_directory(path: Path, **facts: Any) -> Path:
     shutil.copytree(FIXTURES / "plain", path)
     (path / "run.json").write_text(json.dumps({**json.loads((path / "run.json").read_text()), **facts}))
