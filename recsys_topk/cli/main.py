@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     command = arguments[0]
     if command not in COMMANDS:
-        warn(f"recsys-topk: unknown command {command!r}; {suggest(command, COMMANDS)}commands: {', '.join(COMMANDS)}")
+        close = suggest(command, COMMANDS)
+        warn(f"recsys-topk: unknown command {command!r}; {close}commands: {', '.join(COMMANDS)}")
         return 2
     module_name = COMMANDS[command][0]
     try:

@@ -13,7 +13,7 @@ from recsys_topk.checks import check_finite, check_k, check_labels, check_lists,
 from recsys_topk.losses.left_out import why_left_out
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
 from recsys_topk.operators.base import TopKOperator
-from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.count_true import count_true, every
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.positives import find_positives
@@ -192,9 +192,9 @@ class RankingLoss(Recorded, nn.Module, ABC):
                 cut, proper = _cap(self._required(cut), x, items)
             readable = may_read(x)
             counted: Tensor | None = None
-            if proper is not None or not readable or not bool(positives.all()):
+            if proper is not None or not readable or not every(positives):
                 counted = positives > 0 if proper is None else (positives > 0) & proper
-                counted = None if readable and bool(counted.all()) else counted
+                counted = None if readable and every(counted) else counted
                 if readable and counted is not None and not self._warned and len(x) and not bool(counted.any()):
                     self._warn_of_nothing(y, mask, positives)
             if x.numel() == 0 or (self.requires_k and x.shape[1] < 2):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recsys_topk.checks import check_finite, check_k, check_lists, check_positive
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full
-from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.count_true import count_true, every
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.registry import Registry
@@ -125,8 +125,8 @@ class TopKOperator(nn.Module, ABC):
         count = torch.full(x.shape[:1], x.shape[1], device=x.device) if full else count_true(mask)
         wanted = torch.minimum(k.long() if isinstance(k, Tensor) else torch.full_like(count, k), count)
         proper = (wanted > 0) & (wanted < count)
-        if may_read(x) and len(x) and bool(proper.all()):
-            same = not isinstance(k, Tensor) and bool((wanted == k).all())
+        if may_read(x) and len(x) and every(proper):
+            same = not isinstance(k, Tensor) and every(wanted == k)
             selection = self.select(x if full else fill_masked(x, mask, 0.0), k if same else wanted, mask)
             if full:
                 return selection

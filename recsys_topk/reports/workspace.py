@@ -71,8 +71,8 @@ def _panel(wr: Any, panel: Mapping[str, Any], best: str) -> Any:
         return wr.BarPlot(title=title, metrics=[panel["bars"]], **by_loss, **shown)
     metrics = [panel["lines"]] if "lines" in panel else []
     grouped = by_loss if panel.get("by_loss") else {}
-    shown = {"metric_regex": panel.get("pattern"), "max_runs_to_show": MOST_RUNS}
-    return wr.LinePlot(title=title, x=panel.get("x", STEP), y=metrics, **shown, **grouped)
+    pattern, x = panel.get("pattern"), panel.get("x", STEP)
+    return wr.LinePlot(title=title, x=x, y=metrics, metric_regex=pattern, max_runs_to_show=MOST_RUNS, **grouped)
 
 
 def spec(made: Any) -> str:

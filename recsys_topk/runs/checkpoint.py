@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recsys_topk.cascades.upgrade import upgrade
 from recsys_topk.datamodules import Schema, data_spec
 from recsys_topk.runs.documents import inspect_config
+from recsys_topk.runs.own_runs import recall
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -29,26 +29,16 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict) or "stages" not in (content.get("hyper_parameters") or {}):
         raise ValueError(f"{str(path)!r} was not written by `recsys-topk fit`: it describes no cascade")
+    parts = {"model": content["hyper_parameters"], "data": content.get("datamodule_hyper_parameters") or {}}
+    inspect_config(parts, f"checkpoint {str(path)!r}", recall(path))
     return content
-
-
-def inspect_checkpoint(path: str | Path, content: Mapping[str, Any], trust: tuple[str, ...] = ()) -> None:
-    """Raise if a checkpoint names a class that it may not; see `recsys_topk.trust`.
-
-    Args:
-        path: The checkpoint, for messages.
-        content: What it holds.
-        trust: Packages that it may name.
-    """
-    parts = {"model": content["hyper_parameters"], "data": content.get("datamodule_hyper_parameters")}
-    inspect_config(parts, f"checkpoint {str(path)!r}", trust)
 
 
 def config_of(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model and the data of a checkpoint as a config."""
     model = {name: value for name, value in content["hyper_parameters"].items() if name != "schema"}
     saved = content.get("datamodule_hyper_parameters")
-    return {"model": upgrade(model), **({"data": _data(saved)} if saved else {})}
+    return {"model": model, **({"data": _data(saved)} if saved else {})}
 
 
 def describe_checkpoint(path: str | Path, content: Mapping[str, Any]) -> list[str]:

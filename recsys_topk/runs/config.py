@@ -1,14 +1,13 @@
 """The config of a run: a plain dict, built from packaged configs, files and options, with names in place of classes.
 
 A config has the keys of LightningCLI (`model`, `data`, `trainer`, `seed_everything`, `ckpt_path`) and those of a run
-(`out`, `name`, `logger`, ...). Four keys are shorter ways to say something:
+(`out`, `name`, `logger`, ...). Five keys are shorter ways to say something:
 
 - `config`: a name, a file, a dict, or a list of them, merged below the other keys in their order;
+- `trust`: packages that the files may name classes of (`recsys_topk.trust`);
 - `loss` and `objective`: the same as `model.loss` and `model.objective`;
 - `losses`: options for losses that are chosen by name, ``{"lapsum": {"tau": 5}}``, used for the loss that the merged
   config chooses, whatever the order; options given for the chosen loss itself win.
-
-`trust` lists packages whose classes the files of a config (and a checkpoint) may name; see `recsys_topk.trust`.
 
 A loss, objective or data module is a registry name, a class name or a class path, or a dict with that as `class_path`
 and its options beside it or in `init_args`.
@@ -26,22 +25,13 @@ from typing import Any
 from recsys_topk.registry import Registry, suggest
 from recsys_topk.runs.documents import CONFIG_SUFFIXES, inspect_config, read_yaml, read_yaml_file
 from recsys_topk.runs.own_runs import recall
-from recsys_topk.trust import TEXT_KEYS, UntrustedError, from_file, names_of_typed, reading
+from recsys_topk.trust import TEXT_KEYS, class_path, from_file, names_of_typed, reading
 
 CONFIGS = "recsys_topk.runs.configs"
 # Arguments that the run itself gives to a class.
 GIVEN = ("self", "loss", "stages")
 KEYS = ("loss", "objective", "data")
 DEFAULTS = {"loss": "dftopk", "data": "recflow"}
-
-# RecFlow's labels are places in a ranking (29..20 for the best group), not grades: an exponential gain or a softmax
-# over them would see the first item only.
-FOR_RECFLOW_LABELS: dict[str, dict[str, Any]] = {
-    "approx_ndcg": {"gain": "linear"},
-    "lambdaloss": {"gain": "linear"},
-    "lambdarank": {"gain": "linear"},
-    "listnet": {"target": "normalised"},
-}
 
 
 def registry_of(key: str) -> Registry[Any]:
@@ -60,7 +50,7 @@ def packaged_configs() -> list[str]:
 
 def read_config(name: str) -> dict[str, Any]:
     """Return the content of a config: a file, a packaged one by name, or YAML text."""
-    source = f"config {name!r}" if len(name) < 80 else f"config {name[:60]!r}..."
+    source = f"config {name if len(name) < 40 else name[:40] + '...'!r}"
     if "\n" in name or ": " in name:
         content = read_yaml(name, source)
     elif Path(name).is_file():
@@ -73,10 +63,9 @@ def read_config(name: str) -> dict[str, Any]:
     content = {} if content is None else content
     if not isinstance(content, dict):
         raise ValueError(f"{source} must be a mapping of options, got {type(content).__name__}")
-    if "config" in content:
-        raise ValueError(f"{source} names another config; give both, `config: [first, second]`")
-    if "trust" in content:
-        raise UntrustedError(f"{source} says what to trust; only you can: remove it, and give --trust yourself")
+    for key in ("config", "trust"):
+        if key in content:
+            raise ValueError(f"{source} has the key {key!r}, which only the user can give; remove it")
     inspect_config(content, source)
     _check_shape(content, source)
     return content
@@ -97,58 +86,6 @@ def _check_shape(content: Mapping[Any, Any], source: str) -> None:
             if expected and value is not None and not isinstance(value, expected):
                 named = " or a name" if str in expected else ""
                 raise ValueError(f"{source}: {key} must be a mapping of options{named}, got {value!r:.40}")
-
-
-def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what the author of a config trusts: `trust`, and the packages of the classes that it names.
-
-    What a file names is not the author's; a file in the directory of a run that the user started has that run's trust.
-
-    Example:
-        >>> trusted_by({"loss": "mine.MyLoss", "trust": ["theirs"], "out": "runs.old", "config": ["a.yaml"]})
-        ('mine', 'theirs')
-    """
-    found: list[str] = []
-    for key, value in _given(config):
-        if key == "trust":
-            found += filter(None, value.split(","))
-        elif key in ("config", "ckpt_path"):
-            found += recall(value) if _is_file(value) else ()
-        elif key not in TEXT_KEYS and not _is_file(value):
-            found += [name for _, text in _given(_parsed(value)) for name in names_of_typed(text)]
-    return tuple(dict.fromkeys(found))
-
-
-def inspect_options(config: Mapping[str, Any]) -> None:
-    """Raise if an option is the path of a config that names what it may not; see `recsys_topk.runs.documents`."""
-    for key, value in _given(config):
-        if key not in (*TEXT_KEYS, "config", "trust") and _is_file(value):
-            inspect_config({key: value}, f"--{key}")
-
-
-def _given(part: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the strings of a config with their keys; those of files that it names are not among them."""
-    if isinstance(part, str):
-        yield key, part
-    elif isinstance(part, Mapping):
-        for name, inner in part.items():
-            yield from _given(inner, str(name).rstrip("+").rpartition(".")[2])
-    elif isinstance(part, (list, tuple)):
-        for inner in part:
-            yield from _given(inner, key)
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return read_yaml(text, "an option")
-    except ValueError:
-        return text
-
-
-def _is_file(value: str) -> bool:
-    if value.endswith(CONFIG_SUFFIXES):
-        return True
-    return 0 < len(value) < 1024 and "\n" not in value and "\0" not in value and Path(value).is_file()
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,10 +121,10 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
         >>> resolve({"loss": "lapsum", "losses": {"lapsum": {"tau": 5}}})["model"]["loss"]
         {'class_path': 'recsys_topk.losses.lapsum.LapSumLoss', 'init_args': {'tau': 5}}
     """
-    if not from_file():  # names in the files of the config are checked; `TrainingRun` has said what is trusted
+    if not from_file():  # in a `TrainingRun`, it has said what is trusted
         with reading(trusted_by(config)):
             return resolve(config)
-    by_loss = {name: dict(options) for name, options in FOR_RECFLOW_LABELS.items()}
+    by_loss: dict[str, dict[str, Any]] = {}
     merged: dict[str, Any] = {}
     for layer in _layers(config):
         for name, options in (layer.pop("losses", None) or {}).items():
@@ -205,11 +142,6 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
         check_options(key, cls, given)
         holder[key] = {"class_path": class_path(cls), "init_args": given}
     return merged
-
-
-def class_path(cls: type) -> str:
-    """Return the dotted path of a class."""
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
@@ -241,6 +173,53 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif not (name == "init_args" and prefix):
             found[key] = value
     return found
+
+
+def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a config that was typed, or written in a program, trusts: the packages of the classes it names.
+
+    What a file names is not typed. A file in the directory of a run that this user started has that run's trust.
+
+    Example:
+        >>> trusted_by({"loss": "mine.MyLoss", "out": "runs.old", "config": ["a.yaml"], "model": {"k": 3}})
+        ('mine',)
+    """
+    found: list[str] = []
+    files: list[tuple[str, str]] = []
+
+    def walk(key: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                walk(str(name).rstrip("+").rpartition(".")[2], inner)
+        elif isinstance(value, (list, tuple)):
+            for inner in value:
+                walk(key, inner)
+        elif isinstance(value, str) and key == "trust":
+            found.extend(filter(None, value.split(",")))
+        elif isinstance(value, str) and key in ("config", "ckpt_path"):
+            found.extend(recall(value) if _is_file(value) else ())
+        elif isinstance(value, str) and _is_file(value) and key not in TEXT_KEYS:
+            files.append((key, value))  # the path of a config for one option
+        elif isinstance(value, str) and key not in TEXT_KEYS and key != "resume":
+            try:
+                content = read_yaml(value, "an option")
+            except ValueError:
+                return
+            if isinstance(content, str):
+                found.extend(names_of_typed(content))
+            else:
+                walk(key, content)
+
+    walk("", config)
+    for key, value in files:
+        inspect_config({key: value}, f"--{key}", tuple(found))
+    return tuple(dict.fromkeys(found))
+
+
+def _is_file(value: str) -> bool:
+    if value.endswith(CONFIG_SUFFIXES):
+        return True
+    return 0 < len(value) < 1024 and "\n" not in value and "\0" not in value and Path(value).is_file()
 
 
 def put(config: dict[str, Any], key: str, value: Any) -> None:
@@ -294,7 +273,9 @@ def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
     short = {key: layer[key] for key in ("loss", "objective") if layer.get(key) is not None}
     long = {key: value for key, value in layer.items() if key not in ("loss", "objective")}
     if short or long.get("model"):
-        long["model"] = {**(long.get("model") or {}), **short}
+        from recsys_topk.cascades.upgrade import upgrade
+
+        long["model"] = upgrade({**(long.get("model") or {}), **short})
     for key in KEYS:
         holder = long if key == "data" else long.get("model", {})
         part = holder.get(key)

@@ -6,7 +6,6 @@ which options take a class or a function depends on their types, and their value
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,18 +48,6 @@ def guarded() -> Iterator[None]:
         settings.parsing_settings.clear()
         settings.parsing_settings.update(before)
         set_loader("yaml", load, exceptions)
-
-
-def explain(message: str) -> str:
-    """Return an error of the parser, with what to type if it is about an import that was denied."""
-    denied = re.search(r"Importing '([\w.]+)' is not allowed, denied by", message)
-    if not denied:
-        return message
-    package = denied.group(1).partition(".")[0]
-    return (
-        f"an option or a config names {denied.group(1)!r}, which a file may not name; nothing of it was imported. If "
-        f"you know the package, add --trust {package}"
-    )
 
 
 def _definitions() -> list[str]:

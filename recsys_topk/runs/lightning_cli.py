@@ -30,12 +30,12 @@ from recsys_topk.runs.checkpoint import check_schema, read_checkpoint
 from recsys_topk.runs.config import resolve
 from recsys_topk.runs.directory import RunDirectory, check_name, first_process, run_name
 from recsys_topk.runs.files import write_whole
-from recsys_topk.runs.guard import explain
 from recsys_topk.runs.memory import keep_freed_memory
 from recsys_topk.runs.metrics_file import MetricsFile
 from recsys_topk.runs.quiet import quiet_libraries
 from recsys_topk.runs.resume import Resumption, check_changes
 from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
+from recsys_topk.trust import UntrustedError
 
 if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, Say
@@ -158,9 +158,15 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             self.config = parser.parse_object(args)
         except argparse.ArgumentError as error:
             text = " ".join(str(error).split())
+            denied = re.search(r"Importing '([\w.]+)' is not allowed, denied by", text)
+            if denied:
+                raise UntrustedError(
+                    f"an option or a config names {denied[1]!r}, which a file may not name; nothing of it was "
+                    f"imported. If you know the package, add --trust {denied[1].partition('.')[0]}"
+                ) from error
             unknown = re.search(r"not accept option '([\w.+-]+)'", text)
             if not unknown:
-                raise ValueError(explain(text)) from error
+                raise ValueError(text) from error
             known = [option for action in self._parser(self.command)._actions for option in action.option_strings]
             option = f"--{unknown.group(1)}"
             close = suggest(option, [*known, "--resume"], "{}")
@@ -235,7 +241,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         if self.command == "fit" and wanted.get("enable_checkpointing") is not False:
             folder = self.directory.path / "checkpoints"
             if wanted.get("limit_val_batches") != 0:
-                made.append(BestCheckpoint(folder, monitored(self.model)))
+                made.append(BestCheckpoint(folder, f"val/{self.model.monitor}"))
             made.append(ResumePoint(folder, options.save_every_minutes, options.save_every_n_steps))
         if self.command == "predict":
             made.append(PredictionWriter(self.directory.path / "predictions.parquet"))
@@ -243,11 +249,6 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Do nothing: `TrainingRun` runs it."""
-
-
-def monitored(model: Any) -> str:
-    """Return the name of the validation metric that `best.ckpt` is chosen by."""
-    return f"val/{model.monitor}"
 
 
 def as_yaml(parser: LightningArgumentParser, options: Any) -> str:

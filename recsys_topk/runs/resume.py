@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recsys_topk.cascades.upgrade import upgrade
-from recsys_topk.runs.checkpoint import describe_checkpoint, inspect_checkpoint, read_checkpoint
+from recsys_topk.runs.checkpoint import describe_checkpoint, read_checkpoint
 from recsys_topk.runs.config import flat
 from recsys_topk.runs.directory import RunDirectory
 from recsys_topk.runs.documents import inspect_config, read_yaml_file
@@ -51,7 +50,7 @@ class Resumption:
     epochs: int
     inside: bool
     lines: tuple[str, ...]
-    trust: tuple[str, ...] = ()
+    trust: tuple[str, ...]
 
     @property
     def finished(self) -> bool:
@@ -91,12 +90,11 @@ def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumpti
     run, checkpoint = find_run(wanted, out, name)
     content = read_checkpoint(str(checkpoint))
     saved = read_yaml_file(run.path / "config.yaml")
-    if not isinstance(saved, dict) or "model" not in saved:
-        raise ValueError(f"{str(run.path / 'config.yaml')!r} is not the config of a run")
+    if not isinstance(saved, dict):
+        raise ValueError(f"{run.path / 'config.yaml'} is no config of a run")
     config = {name: value for name, value in saved.items() if name not in ("ckpt_path", "weights_only")}
     own = recall(run.path)
-    inspect_config(config, f"config {str(run.path / 'config.yaml')!r}", own)
-    inspect_checkpoint(checkpoint, content, own)
+    inspect_config(config, str(run.path / "config.yaml"), own)
     loop = (content.get("loops") or {}).get("fit_loop")
     if "optimizer_states" not in content or not loop:
         raise ValueError(
@@ -108,9 +106,7 @@ def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumpti
     where = f", {batches} batches into epoch {epochs + 1}" if inside else ""
     lines = [*describe_checkpoint(str(checkpoint), content)]
     lines.append(f"  state      {steps} steps, {epochs} whole epochs{where}; optimizer, order of requests, generators")
-    return Resumption(
-        run, checkpoint, {**config, "model": upgrade(config["model"])}, steps, epochs, inside, tuple(lines), own
-    )
+    return Resumption(run, checkpoint, config, steps, epochs, inside, tuple(lines), own)
 
 
 def check_changes(resumption: Resumption, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from recsys_topk.runs.checkpoint import config_of, describe_checkpoint, inspect_checkpoint, read_checkpoint
-from recsys_topk.runs.config import inspect_options, trusted_by
+from recsys_topk.runs.checkpoint import config_of, describe_checkpoint, read_checkpoint
+from recsys_topk.runs.config import trusted_by
 from recsys_topk.runs.directory import RunDirectory, Status
 from recsys_topk.runs.own_runs import remember
 from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
@@ -38,6 +38,8 @@ class TrainingRun:
         config: What to train or measure; see `recsys_topk.runs.config`. Everything has a default.
         resume: Resume a run: ``"last"`` for the newest unfinished one in `out`, a run's directory or name, or a
             checkpoint inside its directory. Its options are restored; `config` may change how long it trains.
+        trust: Packages whose classes a config file, checkpoint or run directory may name, e.g. ``["my_package"]``; see
+            `recsys_topk.trust`. Those of the classes that `config` names itself are trusted.
         say: Takes what is worth telling people, a line at a time; by default it is logged.
 
     Example::
@@ -47,19 +49,25 @@ class TrainingRun:
         recalls = run.test()
     """
 
-    def __init__(self, config: Mapping[str, Any], *, resume: str | Path | None = None, say: Say = log.info) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        resume: str | Path | None = None,
+        trust: Sequence[str] = (),
+        say: Say = log.info,
+    ) -> None:
         self.config = dict(config)
+        self.trust = (*trust, *trusted_by(config))
         self.say = say
         self.resumption: Resumption | None = None
         self._parts: CascadeCLI | None = None
-        self._trust = trusted_by(config)
-        with reading(self._trust):
-            inspect_options(config)
-            if resume is not None:
-                if config.get("ckpt_path") is not None:
-                    raise ValueError("--resume says where to resume from; leave --ckpt_path out")
+        if resume is not None:
+            if config.get("ckpt_path") is not None:
+                raise ValueError("--resume says where to resume from; leave --ckpt_path out")
+            with reading(self.trust):
                 self.resumption = plan_resumption(str(resume), Path(config.get("out") or "runs"), config.get("name"))
-                self._trust = (*self._trust, *self.resumption.trust)
+            self.trust = (*self.trust, *self.resumption.trust)
 
     @property
     def nothing_left(self) -> str | None:
@@ -122,7 +130,7 @@ class TrainingRun:
 
         parts = self.parts("fit")
         self.directory.claim()
-        self.directory.record(status="running", **remember(self.directory.path, self._trust))
+        self.directory.record(status="running", **remember(self.directory.path, self.trust))
         for logger in wandb_loggers(self.trainer.loggers):
             self.directory.record(wandb_id=logger.version)
         announce(self, "fit")
@@ -183,10 +191,10 @@ class TrainingRun:
     def _read(self, command: Command, build: bool) -> CascadeCLI:
         from recsys_topk.runs.guard import guarded
 
-        with reading(self._trust), guarded():
-            return self._read_guarded(command, build)
+        with reading(self.trust), guarded():
+            return self._build(command, build)
 
-    def _read_guarded(self, command: Command, build: bool) -> CascadeCLI:
+    def _build(self, command: Command, build: bool) -> CascadeCLI:
         config: dict[str, Any] = self.config
         lines: Sequence[str] = ()
         if self.resumption is not None:
@@ -198,7 +206,6 @@ class TrainingRun:
                 example = f"recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"
                 raise ValueError(f"{command} needs a trained model: {example}")
             content = read_checkpoint(checkpoint)
-            inspect_checkpoint(checkpoint, content)
             config, lines = {"config": [config_of(content), config]}, describe_checkpoint(checkpoint, content)
         for line in lines if build else ():
             self.say(line)

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from recsys_topk.runs.config import flat, registry_of, resolve
+from recsys_topk.runs.config import flat, registry_of, resolve, trusted_by
 from recsys_topk.runs.run import Say, TrainingRun
+from recsys_topk.trust import reading
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Trial:
         config: What its numbers depend on, in its long form.
         place: What they do not depend on: where it writes, what it shows.
         target: The file that holds its numbers.
+        trust: Packages that its files may name classes of.
     """
 
     label: str
@@ -41,6 +43,7 @@ class Trial:
     config: Mapping[str, Any]
     place: Mapping[str, Any]
     target: Path
+    trust: tuple[str, ...] = ()
 
     def read(self) -> dict[str, Any] | None:
         """Return what the run has measured, None if there is nothing yet; raise if it was another run."""
@@ -70,7 +73,7 @@ class Trial:
 
     def run(self, **trainer: Any) -> TrainingRun:
         """Return the run, not trained yet."""
-        made = TrainingRun({"config": [self.config, self.place, {"trainer": trainer}]})
+        made = TrainingRun({"config": [self.config, self.place, {"trainer": trainer}]}, trust=self.trust)
         if made.trainer.world_size > 1:
             raise ValueError(f"each run trains on one device, got {made.trainer.world_size}; use --trainer.devices 1")
         return made
@@ -122,10 +125,12 @@ class Competition:
             for label, variant in self.variants.items():
                 name = f"{file_name(label)}-s{seed}"
                 seeded = {"seed_everything": seed, "data": {"seed": seed}}
-                config = resolve({"config": [self.common, variant, seeded]})
+                given = {"config": [self.common, variant, seeded]}
+                with reading(trusted_by(given)) as trust:
+                    config = resolve(given)
                 where = {"out": str(self.out / "runs"), "name": name, "logger": self.logger}
                 shown = {**where, "trainer": {"enable_progress_bar": False}}
-                made.append(Trial(label, seed, config, shown, self.out / place / f"{name}.json"))
+                made.append(Trial(label, seed, config, shown, self.out / place / f"{name}.json", trust))
         return made
 
 

@@ -106,7 +106,7 @@ def test_typed_options_come_back() -> None:
         (["--loss", "--model.k", "3"], "--loss needs a value"),
         (["dftopk"], "'dftopk' is not an option"),
         (["--config", "losses: {lapsun: {tau: 5}}\n"], "did you mean 'lapsum'"),
-        (["--config", "config: simulated\n"], "names another config"),
+        (["--config", "config: simulated\n"], "the key 'config'"),
         (["--config", "- 1\n- 2\n"], "must be a mapping"),
         (["--data.rot", "x"], "did you mean --data.root"),
         (["--data", "recflw"], "did you mean 'recflow'"),
