@@ -39,7 +39,7 @@ def upgrade(model: Mapping[str, Any], whole: bool | None = None) -> dict[str, An
     changed = dict(model)
     for name in ("loss", "objective"):
         given = model.get(name)
-        if isinstance(given, Mapping) and isinstance(given.get("init_args"), Mapping):
+        if isinstance(given, Mapping) and "class_path" in given and isinstance(given.get("init_args"), Mapping):
             changed[name] = _upgrade_class(given, drop_threshold=whole and name == "loss")
     return changed
 
