@@ -269,6 +269,7 @@ def test_fused_tables_follow_their_weights_to_other_memory() -> None:
     moved = weights_of(embedding)["video_id"]
     old = next(weight for name, weight in before.items() if ".video_id." in name)
     assert (moved[used] < old[used]).all()
+    assert all(is_plain(collection) for collection in copy.deepcopy(embedding).to("meta").collections.values())
     with pytest.raises(ValueError, match=r"hold float32, got torch\.float64"):
         embedding.double()
 
