@@ -285,6 +285,32 @@ def test_defused_tables_are_plain_with_the_same_weights_and_tell_their_optimizer
     assert embedding(random_batch(MIXED)).items.requires_grad
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch scripts what the next line imports
+def test_the_optimizer_of_defused_tables_can_be_applied_later() -> None:
+    """What a strategy does: plain tables first, their optimizer inside backward after it has placed them."""
+    from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+
+    torch.manual_seed(0)
+    fused = FeatureEmbedding(RECFLOW, 4, fused=fused_optimizer("sgd", 0.5))
+    later = FeatureEmbedding(RECFLOW, 4, fused=fused_optimizer("sgd", 0.5))
+    later.load_state_dict(fused.state_dict())
+    asked = later.defuse()
+    assert asked is not None
+    apply_optimizer_in_backward(asked.optimizer, later.collections.parameters(), dict(asked.options))
+    assert make_optimizer_parameters(MLPStage(later, hidden=(8,))) == ["mlp.first", "mlp.tail.1"]
+    batch = random_batch(RECFLOW)
+    for embedding in (fused, later):
+        embedding(batch).items.square().sum().backward()
+    for name, weight in fused.state_dict().items():
+        torch.testing.assert_close(later.state_dict()[name], weight, rtol=1e-5, atol=1e-6)
+
+
+def make_optimizer_parameters(stage: nn.Module) -> list[str]:
+    """Return the layers that the ordinary optimizer of a stage updates."""
+    chosen = {id(p) for group in make_optimizer("sgd", stage, 0.1, {}).param_groups for p in group["params"]}
+    return sorted({name.rpartition(".")[0] for name, p in stage.named_parameters() if id(p) in chosen})
+
+
 class OwnTables(nn.Module):
     """A collection of a class that this package does not know, as a sharded one is."""
 
