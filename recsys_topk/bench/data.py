@@ -11,8 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from recsys_topk.bench.research_reader import ResearchDataset, sample_negatives
 from recsys_topk.bench.result import BenchResult
 from recsys_topk.bench.timing import in_own_process, resident, threads
+from recsys_topk.datamodules import NegativeSource, WorldConfig, expand, simulate
+from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayCache, DayShard, PreparedDay, RecFlowFiles
 
 LISTS: Final = 1024
 
@@ -29,9 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Measure everything on one simulated world: medians of one process's CPU time, one thread."""
-    from recsys_topk.datamodules import WorldConfig, simulate
-    from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles
-
     if args.requests < LISTS:
         raise ValueError(f"--requests must be at least {LISTS}, the size of the batches measured; got {args.requests}")
     with threads(1), tempfile.TemporaryDirectory() as scratch:
@@ -66,14 +70,6 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure opening a day, a shuffled batch and the negatives, ours and the research reader's in turns."""
-    import numpy as np
-    import torch
-    from torch.utils.data import default_collate
-
-    from recsys_topk.bench.research_reader import ResearchDataset, sample_negatives
-    from recsys_topk.datamodules import NegativeSource, expand
-    from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayShard
-
     day = files.days[-1]
     maker = BatchMaker(LAYOUTS["two-stage"], 50)
     rng = np.random.default_rng(0)
@@ -152,20 +148,11 @@ def measure_peak(what: str, where: str, number: int) -> float | None:
         number: Days, or negatives.
     """
     if what == "prepare":
-        from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles
-
         files = RecFlowFiles(where)
         with tempfile.TemporaryDirectory() as scratch:
             DayCache(files, scratch).prepare(files.days[:number])
         peak = resident("VmHWM")
         return None if peak is None else round(peak)
-    import numpy as np
-    import torch
-
-    from recsys_topk.bench.research_reader import sample_negatives
-    from recsys_topk.datamodules import expand
-    from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayShard, PreparedDay
-
     torch.set_num_threads(1)
     folder = Path(where)
     day = PreparedDay(folder, folder.name[:10])

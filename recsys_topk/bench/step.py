@@ -8,8 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from recsys_topk.bench.result import BenchResult
-from recsys_topk.bench.timing import in_own_process
+from recsys_topk.bench.timing import in_own_process, peak_memory
+from recsys_topk.datamodules import CascadeBatch, Feature, Schema, Table, expand
+from recsys_topk.runs.memory import keep_freed_memory
+from recsys_topk.runs.quiet import quiet_libraries
 
 SMALL, LARGE = "train, rowwise", "train, rowwise, 1M items"
 # (what is timed, negatives, items in the vocabulary, embedding optimizer)
@@ -36,8 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def random_schema(items: int, users: int) -> Any:
     """Return RecFlow's schema with the given vocabulary."""
-    from recsys_topk.datamodules import Feature, Schema, Table
-
     rows = {
         "user_id": users, "device_id": users, "gender": 3, "age": 8, "province": 36, "video_id": items,
         "author_id": max(items // 5, 1), "category_level_two": 140, "category_level_one": 40, "upload_type": 40,
@@ -58,10 +61,6 @@ def random_schema(items: int, users: int) -> Any:
 
 def random_batch(schema: Any, size: int, items: int, length: int, seed: int = 0) -> Any:
     """Return a batch as RecFlow's lists are: ten items a group, popular items in many lists, full histories."""
-    import torch
-
-    from recsys_topk.datamodules import CascadeBatch
-
     generator = torch.Generator().manual_seed(seed)
     vocabulary = schema.table("video_id").rows - 2
     # Popular items stand in many lists (density falls with the square root of the rank). Whatever the vocabulary, ten
@@ -104,21 +103,14 @@ def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, flo
         case: A key of `CASES`.
         form: ``"ours"`` or ``"textbook"``.
     """
-    import torch
-
     torch.set_num_threads(options.threads)
     what, negatives, vocabulary, embedding_optimizer = CASES[case]
-    from recsys_topk.runs.memory import keep_freed_memory
-    from recsys_topk.runs.quiet import quiet_libraries
-
     quiet_libraries()
     if form == "ours":
         keep_freed_memory()  # as the training commands do; it slows the textbook form, whose tensors are too large
     from recsys_topk.bench.textbook import textbook
-    from recsys_topk.bench.timing import peak_memory
     from recsys_topk.cascades.module import CascadeModule
     from recsys_topk.cascades.optimizers import make_optimizer
-    from recsys_topk.datamodules import expand
 
     torch.manual_seed(0)
     schema = random_schema(vocabulary, vocabulary // 5)

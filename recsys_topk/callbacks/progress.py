@@ -72,7 +72,7 @@ class Pace(Callback):  # type: ignore[misc]  # lightning is untyped here
         self._since += time.monotonic() - self._paused
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, batch: Any, *__: Any
     ) -> None:
         """Measure, and log when the trainer does."""
         self._requests += batch.size * trainer.world_size

@@ -95,8 +95,8 @@ def log_page(target: Path, sections: Sequence[Section], facts: Mapping[str, Any]
     pictures: dict[str, bytes] = {}
     for name, section in zip(anchors([one.title for one in sections]), sections, strict=True):
         for number, table in enumerate(section.tables, start=1):
-            columns = [column.name for column in table.columns]
-            tables[f"report/{name}/table-{number}"] = [dict(zip(columns, row, strict=True)) for row in table.rows]
+            rows = [{column: row.get(column) for column in table.columns} for row in table.rows]
+            tables[f"report/{name}/table-{number}"] = rows
         for number, (figure, _) in enumerate(section.figures, start=1):
             pictures[f"report/{name}/plot-{number}"] = plots.png(figure)
     log_once(target.parent, "report", target.stem, facts, tables, pictures, {"report/page": target})

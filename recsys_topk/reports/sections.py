@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from recsys_topk.reports import plots, verdicts
 from recsys_topk.reports.paper import paper_figures
 from recsys_topk.reports.results import Found
-from recsys_topk.reports.tables import Column, Table, Value, heading, short_name
+from recsys_topk.reports.tables import Table, heading, short_name
 from recsys_topk.runs.metrics_file import read_rows
 from recsys_topk.runs.statistics import Runs, bands, curves, means, metric_names, spread, summarise
 
@@ -134,27 +134,18 @@ def comparison(
             patch.set_facecolor(GREY)
     note = "Grey: the paper." if figures else ""
     section.figures.append((figure, f"{note} {NOT_COMPARABLE if figures and simulated else ''}".strip()))
-    columns = [
-        Column("run", "text"), Column(heading(names[0])), Column("±"), Column("p", digits=3),
-        *(Column(heading(name)) for name in names[1:]),
-    ]  # fmt: skip
-    if figures:
-        columns += [Column(f"paper, {kind}", "paper") for kind in theirs]
-    columns += [Column("seconds", digits=0), Column("seeds", digits=0)]
-    body: list[list[Value]] = []
-    for row in rows_by_joint:
-        cells: list[Value] = [row["run"], row["joint"], row["+-"], row["p"], *row["alone"].values()]
-        cells += [theirs[kind].get(row["run"]) for kind in theirs]
-        cells += [row["seconds"], row["seeds"]]
-        body.append(cells)
+    body = [_recalls(row, names, {"p": row["p"]}, theirs, row["run"]) for row in rows_by_joint]
+    body = [
+        {**cells, "seconds": row["seconds"], "seeds": row["seeds"]}
+        for cells, row in zip(body, rows_by_joint, strict=True)
+    ]
     for name, recalls in (reference or {}).items():
-        known = list(recalls.values())
-        body.append([name, known[0], None, None, *known[1:], *[None] * (len(columns) - 3 - len(known))])
+        body.append({"run": name, **dict(zip(map(heading, names), recalls.values(), strict=False))})
     caption = f"Means over seeds; ± is the standard deviation, p a paired t-test against {rows[0]['run']}."
     if reference:
         caption += " Random, popularity and oracle rank without learning; the oracle knows the true utility."
     notes = [f"The paper's {name}: {why}." for name, why in faulty.items() if figures and name in theirs["joint"]]
-    section.tables.append(Table(caption, columns, body, notes))
+    section.tables.append(Table(caption, body, notes, {"p": 3}))
     if about is not None:
         paper = theirs.get("joint", {})
         section.verdict += verdicts.table_verdict(rows, about["subject"], paper, list(faulty))
@@ -200,7 +191,14 @@ def curve(
     )  # fmt: skip
     caption = "Solid: here, mean and standard deviation over seeds. Dashed: the paper. "
     section.figures.append((figure, caption + (NOT_COMPARABLE if simulated else "")))
-    section.tables.append(_curve_table(rows, names, about, what))
+    papers = {kind: _paper_curves(about, kind) for kind in _kinds(names)}
+    body = []
+    for (name, x), row in rows.items():
+        beside = {kind: known.get(name, {}) for kind, known in papers.items()}
+        cells = _recalls({**row, "run": name}, names, {}, beside, x)
+        body.append({"run": name, what: x, **cells, "seeds": row["seeds"]})
+    caption = "Means over seeds; ± is the standard deviation of the joint recall."
+    section.tables.append(Table(caption, body, digits={what: None}))
     if len(ours) == 1:
         ((name, line),) = ours.items()
         section.verdict += verdicts.peak_verdict(line, theirs.get(name, {}), name, what)
@@ -214,25 +212,18 @@ def curve(
         )
 
 
-def _curve_table(
-    rows: Mapping[tuple[str, float], Mapping[str, Any]],
+def _recalls(
+    row: Mapping[str, Any],
     names: Sequence[str],
-    about: Mapping[str, Any],
-    what: str,
-) -> Table:
-    columns = [
-        Column("run", "text"), Column(what, digits=None), Column(heading(names[0])), Column("±"),
-        *(Column(heading(name)) for name in names[1:]),
-    ]  # fmt: skip
-    kinds = _kinds(names)
-    columns += [Column(f"paper, {kind}", "paper") for kind in kinds]
-    columns.append(Column("seeds", digits=0))
-    papers = {kind: _paper_curves(about, kind) for kind in kinds}
-    body: list[list[Value]] = []
-    for (name, x), row in rows.items():
-        beside = [papers[kind].get(name, {}).get(x) for kind in kinds]
-        body.append([name, x, row["joint"], row["+-"], *row["alone"].values(), *beside, row["seeds"]])
-    return Table("Means over seeds; ± is the standard deviation of the joint recall.", columns, body)
+    more: Mapping[str, Any],
+    paper: Mapping[str, Mapping[Any, Any]],
+    at: Any,
+) -> dict[str, Any]:
+    """Return the cells of a competitor: its recalls, and those of the paper beside them."""
+    joint, *alone = map(heading, names)
+    ours = {"run": row["run"], joint: row["joint"], "±": row["+-"], **more}
+    ours |= dict(zip(alone, row["alone"].values(), strict=True))
+    return {**ours, **{f"paper, {kind}": known.get(at) for kind, known in paper.items()}}
 
 
 def _paper_curves(about: Mapping[str, Any], kind: str) -> dict[str, dict[float, float]]:
@@ -267,13 +258,13 @@ def stream(section: Section, runs: Runs, subject: str | None = None) -> None:
     )  # fmt: skip
     section.figures.append((figure, "Each day is tested with what was learned before it; mean and standard deviation."))
     days = sorted({day for line in by_day.values() for day in line})
-    body: list[list[Value]] = []
+    body = []
     for label, line in sorted(by_day.items(), key=lambda pair: -statistics.fmean(pair[1].values())):
         each = [statistics.fmean(day["metrics"][metric] for day in run["days"]) for run in runs[label] if run["days"]]
-        body.append([label, statistics.fmean(each), spread(each), *(line.get(day) for day in days), len(each)])
-    columns = [Column("run", "text"), Column("mean"), Column("±"), *(Column(day) for day in days)]
+        by_name = {day: line.get(day) for day in days}
+        body.append({"run": label, "mean": statistics.fmean(each), "±": spread(each), **by_name, "seeds": len(each)})
     caption = f"{short_name(metric)} recall by day; mean over days, ± its standard deviation over seeds."
-    section.tables.append(Table(caption, [*columns, Column("seeds", digits=0)], body))
+    section.tables.append(Table(caption, body))
     if subject is not None:
         section.verdict += verdicts.stream_verdict(by_day, subject)
     else:
@@ -312,12 +303,14 @@ def runtime(section: Section, subject: str, results: Sequence[Mapping[str, Any]]
         note = f"One list, k = N / 2, forward and backward, {device}."
         section.figures.append((figure, f"{note} Dashed: the paper, on its own machine." if dashed else note))
     shown = sorted({n for lines in here.values() for line in lines.values() for n in line})
-    body: list[list[Value]] = []
-    for what, lines in {**here, f"Paper, {device}": paper}.items():
-        body += [[name, what, *(line.get(n) for n in shown)] for name, line in lines.items()]
-    kinds = [Column(f"N = {n:g}", digits=None) for n in shown]
+    columns = {n: f"N = {n:g}" for n in shown}
+    body = [
+        {"run": name, "timed": what, **{column: line.get(n) for n, column in columns.items()}}
+        for what, lines in {**here, f"Paper, {device}": paper}.items()
+        for name, line in lines.items()
+    ]
     caption = f"Milliseconds of one pass, {device}. The paper's are from another machine and other implementations."
-    section.tables.append(Table(caption, [Column("run", "text"), Column("timed", "text"), *kinds], body))
+    section.tables.append(Table(caption, body, digits=dict.fromkeys(columns.values())))
     section.verdict += verdicts.runtime_verdict(here, {WITH_MODEL: paper}, subject)
     section.verdict += [busy] if busy else []
 
@@ -328,11 +321,8 @@ def bench(section: Section, result: Mapping[str, Any]) -> None:
     if not rows:
         section.missing.append("the benchmark has no rows")
         return
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    texts = {key for key in keys if any(isinstance(row.get(key), str) for row in rows)}
-    columns = [Column(key, "text" if key in texts else "number", None) for key in keys]
     caption = f"ratio 1 = {result['baseline']}. {' '.join(result['notes'])} {_machine(result)}"
-    section.tables.append(Table(caption, columns, [[row.get(key) for key in keys] for row in rows]))
+    section.tables.append(Table(caption, rows, digits=dict.fromkeys(key for row in rows for key in row)))
     if len({row.get("shape") for row in rows if row.get("ms")}) > 1:
         section.figures.append((bench_figure(result), "Both axes are logarithmic."))
 
@@ -359,9 +349,11 @@ def fit(section: Section, found: Found) -> None:
                 logged.setdefault(name, []).append((int(row["step"]), float(text)))
     if not logged:
         section.missing.append("metrics.csv has no values yet")
-    rows: list[list[Value]] = [[name, line[-1][1], max(y for _, y in line), len(line)] for name, line in logged.items()]
-    columns = [Column("metric", "text"), Column("last"), Column("largest"), Column("values", digits=0)]
-    section.tables.append(Table("What the run logged.", columns, rows))
+    rows = [
+        {"metric": name, "last": line[-1][1], "largest": max(y for _, y in line), "values": len(line)}
+        for name, line in logged.items()
+    ]
+    section.tables.append(Table("What the run logged.", rows))
     for title, start in (("Loss", "train/loss"), ("Validation", "val/")):
         chosen = {n.partition("/")[2]: c for n, c in logged.items() if n.startswith(start) and len(c) > 1}
         if chosen:

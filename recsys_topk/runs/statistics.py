@@ -98,16 +98,10 @@ def paired_p_value(differences: Sequence[float]) -> float | None:
     t = abs(statistics.fmean(differences)) / (spread / math.sqrt(len(differences)))
     angle = math.atan(t / math.sqrt(n))
     cosine = math.cos(angle)
-    if n % 2:
-        term, series = cosine, 0.0
-        for j in range(1, n - 1, 2):
-            series += term
-            term *= cosine * cosine * (j + 1) / (j + 2)
-        inside = (angle + math.sin(angle) * series) * 2 / math.pi
-    else:
-        term, series = 1.0, 0.0
-        for j in range(0, n, 2):
-            series += term
-            term *= cosine * cosine * (j + 1) / (j + 2)
-        inside = math.sin(angle) * series
-    return 1.0 - inside
+    odd = n % 2
+    term, series = cosine**odd, 0.0
+    for j in range(odd, n - odd, 2):
+        series += term
+        term *= cosine * cosine * (j + 1) / (j + 2)
+    inside = math.sin(angle) * series
+    return 1.0 - ((angle + inside) * 2 / math.pi if odd else inside)
