@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from recsys_topk.cascades.objectives.base import CascadeObjective
-from recsys_topk.losses.topk import topk_target
 from recsys_topk.metrics.functional import selection_mass
+from recsys_topk.ops.topk_target import topk_target
 
 
 def score_diagnostics(

@@ -15,7 +15,7 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Schema, Table
 from recsys_topk.ops.look_up import Slot, look_up
-from recsys_topk.ops.parallel import checked, kernels
+from recsys_topk.ops.parallel import checked
 
 HistoryForm = Literal["rows", "mean"]
 KINDS = ("request", "items", "history")
@@ -143,7 +143,7 @@ class FeatureEmbedding(nn.Module):
         if any(type(collection) is not EmbeddingBagCollection for collection in self.collections.children()):
             return None
         weights: list[Tensor] = list(self.collections.parameters())
-        return weights if kernels(*weights) else None
+        return weights if look_up.backend_for(self.slots, (), weights, None) != "torch" else None
 
     def _look_up(self, kinds: tuple[str, ...], batch: CascadeBatch, history: HistoryForm) -> dict[str, Tensor]:
         name = "_".join(kinds)

@@ -6,13 +6,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import better_items, spans
 from recsys_topk.numerics import is_full, masked_mean
 from recsys_topk.ops.dcg import Gain, check_gain, discount, normalised_gains
+from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
 from recsys_topk.ops.kth_pair import kth_pair
 
 
@@ -29,15 +29,20 @@ class _ApproximateRanks(torch.autograd.Function):
         return ranks
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         scores, rows, mask = ctx.saved_tensors
+        if wants_graph():
+            return through_reference(_approximate_ranks, (scores, rows, mask, ctx.tau), [upstream])
         gradient = torch.empty_like(scores)
         for span in spans(scores, rows):
             p = _passed(scores, rows, mask, ctx.tau, span)
             push = p * (1.0 - p) * upstream[span, :, None]
             gradient[span] = push.sum(1).scatter_add(1, rows[span], -push.sum(2))
         return gradient / ctx.tau, None, None, None
+
+
+def _approximate_ranks(scores: Tensor, rows: Tensor, mask: Tensor, tau: float) -> Tensor:
+    return _passed(scores, rows, mask, tau, slice(None)).sum(2)
 
 
 def _passed(scores: Tensor, rows: Tensor, mask: Tensor, tau: float, span: slice) -> Tensor:
@@ -100,7 +105,7 @@ class ApproxNDCGLoss(RankingLoss):
         gains = normalised_gains(labels, self.gain, mask, k)
         rows = better_items(gains > 0 if k is None else mask)
         # An item passes itself by one half.
-        passed: Tensor = _ApproximateRanks.apply(scores, rows, mask, self.tau)  # type: ignore[no-untyped-call]
+        passed: Tensor = closed_form(_ApproximateRanks, _approximate_ranks, scores, rows, mask, self.tau)
         ranks = passed + 0.5
         achieved = discount(ranks, scores.dtype) * gains.gather(1, rows)
         if k is not None:

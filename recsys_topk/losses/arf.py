@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import ListFacts, RankingLoss, Reduction
-from recsys_topk.losses.topk import topk_target
+from recsys_topk.ops.topk_target import topk_target
 
 # Lists are taken in groups whose relaxed permutations have about this many entries; a group is made again backwards.
 GROUP = 2**24

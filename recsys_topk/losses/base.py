@@ -13,9 +13,10 @@ from recsys_topk.checks import check_finite, check_k, check_labels, check_lists,
 from recsys_topk.losses.left_out import why_left_out
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
 from recsys_topk.operators.base import TopKOperator
-from recsys_topk.ops.count_true import count_rows, count_true
+from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.positives import find_positives
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 
@@ -183,7 +184,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
             y = labels if labels.dtype == x.dtype else labels.to(x.dtype)
-            positive, positives = _positives(y, mask, self.positive_above)
+            positive, positives = find_positives(y, mask, self.positive_above)
             items = None if mask is None else count_true(mask)
             cut = self._cut(k, positives)
             proper = None
@@ -191,7 +192,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
                 cut, proper = _cap(self._required(cut), x, items)
             readable = may_read(x)
             counted: Tensor | None = None
-            if proper is not None or not readable or not positives.numpy().all():
+            if proper is not None or not readable or not bool(positives.all()):
                 counted = positives > 0 if proper is None else (positives > 0) & proper
                 counted = None if readable and bool(counted.all()) else counted
                 if readable and counted is not None and not self._warned and len(x) and not bool(counted.any()):
@@ -295,18 +296,6 @@ class RankingLoss(Recorded, nn.Module, ABC):
 
 
 registry = Registry("loss", "recsys_topk.losses", "recsys_topk.losses")
-
-
-def _positives(labels: Tensor, mask: Tensor | None, above: float) -> tuple[Tensor, Tensor]:
-    """Return which items are valid and positive, (B, N), and how many they are, (B,) int64."""
-    if not may_read(labels):
-        positive = labels > above if mask is None else mask & (labels > above)
-        return positive, positive.sum(-1)
-    # numpy compares and counts bytes several times faster than torch does on CPU.
-    found = labels.detach().numpy() > above
-    if mask is not None:
-        found &= mask.numpy()
-    return torch.from_numpy(found), torch.from_numpy(count_rows(found))
 
 
 def _cap(k: int | Tensor, scores: Tensor, items: Tensor | None) -> tuple[int | Tensor, Tensor | None]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import with_gradient
 from recsys_topk.losses.positives import positive_items
+from recsys_topk.ops.dispatch import under_transform
 from recsys_topk.ops.ranks import descending_order, tie_groups
 
 
@@ -59,12 +60,18 @@ class ListMLELoss(RankingLoss):
         if k is not None:
             terms = terms & positive_items(labels, mask, k, self.positive_above)
         order = descending_order(labels, mask)
-        value, gradient = _plackett_luce(
-            torch.where(mask, scores.detach(), -math.inf).gather(1, order),
-            labels.gather(1, order),
-            terms.gather(1, order),
-        )
-        return with_gradient(scores, value, torch.zeros_like(gradient).scatter_(1, order, gradient))
+        ordered, chosen = labels.gather(1, order), terms.gather(1, order)
+
+        def formula(x: Tensor) -> Tensor:
+            # A masked score far below the others instead of -inf, which has no derivative in a logcumsumexp.
+            low = torch.finfo(x.dtype).min / 4
+            return _plackett_luce(torch.where(mask, x, low).gather(1, order), ordered, chosen)[0]
+
+        if under_transform():
+            return formula(scores)
+        x = torch.where(mask, scores.detach(), -math.inf).gather(1, order)
+        value, gradient = _plackett_luce(x, ordered, chosen)
+        return with_gradient(scores, value, torch.zeros_like(gradient).scatter_(1, order, gradient), formula)
 
 
 def _plackett_luce(x: Tensor, labels: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:

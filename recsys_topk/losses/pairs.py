@@ -13,10 +13,9 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from recsys_topk.numerics import is_full
-from recsys_topk.ops.dispatch import may_read
+from recsys_topk.ops.dispatch import may_read, through_reference, under_transform, wants_graph
 
 # How many pairs are formed at a time. About six such buffers live at once: on a CPU the share of each thread should
 # stay in its cache (measured fastest), elsewhere and under compilation a chunk should be worth its kernel launches.
@@ -43,23 +42,33 @@ def spans(scores: Tensor, rows: Tensor) -> Iterator[slice]:
 
 class _WithGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
+    def forward(
+        ctx: Any, scores: Tensor, value: Tensor, gradient: Tensor, formula: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(scores, gradient)
+        ctx.formula = formula
         return value.clone()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return upstream[:, None] * gradient, None, None
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, None, None, None]:
+        scores, gradient = ctx.saved_tensors
+        if wants_graph():
+            return through_reference(ctx.formula, [scores], [upstream])[0], None, None, None
+        return upstream[:, None] * gradient, None, None, None
 
 
-def with_gradient(scores: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+def with_gradient(scores: Tensor, value: Tensor, gradient: Tensor, formula: Callable[[Tensor], Tensor]) -> Tensor:
     """Return `value`, (B,), with `gradient`, (B, N), as its derivative with respect to `scores`, (B, N).
 
-    For losses whose gradient is a by-product of their value. There is no second derivative.
+    For losses whose gradient is a by-product of their value.
+
+    Args:
+        scores: (B, N).
+        value: (B,).
+        gradient: (B, N).
+        formula: From the scores to the value in differentiable torch, for derivatives of the gradient.
     """
-    result: Tensor = _WithGradient.apply(scores, value, gradient)  # type: ignore[no-untyped-call]
+    result: Tensor = _WithGradient.apply(scores, value, gradient, formula)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -92,6 +101,13 @@ def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Te
         weight: For a slice of b lists, the weights w_ij >= 0, (b, P, N), 0 for what is not a pair.
         sigma: Steepness.
     """
+
+    def formula(x: Tensor) -> Tensor:
+        z = sigma * (x.gather(1, rows)[:, :, None] - x[:, None, :])
+        return -(F.logsigmoid(z) * weight(slice(None))).sum((1, 2))
+
+    if under_transform():
+        return formula(scores)
     x = scores.detach()
     head = x.gather(1, rows)
     wants_gradient = torch.is_grad_enabled() and scores.requires_grad
@@ -109,7 +125,7 @@ def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Te
             gradient[span] = pull.sum(1).scatter_add(1, rows[span], -pull.sum(2))
     if not wants_gradient:
         return value
-    return with_gradient(scores, value, gradient if sigma == 1.0 else gradient * sigma)
+    return with_gradient(scores, value, gradient if sigma == 1.0 else gradient * sigma, formula)
 
 
 class LabelOrder:

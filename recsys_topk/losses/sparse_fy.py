@@ -9,11 +9,14 @@ from torch import Tensor
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.topk import topk_target
 from recsys_topk.numerics import is_full
-from recsys_topk.operators.centred import centred
-from recsys_topk.operators.sparse import SparseTopK, clip_threshold
+from recsys_topk.operators.sparse import SparseTopK
+from recsys_topk.ops.centred import centred
+from recsys_topk.ops.clip import clip_threshold
+from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
 from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.from_threshold import from_threshold
+from recsys_topk.ops.topk_target import topk_target
 
 
 class SparseFenchelYoungLoss(RankingLoss):
@@ -63,29 +66,40 @@ class SparseFenchelYoungLoss(RankingLoss):
         """See `RankingLoss.per_list`."""
         assert k is not None
         target = topk_target(labels, mask, k, self.positive_above)
-        losses: Tensor = _FenchelYoung.apply(scores, target, mask, self.tau)  # type: ignore[no-untyped-call]
-        return losses
-
-
-class _FenchelYoung(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, target: Tensor, mask: Tensor, tau: float) -> Tensor:
         items, wanted = mask.sum(1), target.sum(1).long()
         proper = (wanted > 0) & (wanted < items)  # tied labels may make every item true: nothing to tell apart
         filled = scores if is_full(mask) else fill_masked(scores, mask, -torch.inf)
         # A list with nothing to tell apart gets some threshold that exists, and loss and gradient 0.
-        k = torch.where(proper, wanted, 1).clamp_max(max(1, scores.shape[1] - 1))
-        x, gap = centred(filled.detach(), k)
-        z = x / tau
-        z = z - clip_threshold(z, gap / tau, k)
-        share = (proper / items.clamp_min(1)).to(scores.dtype)[:, None]
-        ctx.save_for_backward(torch.where(mask, (z.clamp(0.0, 1.0) - target) * share, 0.0))
-        wrong = torch.where(target > 0.5, 1.0 - z, z)
-        hinge = 0.5 * wrong.clamp(0.0, 1.0).square() + (wrong - 1.0).clamp_min(0.0)
-        return tau * torch.where(mask & proper[:, None], hinge * share, 0.0).sum(1)
+        ks = torch.where(proper, wanted, 1).clamp_max(max(1, scores.shape[1] - 1))
+        x, gap = centred(filled, ks)
+        threshold = clip_threshold(x.detach() / self.tau, gap / self.tau, ks)
+        share = torch.where(mask & proper[:, None], 1.0 / items.clamp_min(1).to(scores.dtype)[:, None], 0.0)
+        losses: Tensor = closed_form(_FenchelYoung, _reference, x, threshold, target, share, self.tau)
+        return losses
+
+
+def _hinges(z: Tensor, target: Tensor, share: Tensor, tau: float) -> Tensor:
+    wrong = torch.where(target > 0.5, 1.0 - z, z)
+    hinge = torch.where(wrong >= 1.0, wrong - 0.5, 0.5 * wrong.clamp_min(0.0).square())
+    return tau * torch.where(share > 0, hinge * share, 0.0).sum(1)
+
+
+def _reference(x: Tensor, threshold: Tensor, target: Tensor, share: Tensor, tau: float) -> Tensor:
+    return _hinges(from_threshold(x, threshold * tau, tau, "uniform"), target, share, tau)
+
+
+class _FenchelYoung(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, threshold: Tensor, target: Tensor, share: Tensor, tau: float) -> Tensor:
+        z = x / tau - threshold
+        gradient = torch.where(share > 0, (z.clamp(0.0, 1.0) - target) * share, 0.0)
+        ctx.save_for_backward(x, threshold, target, share, gradient)
+        ctx.tau = tau
+        return _hinges(z, target, share, tau)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return grad[:, None] * gradient, None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, gradient = ctx.saved_tensors
+        if wants_graph():
+            return through_reference(_reference, (*inputs, ctx.tau), [grad])
+        return grad[:, None] * gradient, None, None, None, None

@@ -60,6 +60,7 @@ class TopKOperator(nn.Module, ABC):
         tie_fair: Equal scores get equal membership and gradient.
         deterministic: The same input gives the same output.
         exact_gradient: The gradient is that of the value (checked by finite differences).
+        transformable: `torch.func.grad`, `vmap` and `jacrev` work; False for operators that draw random numbers.
         paper: Where the operator is from.
 
     Args:
@@ -74,6 +75,7 @@ class TopKOperator(nn.Module, ABC):
     tie_fair: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True
     exact_gradient: ClassVar[bool] = True
+    transformable: ClassVar[bool] = True
     paper: ClassVar[str] = ""
 
     def __init__(self, tau: float = 1.0, *, validate: bool = False) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator, registry
+from recsys_topk.ops.dispatch import apply
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.sorting import sort_descending
 
@@ -67,14 +68,20 @@ def hard_topk(scores: Tensor, k: int | Tensor, mask: Tensor) -> Tensor:
 
 def straight_through(value: Tensor, lender: Tensor) -> Tensor:
     """Return `value`, with the gradient going to `lender`."""
-    passed: Tensor = _StraightThrough.apply(value, lender)  # type: ignore[no-untyped-call]
+    passed: Tensor = apply(_StraightThrough, value, lender)
     return passed
 
 
 class _StraightThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, value: Tensor, lender: Tensor) -> Tensor:
+    def forward(value: Tensor, lender: Tensor) -> Tensor:
         return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:

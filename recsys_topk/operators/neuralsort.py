@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from recsys_topk.checks import check_not_negative
-from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp
+from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp, masked_logsumexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.dispatch import closed_form, operation, through_reference, wants_graph
 from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.opaque import opaque
 from recsys_topk.ops.sorting import average_ties, sort_descending
 
 # Rows of the relaxed permutation are made in chunks of about this many entries: they stay in the cache.
@@ -67,7 +67,7 @@ class NeuralSort(TopKOperator):
         shape, device = scores.shape[:1], scores.device
         ks = k if isinstance(k, Tensor) else torch.full(shape, k, device=device)
         count = torch.full(shape, scores.shape[1], device=device) if full else count_true(mask)
-        log_u, log_d = _Masses.apply(filled, ks, count, self.tau, self.normalised)  # type: ignore[no-untyped-call]
+        log_u, log_d = closed_form(_Masses, _reference, filled, ks, count, self.tau, self.normalised)
         if not self.normalised:
             return SoftSelection(log_u, log1mexp(log_u.clamp_max(0.0)), mask)
         log_c = add_eps(torch.logaddexp(log_u, log_d).detach(), self.eps)
@@ -90,15 +90,16 @@ class _Masses(torch.autograd.Function):
         values, order = sort_descending(filled)
         v, distance = _centred(values, count)
         log_u, log_d = neuralsort_masses(v, distance, k, count, tau, normalised)
-        ctx.save_for_backward(values, order, k, count, log_u, log_d)
+        ctx.save_for_backward(filled, values, order, k, count, log_u, log_d)
         ctx.tau, ctx.normalised = tau, normalised
         back = _inverse(order)
         return log_u.gather(1, back), log_d.gather(1, back)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_u: Tensor, grad_d: Tensor) -> tuple[Tensor, None, None, None, None]:
-        values, order, k, count, log_u, log_d = ctx.saved_tensors
+    def backward(ctx: Any, grad_u: Tensor, grad_d: Tensor) -> tuple[Tensor | None, ...]:
+        filled, values, order, k, count, log_u, log_d = ctx.saved_tensors
+        if wants_graph():
+            return through_reference(_reference, (filled, k, count, ctx.tau, ctx.normalised), (grad_u, grad_d))
         v, distance = _centred(values, count)
         grad_v, grad_distance = neuralsort_gradient(
             v,
@@ -119,6 +120,23 @@ class _Masses(torch.autograd.Function):
         grad = grad_v + grad_distance * (count[:, None] + 1 - 2 * ranks) - both_sides
         grad = torch.where(ranks <= count[:, None], grad, 0.0)
         return average_ties(values, grad).gather(1, _inverse(order)), None, None, None, None
+
+
+def _reference(filled: Tensor, k: Tensor, count: Tensor, tau: float, normalised: bool) -> tuple[Tensor, Tensor]:
+    """Return log U and log D from the whole matrix, (B, n, n): differentiable to any order, n^2 memory."""
+    valid = filled > -math.inf
+    n, ranks = count[:, None], torch.arange(1, filled.shape[1] + 1, device=filled.device)
+    x = torch.where(valid, filled, 0.0)
+    x = torch.where(valid, x - x.detach().sum(1, keepdim=True) / n, 0.0)
+    pairs = valid[:, :, None] & valid[:, None, :]
+    distance = torch.where(pairs, (x[:, :, None] - x[:, None, :]).abs(), 0.0).sum(2)
+    slope = (n + 1 - 2 * ranks).to(x.dtype)
+    logits = (slope[:, :, None] * x[:, None, :] - distance[:, None, :]) / tau
+    log_rows = torch.log_softmax(torch.where(valid[:, None, :], logits, -math.inf), dim=2)
+    first = (ranks <= k[:, None])[:, :, None] & valid[:, None, :]
+    rest = ((ranks > k[:, None]) & (ranks <= n))[:, :, None] & valid[:, None, :]
+    log_u = masked_logsumexp(log_rows, first, dim=1)
+    return log_u, masked_logsumexp(log_rows, rest, dim=1) if normalised else torch.full_like(log_u, -math.inf)
 
 
 def _inverse(order: Tensor) -> Tensor:
@@ -180,7 +198,7 @@ def _fake_masses(
     return torch.empty_like(v), torch.empty_like(v)
 
 
-@opaque(_fake_masses)
+@operation(fake=_fake_masses)
 def neuralsort_masses(
     v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: float, normalised: bool
 ) -> tuple[Tensor, Tensor]:
@@ -235,7 +253,7 @@ def _fake_gradient(v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(v), torch.empty_like(v)
 
 
-@opaque(_fake_gradient)
+@operation(fake=_fake_gradient)
 def neuralsort_gradient(
     v: Tensor,
     distance: Tensor,

@@ -10,10 +10,19 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.centred import centred
+from recsys_topk.ops.centred import centred
+from recsys_topk.ops.dispatch import operation, refuse_second_derivative, under_transform
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.kth_pair import kth_values
-from recsys_topk.ops.opaque import opaque
+
+NO_SECOND = (
+    "the perturbed operator has no second derivative: its gradient is an estimate from random samples. Call backward "
+    "without create_graph=True, or use a smooth operator such as lapsum or sigmoid"
+)
+NO_TRANSFORM = (
+    "the perturbed operator draws random numbers and cannot run under torch.func (grad, vmap, jacrev). Call "
+    "torch.autograd.grad instead, or use a deterministic operator such as lapsum or sigmoid"
+)
 
 
 class PerturbedTopK(TopKOperator):
@@ -42,6 +51,7 @@ class PerturbedTopK(TopKOperator):
     tie_fair: ClassVar[bool] = False
     deterministic: ClassVar[bool] = False
     exact_gradient: ClassVar[bool] = False
+    transformable: ClassVar[bool] = False
     paper: ClassVar[str] = "Berthet et al. 2020, arXiv 2002.08676"
 
     def __init__(self, tau: float = 1.0, samples: int = 64, seed: int | None = None, *, validate: bool = False) -> None:
@@ -53,6 +63,8 @@ class PerturbedTopK(TopKOperator):
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""
+        if under_transform():
+            raise RuntimeError(NO_TRANSFORM)
         device = scores.device
         seed = torch.randint(2**62, (1,)) if self.seed is None else torch.tensor([self.seed])
         filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
@@ -79,10 +91,10 @@ class _Membership(torch.autograd.Function):
         return perturbed_mean(filled, k, seed, samples, tau)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         filled, k, seed = ctx.saved_tensors
-        return perturbed_gradient(filled, k, seed, grad, ctx.samples, ctx.tau), None, None, None, None
+        gradient = perturbed_gradient(filled.detach(), k, seed, grad.detach(), ctx.samples, ctx.tau)
+        return refuse_second_derivative(NO_SECOND, gradient, filled, grad), None, None, None, None
 
 
 def noised_topk(filled: Tensor, k: Tensor, noise: Tensor, tau: float) -> Tensor:
@@ -115,7 +127,7 @@ def _fake_mean(filled: Tensor, k: Tensor, seed: Tensor, samples: int, tau: float
     return torch.empty_like(filled)
 
 
-@opaque(_fake_mean)
+@operation(fake=_fake_mean)
 def perturbed_mean(filled: Tensor, k: Tensor, seed: Tensor, samples: int, tau: float) -> Tensor:
     """Return the mean of the noised memberships, (B, N); `filled` is -inf where masked."""
     generator, places, width = _start(filled, seed)
@@ -129,7 +141,7 @@ def _fake_gradient(filled: Tensor, k: Tensor, seed: Tensor, grad: Tensor, sample
     return torch.empty_like(filled)
 
 
-@opaque(_fake_gradient)
+@operation(fake=_fake_gradient)
 def perturbed_gradient(filled: Tensor, k: Tensor, seed: Tensor, grad: Tensor, samples: int, tau: float) -> Tensor:
     """Return mean_s z_s <grad, y_s> / tau, (B, N), over the same noise as `perturbed_mean`.
 

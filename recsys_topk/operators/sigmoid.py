@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.centred import centred
+from recsys_topk.ops.centred import centred
 from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.from_threshold import from_threshold
 from recsys_topk.ops.logistic import logistic_logs, logistic_threshold
 
 
@@ -51,24 +52,7 @@ def sigmoid_selection(scores: Tensor, k: int | Tensor, mask: Tensor, tau: Tensor
     """
     filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
     ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=scores.device)
-    z = _Centred.apply(filled, ks, tau.detach())  # type: ignore[no-untyped-call]
+    x, gap = centred(filled, ks)
+    tau = tau.detach()
+    z = from_threshold(x, logistic_threshold(x.detach(), gap, ks, tau), tau, "logistic")
     return SoftSelection(*logistic_logs(z), mask)
-
-
-class _Centred(torch.autograd.Function):
-    """z = (x - b(x)) / tau with the implicit derivative of b."""
-
-    @staticmethod
-    def forward(ctx: Any, filled: Tensor, k: Tensor, tau: Tensor) -> Tensor:
-        x, gap = centred(filled.detach(), k)
-        z = (x - logistic_threshold(x, gap, k, tau)) / tau
-        ctx.save_for_backward(z, tau)
-        return z
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        z, tau = ctx.saved_tensors
-        # p (1 - p), scaled by the largest so that it does not vanish where every item is far from the threshold.
-        share = torch.softmax(-z.abs() - 2.0 * torch.log1p(torch.exp(-z.abs())), dim=1)
-        return (grad - share * grad.sum(1, keepdim=True)) / tau, None, None

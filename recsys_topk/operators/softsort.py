@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ from recsys_topk.checks import check_not_negative
 from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
 from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.scan import scan
+from recsys_topk.ops.scan import recurrence, scan
 from recsys_topk.ops.sorting import share_ties, sort_descending
 
 
@@ -66,7 +68,7 @@ class SoftSort(TopKOperator):
             return _plain_of_top(x, k, mask, self.tau)
         _, order = sort_descending(x)
         places = torch.arange(x.shape[1], device=x.device).expand_as(order)
-        back = torch.empty_like(order).scatter_(1, order, places)
+        back = torch.empty_like(order).scatter(1, order, places)
         ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=x.device)
         v = x.gather(1, order)
         if not full:  # masked items come last; as copies of the last valid one they leave no gap
@@ -75,9 +77,7 @@ class SoftSort(TopKOperator):
         else:
             count = torch.full_like(ks, x.shape[1])[:, None]
         inside = (places < count).to(x.dtype)
-        own, last, first = _Masses.apply(  # type: ignore[no-untyped-call]
-            v, inside, torch.zeros_like(v[:, :1]), ks, self.tau
-        )
+        own, last, first = closed_form(_Masses, _reference, v, inside, torch.zeros_like(v[:, :1]), ks, self.tau)
         # On its own side of k an item has its mass; on the other, that of the nearest row, less the distance to it.
         # Differences come before the division by tau: scores far from 0 would be rounded by it.
         edge = ks[:, None] - 1
@@ -102,7 +102,7 @@ def _plain_of_top(x: Tensor, k: int, mask: Tensor, tau: float) -> SoftSelection:
     rest = ((x - edge) / tau).scatter(1, places, -math.inf)
     below = torch.exp(torch.logsumexp(rest, 1, keepdim=True))
     ks = torch.full(x.shape[:1], k, device=x.device)
-    own, last, _ = _Masses.apply(v, torch.ones_like(v), below, ks, tau)  # type: ignore[no-untyped-call]
+    own, last, _ = closed_form(_Masses, _reference, v, torch.ones_like(v), below, ks, tau)
     log_p = (rest + last.log()).scatter(1, places, own.log())
     return SoftSelection(log_p, log1mexp(log_p.clamp_max(0.0)), mask)
 
@@ -129,33 +129,16 @@ class _Masses(torch.autograd.Function):
             k: (B,), 1 <= k <= m.
             tau: Temperature.
         """
-        gaps = torch.exp((v[:, 1:] - v[:, :-1]).div_(tau).clamp_min_(LOWEST_EXPONENT[v.dtype]))
-        e = torch.cat((torch.zeros_like(below), gaps), 1)
-        after = torch.cat((gaps, torch.ones_like(below)), 1)  # e_{i+1}
-        up = scan(e, inside)
-        start = torch.cat((inside[:, 1:], below), 1) * after
-        down = scan(after, start, reverse=True)
-        w = inside / (up + down)
-        # Where a side starts afresh, nothing is carried over.
-        edge = k[:, None]
-        ends = torch.arange(v.shape[1], device=v.device)
-        e_cut, after_cut = torch.where(ends == edge, 0.0, e), torch.where(ends == edge - 1, 0.0, after)
-        ahead = scan(e_cut, w)
-        shifted = torch.cat((w[:, 1:], torch.zeros_like(below)), 1)
-        behind = scan(after_cut, after_cut * shifted, reverse=True)
-        behind[:, -1:] = 0.0
-        own = ahead + behind
-        last = ahead.gather(1, edge - 1)
-        place = edge.clamp_max(v.shape[1] - 1)
-        first = (w + behind).gather(1, place)
-        ctx.save_for_backward(e, up, down, w, ahead, behind, inside, below, k)
+        parts = _recurrences(v, inside, below, k, tau, recurrence)
+        ctx.save_for_backward(v, inside, below, k, *parts)
         ctx.tau = tau
-        return own, last, first
+        return _masses(parts, k)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g_own: Tensor, g_last: Tensor, g_first: Tensor) -> tuple[Tensor, None, Tensor, None, None]:
-        e, up, down, w, ahead, behind, inside, below, k = ctx.saved_tensors
+    def backward(ctx: Any, g_own: Tensor, g_last: Tensor, g_first: Tensor) -> tuple[Tensor | None, ...]:
+        v, inside, below, k, e, up, down, w, ahead, behind = ctx.saved_tensors
+        if wants_graph():
+            return through_reference(_reference, (v, inside, below, k, ctx.tau), (g_own, g_last, g_first))
         width = e.shape[1]
         edge, ends = k[:, None], torch.arange(width, device=e.device)
         zero = torch.zeros_like(below)
@@ -166,20 +149,62 @@ class _Masses(torch.autograd.Function):
         g_behind = g_own.scatter_add(1, place, torch.where(edge < width, g_first, 0.0))
         g_w = torch.zeros_like(w).scatter_add(1, place, torch.where(edge < width, g_first, 0.0))
         # Each recurrence runs backwards in the gradient of its terms.
-        g_ahead = scan(torch.cat((e_cut[:, 1:], zero), 1), g_ahead, reverse=True)
+        g_ahead = recurrence(torch.cat((e_cut[:, 1:], zero), 1), g_ahead, True)
         g_w = g_w + g_ahead
         g_e = torch.where(ends == edge, 0.0, g_ahead * torch.cat((zero, ahead[:, :-1]), 1))
         g_behind = torch.cat((g_behind[:, :-1], zero), 1)
         before_cut = torch.cat((zero, after_cut[:, :-1]), 1)
-        g_behind = scan(before_cut, g_behind)
+        g_behind = recurrence(before_cut, g_behind, False)
         carried = torch.cat((zero, g_behind[:, :-1]), 1)
         g_w = g_w + before_cut * carried
         g_e = g_e + torch.where(ends == edge, 0.0, carried * (w + behind))
         g_z = -g_w * w * w
-        g_up = scan(torch.cat((e[:, 1:], zero), 1), g_z, reverse=True)
+        g_up = recurrence(torch.cat((e[:, 1:], zero), 1), g_z, True)
         g_e = g_e + g_up * torch.cat((zero, up[:, :-1]), 1)
-        g_down = scan(torch.cat((zero, after[:, :-1]), 1), g_z)
+        g_down = recurrence(torch.cat((zero, after[:, :-1]), 1), g_z, False)
         g_e = g_e + torch.cat((zero, g_down[:, :-1]), 1) * (inside + down)
         g_gap = g_e * e
         g_v = g_gap - torch.cat((g_gap[:, 1:], zero), 1)
         return g_v / ctx.tau, None, g_down[:, -1:], None, None
+
+
+class _Parts(NamedTuple):
+    """The terms of the recurrences in `_Masses`, (B, m) each."""
+
+    e: Tensor
+    up: Tensor
+    down: Tensor
+    w: Tensor
+    ahead: Tensor
+    behind: Tensor
+
+
+def _recurrences(
+    v: Tensor, inside: Tensor, below: Tensor, k: Tensor, tau: float, run: Callable[[Tensor, Tensor, bool], Tensor]
+) -> _Parts:
+    """Return the terms, with `run` the recurrence: `scan`, which is differentiable, or `recurrence`, which is not."""
+    gaps = torch.exp(((v[:, 1:] - v[:, :-1]) / tau).clamp_min(LOWEST_EXPONENT[v.dtype]))
+    nothing = torch.zeros_like(below)
+    e = torch.cat((nothing, gaps), 1)
+    after = torch.cat((gaps, torch.ones_like(below)), 1)  # e_{i+1}
+    up = run(e, inside, False)
+    down = run(after, torch.cat((inside[:, 1:], below), 1) * after, True)
+    w = inside / (up + down)
+    # Where a side starts afresh, nothing is carried over.
+    ends = torch.arange(v.shape[1], device=v.device)
+    e_cut = torch.where(ends == k[:, None], 0.0, e)
+    after_cut = torch.where(ends == k[:, None] - 1, 0.0, after)
+    ahead = run(e_cut, w, False)
+    behind = run(after_cut, after_cut * torch.cat((w[:, 1:], nothing), 1), True)
+    return _Parts(e, up, down, w, ahead, torch.cat((behind[:, :-1], nothing), 1))
+
+
+def _masses(parts: _Parts, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `_Masses` returns."""
+    place = k[:, None].clamp_max(parts.w.shape[1] - 1)
+    last, first = parts.ahead.gather(1, k[:, None] - 1), (parts.w + parts.behind).gather(1, place)
+    return parts.ahead + parts.behind, last, first
+
+
+def _reference(v: Tensor, inside: Tensor, below: Tensor, k: Tensor, tau: float) -> tuple[Tensor, Tensor, Tensor]:
+    return _masses(_recurrences(v, inside, below, k, tau, scan), k)

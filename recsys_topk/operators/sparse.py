@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.centred import centred
+from recsys_topk.ops.centred import centred
+from recsys_topk.ops.clip import clip_logs, clip_threshold
 from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.opaque import opaque
-
-MAX_STEPS = 100
 
 
 class SparseTopK(TopKOperator):
@@ -43,63 +41,6 @@ class SparseTopK(TopKOperator):
         """See `TopKOperator.select`."""
         filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
         ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=scores.device)
-        log_p, log_q = _SparseLogs.apply(filled, ks, self.tau)  # type: ignore[no-untyped-call]
-        return SoftSelection(log_p, log_q, mask)
-
-
-class _SparseLogs(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, filled: Tensor, k: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-        x, gap = centred(filled.detach(), k)
-        z = x / tau
-        z = z - clip_threshold(z, gap / tau, k)
-        ctx.save_for_backward(z)
-        ctx.tau = tau
-        return torch.log(z.clamp(0.0, 1.0)), torch.log((1.0 - z).clamp(0.0, 1.0))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_p: Tensor, grad_q: Tensor) -> tuple[Tensor, None, None]:
-        (z,) = ctx.saved_tensors
-        fractional = (z > 0.0) & (z < 1.0)
-        safe = torch.where(fractional, z, 0.5)
-        inner = torch.where(fractional, grad_p / safe - grad_q / (1.0 - safe), 0.0)
-        mean = inner.sum(1, keepdim=True) / fractional.sum(1, keepdim=True).clamp_min(1)
-        return (inner - fractional * mean) / ctx.tau, None, None
-
-
-def _fake_threshold(z: Tensor, gap: Tensor, k: Tensor) -> Tensor:
-    return torch.empty_like(gap)
-
-
-@opaque(_fake_threshold)
-def clip_threshold(z: Tensor, gap: Tensor, k: Tensor) -> Tensor:
-    """Return t with sum_i clip(z_i - t, 0, 1) = k for each list, (B, 1), without gradient.
-
-    Newton's method from the midpoint of the k-th pair, inside a bracket. The sum is piecewise linear in t, so a step
-    is exact once no item becomes, or stops being, fractional.
-
-    Args:
-        z: (B, N), with z_[k+1] = 0 (see `centred`); -inf where masked.
-        gap: (B, 1), z_[k] - z_[k+1].
-        k: (B,) int64, 1 <= k < number of valid items.
-    """
-    wanted = k[:, None].to(z.dtype)
-    # At t = z_[k+1] - 1 the k + 1 largest are all in, and at t = z_[k] at most k - 1 are.
-    low, high = torch.full_like(gap, -1.0), gap
-    t = 0.5 * gap - 0.5
-    buffer, eps = torch.empty_like(z), torch.finfo(z.dtype).eps
-    for _ in range(MAX_STEPS):
-        torch.sub(z, t, out=buffer)
-        inside = ((buffer > 0.0) & (buffer < 1.0)).sum(1, keepdim=True)
-        excess = buffer.clamp_(0.0, 1.0).sum(1, keepdim=True) - wanted
-        low, high = torch.where(excess > 0, t, low), torch.where(excess < 0, t, high)
-        middle = 0.5 * (low + high)
-        step = torch.where(inside > 0, t + excess / inside.clamp_min(1), middle)
-        step = torch.where((step >= low) & (step <= high), step, middle)
-        done = excess.abs() <= 4.0 * eps * wanted
-        step = torch.where(done, t, step)
-        if bool((step == t).all()):
-            break
-        t = step
-    return t
+        x, gap = centred(filled, ks)
+        threshold = clip_threshold(x.detach() / self.tau, gap / self.tau, ks)
+        return SoftSelection(*clip_logs(x, threshold, self.tau), mask)

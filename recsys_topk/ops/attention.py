@@ -1,6 +1,8 @@
 """DIN's attention logits without the (B, N, L, H) tensor that the textbook form needs.
 
 Two ways to the same numbers: a compiled loop for float32 on a CPU, and blocks of torch operations for all else.
+The loop treats four candidates at a time, so that a row of the history is read once for four of them; the last few of a
+list are padded with the last one.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import torch
 from torch import Tensor
 
 from recsys_topk.numerics import at_least_float32, float32_island
+from recsys_topk.ops.dispatch import is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
-from recsys_topk.ops.parallel import checked, kernels, number_of_parts, over_lists
+from recsys_topk.ops.parallel import checked, number_of_parts, over_lists
 from recsys_topk.ops.pooled_dot import gather
 
 # A block should stay in the second-level cache on a CPU (measured: 640 KB to 1.3 MB is best); on a GPU it has to fit.
@@ -50,9 +53,13 @@ class _Compiled(torch.autograd.Function):
         return logits
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         history, items, weight, candidates, lengths = ctx.saved_tensors
+        if wants_graph():
+            whole = through_reference(
+                lambda h, i, w: _textbook(h, gather(i, candidates), w), (history, items, weight), [grad]
+            )
+            return (*whole, None, None)
         parts = number_of_parts(len(history))
         grad_history = torch.zeros_like(history)
         grad_items, grad_weight = items.new_zeros(parts, *items.shape), weight.new_zeros(parts, *weight.shape)
@@ -81,13 +88,14 @@ class _Blocked(torch.autograd.Function):
         return logits
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """With o = [history + items > 0] and s = grad o: dL/dhistory = w sum_n s, dL/ditems = w sum_l s.
 
         dL/dw = sum s (history + items) follows from the same two sums, with no further pass over the block.
         """
         history, items, weight = ctx.saved_tensors
+        if wants_graph():
+            return through_reference(_textbook, ctx.saved_tensors, [grad])
         grad_history, grad_items = torch.zeros_like(history), torch.empty_like(items)
         buffer = history.new_empty(0)
         for lists, part in _blocks(history, items):
@@ -123,13 +131,27 @@ def attention_logits(history: Tensor, items: Tensor, weight: Tensor, candidates:
     """
     with float32_island(history.device.type):
         history, items, weight = (at_least_float32(x).contiguous() for x in (history, items, weight))
-        if kernels(history, items, weight):
-            candidates = checked(candidates, len(items), "candidates")
-            lengths = checked(lengths, history.shape[1] + 1, "history lengths")
-            logits: Tensor = _Compiled.apply(history, items, weight, candidates, lengths)  # type: ignore[no-untyped-call]
-        else:
-            logits = _Blocked.apply(history, gather(items, candidates), weight)  # type: ignore[no-untyped-call]
-    return logits
+        return logits(history, items, weight, candidates, lengths)
+
+
+@operation
+def logits(history: Tensor, items: Tensor, weight: Tensor, candidates: Tensor, lengths: Tensor) -> Tensor:
+    """Return what `attention_logits` returns, for contiguous input of one dtype: by blocks that stay in the cache."""
+    blocked: Tensor = _Blocked.apply(history, gather(items, candidates), weight)  # type: ignore[no-untyped-call]
+    return blocked
+
+
+@logits.backend("numba", lambda history, items, weight, candidates, lengths: is_float32(history, items, weight))
+def _numba(history: Tensor, items: Tensor, weight: Tensor, candidates: Tensor, lengths: Tensor) -> Tensor:
+    candidates = checked(candidates, len(items), "candidates")
+    lengths = checked(lengths, history.shape[1] + 1, "history lengths")
+    made: Tensor = _Compiled.apply(history, items, weight, candidates, lengths)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _textbook(history: Tensor, items: Tensor, weight: Tensor) -> Tensor:
+    """Return the logits of items that are already gathered, (B, N, H), from the whole (B, N, L, H) tensor."""
+    return torch.relu(history[:, None] + items[:, :, None]) @ weight
 
 
 @jit
@@ -224,3 +246,13 @@ def attention_backward(
             for h in range(width):
                 grad_weight[h] += out[h] * view[h]
                 out[h] *= weight[h]
+
+
+@sampled(attention_logits)
+@sampled(logits)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
+    for number in (1, 4, 5, 9):
+        history = torch.randn(6, 5, 7, generator=generator).requires_grad_()
+        items = torch.randn(8, 7, generator=generator).requires_grad_()
+        weight = torch.randn(7, generator=generator).requires_grad_()
+        yield history, items, weight, torch.randint(8, (6, number), generator=generator), torch.full((6,), 5)

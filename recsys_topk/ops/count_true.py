@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import is_plain
+from recsys_topk.ops.dispatch import is_real, operation, sampled
 
 
+@operation
 def count_true(mask: Tensor) -> Tensor:
-    """Return how many entries of each row of a boolean (B, N) tensor are true, (B,) int64."""
-    if not mask.is_cpu or not is_plain(mask):
-        return mask.sum(-1)
+    """Return how many entries of each row of a boolean (B, N) tensor are true, (B,) int64.
+
+    Example:
+        >>> count_true(torch.tensor([[True, False, True]]))
+        tensor([2])
+    """
+    return mask.sum(-1)
+
+
+@count_true.backend("numpy", is_real)
+def _numpy(mask: Tensor) -> Tensor:
     return torch.from_numpy(count_rows(mask.numpy()))
 
 
@@ -24,3 +35,9 @@ def count_rows(a: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     narrow = np.uint16 if a.shape[1] < 2**16 else np.uint32
     counts: npt.NDArray[np.int64] = np.add.reduce(a.view(np.uint8), 1, dtype=narrow).astype(np.int64)
     return counts
+
+
+@sampled(count_true)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
+    for shape in ((3, 5), (1, 9), (2, 70_000), (4, 0), (0, 3)):
+        yield (torch.rand(shape, generator=generator) > 0.5,)

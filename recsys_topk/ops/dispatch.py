@@ -1,16 +1,354 @@
-"""Which implementation of an operation serves a call."""
+"""Which implementation of an operation serves a call: one switch, one dispatcher, one rule for gradients of gradients.
+
+An operation is a function of tensors with a torch reference and, beside it, faster backends. A call goes to the first
+backend that serves it; the reference serves everything else: other devices and dtypes, `torch.compile`, `torch.func`.
+
+The switch is the environment variable ``RECSYS_TOPK_BACKEND``, read when the package is imported, or `backend`:
+
+- ``auto`` (default): the fastest backend that serves the call;
+- ``torch``: the references alone;
+- ``numpy``, ``numba``, ``triton``: that backend where an operation has it and it serves the call, else the reference.
+"""
 
 from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from functools import cache, update_wrapper
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
 
+from recsys_topk.registry import nearest
 
-def is_plain(x: Tensor) -> bool:
-    """Return whether `x` is real memory outside of compilation and tracing (not fake, not otherwise wrapped)."""
-    return type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+SWITCH = "RECSYS_TOPK_BACKEND"
+BACKENDS = ("numpy", "numba", "triton")
+MODES = ("auto", "torch", *BACKENDS)
+INSTALL = {"numba": "pip install 'recsys-topk[fast]'", "triton": "pip install triton", "numpy": "pip install numpy"}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
-def may_read(tensor: Tensor) -> bool:
-    """Return whether reading `tensor` is free: real memory on the CPU, outside compilation and tracing."""
-    return tensor.is_cpu and is_plain(tensor)
+@cache
+def installed(name: str) -> bool:
+    """Return whether the package behind a backend can be imported."""
+    return importlib.util.find_spec(name) is not None
+
+
+def _checked(mode: str, source: str) -> str:
+    if mode not in MODES:
+        close = nearest(mode, MODES)
+        hint = f"did you mean {close!r}? " if close else ""
+        raise ValueError(f"{source} must be one of {', '.join(MODES)}, got {mode!r}; {hint}".rstrip("; "))
+    if mode in BACKENDS and not installed(mode):
+        raise ModuleNotFoundError(
+            f"{source} asks for {mode!r}, which is not installed; run {INSTALL[mode]}, or choose 'auto' or 'torch'"
+        )
+    return mode
+
+
+_from_environment = _checked(os.environ.get(SWITCH) or "auto", SWITCH)
+_mode: ContextVar[str] = ContextVar("backend", default=_from_environment)
+
+
+def current_backend() -> str:
+    """Return what the switch is set to."""
+    return _mode.get()
+
+
+@contextlib.contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Set the switch inside a ``with`` block, for this thread.
+
+    Args:
+        name: ``"auto"``, ``"torch"``, ``"numpy"``, ``"numba"`` or ``"triton"``.
+
+    Example:
+        >>> with backend("torch"):
+        ...     current_backend()
+        'torch'
+    """
+    token = _mode.set(_checked(name, "the backend"))
+    try:
+        yield
+    finally:
+        _mode.reset(token)
+
+
+def is_eager() -> bool:
+    """Return whether code runs as written: outside `torch.compile` and outside the transforms of `torch.func`."""
+    return not torch.compiler.is_compiling() and not _transforms_active()
+
+
+def under_transform() -> bool:
+    """Return whether a transform of `torch.func` (grad, vmap, jacrev, ...) is running, outside `torch.compile`."""
+    return not torch.compiler.is_compiling() and _transforms_active()
+
+
+def is_real(x: Tensor) -> bool:
+    """Return whether `x` is ordinary memory on the CPU (not fake, not a subclass). For predicates of backends."""
+    return type(x) in _PLAIN and x.is_cpu
+
+
+def is_float32(*tensors: Tensor) -> bool:
+    """Return whether all are real float32 tensors on the CPU. For predicates of backends."""
+    return all(is_real(x) and x.dtype == torch.float32 for x in tensors)
+
+
+def may_read(x: Tensor) -> bool:
+    """Return whether reading the values of `x` on the host is free: real memory on the CPU, in eager mode."""
+    return is_real(x) and is_eager()
+
+
+class Implementation(NamedTuple):
+    """A backend of an operation.
+
+    Attributes:
+        backend: Its name.
+        serves: Called with the arguments in eager mode; whether `function` can take them.
+        function: Called with the arguments.
+    """
+
+    backend: str
+    serves: Callable[..., bool]
+    function: Callable[..., Any]
+
+
+Samples = Callable[[torch.Generator], Iterable[tuple[Any, ...]]]
+S = TypeVar("S", bound=Samples)
+
+# By dotted name: all operations, and the functions that the parity test calls with the arguments it calls them with.
+operations: dict[str, Operation[..., Any]] = {}
+samples: dict[str, tuple[Callable[..., Any], Samples]] = {}
+
+
+def sampled(function: Callable[..., Any]) -> Callable[[S], S]:
+    """Return a decorator of a generator of arguments, on which the parity test compares the backends.
+
+    Args:
+        function: An operation, or a function that calls some. Arguments that require a gradient get one.
+    """
+
+    def decorate(arguments: S) -> S:
+        samples[_dotted(function)] = (function, arguments)
+        return arguments
+
+    return decorate
+
+
+def _dotted(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+class Operation(Generic[P, T]):
+    """A function with a torch reference and faster backends. Made by `operation`.
+
+    Args:
+        reference: The function in torch.
+        fake: The same arguments; returns empty tensors of the right shape and dtype. Given for a reference that cannot
+            be traced (it reads values): the operation is then registered with `torch.library`, and takes that way
+            under `torch.compile`, for fake and meta tensors, and under `torch.func.vmap`. Every tensor argument must
+            have one row per list, and no gradient may be asked of it.
+
+    Attributes:
+        implementations: The backends, in order of preference.
+    """
+
+    def __init__(self, reference: Callable[P, T], fake: Callable[..., Any] | None = None) -> None:
+        update_wrapper(self, reference)
+        self.reference = reference
+        self.implementations: list[Implementation] = []
+        self._by_mode: dict[str, tuple[Implementation, ...]] = {}
+        self._registered = None if fake is None else self._register(fake)
+        self._traced: Callable[P, T] = reference if self._registered is None else self._registered
+        operations[_dotted(reference)] = self
+
+    def backend(self, name: str, serves: Callable[..., bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return a decorator that adds a backend; those added first are preferred.
+
+        Args:
+            name: ``"numpy"``, ``"numba"`` or ``"triton"``.
+            serves: Whether the backend can take given arguments. Called in eager mode only.
+        """
+        if name not in BACKENDS:
+            raise ValueError(f"a backend is one of {', '.join(BACKENDS)}, got {name!r}")
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            self.implementations.append(Implementation(name, serves, function))
+            self._by_mode.clear()
+            return function
+
+        return decorate
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the first backend that serves the arguments under the switch, else the reference."""
+        if torch.compiler.is_compiling():
+            return self._traced(*args, **kwargs)
+        if self._registered is not None and (_transforms_active() or not _has_memory(args[0])):
+            return self._traced(*args, **kwargs)
+        if not _transforms_active():
+            for implementation in self._serving():
+                if implementation.serves(*args, **kwargs):
+                    served: T = implementation.function(*args, **kwargs)
+                    return served
+        return self.reference(*args, **kwargs)
+
+    def backend_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Return the name of the backend that a call with these arguments would take; ``"torch"`` is the reference."""
+        if is_eager():
+            for implementation in self._serving():
+                if implementation.serves(*args, **kwargs):
+                    return implementation.backend
+        return "torch"
+
+    def _serving(self) -> tuple[Implementation, ...]:
+        mode = _mode.get()
+        found = self._by_mode.get(mode)
+        if found is None:
+            found = tuple(
+                one
+                for one in self.implementations
+                if mode == one.backend or (mode == "auto" and installed(one.backend))
+            )
+            self._by_mode[mode] = found
+        return found
+
+    def _register(self, fake: Callable[..., Any]) -> Any:
+        name = f"recsys_topk::{self.reference.__name__}"
+
+        call: Callable[..., Any] = self
+
+        def run(*args: Any) -> Any:
+            return call(*args)
+
+        update_wrapper(run, self.reference)
+        registered = torch.library.custom_op(name, run, mutates_args=())
+        registered.register_fake(fake)
+        registered.register_vmap(lambda info, in_dims, *args: _fold(registered, info.batch_size, in_dims, args))
+        return registered
+
+
+def _has_memory(x: Any) -> bool:
+    return type(x) in _PLAIN and x.device.type != "meta"
+
+
+def _fold(function: Callable[..., Any], size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Any:
+    """Call a function of lists with the lists of all examples at once: (V, B, ...) becomes (V B, ...) and back."""
+    folded = [
+        (x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)).flatten(0, 1)
+        if isinstance(x, Tensor)
+        else x
+        for x, dim in zip(args, in_dims, strict=True)
+    ]
+    done = function(*folded)
+    if isinstance(done, Tensor):
+        return done.view(size, -1, *done.shape[1:]), 0
+    return tuple(x.view(size, -1, *x.shape[1:]) for x in done), (0,) * len(done)
+
+
+@overload
+def operation(reference: Callable[P, T]) -> Operation[P, T]: ...
+
+
+@overload
+def operation(*, fake: Callable[..., Any]) -> Callable[[Callable[P, T]], Operation[P, T]]: ...
+
+
+def operation(reference: Callable[..., Any] | None = None, *, fake: Callable[..., Any] | None = None) -> Any:
+    """Make an `Operation` of its torch reference; used as ``@operation`` or ``@operation(fake=...)``."""
+    if reference is not None:
+        return Operation(reference)
+    return lambda function: Operation(function, fake)
+
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """Call a `torch.autograd.Function` that has a `setup_context`, as `torch.func` needs it.
+
+    ``Function.apply`` binds the arguments of such a function by its signature, which takes longer than the selection
+    of a short list. Outside of compilation and transforms that is not needed.
+    """
+    if is_eager():
+        return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+    return function.apply(*args)  # type: ignore[no-untyped-call]
+
+
+def closed_form(function: type[torch.autograd.Function], reference: Callable[..., Any], *inputs: Any) -> Any:
+    """Call a `torch.autograd.Function` with a closed-form gradient, or its reference under a transform of `torch.func`.
+
+    Its backward starts with ``if wants_graph(): return through_reference(reference, inputs, grads)``.
+    """
+    if under_transform():
+        return reference(*inputs)
+    return function.apply(*inputs)  # type: ignore[no-untyped-call]
+
+
+def wants_graph() -> bool:
+    """Return, inside a backward, whether its result must be differentiable (``create_graph=True``) or vectorised.
+
+    A closed-form backward is then replaced by `through_reference`.
+    """
+    return (torch.is_grad_enabled() or _transforms_active()) and not torch.compiler.is_compiling()
+
+
+def through_reference(
+    reference: Callable[..., Any], inputs: Sequence[Any], grads: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of `reference`, differentiable again: what a backward returns under ``create_graph=True``.
+
+    Args:
+        reference: The function in differentiable torch.
+        inputs: The inputs of the forward as `ctx.saved_tensors` returns them, and what is not a tensor.
+        grads: Gradients of the outputs.
+
+    Returns:
+        One gradient per input; None where none is needed.
+    """
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        made = reference(*inputs)
+        outputs = (made,) if isinstance(made, Tensor) else made
+        pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if g is not None and y.requires_grad]
+        places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
+        result: list[Tensor | None] = [None] * len(inputs)
+        if not pairs or not places:
+            return tuple(result)
+        found = torch.autograd.grad(
+            [y for y, _ in pairs],
+            [inputs[i] for i in places],
+            [g for _, g in pairs],
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+    for i, gradient in zip(places, found, strict=True):
+        result[i] = gradient
+    return tuple(result)
+
+
+def refuse_second_derivative(message: str, gradient: Tensor, *inputs: Tensor) -> Tensor:
+    """Return `gradient`, whose derivative with respect to the inputs raises a RuntimeError with the message.
+
+    For a backward that cannot be differentiated: without this, a second derivative would silently be 0.
+    """
+    if not wants_graph():
+        return gradient
+    refused: Tensor = _Refused.apply(message, gradient, *inputs)  # type: ignore[no-untyped-call]
+    return refused
+
+
+class _Refused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, message: str, gradient: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.message = message
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(ctx.message)

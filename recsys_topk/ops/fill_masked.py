@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import is_plain
+from recsys_topk.ops.dispatch import is_real, operation, sampled
 
 
+@operation
 def fill_masked(x: Tensor, mask: Tensor, value: float) -> Tensor:
-    """Return `x` with 0 or -inf where `mask` is false; masked entries, NaN included, get zero gradient.
+    """Return `x` with `value` where `mask` is false; masked entries, NaN included, get zero gradient.
 
-    `torch.where` reads a scattered mask one branch at a time; on CPU the entries are replaced by arithmetic on their
+    `torch.where` reads a scattered mask one branch at a time; on a CPU the entries are replaced by arithmetic on their
     bits instead, three to four times faster.
 
     Args:
         x: (B, N), float32 or float64.
         mask: Boolean, the shape of `x`.
-        value: 0 or -inf.
+        value: Any number, infinity and NaN included.
 
     Example:
         >>> fill_masked(torch.tensor([[1.0, float("nan")]]), torch.tensor([[True, False]]), 0.0)
         tensor([[1., 0.]])
     """
-    if not x.is_cpu or not is_plain(x):
-        return torch.where(mask, x, value)
+    return torch.where(mask, x, value)
+
+
+def _serves(x: Tensor, mask: Tensor, value: float) -> bool:
+    return is_real(x) and is_real(mask) and x.dtype in (torch.float32, torch.float64) and mask.shape == x.shape
+
+
+@fill_masked.backend("numpy", _serves)
+def _numpy(x: Tensor, mask: Tensor, value: float) -> Tensor:
     if x.requires_grad and torch.is_grad_enabled():
         filled: Tensor = _FillMasked.apply(x, mask, value)  # type: ignore[no-untyped-call]
         return filled
@@ -47,13 +57,24 @@ class _FillMasked(torch.autograd.Function):
 
 
 def _fill_bits(x: Tensor, mask: Tensor, value: float) -> Tensor:
-    # Two's complement: valid -> ...111, masked -> 0. The bits of -inf are -1 shifted past the mantissa.
-    integer, mantissa = (np.int32, 23) if x.dtype == torch.float32 else (np.int64, 52)
+    integer, floating = (np.int32, np.float32) if x.dtype == torch.float32 else (np.int64, np.float64)
     valid = mask.numpy().view(np.uint8).astype(integer)
-    bits = np.negative(valid)
+    bits = np.negative(valid)  # two's complement: valid -> ...111, masked -> 0
     np.bitwise_and(bits, x.numpy().view(integer), out=bits)
-    if value != 0.0:
-        valid -= 1
-        valid <<= mantissa
+    pattern = np.array(value, floating).view(integer)
+    if pattern:
+        valid -= 1  # valid -> 0, masked -> ...111
+        valid &= pattern
         bits |= valid
-    return torch.from_numpy(bits.view(np.float32 if integer is np.int32 else np.float64))
+    return torch.from_numpy(bits.view(floating))
+
+
+@sampled(fill_masked)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
+    for dtype in (torch.float32, torch.float64):
+        for value in (0.0, -0.0, 1.0, -7.25, 1e-30, math.inf, -math.inf, math.nan):
+            x = torch.randn(4, 9, generator=generator, dtype=dtype)
+            mask = torch.rand(4, 9, generator=generator) > 0.4
+            yield x.masked_fill(~mask, math.nan).requires_grad_(), mask, value
+        yield torch.randn(9, 4, generator=generator, dtype=dtype).t(), mask, -math.inf
+        yield torch.empty(0, 3, dtype=dtype), torch.empty(0, 3, dtype=torch.bool), 0.0

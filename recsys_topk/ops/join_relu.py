@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from recsys_topk.ops.dispatch import is_float32, operation, sampled, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
-from recsys_topk.ops.parallel import checked, kernels, number_of_parts, over_lists
+from recsys_topk.ops.parallel import checked, number_of_parts, over_lists
 from recsys_topk.ops.pooled_dot import gather
 
 
+@operation
 def join_relu(own: Tensor | None, requests: Tensor, items: Tensor, candidates: Tensor) -> Tensor:
     """Return relu(own_bn + requests_b + items_c(b,n)), (B N, D): the first layer of a perceptron from its parts.
 
     Args:
-        own: What each candidate has of its own, (B, N, D), overwritten; None for nothing.
+        own: What each candidate has of its own, (B, N, D), which may be overwritten; None for nothing.
         requests: (B, D).
         items: The pool, (M, D).
         candidates: Rows of the pool, (B, N).
     """
-    if not kernels(requests, items, *([] if own is None else [own])):
-        joined = gather(items, candidates) + requests[:, None]
-        return torch.relu(joined if own is None else joined + own).flatten(0, 1)
+    joined = gather(items, candidates) + requests[:, None]
+    return torch.relu(joined if own is None else joined + own).flatten(0, 1)
+
+
+def _serves(own: Tensor | None, requests: Tensor, items: Tensor, candidates: Tensor) -> bool:
+    return is_float32(requests, items) and (own is None or is_float32(own))
+
+
+@join_relu.backend("numba", _serves)
+def _numba(own: Tensor | None, requests: Tensor, items: Tensor, candidates: Tensor) -> Tensor:
     candidates = checked(candidates, len(items), "candidates")
     own = None if own is None else own.contiguous()
     made: Tensor = _JoinRelu.apply(own, requests.contiguous(), items.contiguous(), candidates)  # type: ignore[no-untyped-call]
@@ -45,9 +55,12 @@ class _JoinRelu(torch.autograd.Function):
         return hidden
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         hidden, candidates = ctx.saved_tensors
+        if wants_graph():  # linear in the gradient, so torch differentiates it again
+            passed = torch.where(hidden > 0, grad, 0.0)
+            into = passed.new_zeros(ctx.pool).index_add(0, candidates.flatten(), passed.flatten(0, 1))
+            return passed if ctx.needs_input_grad[0] else None, passed.sum(1), into, None
         size, width = len(hidden), hidden.shape[2]
         grad_own = torch.empty_like(hidden)
         grad_items = grad.new_zeros(number_of_parts(size), *ctx.pool)
@@ -97,3 +110,14 @@ def join_backward(
                 target[h] = s
                 item[h] += s
                 request[h] += s
+
+
+@sampled(join_relu)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor | None, Tensor, Tensor, Tensor]]:
+    for lists, number, pool, width in ((3, 5, 8, 7), (1, 1, 1, 1)):
+        requests = torch.randn(lists, width, generator=generator).requires_grad_()
+        items = torch.randn(pool, width, generator=generator).requires_grad_()
+        candidates = torch.randint(pool, (lists, number), generator=generator)
+        yield None, requests, items, candidates
+        # A product, as in a stage: what is overwritten must not be a leaf.
+        yield torch.randn(lists, number, width, generator=generator) * requests[:, None], requests, items, candidates

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import is_full
-from recsys_topk.ops.dispatch import is_plain
+from recsys_topk.numerics import full_mask, is_full
+from recsys_topk.ops.dispatch import apply, is_real, operation, sampled
 from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.opaque import opaque
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
@@ -48,7 +48,7 @@ def kth_pair(scores: Tensor, k: int | Tensor, mask: Tensor) -> tuple[Tensor, Ten
         (tensor([[2.]]), tensor([[1.]]))
     """
     filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
-    kept, cut = _KthPair.apply(filled, k)  # type: ignore[no-untyped-call]
+    kept, cut = apply(_KthPair, filled, k)
     return kept, cut
 
 
@@ -59,12 +59,9 @@ def kth_values(filled: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
         filled: (B, N), -inf where masked.
         k: One int, or an int64 tensor (B,), with 1 <= k < number of valid items.
     """
-    if is_plain(filled) and filled.is_cpu:
-        kept, cut = pair_numpy(filled.detach().numpy(), k.numpy() if isinstance(k, Tensor) else k)
-        return torch.from_numpy(kept).unsqueeze(1), torch.from_numpy(cut).unsqueeze(1)
     if isinstance(k, Tensor):
-        return _kth_pair(filled.detach(), k, 0)
-    return _kth_pair(filled.detach(), None, k)
+        return kth_largest(filled.detach(), k, 0)
+    return kth_largest(filled.detach(), None, k)
 
 
 def _fake_pair(filled: Tensor, ks: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
@@ -72,11 +69,9 @@ def _fake_pair(filled: Tensor, ks: Tensor | None, k: int) -> tuple[Tensor, Tenso
     return filled.new_empty(shape), filled.new_empty(shape)
 
 
-@opaque(_fake_pair)
-def _kth_pair(filled: Tensor, ks: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-    if filled.is_cpu:
-        kept, cut = pair_numpy(filled.numpy(), k if ks is None else ks.numpy())
-        return torch.from_numpy(kept).unsqueeze(1), torch.from_numpy(cut).unsqueeze(1)
+@operation(fake=_fake_pair)
+def kth_largest(filled: Tensor, ks: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    """Return (x_[k], x_[k+1]) of each row, each (B, 1), for one k per row (`ks`) or one for all (`k`)."""
     if ks is None:
         top = filled.topk(k + 1, dim=1).values
         return top[:, k - 1 : k].contiguous(), top[:, k : k + 1].contiguous()
@@ -84,27 +79,57 @@ def _kth_pair(filled: Tensor, ks: Tensor | None, k: int) -> tuple[Tensor, Tensor
     return ordered.gather(1, ks[:, None] - 1), ordered.gather(1, ks[:, None])
 
 
+@kth_largest.backend("numpy", lambda filled, ks, k: is_real(filled))
+def _numpy(filled: Tensor, ks: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    kept, cut = pair_numpy(filled.numpy(), k if ks is None else ks.numpy())
+    return torch.from_numpy(kept).unsqueeze(1), torch.from_numpy(cut).unsqueeze(1)
+
+
 class _KthPair(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, filled: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
-        kept, cut = kth_values(filled, k)
-        ctx.save_for_backward(filled, kept, cut)
-        return kept, cut
+    generate_vmap_rule = True
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def forward(filled: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
+        return kth_values(filled, k)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int | Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[0], *output)
+
+    @staticmethod
     def backward(ctx: Any, grad_kept: Tensor, grad_cut: Tensor) -> tuple[Tensor, None]:
         filled, kept, cut = ctx.saved_tensors
-        if is_plain(filled) and filled.is_cpu:
-            grad = np.zeros(filled.shape, dtype=filled.detach().numpy().dtype)
-            add_shared(grad, filled.detach().numpy(), kept.numpy(), grad_kept.numpy()[:, 0])
-            add_shared(grad, filled.detach().numpy(), cut.numpy(), grad_cut.numpy()[:, 0])
-            return torch.from_numpy(grad), None
-        at_kept, at_cut = filled == kept, filled == cut
-        return (
-            at_kept * (grad_kept / at_kept.sum(1, keepdim=True)) + at_cut * (grad_cut / at_cut.sum(1, keepdim=True)),
-            None,
-        )
+        return share_pair(filled.detach(), kept.detach(), cut.detach(), grad_kept, grad_cut), None
+
+
+@operation
+def share_pair(filled: Tensor, kept: Tensor, cut: Tensor, grad_kept: Tensor, grad_cut: Tensor) -> Tensor:
+    """Return the gradient of the k-th pair, (B, N): each part is spread evenly over the items equal to its value.
+
+    Args:
+        filled: (B, N), -inf where masked.
+        kept: x_[k], (B, 1).
+        cut: x_[k+1], (B, 1).
+        grad_kept: Gradient of `kept`, (B, 1).
+        grad_cut: Gradient of `cut`, (B, 1).
+    """
+    at_kept, at_cut = filled == kept, filled == cut
+    per_kept = grad_kept / at_kept.sum(1, keepdim=True).clamp_min(1)
+    per_cut = grad_cut / at_cut.sum(1, keepdim=True).clamp_min(1)
+    return torch.where(at_kept, per_kept, 0.0) + torch.where(at_cut, per_cut, 0.0)
+
+
+def _plain_gradient(filled: Tensor, kept: Tensor, cut: Tensor, grad_kept: Tensor, grad_cut: Tensor) -> bool:
+    return is_real(filled) and is_real(grad_kept) and not torch.is_grad_enabled()
+
+
+@share_pair.backend("numpy", _plain_gradient)
+def _share_numpy(filled: Tensor, kept: Tensor, cut: Tensor, grad_kept: Tensor, grad_cut: Tensor) -> Tensor:
+    a = filled.numpy()
+    grad = np.zeros(a.shape, a.dtype)
+    add_shared(grad, a, kept.numpy(), grad_kept.numpy()[:, 0])
+    add_shared(grad, a, cut.numpy(), grad_cut.numpy()[:, 0])
+    return torch.from_numpy(grad)
 
 
 def add_shared(out: Array, a: Array, value: Array, amount: Array) -> None:
@@ -219,3 +244,39 @@ def _largest_of_long_row(row: Array, count: int) -> Array:
         if candidates.size >= count:
             row = candidates
     return np.partition(row, row.size - count)[row.size - count :]
+
+
+def _list_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, int | Tensor, Tensor]]:
+    """Lists that reach every branch of the selection, with and without ties, masks and a k per list."""
+    for rows, n, k in ((3, 2, 1), (4, 17, 16), (2, 512, 10), (2, 600, 599), (2, 2000, 30), (1, 25_000, 90)):
+        for dtype in (torch.float32, torch.float64):
+            x = torch.randn(rows, n, generator=generator, dtype=dtype)
+            yield x, k, full_mask(x)
+            yield (x * 2).round() / 2, torch.randint(1, k + 1, (rows,), generator=generator), full_mask(x)
+            mask = torch.rand(rows, n, generator=generator) > 0.3
+            mask[:, :2] = True
+            some = torch.minimum(torch.randint(1, k + 1, (rows,), generator=generator), mask.sum(1) - 1)
+            yield x.masked_fill(~mask, math.nan), some, mask
+
+
+@sampled(kth_pair)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, int | Tensor, Tensor]]:
+    for x, k, mask in _list_samples(generator):
+        yield x.requires_grad_(), k, mask
+
+
+@sampled(kth_largest)
+def _value_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None, int]]:
+    for x, k, mask in _list_samples(generator):
+        filled = torch.where(mask, x, -math.inf)
+        yield (filled, k, 0) if isinstance(k, Tensor) else (filled, None, k)
+    yield torch.empty(0, 5), torch.empty(0, dtype=torch.int64), 0
+    yield torch.empty(0, 5), None, 2
+
+
+@sampled(share_pair)
+def _share_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
+    for x, k, mask in _list_samples(generator):
+        filled = torch.where(mask, x, -math.inf)
+        grads = torch.randn(2, len(x), 1, generator=generator, dtype=x.dtype)
+        yield filled, *kth_values(filled, k), grads[0], grads[1]

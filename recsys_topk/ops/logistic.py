@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import LOWEST_EXPONENT
-from recsys_topk.ops.opaque import opaque
+from recsys_topk.ops.centred import centred
+from recsys_topk.ops.dispatch import apply, operation, sampled
 
 MAX_STEPS = 80
 
@@ -21,21 +23,24 @@ def logistic_logs(z: Tensor) -> tuple[Tensor, Tensor]:
         >>> logistic_logs(torch.tensor([1.0, 200.0]))[1]
         tensor([  -1.3133, -200.0000])
     """
-    log_p, log_q = _LogisticLogs.apply(z)  # type: ignore[no-untyped-call]
+    log_p, log_q = apply(_LogisticLogs, z)
     return log_p, log_q
 
 
 class _LogisticLogs(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: Tensor) -> tuple[Tensor, Tensor]:
-        # exp underflows slowly on CPU; beyond the bound log1p(exp) is below the smallest normal number anyhow.
-        soft = torch.log1p(torch.exp(torch.clamp_min(-z.abs(), LOWEST_EXPONENT[z.dtype])))
-        log_p, log_q = torch.clamp_max(z, 0.0) - soft, torch.clamp_max(-z, 0.0) - soft
-        ctx.save_for_backward(z)
-        return log_p, log_q
+    generate_vmap_rule = True
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def forward(z: Tensor) -> tuple[Tensor, Tensor]:
+        # exp underflows slowly on CPU; beyond the bound log1p(exp) is below the smallest normal number anyhow.
+        soft = torch.log1p(torch.exp(torch.clamp_min(-z.abs(), LOWEST_EXPONENT[z.dtype])))
+        return torch.clamp_max(z, 0.0) - soft, torch.clamp_max(-z, 0.0) - soft
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
     def backward(ctx: Any, grad_p: Tensor, grad_q: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
         return grad_p * torch.sigmoid(-z) - grad_q * torch.sigmoid(z)
@@ -45,7 +50,7 @@ def _fake_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     return torch.empty_like(gap)
 
 
-@opaque(_fake_threshold)
+@operation(fake=_fake_threshold)
 def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     """Return b with sum_i sigmoid((x_i - b) / tau) = k for each list, (B, 1), without gradient.
 
@@ -89,3 +94,19 @@ def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor
         if bool((moved <= 4.0 * eps * torch.maximum(b.abs(), tau)).all()):
             break
     return b
+
+
+@sampled(logistic_logs)
+def _log_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
+    for dtype in (torch.float32, torch.float64):
+        yield ((torch.randn(3, 7, generator=generator, dtype=dtype) * 30).requires_grad_(),)
+
+
+@sampled(logistic_threshold)
+def _threshold_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    for dtype in (torch.float32, torch.float64):
+        x = torch.randn(4, 30, generator=generator, dtype=dtype)
+        tau = torch.rand(4, 1, generator=generator, dtype=dtype) + 0.1
+        masked = x.masked_fill(torch.rand(4, 30, generator=generator) < 0.3, -math.inf)
+        for scores, k in ((x, [1, 5, 10, 20]), (masked, [1, 2, 3, 4]), ((x * 2).round(), [3, 3, 3, 29])):
+            yield *centred(scores, torch.tensor(k)), torch.tensor(k), tau

@@ -1,4 +1,4 @@
-"""Embedding look-ups of plain float32 tables on a CPU, by compiled loops: no bags, no offsets, no sorting.
+"""Embedding look-ups of plain tables: no bags, no offsets, no sorting.
 
 The tables stay TorchRec's (`EmbeddingBagCollection`); only the reading of unsharded ones with an ordinary optimizer
 goes past its kernels, whose backward sorts the ids of every table.
@@ -6,14 +6,16 @@ goes past its kernels, whose backward sorts the ids of every table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from recsys_topk.ops.dispatch import is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
 from recsys_topk.ops.parallel import at_once
 
@@ -41,7 +43,10 @@ class Slot:
     dim: int
 
 
-def look_up(slots: Sequence[Slot], ids: Sequence[Tensor], tables: Sequence[Tensor], lengths: Tensor | None) -> Any:
+@operation
+def look_up(
+    slots: Sequence[Slot], ids: Sequence[Tensor], tables: Sequence[Tensor], lengths: Tensor | None
+) -> tuple[Tensor, ...]:
     """Return the embeddings of each kind of ids, features side by side: a tuple of (rows, width).
 
     Args:
@@ -50,7 +55,27 @@ def look_up(slots: Sequence[Slot], ids: Sequence[Tensor], tables: Sequence[Tenso
         tables: The weights, (rows, D).
         lengths: Number of views of each request, (B,), for the mean; None for the embedding of every row.
     """
-    return _LookUp.apply(slots, ids, lengths, *tables)  # type: ignore[no-untyped-call]
+    parts: list[list[Tensor]] = [[] for _ in ids]
+    for slot in sorted(slots, key=lambda slot: slot.start):
+        rows = ids[slot.kind][..., slot.column]
+        embedded = F.embedding(rows, tables[slot.table]) * (rows != slot.padding)[..., None]
+        if rows.dim() == 2 and lengths is not None:
+            seen = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
+            embedded = torch.where(seen[..., None], embedded, 0.0).sum(1) / lengths.clamp_min(1)[:, None]
+        parts[slot.kind].append(embedded)
+    return tuple(torch.cat(part, 1) for part in parts)
+
+
+def _serves(slots: Sequence[Slot], ids: Sequence[Tensor], tables: Sequence[Tensor], lengths: Tensor | None) -> bool:
+    return is_float32(*tables)
+
+
+@look_up.backend("numba", _serves)
+def _numba(
+    slots: Sequence[Slot], ids: Sequence[Tensor], tables: Sequence[Tensor], lengths: Tensor | None
+) -> tuple[Tensor, ...]:
+    made: tuple[Tensor, ...] = _LookUp.apply(slots, ids, lengths, *tables)  # type: ignore[no-untyped-call]
+    return made
 
 
 class _LookUp(torch.autograd.Function):
@@ -79,11 +104,17 @@ class _LookUp(torch.autograd.Function):
         at_once(read, slots)
         ctx.slots, ctx.numbers, ctx.counts = slots, numbers, counts
         ctx.shapes = [table.shape for table in tables]
+        ctx.indices = (ids, lengths)
+        ctx.save_for_backward(*tables)
         return made
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        if wants_graph():
+            ids, lengths = ctx.indices
+            tables = ctx.saved_tensors
+            again = through_reference(lambda *t: look_up.reference(ctx.slots, ids, t, lengths), tables, grads)
+            return (None, None, None, *again)
         upstream = [None if grad is None else grad.contiguous().numpy() for grad in grads]
         made = [torch.zeros(shape) for shape in ctx.shapes]
 
@@ -179,3 +210,19 @@ def embed_means_backward(
                 target = grad_table[i]
                 for d in range(dim):
                     target[d] += scaled[d]
+
+
+@sampled(look_up)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
+    slots = [
+        Slot(kind=0, column=0, table=0, name="user", padding=0, start=0, dim=3),
+        Slot(kind=0, column=1, table=1, name="item", padding=2, start=3, dim=4),
+        Slot(kind=1, column=0, table=1, name="item", padding=2, start=0, dim=4),
+    ]
+    for lists, views in ((5, 6), (0, 6), (2, 0)):
+        tables = [torch.randn(rows, dim, generator=generator).requires_grad_() for rows, dim in ((7, 3), (9, 4))]
+        request = torch.randint(7, (lists, 2), generator=generator)
+        history = torch.randint(9, (lists, views, 1), generator=generator)
+        lengths = torch.randint(views + 1, (lists,), generator=generator)
+        yield slots, [request, history], tables, lengths
+        yield slots, [request, history.flatten(0, 1)], tables, None

@@ -1,36 +1,13 @@
-"""Whether compiled loops can be used, and how they are run on all cores."""
+"""How loops that do not hold the GIL are run on all cores, and what they are told of indices."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-
-SWITCH = "RECSYS_TOPK_COMPILED"
-
-
-def kernels(*tensors: Tensor) -> bool:
-    """Return whether the compiled loops can serve these tensors; if not, the caller uses torch alone.
-
-    It serves plain float32 tensors on a CPU, outside of tracing, where numba is installed (`recsys-topk[fast]`) and the
-    environment variable RECSYS_TOPK_COMPILED is not 0.
-    """
-    if os.environ.get(SWITCH) == "0" or torch.compiler.is_compiling():
-        return False
-    if any(x.device.type != "cpu" or x.dtype != torch.float32 or type(x.detach()) is not Tensor for x in tensors):
-        return False
-    return _load()
-
-
-@cache
-def _load() -> bool:
-    return importlib.util.find_spec("numba") is not None
 
 
 def over_lists(run: Callable[[int, int, int], Any], size: int) -> None:

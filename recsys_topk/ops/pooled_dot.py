@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recsys_topk.ops.dispatch import is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
-from recsys_topk.ops.parallel import checked, kernels, number_of_parts, over_lists
+from recsys_topk.ops.parallel import checked, number_of_parts, over_lists
 
 
 def gather(pool: Tensor, candidates: Tensor) -> Tensor:
@@ -20,6 +22,7 @@ def gather(pool: Tensor, candidates: Tensor) -> Tensor:
     return F.embedding(candidates, pool)
 
 
+@operation
 def dot(requests: Tensor, items: Tensor, candidates: Tensor) -> Tensor:
     """Return <requests_b, items_c(b,n)>, (B, N).
 
@@ -28,8 +31,11 @@ def dot(requests: Tensor, items: Tensor, candidates: Tensor) -> Tensor:
         items: The pool, (M, D).
         candidates: Rows of the pool, (B, N).
     """
-    if not kernels(requests, items):
-        return torch.bmm(gather(items, candidates), requests[:, :, None]).squeeze(-1)
+    return torch.bmm(gather(items, candidates), requests[:, :, None]).squeeze(-1)
+
+
+@dot.backend("numba", lambda requests, items, candidates: is_float32(requests, items))
+def _numba(requests: Tensor, items: Tensor, candidates: Tensor) -> Tensor:
     candidates = checked(candidates, len(items), "candidates")
     made: Tensor = _Dot.apply(requests.contiguous(), items.contiguous(), candidates)  # type: ignore[no-untyped-call]
     return made
@@ -45,9 +51,10 @@ class _Dot(torch.autograd.Function):
         return scores
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         requests, items, candidates = ctx.saved_tensors
+        if wants_graph():
+            return through_reference(dot.reference, ctx.saved_tensors, [grad])
         grad_requests = torch.zeros_like(requests)
         grad_items = items.new_zeros(number_of_parts(len(requests)), *items.shape)
         arrays = [x.numpy() for x in (requests, items, candidates, grad.contiguous(), grad_requests)]
@@ -90,3 +97,11 @@ def dot_backward(
             for h in range(request.shape[0]):
                 own[h] += g * item[h]
                 target[h] += g * request[h]
+
+
+@sampled(dot)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for lists, number, pool, width, dtype in ((3, 5, 8, 7, torch.float32), (1, 1, 1, 1, torch.float32)):
+        requests = torch.randn(lists, width, generator=generator, dtype=dtype).requires_grad_()
+        items = torch.randn(pool, width, generator=generator, dtype=dtype).requires_grad_()
+        yield requests, items, torch.randint(pool, (lists, number), generator=generator)

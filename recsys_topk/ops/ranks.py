@@ -53,7 +53,7 @@ def tie_ranks(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     x, y, valid = scores.detach().gather(-1, order), labels.gather(-1, order), mask.gather(-1, order)
     first, last = tie_groups((x[:, 1:] != x[:, :-1]) | (y[:, 1:] != y[:, :-1]) | (valid[:, 1:] != valid[:, :-1]))
     middle = (first + last).to(x.dtype) * 0.5 + 1.0
-    return torch.empty_like(middle).scatter_(-1, order, middle)
+    return torch.empty_like(middle).scatter(-1, order, middle)
 
 
 def tie_groups(changes: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.opaque import opaque
-
-
-def _fake_scan(a: Tensor, b: Tensor, reverse: bool) -> Tensor:
-    return torch.empty_like(b)
+from recsys_topk.ops.dispatch import apply, operation, sampled
 
 
 def scan(a: Tensor, b: Tensor, reverse: bool = False) -> Tensor:
-    """Return s with s_i = a_i s_{i-1} + b_i along rows (from the end with `reverse`), (B, N); no gradient.
+    """Return s with s_i = a_i s_{i-1} + b_i along rows (from the end with `reverse`), (B, N), differentiable.
 
     Rows are cut into about sqrt(N / B) pieces that advance together, and the last values of the pieces are then carried
-    over: O(N) work in O(sqrt(B N)) or fewer steps.
+    over: O(N) work in O(sqrt(B N)) or fewer steps. The gradient is a recurrence in the other direction.
 
     Example:
         >>> scan(torch.full((1, 3), 0.5), torch.ones(1, 3))
         tensor([[1.0000, 1.5000, 1.7500]])
     """
-    done: Tensor = _scan(a, b, reverse)
+    done: Tensor = apply(_Scan, a, b, reverse)
     return done
 
 
-@opaque(_fake_scan)
-def _scan(a: Tensor, b: Tensor, reverse: bool) -> Tensor:
+def _fake_recurrence(a: Tensor, b: Tensor, reverse: bool) -> Tensor:
+    return torch.empty_like(b)
+
+
+@operation(fake=_fake_recurrence)
+def recurrence(a: Tensor, b: Tensor, reverse: bool) -> Tensor:
+    """Return what `scan` returns, without gradient."""
     if reverse:
         a, b = a.flip(1), b.flip(1)
     rows, n = b.shape
@@ -51,3 +55,34 @@ def _scan(a: Tensor, b: Tensor, reverse: bool) -> Tensor:
         total.addcmul_(factor, carry.reshape(-1))
     done = total.t().reshape(rows, pieces * length)[:, :n]
     return done.flip(1) if reverse else done.contiguous()
+
+
+class _Scan(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, reverse: bool) -> Tensor:
+        return recurrence(a, b, reverse)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+        a, _, ctx.reverse = inputs
+        ctx.save_for_backward(a, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, s = ctx.saved_tensors
+        nothing = torch.zeros_like(a[:, :1])
+        if ctx.reverse:  # s_i = a_i s_{i+1} + b_i
+            grad_b = scan(torch.cat((nothing, a[:, :-1]), 1), grad)
+            return grad_b * torch.cat((s[:, 1:], nothing), 1), grad_b, None
+        grad_b = scan(torch.cat((a[:, 1:], nothing), 1), grad, reverse=True)
+        return grad_b * torch.cat((nothing, s[:, :-1]), 1), grad_b, None
+
+
+@sampled(recurrence)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    for shape in ((1, 1), (1, 97), (3, 50), (40, 7), (0, 4)):
+        for reverse in (False, True):
+            a, b = torch.rand(2, *shape, generator=generator, dtype=torch.float64)
+            yield a, b, reverse

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import may_read
+from recsys_topk.ops.dispatch import apply, is_real, may_read, operation, sampled
 
 
+@operation
 def sort_descending(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return values and indices by descending value, equal values in their order of appearance; no gradient.
 
-    On CPU a float32 and its index are packed into one 64-bit integer, whose SIMD sort is several times faster than a
+    On a CPU a float32 and its index are packed into one 64-bit integer, whose SIMD sort is several times faster than a
     sort that carries indices along.
 
     Example:
         >>> sort_descending(torch.tensor([[1.0, 3.0, 1.0]]))
         (tensor([[3., 1., 1.]]), tensor([[1, 0, 2]]))
     """
-    if x.dtype != torch.float32 or not may_read(x) or x.shape[1] >= 2**31:
-        ordered = x.detach().sort(dim=1, descending=True, stable=True)
-        return ordered.values, ordered.indices
+    ordered = x.detach().sort(dim=1, descending=True, stable=True)
+    return ordered.values, ordered.indices
+
+
+@sort_descending.backend("numpy", lambda x: is_real(x) and x.dtype == torch.float32 and x.shape[1] < 2**31)
+def _sort_numpy(x: Tensor) -> tuple[Tensor, Tensor]:
     a = np.add(x.detach().numpy(), np.float32(0.0), order="C")  # -0 becomes 0, to which it is equal
     bits = a.view(np.int32)
     key = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))  # integers in the order of the floats
@@ -40,7 +46,7 @@ def share_ties(x: Tensor) -> Tensor:
     Where a formula follows the sort order, equal scores receive different subgradients. Their average is a
     subgradient too, and does not depend on the order of the items.
     """
-    shared: Tensor = _ShareTies.apply(x)  # type: ignore[no-untyped-call]
+    shared: Tensor = apply(_ShareTies, x)
     return shared
 
 
@@ -61,19 +67,58 @@ def average_ties(ordered: Tensor, grad: Tensor) -> Tensor:
     return (total / size.clamp_min(1.0)).gather(1, run)
 
 
+@operation
+def has_ties(x: Tensor) -> bool:
+    """Return whether two entries of a row are equal (reads the tensor)."""
+    ordered = x.sort(dim=1).values
+    return bool((ordered[:, 1:] == ordered[:, :-1]).any())
+
+
+@has_ties.backend("numpy", is_real)
+def _has_ties_numpy(x: Tensor) -> bool:
+    ordered = np.sort(x.numpy(), axis=1)
+    return bool((ordered[:, 1:] == ordered[:, :-1]).any())
+
+
 class _ShareTies(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
+    def forward(x: Tensor) -> Tensor:
         return x.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        if may_read(x):
-            ordered = np.sort(x.detach().numpy(), axis=1)
-            if not (ordered[:, 1:] == ordered[:, :-1]).any():
-                return grad
+        x = ctx.saved_tensors[0].detach()
+        if may_read(x) and not has_ties(x):
+            return grad
         values, order = sort_descending(x)
         return torch.zeros_like(grad).scatter(1, order, average_ties(values, grad.gather(1, order)))
+
+
+def _rows(generator: torch.Generator) -> Iterator[Tensor]:
+    for dtype in (torch.float32, torch.float64):
+        for shape in ((6, 33), (1, 2), (3, 1), (0, 4)):
+            x = torch.randn(shape, generator=generator, dtype=dtype)
+            yield x
+            yield (x * 2).round() / 2
+    yield torch.tensor([[math.inf, -math.inf, 0.0, -0.0, math.inf, 1.0]])
+
+
+@sampled(sort_descending)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
+    return ((x,) for x in _rows(generator))
+
+
+@sampled(has_ties)
+def _tie_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
+    return ((x,) for x in _rows(generator))
+
+
+@sampled(share_ties)
+def _share_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
+    return ((x.requires_grad_(),) for x in _rows(generator))

@@ -48,6 +48,91 @@ def gradient_of(value: Tensor, *inputs: Tensor) -> list[Tensor]:
     return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
 
 
+def second_derivative_along(function: Callable[[Tensor], Tensor], scores: Tensor, direction: Tensor) -> Tensor | None:
+    """Return the derivative along `direction` of the gradient of sum(function(scores)), by two backward passes.
+
+    Returns None if it is refused by a RuntimeError, which is as good as an answer. A gradient without a graph counts
+    as 0: it is one only where the gradient is constant.
+    """
+    x = scores.clone().requires_grad_()
+    value = function(x).sum()
+    if not value.requires_grad:
+        return torch.zeros_like(x)
+    (slope,) = torch.autograd.grad(value, x, create_graph=True)
+    if not slope.requires_grad:
+        return torch.zeros_like(x)
+    try:
+        (bend,) = torch.autograd.grad((slope * direction).sum(), x, allow_unused=True)
+    except RuntimeError:
+        return None
+    return torch.zeros_like(x) if bend is None else bend
+
+
+def difference_along(function: Callable[[Tensor], Tensor], scores: Tensor, direction: Tensor) -> Tensor:
+    """Return the derivative along `direction` of the gradient of sum(function(scores)), by finite differences."""
+    step, ends = 1e-5, []
+    for sign in (1.0, -1.0):
+        x = (scores + sign * step * direction).requires_grad_()
+        ends.append(gradient_of(function(x), x)[0])
+    return (ends[0] - ends[1]) / (2.0 * step)
+
+
+def require_second_derivative(function: Callable[[Tensor], Tensor], scores: Tensor, exact: bool, given: object) -> None:
+    """Raise unless the second derivative is right, or refused.
+
+    Args:
+        function: From scores (B, N) in float64 to anything.
+        scores: Where; away from ties.
+        exact: Compare with finite differences of the gradient. If not (something is held constant for the gradient),
+            compare with `torch.func`, which takes another way through the code.
+        given: What is shown in the message.
+    """
+    direction = torch.cos(torch.arange(scores.numel(), dtype=scores.dtype)).view_as(scores)
+    found = second_derivative_along(function, scores, direction)
+    if found is None:
+        return
+    if exact:
+        expected = difference_along(function, scores, direction)
+    else:
+        slope = torch.func.grad(lambda x: function(x).sum())
+        expected = torch.func.grad(lambda x: (slope(x) * direction).sum())(scores)
+    require_same(found, expected, "the second derivative is wrong (create_graph=True)", given, 1e-5)
+
+
+def require_transforms(function: Callable[..., Tensor], scores: Tensor, mask: Tensor, given: object) -> None:
+    """Raise unless `torch.func.grad`, `vmap` and `jacrev` give what autograd and a loop give.
+
+    Args:
+        function: From scores (B, N) and a mask (B, N) to something of first dimension B.
+        scores: (B, N).
+        mask: Boolean (B, N).
+        given: What is shown in the message.
+    """
+    x = scores.clone().requires_grad_()
+    plain = function(x, mask)
+    weights = torch.cos(torch.arange(plain.numel(), dtype=plain.dtype)).view_as(plain)
+    expected = gradient_of(plain * weights, x)[0]
+    slope = torch.func.grad(lambda s: (function(s, mask) * weights).sum())(scores)
+    require_same(slope, expected, "torch.func.grad differs from autograd", given, 1e-6)
+    examples, masks = torch.stack((scores, scores.flip(0), -scores)), torch.stack((mask, mask.flip(0), mask))
+    mapped = torch.func.vmap(function)(examples, masks)
+    looped = torch.stack([function(s, m) for s, m in zip(examples, masks, strict=True)])
+    require_same(mapped, looped, "torch.func.vmap differs from a loop", given, 1e-6)
+    jacobian = torch.func.jacrev(lambda s: function(s, mask))(scores)
+    along = torch.tensordot(weights, jacobian, dims=weights.dim())
+    require_same(along, expected, "torch.func.jacrev differs from autograd", given, 1e-6)
+
+
+def require_refused_transform(function: Callable[..., Tensor], scores: Tensor, mask: Tensor, given: object) -> None:
+    """Raise unless `torch.func.vmap` of the function raises a RuntimeError that speaks of torch.func."""
+    try:
+        torch.func.vmap(function)(scores[None], mask[None])
+    except RuntimeError as error:
+        require("torch.func" in str(error), f"the error does not say that torch.func is the reason: {error}", given)
+    else:
+        require(False, "transformable = False is declared, and torch.func.vmap works", given)
+
+
 def run_rules(subject: str, rules: Iterable[tuple[str, Callable[[], None]]]) -> None:
     """Run every rule, then raise one AssertionError that names each broken rule, the class and the input."""
     broken = []

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from recsys_topk.losses.base import RankingLoss
-from recsys_topk.testing.comparison import LOOSE, gradient_of, require, require_finite, require_same
+from recsys_topk.testing.comparison import (
+    LOOSE,
+    gradient_of,
+    require,
+    require_finite,
+    require_refused_transform,
+    require_same,
+    require_second_derivative,
+    require_transforms,
+)
 from recsys_topk.testing.lists import Lists, distinct, extreme, ordinary, ragged, short, short_ragged, tied
 
 
@@ -238,6 +247,39 @@ def the_gradient_is_that_of_the_value(subject: LossSubject) -> None:
             )
 
 
+def second_derivatives_are_right_or_refused(subject: LossSubject) -> None:
+    """A gradient taken with create_graph=True has a right derivative, or raises; it is never silently constant."""
+    if not subject.deterministic:
+        return
+    for lists in (ordinary(), ragged()):
+        for k in subject.cuts(lists):
+            loss = subject.build(reduction="none")
+
+            def value(scores: Tensor, loss: RankingLoss = loss, lists: Lists = lists, k: int | None = k) -> Tensor:
+                result: Tensor = loss(scores, lists.labels, lists.mask, k=k)
+                return result
+
+            require_second_derivative(value, lists.scores, subject.exact_gradient, lists)
+
+
+def transforms_give_the_same(subject: LossSubject) -> None:
+    """torch.func.grad, vmap and jacrev work; an operator that declares transformable = False raises in words."""
+    operator = subject.template.operator
+    refused = operator is not None and not operator.transformable
+    for lists in (ordinary(), ragged()):
+        for k in subject.cuts(lists):
+            loss = subject.build(reduction="none")
+
+            def value(
+                scores: Tensor, mask: Tensor, loss: RankingLoss = loss, lists: Lists = lists, k: int | None = k
+            ) -> Tensor:
+                result: Tensor = loss(scores, lists.labels, mask, k=k)
+                return result
+
+            check = require_refused_transform if refused else require_transforms
+            check(value, lists.scores, lists.mask, lists)
+
+
 def compilation_changes_nothing(subject: LossSubject) -> None:
     """torch.compile(fullgraph=True) gives the same loss and gradient; operators are compiled unmasked by their own."""
     unmasked = [] if subject.template.operator is not None else [(short(), None, subject.cuts(short())[0])]
@@ -303,6 +345,8 @@ ONCE: tuple[Callable[[LossSubject], None], ...] = (
     weights_and_reductions_agree,
     validation_names_scores_that_are_not_finite,
     the_gradient_is_that_of_the_value,
+    second_derivatives_are_right_or_refused,
+    transforms_give_the_same,
     compilation_changes_nothing,
     losses_can_be_stored,
     great_scores_are_digested,

@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.testing.comparison import LOOSE, gradient_of, require, require_finite, require_same
+from recsys_topk.testing.comparison import (
+    LOOSE,
+    gradient_of,
+    require,
+    require_finite,
+    require_refused_transform,
+    require_same,
+    require_second_derivative,
+    require_transforms,
+    second_derivative_along,
+)
 from recsys_topk.testing.lists import Lists, distinct, extreme, ordinary, ragged, short, short_ragged, tied
 
 
@@ -196,6 +206,36 @@ def the_gradient_is_that_of_the_value(subject: OperatorSubject) -> None:
         )
 
 
+def second_derivatives_are_right_or_refused(subject: OperatorSubject) -> None:
+    """A gradient taken with create_graph=True has a right derivative, or raises; it is never silently constant."""
+    operator = subject.build()
+    for lists in (ordinary(), ragged()):
+        weights = torch.cos(1.0 + lists.labels)
+
+        def membership(scores: Tensor, lists: Lists = lists, weights: Tensor = weights) -> Tensor:
+            p: Tensor = operator(scores, lists.k, lists.mask).p
+            return p * weights
+
+        if subject.template.deterministic:
+            require_second_derivative(membership, lists.scores, subject.template.exact_gradient, lists)
+        else:
+            refused = second_derivative_along(membership, lists.scores, torch.ones_like(lists.scores)) is None
+            require(refused, "a random operator has no second derivative to give, and does not say so", lists)
+
+
+def transforms_give_the_same(subject: OperatorSubject) -> None:
+    """torch.func.grad, vmap and jacrev work; an operator that declares transformable = False raises in words."""
+    operator = subject.build()
+    for lists in (ordinary(), ragged()):
+
+        def membership(scores: Tensor, mask: Tensor, lists: Lists = lists) -> Tensor:
+            p: Tensor = operator(scores, lists.k, mask).p
+            return p
+
+        check = require_transforms if subject.template.transformable else require_refused_transform
+        check(membership, lists.scores, lists.mask, lists)
+
+
 def compilation_changes_nothing(subject: OperatorSubject) -> None:
     """torch.compile(fullgraph=True) gives the same membership and gradient."""
     for lists, mask in ((short(), None), (short_ragged(), short_ragged().mask)):
@@ -258,6 +298,8 @@ ONCE: tuple[Callable[[OperatorSubject], None], ...] = (
     half_precision_is_computed_in_float32,
     validation_names_scores_that_are_not_finite,
     the_gradient_is_that_of_the_value,
+    second_derivatives_are_right_or_refused,
+    transforms_give_the_same,
     compilation_changes_nothing,
     operators_can_be_stored,
     great_scores_are_digested,

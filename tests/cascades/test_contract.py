@@ -6,6 +6,7 @@ import pytest
 
 from recsys_topk.cascades.objectives.base import registry
 from recsys_topk.losses import registry as losses
+from recsys_topk.ops import backend
 from recsys_topk.testing.contract import check_objective
 
 
@@ -13,6 +14,12 @@ from recsys_topk.testing.contract import check_objective
 @pytest.mark.parametrize("name", sorted(registry.available()))
 def test_objective_keeps_the_rules(name: str, stages: int) -> None:
     check_objective(lambda: registry.resolve(name)(losses.get("dftopk"), stages), stages)
+
+
+@pytest.mark.parametrize("name", sorted(registry.available()))
+def test_objective_keeps_the_rules_on_the_torch_backend(name: str) -> None:
+    with backend("torch"):
+        check_objective(lambda: registry.resolve(name)(losses.get("dftopk"), 2), 2)
 
 
 def trains_in_any_order(name: str) -> bool:

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 
 from recsys_topk import operators
 from recsys_topk.losses import ApproxNDCGLoss, LambdaLoss, ListNetLoss, RankNetLoss, SoftmaxLoss, registry
+from recsys_topk.ops import backend
 from recsys_topk.testing import check_loss, loss_rules
 from recsys_topk.testing.comparison import title
 from recsys_topk.testing.lists import ordinary, ragged, tied
@@ -24,6 +25,7 @@ VARIANTS = {
 
 # Compilation takes most of the time. The operators' losses are compiled by name in test_topk_losses.
 NOT_COMPILED = [title(rule) for rule in (*loss_rules.ON_LISTS, *loss_rules.ONCE) if "compilation" not in title(rule)]
+BY_BACKEND = [title(rule) for rule in (*loss_rules.ON_LISTS, loss_rules.great_scores_are_digested)]
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -35,6 +37,13 @@ def test_every_loss_keeps_the_contract(name):
 def test_options_keep_the_contract(name):
     check_loss(VARIANTS[name], [ordinary(), ragged(), tied()])
     loss_rules.the_gradient_is_that_of_the_value(loss_rules.LossSubject(VARIANTS[name]))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_loss_keeps_the_contract_on_the_torch_backend(name):
+    """The references alone, on the rules about values and gradients; the whole suite runs on "auto"."""
+    with backend("torch"):
+        check_loss(CLASSES[name], rules=BY_BACKEND)
 
 
 @pytest.mark.parametrize("name", CLASSES)

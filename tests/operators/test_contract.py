@@ -4,15 +4,25 @@ import pytest
 from hypothesis import given, settings
 
 from recsys_topk.operators import registry
-from recsys_topk.testing import check_operator
+from recsys_topk.ops import backend
+from recsys_topk.testing import check_operator, operator_rules
+from recsys_topk.testing.comparison import title
 from tests.strategies import lists
 
 CLASSES = registry.classes()
+BY_BACKEND = [title(rule) for rule in (*operator_rules.ON_LISTS, operator_rules.great_scores_are_digested)]
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_operator_keeps_the_contract(name):
     check_operator(CLASSES[name])
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_operator_keeps_the_contract_on_the_torch_backend(name):
+    """The references alone, on the rules about values and gradients; the whole suite runs on "auto"."""
+    with backend("torch"):
+        check_operator(CLASSES[name], rules=BY_BACKEND)
 
 
 @pytest.mark.parametrize("tau", [0.05, 20.0])

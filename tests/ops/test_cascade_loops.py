@@ -13,8 +13,9 @@ from recsys_topk.cascades.stages.din import DIN
 from recsys_topk.cascades.stages.mlp import MLPStage
 from recsys_topk.cascades.stages.two_tower import TwoTower
 from recsys_topk.ops.attention import attention_logits
+from recsys_topk.ops.dispatch import backend
 from recsys_topk.ops.join_relu import join_relu
-from recsys_topk.ops.parallel import SWITCH, kernels, over_lists
+from recsys_topk.ops.parallel import over_lists
 from recsys_topk.ops.pooled_dot import dot
 from tests.cascades.batches import random_batch, recflow_like_schema
 
@@ -29,14 +30,6 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def test_the_loops_are_used_here_and_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernels(torch.ones(1))
-    assert not kernels(torch.ones(1, dtype=torch.double))
-    assert not kernels(torch.ones(1, device="meta"))
-    monkeypatch.setenv(SWITCH, "0")
-    assert not kernels(torch.ones(1))
-
-
 def gradients(stage: nn.Module, scores: Tensor) -> dict[str, Tensor]:
     weights = torch.linspace(-1.0, 1.0, scores.numel()).view_as(scores)
     stage.zero_grad()
@@ -46,9 +39,7 @@ def gradients(stage: nn.Module, scores: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("activation", ["relu", "prelu"])
 @pytest.mark.parametrize("stage_class", [TwoTower, DIN, MLPStage])
-def test_stages_have_the_scores_and_gradients_of_torch_alone(
-    stage_class: type, activation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_have_the_scores_and_gradients_of_torch_alone(stage_class: type, activation: str) -> None:
     torch.manual_seed(1)
     stage = stage_class(FeatureEmbedding(SCHEMA, {"default": 4, "video_id": 6}), hidden=(16, 8), activation=activation)
     batch = random_batch(SCHEMA)
@@ -56,9 +47,9 @@ def test_stages_have_the_scores_and_gradients_of_torch_alone(
     ours = gradients(stage, scores)
     with torch.no_grad():
         torch.testing.assert_close(stage(batch), scores, rtol=1e-5, atol=1e-5)
-    monkeypatch.setenv(SWITCH, "0")
-    plain = stage(batch)
-    theirs = gradients(stage, plain)
+    with backend("torch"):
+        plain = stage(batch)
+        theirs = gradients(stage, plain)
     torch.testing.assert_close(scores, plain, rtol=1e-5, atol=1e-5)
     assert ours.keys() == theirs.keys()
     for name, expected in theirs.items():

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from recsys_topk.numerics import full_mask
 from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.kth_pair import _kth_pair, kth_pair, kth_values, pair_numpy
+from recsys_topk.ops.kth_pair import kth_largest, kth_pair, kth_values, pair_numpy
 from recsys_topk.ops.scan import scan
 from recsys_topk.ops.sorting import share_ties, sort_descending
 
@@ -140,8 +140,8 @@ def test_scan_equals_a_loop_and_leaves_its_input_alone(shape: tuple[int, int], r
 
 @pytest.mark.parametrize("k", [(None, 3), (torch.tensor([1, 2]), 0)])
 def test_the_registered_operator_passes_torchs_checks(k: Any) -> None:
-    torch.library.opcheck(torch.ops.recsys_topk._kth_pair.default, (torch.randn(2, 9), *k))
-    assert _kth_pair(torch.randn(2, 9), *k)[0].shape == (2, 1)
+    torch.library.opcheck(torch.ops.recsys_topk.kth_largest.default, (torch.randn(2, 9), *k))
+    assert kth_largest(torch.randn(2, 9), *k)[0].shape == (2, 1)
 
 
 def test_fake_tensors_do_not_touch_memory() -> None:

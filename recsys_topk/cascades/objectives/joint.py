@@ -12,11 +12,12 @@ from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutp
 from recsys_topk.cascades.objectives.published import lcron_terms
 from recsys_topk.checks import check_not_negative
 from recsys_topk.losses.base import RankingLoss
-from recsys_topk.losses.topk import TopKLoss, selection_bce, topk_target
+from recsys_topk.losses.topk import TopKLoss, selection_bce
 from recsys_topk.numerics import add_eps, full_mask, log1mexp, weighted_mean
 from recsys_topk.operators.base import SoftSelection
 from recsys_topk.operators.neuralsort import NeuralSort
 from recsys_topk.operators.softsort import SoftSort
+from recsys_topk.ops.topk_target import topk_target
 
 
 class JointObjective(CascadeObjective):

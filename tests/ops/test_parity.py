@@ -1,0 +1,122 @@
+"""Every operation on every backend against its torch reference, by discovery: values and gradients."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recsys_topk import ops
+from recsys_topk.ops import dispatch
+from recsys_topk.ops.dispatch import BACKENDS, Operation, backend, installed
+
+for module in pkgutil.iter_modules(ops.__path__):
+    importlib.import_module(f"{ops.__name__}.{module.name}")
+
+OURS = {name: one for name, one in dispatch.operations.items() if name.startswith("recsys_topk.")}
+SAMPLED = sorted(dispatch.samples)
+HERE = [name for name in BACKENDS if installed(name)]
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11}
+
+
+def tensors(values: Any) -> list[Tensor]:
+    """All tensors in nested tuples and lists, in order."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, bool):
+        return [torch.tensor(values)]
+    if isinstance(values, Sequence) and not isinstance(values, str):
+        return [x for value in values for x in tensors(value)]
+    return []
+
+
+def run(function: Callable[..., Any], arguments: Sequence[Any]) -> list[Tensor]:
+    """Outputs, then the gradients of a weighted sum of the floating ones."""
+    # A tensor that has a history may be overwritten; a leaf may not.
+    copies = [x.clone() if isinstance(x, Tensor) and x.grad_fn is not None else x for x in arguments]
+    before = [x.detach().clone() for x in tensors(arguments)]
+    outputs = tensors(function(*copies))
+    leaves = [x for x in tensors(arguments) if x.requires_grad and x.is_leaf]
+    floating = [y for y in outputs if y.requires_grad and y.numel()]
+    found = [y.detach() for y in outputs]
+    if leaves and floating:
+        weights = [torch.cos(torch.arange(y.numel())).view_as(y).to(y.dtype) * y.isfinite() for y in floating]
+        gradients = torch.autograd.grad(floating, leaves, weights, allow_unused=True, retain_graph=True)
+        found += [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves, strict=True)]
+    for x, kept in zip(tensors(arguments), before, strict=True):
+        torch.testing.assert_close(x.detach(), kept, rtol=0, atol=0, equal_nan=True, msg="an input was written to")
+    return found
+
+
+def compare(function: Callable[..., Any], samples: Iterable[Sequence[Any]], name: str) -> int:
+    """Compare a backend with the reference on all samples; return how many there were."""
+    number = 0
+    for arguments in samples:
+        number += 1
+        with backend("torch"):
+            expected = run(function, arguments)
+        with backend(name):
+            found = run(function, arguments)
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert one.dtype == other.dtype
+            tolerance = TOLERANCE.get(other.dtype, 0.0)
+            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return number
+
+
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("function", SAMPLED, ids=lambda name: name.removeprefix("recsys_topk."))
+def test_a_backend_gives_what_torch_gives(function: str, name: str) -> None:
+    call, samples = dispatch.samples[function]
+    assert compare(call, samples(torch.Generator().manual_seed(0)), name) > 0
+
+
+@pytest.mark.parametrize("function", OURS, ids=lambda name: name.removeprefix("recsys_topk."))
+def test_every_backend_is_reached_by_a_sample(function: str) -> None:
+    operation, (_, samples) = OURS[function], dispatch.samples[function]
+    given = list(samples(torch.Generator().manual_seed(0)))
+    with torch.no_grad():
+        unserved = [one.backend for one in operation.implementations if not any(one.serves(*x) for x in given)]
+    assert given
+    assert not unserved
+
+
+def test_a_wrong_backend_is_caught() -> None:
+    """Planted faults: a value, a gradient, a dtype, and a write into the input."""
+
+    def double(x: Tensor) -> Tensor:
+        return x * 2.0
+
+    class WrongGradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2.0
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 2.01
+
+    def written(x: Tensor) -> Tensor:
+        x.detach().mul_(1.5)
+        return x * 2.0
+
+    faults: list[Callable[[Tensor], Tensor]] = [
+        lambda x: x * 2.001,
+        WrongGradient.apply,
+        lambda x: (x * 2.0).double(),
+        written,
+    ]
+    for fault in faults:
+        planted = Operation(double)
+        planted.backend("numpy", lambda x: True)(fault)
+        with pytest.raises(AssertionError):
+            compare(planted, [(torch.randn(3, 4).requires_grad_(),)], "numpy")
+    sound = Operation(double)
+    sound.backend("numpy", lambda x: True)(lambda x: x + x)
+    assert compare(sound, [(torch.randn(3, 4).requires_grad_(),)], "numpy") == 1
