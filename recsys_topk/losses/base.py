@@ -238,7 +238,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
         """
         y = at_least_float32(labels)
         check_lists(y, mask)
-        _, positives = _positives(y, mask, self.positive_above)
+        _, positives = find_positives(y, mask, self.positive_above)
         counted = positives > 0
         if self.requires_k:
             items = None if mask is None else count_true(mask)
