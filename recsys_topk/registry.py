@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Iterable
 from importlib.metadata import entry_points
@@ -38,6 +39,7 @@ class Registry(Generic[T]):
         kind: What the classes are called in messages, e.g. ``"loss"``.
         package: Dotted name of the package whose modules hold the built-in classes.
         group: Entry-point group by which other distributions add theirs.
+        module: Import only this module of each sub-package of `package` that has it, instead of every module.
 
     Example:
         >>> from recsys_topk.losses import registry
@@ -45,10 +47,11 @@ class Registry(Generic[T]):
         'DFTopKLoss'
     """
 
-    def __init__(self, kind: str, package: str, group: str) -> None:
+    def __init__(self, kind: str, package: str, group: str, module: str | None = None) -> None:
         self.kind = kind
         self.package = package
         self.group = group
+        self.module = module
         self._classes: dict[str, type[T]] = {}
         self._discovered = False
 
@@ -69,7 +72,11 @@ class Registry(Generic[T]):
         self._discovered = True
         package = importlib.import_module(self.package)
         for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self.package}.{module.name}")
+            name = f"{self.package}.{module.name}"
+            if self.module is None:
+                importlib.import_module(name)
+            elif module.ispkg and importlib.util.find_spec(f"{name}.{self.module}"):
+                importlib.import_module(f"{name}.{self.module}")
         for entry_point in entry_points(group=self.group):
             entry_point.load()
 

@@ -41,10 +41,8 @@ def run(args: argparse.Namespace) -> BenchResult:
     """Measure everything on one simulated world: medians of one process's CPU time, one thread."""
     import torch
 
-    from recsys_topk.datamodules.cache import DayCache
-    from recsys_topk.datamodules.simulator import simulate
-    from recsys_topk.datamodules.source import RecFlowFiles
-    from recsys_topk.datamodules.world import WorldConfig
+    from recsys_topk.datamodules import WorldConfig, simulate
+    from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles
 
     if args.requests < LISTS:
         raise ValueError(f"--requests must be at least {LISTS}, the size of the batches measured; got {args.requests}")
@@ -89,9 +87,8 @@ def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str,
     from torch.utils.data import default_collate
 
     from recsys_topk.bench.research_reader import ResearchDataset, sample_negatives
-    from recsys_topk.datamodules.batches import BatchMaker
-    from recsys_topk.datamodules.layout import LAYOUTS
-    from recsys_topk.datamodules.negatives import Catalogue, NegativeSource, expand
+    from recsys_topk.datamodules import NegativeSource, expand
+    from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayShard
 
     day = files.days[-1]
     maker = BatchMaker(LAYOUTS["two-stage"], 50)
@@ -115,7 +112,7 @@ def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str,
     ]
     made = maker.make(opened, rng.permutation(len(opened))[:LISTS])
     batch, pool_rows = made.plain(), made.pool_rows
-    catalogue = Catalogue.of_day(opened)
+    catalogue = DayShard(opened, maker).catalogue()
     items = torch.cat(read_batch()[5:9], 1)
     sources: tuple[NegativeSource, ...] = ("in_batch", "uniform")
     for number, target in ((25, 6.0), (160, 25.0)):
@@ -172,8 +169,7 @@ def measure_peak(what: str, where: str, number: int) -> dict[str, float | None]:
         number: Days, or negatives.
     """
     if what == "prepare":
-        from recsys_topk.datamodules.cache import DayCache
-        from recsys_topk.datamodules.source import RecFlowFiles
+        from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles
 
         files = RecFlowFiles(where)
         with tempfile.TemporaryDirectory() as scratch:
@@ -184,17 +180,15 @@ def measure_peak(what: str, where: str, number: int) -> dict[str, float | None]:
     import torch
 
     from recsys_topk.bench.research_reader import sample_negatives
-    from recsys_topk.datamodules.batches import BatchMaker
-    from recsys_topk.datamodules.cache import PreparedDay
-    from recsys_topk.datamodules.layout import LAYOUTS
-    from recsys_topk.datamodules.negatives import Catalogue, expand
+    from recsys_topk.datamodules import expand
+    from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayShard, PreparedDay
 
     torch.set_num_threads(1)
     folder = Path(where)
     day = PreparedDay(folder, folder.name[:10])
     maker = BatchMaker(LAYOUTS["two-stage"], 50)
     small, batch = maker.make(day, np.arange(8)).plain(), maker.make(day, np.arange(LISTS)).plain()
-    catalogue = Catalogue.of_day(day)
+    catalogue = DayShard(day, maker).catalogue()
     items = batch.items[batch.candidates]
 
     def call(lists: Any, pool: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recsys_topk.cli.console import table
-from recsys_topk.reports.provenance import cpu_model
+from recsys_topk.runs.provenance import cpu_model
 
 
 def machine() -> dict[str, Any]:

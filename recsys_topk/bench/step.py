@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def random_schema(items: int, users: int) -> Any:
     """Return RecFlow's schema with the given vocabulary."""
-    from recsys_topk.datamodules.schema import Feature, Schema, Table
+    from recsys_topk.datamodules import Feature, Schema, Table
 
     rows = {
         "user_id": users, "device_id": users, "gender": 3, "age": 8, "province": 36, "video_id": items,
@@ -62,7 +62,7 @@ def random_batch(schema: Any, size: int, items: int, length: int, seed: int = 0)
     """Return a batch as RecFlow's lists are: ten items a group, popular items in many lists, full histories."""
     import torch
 
-    from recsys_topk.datamodules.batch import CascadeBatch
+    from recsys_topk.datamodules import CascadeBatch
 
     generator = torch.Generator().manual_seed(seed)
     vocabulary = schema.table("video_id").rows - 2
@@ -104,8 +104,8 @@ def run_case(options: argparse.Namespace) -> dict[str, float]:
 
     torch.set_num_threads(options.threads)
     what, negatives, vocabulary, embedding_optimizer = CASES[options.case]
-    from recsys_topk.cli.quiet import quiet_libraries
     from recsys_topk.memory import keep_freed_memory
+    from recsys_topk.runs.quiet import quiet_libraries
 
     quiet_libraries()
     if options.form == "ours":
@@ -114,7 +114,7 @@ def run_case(options: argparse.Namespace) -> dict[str, float]:
     from recsys_topk.bench.timing import peak_memory
     from recsys_topk.cascades.module import CascadeModule
     from recsys_topk.cascades.optimizers import make_optimizer
-    from recsys_topk.datamodules.negatives import expand
+    from recsys_topk.datamodules import expand
 
     torch.manual_seed(0)
     schema = random_schema(vocabulary, vocabulary // 5)

@@ -15,8 +15,7 @@ from recsys_topk.cascades.layers import MLP
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.cascades.stages.din import DIN
 from recsys_topk.cascades.stages.two_tower import TwoTower
-from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import Schema
+from recsys_topk.datamodules import CascadeBatch, Schema
 
 
 class TextbookStage(nn.Module):

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recsys_topk.cascades.features import FeatureEmbedding, FusedOptimizer
+from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.stage import Stage, StageConfig, registry
+from recsys_topk.cascades.tables import FusedOptimizer
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Schema
 

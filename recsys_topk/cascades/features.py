@@ -1,29 +1,44 @@
-"""From a schema to TorchRec embedding tables, and from a batch of ids to embeddings."""
+"""From a schema to TorchRec embedding tables, and from a batch of ids and values to one vector per row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, PoolingType
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
+from recsys_topk.cascades.layout import PARTS, Layout, Parts, Use
+from recsys_topk.cascades.tables import (
+    Bags,
+    FusedOptimizer,
+    configs_of,
+    fused_collection,
+    initialise,
+    is_fused,
+    is_plain,
+    plain_collection,
+    read_torchrec,
+    read_weights,
+    readable,
+    table_config,
+    table_weights,
+)
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import Schema, Table
+from recsys_topk.datamodules.schema import Part, Schema
 from recsys_topk.ops.look_up import Slot, look_up
 from recsys_topk.ops.parallel import checked
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 HistoryForm = Literal["rows", "mean"]
-KINDS = ("request", "items", "history")
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """The embeddings of a batch; padding ids have the embedding 0.
+    """The vectors of a batch: embeddings, then values. Padding ids have the embedding 0; a part may have width 0.
 
     Attributes:
         request: (B, D_r), the request's features side by side.
@@ -36,33 +51,50 @@ class Embedded:
     history: Tensor
 
 
-@dataclass(frozen=True)
-class FusedOptimizer:
-    """An optimizer that updates the tables inside backward, row by row, so that no table-sized gradient exists.
+def name_of(parts: Parts) -> str:
+    """Return the name of the collection of the tables that these parts read, as it stands in state-dict keys."""
+    return "_".join(parts) if parts != ("items",) else "items_only"  # `items` is a method of the dict that holds it
 
-    Attributes:
-        optimizer: Class that names it to fbgemm: SGD, Adagrad or RowWiseAdagrad (a CPU has no fused Adam).
-        options: Its arguments, e.g. ``lr`` and ``eps``.
-    """
 
-    optimizer: type[torch.optim.Optimizer]
-    options: Mapping[str, float]
+def needs_static_shapes(tensor: Tensor) -> bool:
+    """Return whether the number of ids must not depend on the data: off the CPU, where counting them waits."""
+    return tensor.device.type != "cpu"
 
 
 class FeatureEmbedding(nn.Module):
-    """TorchRec tables for the features of a schema.
+    """TorchRec tables for the categorical features and bags of a schema; numeric features and vectors pass through.
 
-    Tables are looked up by `EmbeddingBagCollection`s with bags of length 1, or 0 for padding: the pooled kernel with
-    length-1 bags is several times faster on CPU than the sequence kernel. Requests (B rows), pool items (M rows) and
-    histories (B L rows) differ in their number of rows, so the tables are grouped by which of the three use them, and
-    each group is one collection whose rows are those of its kinds, one after another. Plain tables on a CPU are read by
-    `look_up` instead, where numba is installed: the same numbers, several times faster still.
+    Tables are looked up by `EmbeddingBagCollection`s: the pooled kernel with bags of length 1 is several times faster
+    on a CPU than the sequence kernel. A bag feature is the mean over its real ids. On a CPU padding is left out of the
+    bags; on other devices it stays in them with weight 0, so that shapes are known without reading the ids (`Layout`
+    says how features are grouped). Tables that are not sharded and have nothing to learn, or an ordinary optimizer,
+    are read directly: on a CPU by `look_up` where numba is installed and no feature is a bag, else by `embedding_bag`.
+
+    A module on the meta device holds plain tables. Moving them to a real device (`to_empty`) initialises them, and
+    builds the fused ones if a fused optimizer was asked for; moving to another device builds fused tables again there.
 
     Args:
         schema: The features.
         dim: Embedding dimension, one for all tables or by table name (then with the key ``"default"`` for the rest).
         init_std: Tables are initialised from N(0, init_std^2).
         fused: Update the tables inside backward with this optimizer; None = an ordinary one does it.
+        device: Where the tables are made; None = torch's default device.
+
+    Attributes:
+        collections: The tables. What belongs to it is a table for the optimizer, whatever its class.
+        dims: Width of the output of each part: ``"request"``, ``"items"``, ``"history"``.
+        fused: The optimizer of the tables, as given; None after `defuse`.
+
+    Example:
+        >>> from recsys_topk.datamodules.schema import Feature, Table
+        >>> schema = Schema(
+        ...     tables=(Table("video", 100), Table("genre", 20)),
+        ...     request=(Feature("age", kind="numeric"),),
+        ...     history=(Feature("video_id", "video"),),
+        ...     items=(Feature("video_id", "video"), Feature("genres", "genre", "bag", 3)),
+        ... )
+        >>> FeatureEmbedding(schema, dim=4).dims
+        {'request': 1, 'items': 8, 'history': 4}
     """
 
     def __init__(
@@ -71,133 +103,236 @@ class FeatureEmbedding(nn.Module):
         dim: int | Mapping[str, int] = 8,
         init_std: float = 1.0,
         fused: FusedOptimizer | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        dims = _dimensions(schema, dim)
-        self.groups = _group_tables(schema)
+        if not schema.items:
+            raise ValueError("the schema has no item features, so a stage cannot tell items apart; add one")
+        self.layout = Layout(schema, _dimensions(schema, dim))
+        self.fused = fused
+        place = torch.get_default_device() if device is None else torch.device(device)
+        self._weighted = {name_of(parts): self._needs_weights(parts, place) for parts in self.groups}
         self.collections = nn.ModuleDict(
-            {
-                "_".join(kinds): _collection([_config(table, dims[table.name], init_std) for table in tables], fused)
-                for kinds, tables in self.groups.items()
-            }
+            {name_of(parts): self._collection(parts, place, init_std) for parts in self.groups}
         )
-        self.columns = {
-            (kinds, kind): [_column(schema, kind, table.name) for table in tables]
-            for kinds, tables in self.groups.items()
-            for kind in kinds
-        }
-        self.dims = {
-            kind: sum(dims[table.name] for kinds, tables in self.groups.items() if kind in kinds for table in tables)
-            for kind in KINDS
-        }
-        for kinds, tables in self.groups.items():
-            padding = torch.tensor([table.padding for table in tables])
-            self.register_buffer(f"padding_{'_'.join(kinds)}", padding[:, None], persistent=False)
-        self.slots = self._slots(dims)
+        self._register_columns(place)
+        self.value_names = {part: list(schema.value_columns(part)) for part in PARTS}
+        self._slots = None if any(self.layout.has_bags(parts) for parts in self.groups) else self._make_slots()
 
     @property
-    def history_dim(self) -> int:
-        """Width of an embedded view; the first `history_dim` columns of `Embedded.items` are the same features."""
-        return self.dims["history"]
+    def groups(self) -> dict[Parts, list[Any]]:
+        """The tables of each collection, by the parts that read them."""
+        return self.layout.groups
+
+    @property
+    def dims(self) -> dict[Part, int]:
+        """Width of the output of each part."""
+        return self.layout.dims
+
+    @property
+    def shared_dim(self) -> int:
+        """Width of the item columns, the first ones, whose features the history has too."""
+        return self.layout.shared_dim
 
     def forward(self, batch: CascadeBatch, history: HistoryForm = "rows") -> Embedded:
         """Embed a batch.
 
         Args:
-            batch: The ids.
-            history: ``"rows"`` for every view, ``"mean"`` for their mean (one bag a request, which is cheaper).
+            batch: The ids and values.
+            history: ``"rows"`` for every view, ``"mean"`` for their mean (one bag per request, which is cheaper).
         """
-        tables = self._plain_tables()
-        if tables is not None:
-            ids = [batch.request, batch.items, batch.history if history == "mean" else batch.history.flatten(0, 1)]
-            ids = [rows.long().contiguous() for rows in ids]
-            longest = batch.history.shape[1] + 1
-            lengths = checked(batch.history_length, longest, "history lengths") if history == "mean" else None
-            request, items, views = look_up(self.slots, ids, tables, lengths)
-            return Embedded(request, items, views if history == "mean" else views.view(*batch.history.shape[:2], -1))
-        parts: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
-        for kinds in self.groups:
-            for kind, embedded in self._look_up(kinds, batch, history).items():
-                parts[kind].append(embedded)
-        joined = {kind: torch.cat(part, dim=1) if len(part) > 1 else part[0] for kind, part in parts.items()}
-        if history == "mean":
-            count = batch.history_length.clamp_min(1)[:, None]
-            joined["history"] = joined["history"] / count
-        else:
-            joined["history"] = joined["history"].view(*batch.history.shape[:2], -1)
+        found = self._by_loops(batch, history)
+        if found is None:
+            found = self._by_bags(batch, history)
+            if history == "mean":
+                found["history"] = found["history"] / batch.history_length.clamp_min(1)[:, None]
+        joined = {part: self._with_values(part, found[part], batch, history) for part in PARTS}
+        if history == "rows":
+            joined["history"] = joined["history"].view(*batch.history.shape[:2], self.dims["history"])
         return Embedded(**joined)
 
-    def _slots(self, dims: Mapping[str, int]) -> list[Slot]:
-        tables = [table for group in self.groups.values() for table in group]
-        slots, filled = [], dict.fromkeys(KINDS, 0)
-        for kinds, group in self.groups.items():
-            for kind in kinds:
-                for table, column in zip(group, self.columns[kinds, kind], strict=True):
-                    where = (KINDS.index(kind), column, tables.index(table))
-                    slots.append(Slot(*where, table.name, table.padding, filled[kind], dims[table.name]))
-                    filled[kind] += dims[table.name]
+    def defuse(self) -> FusedOptimizer | None:
+        """Turn tables with a fused optimizer into plain ones with the same weights, and return that optimizer.
+
+        For strategies that place the tables themselves and apply the optimizer afterwards, e.g. with TorchRec's
+        ``apply_optimizer_in_backward(found.optimizer, embedding.collections.parameters(), dict(found.options))``.
+        No weights are copied. Returns None if the tables were left to an ordinary optimizer.
+        """
+        fused, self.fused = self.fused, None
+        for name, collection in self.collections.items():
+            if is_fused(collection):
+                weights = table_weights(collection)
+                device = next(iter(weights.values())).device
+                plain: Any = plain_collection(configs_of(collection), torch.device("meta"), self._weighted[name])
+                for table, weight in weights.items():
+                    plain.embedding_bags[table].weight = nn.Parameter(weight.detach())
+                plain._device = device
+                self.collections[name] = plain
+        return fused
+
+    def reset_parameters(self) -> None:
+        """Draw all tables anew."""
+        for collection in self.collections.values():
+            initialise(collection)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = [weight.device.type for weight in self.collections.parameters()]
+        kernels_hold = {name: _addresses(part) for name, part in self.collections.items() if is_fused(part)}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        materialised = "meta" in before and not any(weight.is_meta for weight in self.collections.parameters())
+        for name, collection in self.collections.items():
+            moved = name in kernels_hold and _addresses(collection) != kernels_hold[name]
+            if moved or (materialised and self.fused is not None and is_plain(collection)):
+                self.collections[name] = self._fused_copy(name, collection)
+        if materialised:
+            self._register_columns(next(self.collections.parameters()).device)
+            self.reset_parameters()
+        return self
+
+    def _fused_copy(self, name: str, collection: nn.Module) -> nn.Module:
+        """Return a fused collection with the weights of another, on their device; its optimizer state begins anew."""
+        assert self.fused is not None
+        weights = table_weights(collection)
+        first = next(iter(weights.values()))
+        if first.dtype != torch.float32:
+            raise ValueError(
+                f"tables with an optimizer inside backward hold float32, got {first.dtype}; "
+                f"use embedding_optimizer 'same', or another precision"
+            )
+        self._weighted[name] = self._weighted[name] or first.device.type != "cpu"
+        with torch.random.fork_rng(devices=[]):
+            made = fused_collection(configs_of(collection), first.device, self._weighted[name], self.fused)
+        with torch.no_grad():
+            for table, weight in table_weights(made).items():
+                weight.copy_(weights[table])
+        return made
+
+    def _needs_weights(self, parts: Parts, device: torch.device) -> bool:
+        return self.layout.has_bags(parts) or device.type != "cpu"
+
+    def _collection(self, parts: Parts, device: torch.device, init_std: float) -> nn.Module:
+        features: dict[str, list[str]] = {}
+        for key, table in self.layout.keys[parts].items():
+            features.setdefault(table.name, []).append(key)
+        configs = [
+            table_config(table, self.layout.table_dims[table.name], features[table.name], init_std)
+            for table in self.groups[parts]
+        ]
+        weighted = self._needs_weights(parts, device)
+        if self.fused is None or device.type == "meta":
+            return plain_collection(configs, device, weighted)
+        return fused_collection(configs, device, weighted, self.fused)
+
+    def _register_columns(self, device: torch.device) -> None:
+        for part, chosen in self.layout.selections.items():
+            columns = None if chosen is None else torch.tensor(chosen, device=device)
+            self.register_buffer(f"columns_{part}", columns, persistent=False)
+
+    def _make_slots(self) -> list[Slot]:
+        tables = [table.name for group in self.groups.values() for table in group]
+        slots = []
+        for part in PARTS:
+            start = 0
+            for use in self.layout.uses[part]:
+                where = (PARTS.index(part), use.columns.start, tables.index(use.table.name))
+                slots.append(Slot(*where, use.table.name, use.table.padding, start, self.layout.dim(use)))
+                start += self.layout.dim(use)
         return slots
 
-    def _plain_tables(self) -> list[Tensor] | None:
-        """Return the weights in the order of the groups, or None if TorchRec has to read them: fused or sharded."""
-        if any(type(collection) is not EmbeddingBagCollection for collection in self.collections.children()):
+    def _by_loops(self, batch: CascadeBatch, history: HistoryForm) -> dict[Part, Tensor] | None:
+        """Look up by compiled loops, or return None if they cannot serve these tables."""
+        collections = list(self.collections.values())
+        if not self._slots or not all(readable(collection) for collection in collections):
             return None
-        weights: list[Tensor] = list(self.collections.parameters())
-        return weights if look_up.backend_for(self.slots, (), weights, None) != "torch" else None
+        weights = [weight for collection in collections for weight in table_weights(collection).values()]
+        if look_up.backend_for(self._slots, (), weights, None) == "torch":
+            return None
+        ids = [rows.long().contiguous() for rows in _ids(batch, history).values()]
+        longest = batch.history.shape[1] + 1
+        lengths = checked(batch.history_length, longest, "history lengths") if history == "mean" else None
+        return dict(zip(PARTS, look_up(self._slots, ids, weights, lengths), strict=True))
 
-    def _look_up(self, kinds: tuple[str, ...], batch: CascadeBatch, history: HistoryForm) -> dict[str, Tensor]:
-        name = "_".join(kinds)
-        collection = self.collections[name]
-        keys = [table.name for table in self.groups[kinds]]
-        ids = [getattr(batch, kind)[..., self.columns[kinds, kind]].flatten(0, -2) for kind in kinds]
-        rows = torch.cat(ids).t() if len(ids) > 1 else ids[0].t()
-        present = rows != getattr(self, f"padding_{name}")
-        sizes = [part.shape[0] for part in ids]
-        lengths = list(torch.split(present, sizes, dim=1))
-        if history == "mean" and "history" in kinds:
-            at = kinds.index("history")
-            size, length = batch.history.shape[:2]
-            lengths[at] = lengths[at].reshape(len(keys), size, length).sum(-1)
-            sizes[at] = size
-        bags = torch.cat([part.to(torch.int32) for part in lengths], dim=1).flatten()
-        keyed = collection(KeyedJaggedTensor(keys=keys, values=rows[present], lengths=bags))
-        return dict(zip(kinds, torch.split(_values(keyed, keys), sizes), strict=True))
+    def _by_bags(self, batch: CascadeBatch, history: HistoryForm) -> dict[Part, Tensor]:
+        """Look up by `embedding_bag` or TorchRec; the history of the form ``"mean"`` is a sum over views."""
+        ids = _ids(batch, history)
+        blocks: dict[Part, list[Tensor]] = {part: [] for part in PARTS}
+        for parts in self.groups:
+            collection = self.collections[name_of(parts)]
+            direct, static = readable(collection), needs_static_shapes(batch.items)
+            weighted = static or self.layout.has_bags(parts) if direct else self._weighted[name_of(parts)]
+            keys = {
+                key: _joined(
+                    [_bags(ids[part], self.layout.use(part, key), weighted, static and weighted) for part in parts]
+                )
+                for key in self.layout.keys[parts]
+            }
+            values = (read_weights if direct else read_torchrec)(collection, keys)
+            for part, block in zip(parts, torch.split(values, [len(ids[part]) for part in parts]), strict=True):
+                blocks[part].append(block)
+        found: dict[Part, Tensor] = {}
+        for part, own in blocks.items():
+            block = torch.cat(own, dim=1) if own else batch.labels.new_zeros(len(ids[part]), 0)
+            columns: Tensor | None = getattr(self, f"columns_{part}")
+            found[part] = block if columns is None else block.index_select(1, columns)
+        return found
+
+    def _with_values(self, part: Part, embedded: Tensor, batch: CascadeBatch, history: HistoryForm) -> Tensor:
+        if not self.layout.values[part]:
+            return embedded
+        values = {"request": batch.request_values, "items": batch.item_values, "history": batch.history_values}[part]
+        if values.shape[-1] != self.layout.values[part]:
+            raise ValueError(
+                f"the schema has {self.layout.values[part]} values for {part} ({', '.join(self.value_names[part])}) "
+                f"and the batch {values.shape[-1]}; the data module must fill {part.removesuffix('s')}_values"
+            )
+        if part == "history":
+            values = values.sum(1) / batch.history_length.clamp_min(1)[:, None] if history == "mean" else values
+            values = values.flatten(0, -2)
+        return torch.cat([embedded, values.to(embedded.dtype)], dim=1)
 
 
-def _config(table: Table, dim: int, init_std: float) -> Any:
-    return EmbeddingBagConfig(
-        name=table.name,
-        embedding_dim=dim,
-        num_embeddings=table.rows,
-        feature_names=[table.name],
-        pooling=PoolingType.SUM,
-        init_fn=partial(torch.nn.init.normal_, std=init_std),
+def _ids(batch: CascadeBatch, history: HistoryForm) -> dict[Part, Tensor]:
+    """Return the ids of each part, one row per vector that is wanted."""
+    views = batch.history if history == "mean" else batch.history.flatten(0, 1)
+    return {"request": batch.request, "items": batch.items, "history": views}
+
+
+def _bags(ids: Tensor, use: Use | None, weighted: bool, static: bool) -> Bags:
+    """Return the bags of one feature, one per row of `ids`; empty ones for a part that has no such feature."""
+    if use is None:
+        none = ids.new_empty(0, dtype=torch.float32) if weighted else None
+        return Bags(ids.new_empty(0), ids.new_zeros(len(ids)), none)
+    own = ids[..., use.columns]
+    present = own != use.table.padding
+    weights = present.float() if weighted else None
+    if weights is not None and use.bag:
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(1.0)
+    if static:
+        assert weights is not None
+        return Bags(own.flatten(), ids.new_full((len(own),), own.shape[1:].numel()), weights.flatten())
+    return Bags(own[present], present.flatten(1).sum(1), None if weights is None else weights[present])
+
+
+def _joined(bags: list[Bags]) -> Bags:
+    weights = [bag.weights for bag in bags if bag.weights is not None]
+    return Bags(
+        torch.cat([bag.ids for bag in bags]),
+        torch.cat([bag.lengths for bag in bags]),
+        torch.cat(weights) if weights else None,
     )
 
 
-def _collection(configs: Sequence[Any], fused: FusedOptimizer | None) -> nn.Module:
-    if fused is None:
-        plain: nn.Module = EmbeddingBagCollection(tables=list(configs))
-        return plain
-    made: nn.Module = FusedEmbeddingBagCollection(
-        tables=list(configs), optimizer_type=fused.optimizer, optimizer_kwargs=dict(fused.options)
-    )
-    weights = made.state_dict()
-    for config in configs:  # the fused collection has an initialisation of its own
-        config.init_fn(weights[f"embedding_bags.{config.name}.weight"])
-    return made
-
-
-def _values(keyed: Any, keys: Sequence[str]) -> Tensor:
-    """Read a KeyedTensor in the order of `keys`: as it lies if it has that order (free), by name if not (sharded)."""
-    values: Tensor = keyed.values() if list(keyed.keys()) == keys else KeyedTensor.regroup([keyed], [list(keys)])[0]
-    return values
+def _addresses(collection: nn.Module) -> list[int]:
+    return [weight.data_ptr() for weight in table_weights(collection).values()]
 
 
 def _dimensions(schema: Schema, dim: int | Mapping[str, int]) -> dict[str, int]:
     names = [table.name for table in schema.tables]
     if isinstance(dim, int):
         dim = {"default": dim}
+    small = {name: value for name, value in dim.items() if value < 1}
+    if small:
+        raise ValueError(f"embedding dimensions must be at least 1, got {small}")
     unknown = set(dim) - {*names, "default"}
     if unknown:
         raise ValueError(f"embedding dimensions name unknown tables {sorted(unknown)}; the schema has {names}")
@@ -207,36 +342,9 @@ def _dimensions(schema: Schema, dim: int | Mapping[str, int]) -> dict[str, int]:
     return {name: dim.get(name, dim.get("default", 0)) for name in names}
 
 
-def _group_tables(schema: Schema) -> dict[tuple[str, ...], list[Table]]:
-    """Group the tables by the kinds of rows that use them, the history's first, each in column order of first use."""
-    users: dict[str, list[str]] = {}
-    for kind in ("history", "items", "request"):
-        features = getattr(schema, kind)
-        seen = [feature.table for feature in features]
-        doubled = {table for table in seen if seen.count(table) > 1}
-        if doubled:
-            raise ValueError(
-                f"two {kind} features share the tables {sorted(doubled)}; give each feature of one kind its own table"
-            )
-        for table in seen:
-            users.setdefault(table, []).append(kind)
-    groups: dict[tuple[str, ...], list[Table]] = {}
-    for table, kinds in users.items():
-        groups.setdefault(tuple(kind for kind in KINDS if kind in kinds), []).append(schema.table(table))
-    return groups
-
-
-def _column(schema: Schema, kind: str, table: str) -> int:
-    return next(i for i, feature in enumerate(getattr(schema, kind)) if feature.table == table)
-
-
 def table_sizes(embedding: FeatureEmbedding) -> list[dict[str, object]]:
     """Return name, rows, dimension and megabytes of each table, largest first."""
-    configs = [
-        config
-        for collection in embedding.collections.children()
-        for config in collection.embedding_bag_configs()  # type: ignore[operator]
-    ]
+    configs = [config for collection in embedding.collections.values() for config in configs_of(collection)]
     configs.sort(key=lambda config: -config.num_embeddings * config.embedding_dim)
     return [
         {

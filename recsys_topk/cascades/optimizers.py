@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from recsys_topk.cascades.features import FusedOptimizer
+from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.tables import FusedOptimizer
 from recsys_topk.registry import nearest
 
 OptimizerName = Literal["adam", "adamw", "adagrad", "sgd"]
@@ -46,12 +46,32 @@ def fused_optimizer(name: str, lr: float) -> FusedOptimizer | None:
     return FusedOptimizer(FUSED[name], {"lr": lr} if name == "sgd" else {"lr": lr, "eps": 1e-10})
 
 
+def table_collections(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the collections of embedding tables in a module by path: what a `FeatureEmbedding` holds, of any class."""
+    return {
+        f"{path}.collections.{name}" if path else f"collections.{name}": collection
+        for path, part in module.named_modules()
+        if isinstance(part, FeatureEmbedding)
+        for name, collection in part.collections.items()
+    }
+
+
+def inner_optimizer(collection: nn.Module) -> Any:
+    """Return the optimizer with which tables update themselves inside backward, or None if an ordinary one is to.
+
+    TorchRec's unsharded collections have it as a method, the sharded ones as a property.
+    """
+    found = getattr(collection, "fused_optimizer", None)
+    return found() if callable(found) else found
+
+
 def make_optimizer(name: str, module: nn.Module, lr: float, options: Mapping[str, Any]) -> Optimizer:
     """Build the optimizer of a module; tables that update themselves inside backward keep their own.
 
     The ordinary optimizers run with their fused kernels, which take one pass over the parameters. If
-    there are fused tables, both kinds are combined into one optimizer, so that schedules reach the tables and
-    checkpoints hold their state.
+    there are tables with an optimizer of their own, both kinds are combined into one optimizer, so that schedules
+    reach the tables and checkpoints hold their state. Parameters to which `apply_optimizer_in_backward` was applied
+    are left alone.
 
     Args:
         name: One of `OPTIMIZERS`.
@@ -61,9 +81,15 @@ def make_optimizer(name: str, module: nn.Module, lr: float, options: Mapping[str
     """
     if name not in OPTIMIZERS:
         raise _unknown("optimizer", name, tuple(OPTIMIZERS))
-    tables = {path: part for path, part in module.named_modules() if isinstance(part, FusedEmbeddingBagCollection)}
-    inside = {id(parameter) for part in tables.values() for parameter in part.parameters()}
-    dense = {path: p for path, p in module.named_parameters() if id(p) not in inside}
+    collections = table_collections(module)
+    inner = {path: inner_optimizer(collection) for path, collection in collections.items()}
+    inner = {path: optimizer for path, optimizer in inner.items() if optimizer is not None}
+    inside = {id(parameter) for path in inner for parameter in collections[path].parameters()}
+    dense = {
+        path: parameter
+        for path, parameter in module.named_parameters()
+        if id(parameter) not in inside and not hasattr(parameter, "_in_backward_optimizers")
+    }
 
     def build(parameters: Any) -> Optimizer:
         try:
@@ -71,9 +97,9 @@ def make_optimizer(name: str, module: nn.Module, lr: float, options: Mapping[str
         except TypeError as error:
             raise ValueError(f"optimizer {name!r} does not take these options: {error}") from error
 
-    if not tables:
+    if not inner:
         return build(list(dense.values()))
-    return DenseAndFused(build(list(dense.values())), dense, {path: t.fused_optimizer() for path, t in tables.items()})
+    return DenseAndFused(build(list(dense.values())), dense, inner)
 
 
 class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is untyped here

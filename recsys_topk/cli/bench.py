@@ -12,7 +12,7 @@ from typing import Any
 
 from recsys_topk.bench.result import BenchResult
 from recsys_topk.cli.console import echo, warn
-from recsys_topk.reports.files import write_whole
+from recsys_topk.runs.files import write_whole
 
 SUITES = {
     "operators": "every top-k operator, forward and backward",

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recsys_topk.cli.console import echo, table, warn
-from recsys_topk.cli.trials import Trial, add_options, by_label, plan, run_all
-from recsys_topk.reports.files import csv_text, write_whole
-from recsys_topk.reports.provenance import provenance
+from recsys_topk.runs.files import csv_text, write_whole
+from recsys_topk.runs.provenance import provenance
+from recsys_topk.runs.trials import Trial, add_options, by_label, plan, run_all
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     facts = provenance(["recsys-topk", "compare", *argv])
     trials = plan(options, further)
     todo = [trial for trial in trials if trial.read() is None]
-    from recsys_topk.cli.trial import train_and_test
+    from recsys_topk.experiments.compare import train_and_test
 
     folder = Path(options.out)
     run_all(train_and_test, todo, len(trials), options.jobs, folder.name, outcome)
@@ -109,8 +109,8 @@ def log_to_wandb(
     """Log the table and the plots as one W&B run, offline without a key."""
     import wandb
 
-    from recsys_topk.cli.runs import offline_wandb
     from recsys_topk.reports import plots
+    from recsys_topk.runs.directory import offline_wandb
 
     columns = list(rows[0])
     config = {name: content[name] for name in ("command", "versions", "machine", "started", "arguments")}

@@ -7,8 +7,8 @@ import warnings
 from typing import Any
 
 from recsys_topk.cli.console import echo, warn
-from recsys_topk.cli.runs import offline_wandb
-from recsys_topk.reports.files import write_whole
+from recsys_topk.runs.directory import offline_wandb
+from recsys_topk.runs.files import write_whole
 
 NAME = "recsys-topk"
 RECALL = "val/joint_recall@10@20"

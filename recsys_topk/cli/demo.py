@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     options, further = parser.parse_known_args(argv)
 
     from recsys_topk.cli.training import run
-    from recsys_topk.datamodules.ground_truth import reference_recalls
+    from recsys_topk.datamodules import reference_recalls
 
     fit = ["fit", "--loss", options.loss, "--config", "simulated", f"--trainer.max_epochs={options.epochs}"]
     trained = run([*fit, "--out", options.out, "--name", "demo", *further])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from recsys_topk.cli.console import echo, warn
 
 if TYPE_CHECKING:
-    from recsys_topk.datamodules.cache import DayCache
+    from recsys_topk.datamodules.recflow import DayCache
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,10 +30,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command; return 0, or 1 after an error of the user's."""
     given = parser().parse_args(argv)
-    from recsys_topk.datamodules.cache import DayCache
-    from recsys_topk.datamodules.days import select_days
-    from recsys_topk.datamodules.folders import cache_home
-    from recsys_topk.datamodules.source import RecFlowFiles
+    from recsys_topk.datamodules import cache_home
+    from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles, select_days
 
     try:
         files = RecFlowFiles(given.root)

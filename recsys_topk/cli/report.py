@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.cli.console import echo
-from recsys_topk.reports.files import write_whole
-from recsys_topk.reports.provenance import provenance
 from recsys_topk.reports.results import Found, find_all
+from recsys_topk.runs.files import write_whole
+from recsys_topk.runs.provenance import provenance
 
 
 def main(argv: list[str]) -> int:
@@ -65,9 +65,9 @@ def log_to_wandb(target: Path, sections: Sequence[Any], facts: dict[str, Any]) -
 
     import wandb
 
-    from recsys_topk.cli.runs import offline_wandb
     from recsys_topk.reports import plots
     from recsys_topk.reports.page import anchors
+    from recsys_topk.runs.directory import offline_wandb
 
     with (
         tempfile.TemporaryDirectory() as scratch,

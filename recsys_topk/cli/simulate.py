@@ -6,7 +6,7 @@ import argparse
 import time
 
 from recsys_topk.cli.console import echo, table, warn
-from recsys_topk.datamodules.world import WorldConfig
+from recsys_topk.datamodules import WorldConfig
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     out, recalls = given.pop("out"), given.pop("recalls")
     from tqdm import tqdm
 
-    from recsys_topk.datamodules.simulator import simulate
+    from recsys_topk.datamodules import simulate
 
     began = time.monotonic()
     try:
@@ -59,8 +59,7 @@ def main(argv: list[str]) -> int:
     requests = config.days * config.requests
     echo(f"{root}: {config.days} days, {requests} requests in {time.monotonic() - began:.1f} s")
     if recalls:
-        from recsys_topk.datamodules.recflow import RecFlowDataModule
-        from recsys_topk.datamodules.simulator import reference_recalls
+        from recsys_topk.datamodules import RecFlowDataModule, reference_recalls
 
         data = RecFlowDataModule(root=str(root))
         data.prepare_data()

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from recsys_topk.cli.console import echo, table, warn
-from recsys_topk.cli.trials import Trial, add_options, by_label, plan, run_all
-from recsys_topk.reports.files import csv_text, write_whole
-from recsys_topk.reports.provenance import provenance
+from recsys_topk.runs.files import csv_text, write_whole
+from recsys_topk.runs.provenance import provenance
+from recsys_topk.runs.trials import Trial, add_options, by_label, plan, run_all
 
 Runs: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     trials = plan(options, further, "days")
     for trial in trials:
         trial.read()  # raises before anything runs if one of them was made with other options
-    from recsys_topk.cli.stream_trial import stream_days
+    from recsys_topk.experiments.stream import stream_days
 
     folder = Path(options.out)
     rows = DayRows(max(len(trial.label) for trial in trials))

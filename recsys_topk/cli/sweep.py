@@ -13,7 +13,7 @@ import yaml
 import recsys_topk
 from recsys_topk.cli.console import echo, table
 from recsys_topk.registry import nearest
-from recsys_topk.reports.files import write_whole
+from recsys_topk.runs.files import write_whole
 
 ARGS = "  - ${args}\n"
 

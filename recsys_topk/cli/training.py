@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recsys_topk.cli.arguments import from_checkpoint, option_value, registries, rewrite, without_option
 from recsys_topk.cli.console import echo
 from recsys_topk.cli.help import class_help, command_help
-from recsys_topk.cli.resume import LONGER, Resumption, plan
+from recsys_topk.runs.config import from_checkpoint, option_value, registries, rewrite, without_option
+from recsys_topk.runs.resume import LONGER, Resumption, plan
 
 if TYPE_CHECKING:
-    from recsys_topk.cli.lightning_cli import CascadeCLI
+    from recsys_topk.runs.lightning_cli import CascadeCLI
 
 MODEL_COMMANDS = ("validate", "test", "predict")
 
@@ -89,6 +89,6 @@ def run(argv: list[str], resumption: Resumption | None = None, execute: bool = T
         for line in resumption.lines:
             echo(line)
 
-    from recsys_topk.cli.lightning_cli import run_cli
+    from recsys_topk.runs.lightning_cli import run_cli
 
     return run_cli(arguments, resumption, execute)

@@ -1,4 +1,4 @@
-"""Data: the batch, RecFlow, its simulator, negative expansion.
+"""Data: the batch, its schema, negatives, and one sub-package per source.
 
 Names are imported on first use, so that the batch and the schema need torch only.
 """
@@ -9,26 +9,56 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from recsys_topk.datamodules.base import CascadeDataModule as CascadeDataModule
+    from recsys_topk.datamodules.base import available as available
+    from recsys_topk.datamodules.base import get as get
+    from recsys_topk.datamodules.base import registry as registry
+    from recsys_topk.datamodules.base import restore as restore
     from recsys_topk.datamodules.batch import CascadeBatch as CascadeBatch
-    from recsys_topk.datamodules.ground_truth import GroundTruth as GroundTruth
-    from recsys_topk.datamodules.ground_truth import reference_recalls as reference_recalls
+    from recsys_topk.datamodules.folders import cache_home as cache_home
+    from recsys_topk.datamodules.hyper_parameters import data_spec as data_spec
+    from recsys_topk.datamodules.loader import ShardLoader as ShardLoader
+    from recsys_topk.datamodules.negatives import Catalogue as Catalogue
+    from recsys_topk.datamodules.negatives import NegativeSource as NegativeSource
     from recsys_topk.datamodules.negatives import expand as expand
-    from recsys_topk.datamodules.recflow import RecFlowDataModule as RecFlowDataModule
+    from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule as RecFlowDataModule
+    from recsys_topk.datamodules.recflow.streaming import DayStream as DayStream
+    from recsys_topk.datamodules.schema import Feature as Feature
     from recsys_topk.datamodules.schema import Schema as Schema
-    from recsys_topk.datamodules.simulator import simulate as simulate
-    from recsys_topk.datamodules.streaming import DayStream as DayStream
-    from recsys_topk.datamodules.world import WorldConfig as WorldConfig
+    from recsys_topk.datamodules.schema import Table as Table
+    from recsys_topk.datamodules.shard import Shard as Shard
+    from recsys_topk.datamodules.shard import ShardBatch as ShardBatch
+    from recsys_topk.datamodules.shard import TensorShard as TensorShard
+    from recsys_topk.datamodules.simulator.ground_truth import GroundTruth as GroundTruth
+    from recsys_topk.datamodules.simulator.ground_truth import reference_recalls as reference_recalls
+    from recsys_topk.datamodules.simulator.simulation import simulate as simulate
+    from recsys_topk.datamodules.simulator.world import WorldConfig as WorldConfig
 
 _HOME = {
     "CascadeBatch": "batch",
-    "DayStream": "streaming",
-    "GroundTruth": "ground_truth",
-    "RecFlowDataModule": "recflow",
+    "CascadeDataModule": "base",
+    "Catalogue": "negatives",
+    "DayStream": "recflow.streaming",
+    "Feature": "schema",
+    "GroundTruth": "simulator.ground_truth",
+    "NegativeSource": "negatives",
+    "RecFlowDataModule": "recflow.datamodule",
     "Schema": "schema",
-    "WorldConfig": "world",
+    "Shard": "shard",
+    "ShardBatch": "shard",
+    "ShardLoader": "loader",
+    "Table": "schema",
+    "TensorShard": "shard",
+    "WorldConfig": "simulator.world",
+    "available": "base",
+    "cache_home": "folders",
+    "data_spec": "hyper_parameters",
     "expand": "negatives",
-    "reference_recalls": "ground_truth",
-    "simulate": "simulator",
+    "get": "base",
+    "reference_recalls": "simulator.ground_truth",
+    "registry": "base",
+    "restore": "base",
+    "simulate": "simulator.simulation",
 }
 
 

@@ -30,7 +30,7 @@ class CascadeBatch:
         history: (B, L, F_h) int64, ids of the user's last views, oldest first; row b holds `history_length[b]` real
             views, first, and padding ids after them.
         history_length: (B,) int64.
-        item_id: (M,) int64, the identity of each pool item; no value occurs twice.
+        item_id: (M,) int64, the identity of each pool item; no value occurs twice (see `schema.VARIANT`).
         items: (M, F_i) int64, ids of the pool's categorical features and bags.
         candidates: (B, N) int64 indices into the pool.
         labels: (B, N) float32, bigger is better.

@@ -1,4 +1,4 @@
-"""Batches of days in order: shuffled within a day, shared among processes and workers, resumable at any batch."""
+"""Batches of shards in order: shuffled within a shard, shared among processes and workers, resumable at any batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from recsys_topk.datamodules.batches import BatchMaker, DayBatch
-from recsys_topk.datamodules.cache import PreparedDay
+from recsys_topk.datamodules.shard import Shard, ShardBatch
 
 Array = npt.NDArray[Any]
 
@@ -22,22 +21,22 @@ _EPOCH_STEP: Final = 0x9E3779B97F4A7C1
 
 @dataclass(frozen=True)
 class Slice:
-    """A batch of all processes together: positions `start` to `stop` of the day's order."""
+    """A batch of all processes together: positions `start` to `stop` of the shard's order."""
 
-    day: int
+    shard: int
     start: int
     stop: int
 
 
 def plan(sizes: Sequence[int], batch_size: int, processes: int) -> list[Slice]:
-    """Cut days into batches of `batch_size` for each process.
+    """Cut shards into batches of `batch_size` for each process.
 
-    No batch spans two days, no request is dropped or repeated, and every process has the same number of batches with
+    No batch spans two shards, no request is dropped or repeated, and every process has the same number of batches with
     at least one request each: a tail with fewer requests than processes joins the batch before it.
 
     Args:
-        sizes: Requests of each day.
-        batch_size: Requests a batch and process.
+        sizes: Requests of each shard.
+        batch_size: Requests per batch and process.
         processes: Number of processes.
 
     Example:
@@ -47,55 +46,54 @@ def plan(sizes: Sequence[int], batch_size: int, processes: int) -> list[Slice]:
         [(0, 4), (4, 9)]
     """
     slices = []
-    for day, size in enumerate(sizes):
+    for shard, size in enumerate(sizes):
         if size < processes:
-            raise ValueError(f"day number {day} has {size} requests, too few for {processes} processes")
+            raise ValueError(f"shard number {shard} has {size} requests, too few for {processes} processes")
         step = batch_size * processes
         edges = [*range(0, size, step), size]
         if len(edges) > 2 and edges[-1] - edges[-2] < processes:
             del edges[-2]
-        slices += [Slice(day, start, stop) for start, stop in itertools.pairwise(edges)]
+        slices += [Slice(shard, start, stop) for start, stop in itertools.pairwise(edges)]
     return slices
 
 
-class _Stream(IterableDataset[DayBatch]):
-    """The batches from one position of an epoch on; a worker makes every n-th of them."""
+class _Stream(IterableDataset[ShardBatch]):
+    """The batches from one position of an epoch on; worker w of n makes batches w, w + n, ..."""
 
-    def __init__(self, loader: DayLoader, epoch: int, start: int) -> None:
+    def __init__(self, loader: ShardLoader, epoch: int, start: int) -> None:
         self._loader = loader
         self._epoch = epoch
         self._start = start
 
-    def __iter__(self) -> Iterator[DayBatch]:
+    def __iter__(self) -> Iterator[ShardBatch]:
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         return self._loader.batches(self._epoch, range(self._start + first, len(self._loader), step))
 
 
-class DayLoader:
-    """An iterable over batches that Lightning takes as a data loader.
+class ShardLoader:
+    """An iterable over batches that Lightning accepts as a data loader.
 
-    Days come in the order given. Within a day the order is drawn from (seed, epoch, day), the same in every process,
-    of which each takes its share of every batch. With workers the batches and their order are the same as without.
+    Shards come in the order given. Within a shard the order is drawn from (seed, epoch, `Shard.order_key`). It is the
+    same in every process; each process takes its share of every batch. With workers the batches and their order are
+    the same as without.
 
-    It keeps count of the batches it handed out, so `state_dict` says where an interrupted epoch is to go on.
+    The loader counts the batches it returned, so `state_dict` says where to resume an interrupted epoch.
 
     Args:
-        days: The days, in order.
-        maker: Makes the batches.
-        batch_size: Requests a batch and process.
+        shards: The shards, in order.
+        batch_size: Requests per batch and process.
         seed: Seed of the order and of the negatives.
-        shuffle: Whether to shuffle within a day.
+        shuffle: Whether to shuffle within a shard.
         training: Whether these are training batches: their negatives differ from epoch to epoch.
         rank: Number of this process.
         processes: Number of processes.
-        num_workers: Worker processes that make batches; 0 = this process does.
+        num_workers: Worker processes that make batches; 0 = this process makes them.
     """
 
     def __init__(
         self,
-        days: Sequence[PreparedDay],
-        maker: BatchMaker,
+        shards: Sequence[Shard],
         batch_size: int,
         *,
         seed: int = 42,
@@ -107,8 +105,7 @@ class DayLoader:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        self.days = tuple(days)
-        self.maker = maker
+        self.shards = tuple(shards)
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
@@ -116,30 +113,35 @@ class DayLoader:
         self.rank = rank
         self.processes = processes
         self.num_workers = num_workers
-        self.slices = plan([len(day) for day in days], batch_size, processes)
+        self.slices = plan([len(shard) for shard in shards], batch_size, processes)
         self.epoch = 0
         self._given = 0
         self._resume_at = 0
 
     @property
-    def sampler(self) -> DayLoader:
+    def requests(self) -> int:
+        """Number of requests in an epoch, of all processes together."""
+        return sum(len(shard) for shard in self.shards)
+
+    @property
+    def sampler(self) -> ShardLoader:
         """The object that Lightning tells the epoch: this one."""
         return self
 
     @property
-    def batch_sampler(self) -> DayLoader:
+    def batch_sampler(self) -> ShardLoader:
         """Looked for by Lightning wherever there is a sampler."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next; a position loaded for another epoch is forgotten."""
+        """Set which epoch comes next; a position loaded for another epoch is forgotten."""
         if epoch != self.epoch:
             self.epoch, self._given, self._resume_at = epoch, 0, 0
 
     def __len__(self) -> int:
         return len(self.slices)
 
-    def __iter__(self) -> Iterator[DayBatch]:
+    def __iter__(self) -> Iterator[ShardBatch]:
         if self._given == len(self) and not self._resume_at:
             self.epoch += 1
         start, self._resume_at = self._resume_at, 0
@@ -150,49 +152,53 @@ class DayLoader:
             self._given += 1
             yield batch
 
-    def batches(self, epoch: int, numbers: range) -> Iterator[DayBatch]:
-        """Give the batches with some numbers of an epoch."""
+    def batches(self, epoch: int, numbers: range) -> Iterator[ShardBatch]:
+        """Yield the batches with some numbers of an epoch."""
         draw_seed = (self.seed + (epoch + 1) * _EPOCH_STEP) % (1 << 62) if self.training else self.seed
-        order, ordered_day = np.empty(0, dtype=np.int64), -1
+        order, ordered = np.empty(0, dtype=np.int64), -1
         for number in numbers:
             piece = self.slices[number]
-            day = self.days[piece.day]
-            if piece.day != ordered_day:
-                if ordered_day >= 0:
-                    self.days[ordered_day].release()  # memory is that of one day, however many there are
-                order, ordered_day = self._order(day, epoch), piece.day
+            shard = self.shards[piece.shard]
+            if piece.shard != ordered:
+                if ordered >= 0:
+                    self.shards[ordered].release()  # memory is that of one shard, however many there are
+                order, ordered = self._order(shard, epoch), piece.shard
             rows = order[piece.start : piece.stop][self.rank :: self.processes]
-            yield self.maker.make(day, rows, draw_seed=draw_seed, training=self.training)
+            yield ShardBatch.of(shard.batch(rows), shard=shard.name, draw_seed=draw_seed, training=self.training)
 
-    def _order(self, day: PreparedDay, epoch: int) -> Array:
+    def _order(self, shard: Shard, epoch: int) -> Array:
         if not self.shuffle:
-            return np.arange(len(day))
-        return np.random.default_rng([self.seed, epoch, int(day.day.replace("-", ""))]).permutation(len(day))
+            return np.arange(len(shard))
+        return np.random.default_rng([self.seed, epoch, shard.order_key]).permutation(len(shard))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the epoch is: the day and the requests of it already given (day None = the epoch is over)."""
+        """Return the position in the epoch: a shard and the number of its requests that were returned.
+
+        The shard is None at the end of an epoch.
+        """
         over = self._given == len(self)
         piece = self.slices[min(self._given, len(self) - 1)]
         return {
             "seed": self.seed,
             "epoch": self.epoch,
-            "day": None if over else self.days[piece.day].day,
+            "shard": None if over else self.shards[piece.shard].name,
             "offset": 0 if over else piece.start,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken: the next iteration begins with the batch that would have come next."""
+        """Resume where `state_dict` was taken: the next iteration begins with the batch that would have come next."""
+        name = state["shard"] if "shard" in state else state["day"]  # version 0.1 wrote "day"
         if state["seed"] != self.seed:
             raise ValueError(f"the state was saved with seed {state['seed']}, and this run has seed {self.seed}")
-        if state["day"] is None:
+        if name is None:
             at = len(self)
         else:
-            wanted = (state["day"], state["offset"])
-            starts = [(self.days[piece.day].day, piece.start) for piece in self.slices]
+            wanted = (name, state["offset"])
+            starts = [(self.shards[piece.shard].name, piece.start) for piece in self.slices]
             if wanted not in starts:
                 raise ValueError(
-                    f"the state stands at request {state['offset']} of day {state['day']}, where no batch begins now; "
-                    f"resume with the batch size, the number of processes and the days it was saved with"
+                    f"the state stands at request {state['offset']} of {name}, where no batch begins now; "
+                    f"resume with the batch size, the number of processes and the data it was saved with"
                 )
             at = starts.index(wanted)
         self.epoch = state["epoch"]

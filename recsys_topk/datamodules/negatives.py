@@ -3,46 +3,60 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
 from recsys_topk.datamodules.draws import request_keys
-from recsys_topk.datamodules.rows import VARIANT
 from recsys_topk.datamodules.sampling import Drawn, Occurrences, Uniform, draw_distinct
-
-if TYPE_CHECKING:
-    from recsys_topk.datamodules.cache import PreparedDay
+from recsys_topk.datamodules.schema import VARIANT
 
 NegativeSource = Literal["in_batch", "uniform", "popularity"]
 
 
 class Catalogue:
-    """The items of a day on a device: what uniform and popular negatives are drawn from.
+    """All items of a shard on a device: what uniform and popular negatives are drawn from.
 
     Args:
-        item_id: (C,) int64, ascending.
-        features: (C, F_i) integers.
-        count: (C,) integers, in how many slots of the day each item stands.
+        item_id: (C,) int64, ascending, below `VARIANT`.
+        features: (C, F_i) integers, as `CascadeBatch.items` holds them.
+        count: (C,) integers, how often each item occurs in the shard's lists; None = once.
+        values: (C, V_i) float32, as `CascadeBatch.item_values` holds them; (0, 0) if the schema has none.
+
+    Example:
+        >>> catalogue = Catalogue(torch.tensor([10, 20, 30]), torch.tensor([[1], [2], [3]]))
+        >>> len(catalogue), catalogue.rows(torch.tensor([30, 10]))
+        (3, tensor([2, 0]))
     """
 
-    def __init__(self, item_id: Tensor, features: Tensor, count: Tensor) -> None:
+    def __init__(
+        self, item_id: Tensor, features: Tensor, count: Tensor | None = None, values: Tensor = NO_VALUES
+    ) -> None:
+        if item_id.device.type == "cpu" and item_id.numel():
+            if not bool((item_id[1:] > item_id[:-1]).all()):
+                raise ValueError("item_id of a catalogue must be ascending, with no id twice; sort the items by id")
+            if item_id[0] < 0 or item_id[-1] >= VARIANT:
+                raise ValueError(f"item ids must be in 0..2^40-1, got {int(item_id[0])}..{int(item_id[-1])}")
         self.item_id = item_id
         self.features = features
-        self.count = count
+        self.count = torch.ones_like(item_id) if count is None else count
+        self.values = values
+        for name, column in (("features", features), ("count", self.count), ("values", values)):
+            if column.shape[0] != item_id.numel() and (name != "values" or column.numel()):
+                raise ValueError(f"the catalogue has {item_id.numel()} item ids and {column.shape[0]} rows of {name}")
         self._place = torch.empty(item_id.numel() + 1, dtype=torch.int64, device=item_id.device)
         self._slots: Tensor | None = None
 
-    @classmethod
-    def of_day(cls, day: PreparedDay, device: torch.device | str = "cpu") -> Catalogue:
-        """Return the items of a prepared day; an item with several rows of features has its first."""
-        items = int(day.first_rows.max(initial=-1)) + 1
-        count = np.bincount(day.first_rows, weights=day.catalogue["count"], minlength=items).astype(np.int64)
-        columns = (day.catalogue["item_id"][:items].copy(), day.item_rows[:items], count)
-        return cls(*(torch.from_numpy(column).to(device) for column in columns))
+    def __len__(self) -> int:
+        return self.item_id.numel()
+
+    def to(self, device: torch.device | str) -> Catalogue:
+        """Return the catalogue on a device."""
+        if self.item_id.device == torch.device(device):
+            return self
+        return Catalogue(*(part.to(device) for part in (self.item_id, self.features, self.count, self.values)))
 
     @property
     def uniform(self) -> Uniform:
@@ -82,6 +96,8 @@ class Catalogue:
         items[:pool] = batch.items
         items[pool:] = _gather(self.features, new)
         grown = batch.replace(item_id=torch.cat([batch.item_id, self.item_id.take(new)]), items=items)
+        if self.values.shape[1]:
+            grown = grown.replace(item_values=torch.cat([batch.item_values, _gather(self.values, new)]))
         return grown, torch.where(drawn.mask, place.take(drawn.items), 0)
 
 
@@ -119,18 +135,18 @@ def expand(
 ) -> Expansion:
     """Append `number` sampled negatives to every list: columns of indices, no copies of features.
 
-    A list never gets an item that it already has (the same item, not the same slot), never padding, and no item twice;
-    where there are not enough others, the rest of its columns is masked. The draws of a request depend on the seed, on
-    its id, on its own items and on the source; from a catalogue, therefore, on nothing else in the batch.
+    A list never gets an item that it already has (the same item, not the same slot), never padding, and no item twice.
+    Where there are not enough others, the remaining columns are masked. The draws of a request depend on the seed, on
+    its id, on its own items and on the source. With a catalogue they do not depend on the rest of the batch.
 
     Args:
         batch: The batch.
-        number: Negatives a list, n.
+        number: Negatives per list, n.
         seed: The same seed gives the same negatives.
         group: What to write into the `group` of sampled candidates.
         source: ``"in_batch"`` (items of the other lists, as often as they occur there), ``"uniform"`` over the
-            catalogue, or ``"popularity"`` (in proportion to the slots an item has on that day).
-        catalogue: The items of the batch's day; not needed for ``"in_batch"``.
+            catalogue, or ``"popularity"`` (in proportion to how often an item occurs in the shard).
+        catalogue: The items of the batch's shard; not needed for ``"in_batch"``.
         pool_rows: (M,) the row of each pool item in the catalogue, if known; None = look it up by item id.
 
     Returns:
@@ -141,17 +157,17 @@ def expand(
     keys = request_keys(seed, batch.request_id)
     if source == "in_batch":
         drawn, columns = _from_batch(batch, keys, number)
+    elif source not in get_args(NegativeSource):
+        raise ValueError(f"source must be 'in_batch', 'uniform' or 'popularity', got {source!r}")
     elif catalogue is None:
         raise ValueError(f"{source!r} negatives are drawn from a catalogue, and none was given")
-    elif source in ("uniform", "popularity"):
+    else:
         rows = catalogue.rows(batch.item_id) if pool_rows is None else pool_rows
         own = rows.take(batch.candidates)
         drawn = draw_distinct(
             catalogue.uniform if source == "uniform" else catalogue.popular, keys, own, batch.mask, number
         )
         batch, columns = catalogue.add_to_pool(batch, rows, drawn)
-    else:
-        raise ValueError(f"source must be 'in_batch', 'uniform' or 'popularity', got {source!r}")
     expanded = batch.replace(
         candidates=torch.cat([batch.candidates, columns], 1),
         labels=torch.nn.functional.pad(batch.labels, (0, number)),

@@ -15,6 +15,9 @@ ID_KINDS: tuple[FeatureKind, ...] = ("categorical", "bag")
 VALUE_KINDS: tuple[FeatureKind, ...] = ("numeric", "vector")
 VERSION = 2
 
+VARIANT = 1 << 40
+"""Item ids at or above this are variants: other feature rows of item ``id % VARIANT`` in the same shard."""
+
 
 @dataclass(frozen=True)
 class Table:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.experiments.definition import Experiment, Size, Step
-from recsys_topk.reports.files import write_whole
-from recsys_topk.reports.provenance import provenance
+from recsys_topk.runs.files import write_whole
+from recsys_topk.runs.provenance import provenance
 
 RECORD = "experiment.json"
 
@@ -151,9 +151,7 @@ def reference(folder: Path) -> dict[str, dict[str, float]]:
     options = dict(next(iter(runs.values()))[0]["config"]["data"])
     if options.get("root") is not None:
         return {}
-    from recsys_topk.datamodules.ground_truth import reference_recalls
-    from recsys_topk.datamodules.recflow import RecFlowDataModule
-    from recsys_topk.datamodules.world import WorldConfig
+    from recsys_topk.datamodules import RecFlowDataModule, WorldConfig, reference_recalls
 
     data = RecFlowDataModule(**{**options, "world": WorldConfig(**options.get("world", {}))})
     data.prepare_data()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
-from recsys_topk.reports.files import write_whole
+from recsys_topk.runs.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

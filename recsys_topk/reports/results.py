@@ -145,7 +145,7 @@ def labels_of(command: Sequence[str]) -> list[str]:
 
 
 def _trials(folder: Path, command: Sequence[str]) -> dict[str, list[Any]]:
-    from recsys_topk.cli.trials import file_name
+    from recsys_topk.runs.trials import file_name
 
     seeds = int(command[command.index("--seeds") + 1])
     runs: dict[str, list[Any]] = {}

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from recsys_topk.bench import data
-from recsys_topk.datamodules.cache import DayCache
-from recsys_topk.datamodules.simulator import simulate
-from recsys_topk.datamodules.source import RecFlowFiles
-from recsys_topk.datamodules.world import WorldConfig
+from recsys_topk.datamodules import WorldConfig, simulate
+from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles
 
 
 def arguments(*given: str) -> argparse.Namespace:

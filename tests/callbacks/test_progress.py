@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from recsys_topk.callbacks.progress import Pace, PlainProgress
-from recsys_topk.cli.metrics_file import MetricsFile, read_rows
 from recsys_topk.metrics import JointRecall
+from recsys_topk.runs.metrics_file import MetricsFile, read_rows
 from tests.cascades.test_module import batches, module, trainer
 
 

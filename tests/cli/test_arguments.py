@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from recsys_topk.cli.arguments import option_value, rewrite
+from recsys_topk.runs.config import option_value, rewrite
 
 DFTOPK = "recsys_topk.losses.dftopk.DFTopKLoss"
 

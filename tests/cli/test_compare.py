@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from recsys_topk.cli.compare import paired_p_value, summarise
-from recsys_topk.cli.trials import competitors, plan
-from recsys_topk.reports.files import write_whole
+from recsys_topk.runs.files import write_whole
+from recsys_topk.runs.trials import competitors, plan
 from tests.cli import wandb_files
 from tests.conftest import TINY_WORLD, Result
 

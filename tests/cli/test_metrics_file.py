@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from recsys_topk.cli.metrics_file import MetricsFile, read_rows
+from recsys_topk.runs.metrics_file import MetricsFile, read_rows
 
 
 def test_rows_are_on_disk_at_once_and_new_columns_keep_the_old_rows(tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ def test_it_validates_and_optimises_the_joint_recall(path: Path) -> None:
 @each_sweep
 def test_what_it_draws_is_what_fit_takes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In this process: importing the trainer anew for each run would take minutes."""
-    from recsys_topk.cli.arguments import rewrite
     from recsys_topk.losses.base import registry
+    from recsys_topk.runs.config import rewrite
 
     sweep = read(path)
     drawn = draw(sweep)

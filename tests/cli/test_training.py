@@ -13,8 +13,8 @@ import pytest
 import torch
 import yaml
 
-from recsys_topk.cli.arguments import packaged_configs
 from recsys_topk.cli.main import main
+from recsys_topk.runs.config import packaged_configs
 from tests.conftest import TINY_WORLD, Result
 
 Command = Callable[..., Result]

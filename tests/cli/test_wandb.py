@@ -12,10 +12,10 @@ import torch
 
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cli.main import main
-from recsys_topk.cli.runs import RunDirectory, run_name
-from recsys_topk.cli.wandb_logging import make_wandb
 from recsys_topk.datamodules import RecFlowDataModule
 from recsys_topk.losses import get
+from recsys_topk.runs.directory import RunDirectory, run_name
+from recsys_topk.runs.wandb_logging import make_wandb
 from tests.cascades.test_module import SCHEMA, STAGES
 from tests.cli import wandb_files
 from tests.conftest import TINY_WORLD, Result

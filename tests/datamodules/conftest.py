@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hand_made import SMALL, HandMade
 
-from recsys_topk.datamodules.cache import DayCache
-from recsys_topk.datamodules.simulator import simulate
-from recsys_topk.datamodules.source import RecFlowFiles
+from recsys_topk.datamodules.recflow.cache import DayCache
+from recsys_topk.datamodules.recflow.files import RecFlowFiles
+from recsys_topk.datamodules.simulator.simulation import simulate
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import feather
 
-from recsys_topk.datamodules.source import RecFlowFiles
-from recsys_topk.datamodules.world import WorldConfig
+from recsys_topk.datamodules.recflow.files import RecFlowFiles
+from recsys_topk.datamodules.simulator.world import WorldConfig
 
 DAY = "2024-01-13"
 SMALL = WorldConfig(users=60, items=400, days=4, requests=150, seed=3)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hand_made import HandMade
 
-from recsys_topk.datamodules.cache import DayCache
-from recsys_topk.datamodules.pickles import FormatError
-from recsys_topk.datamodules.source import RecFlowFiles
+from recsys_topk.datamodules.recflow.cache import DayCache
+from recsys_topk.datamodules.recflow.files import RecFlowFiles
+from recsys_topk.datamodules.recflow.pickles import FormatError
 
 DAY = "2024-01-13"
 

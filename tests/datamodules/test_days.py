@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys_topk.datamodules.days import clock_ids, midnight, select_days
+from recsys_topk.datamodules.recflow.days import clock_ids, midnight, select_days
 
 BEIJING = dt.timezone(dt.timedelta(hours=8))
 

@@ -9,20 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.batches import BatchMaker
-from recsys_topk.datamodules.cache import DayCache
-from recsys_topk.datamodules.layout import LAYOUTS
-from recsys_topk.datamodules.loader import DayLoader, plan
+from recsys_topk.datamodules.loader import ShardLoader, plan
+from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
+from recsys_topk.datamodules.recflow.cache import DayCache
+from recsys_topk.datamodules.recflow.layout import LAYOUTS
+from recsys_topk.datamodules.recflow.shard import DayShard
 
 MAKER = BatchMaker(LAYOUTS["two-stage"], 5)
 
 
-def make(cache: DayCache, days: int = 2, batch_size: int = 32, **options: object) -> DayLoader:
-    chosen = [cache.open(day) for day in cache.files.days[:days]]
-    return DayLoader(chosen, MAKER, batch_size, **{"shuffle": True, "training": True, **options})  # type: ignore[arg-type]
+def make(cache: DayCache, days: int = 2, batch_size: int = 32, **options: object) -> ShardLoader:
+    chosen = [DayShard(cache.open(day), MAKER) for day in cache.files.days[:days]]
+    return ShardLoader(chosen, batch_size, **{"shuffle": True, "training": True, **options})  # type: ignore[arg-type]
 
 
-def ids(loader: DayLoader) -> list[list[int]]:
+def ids(loader: ShardLoader) -> list[list[int]]:
     return [batch.request_id.tolist() for batch in loader]
 
 
@@ -35,17 +36,17 @@ def ids(loader: DayLoader) -> list[list[int]]:
 def test_every_request_once_and_every_process_always_has_one(sizes: list[int], batch_size: int, processes: int) -> None:
     slices = plan(sizes, batch_size, processes)
     for day, size in enumerate(sizes):
-        covered = [i for piece in slices if piece.day == day for i in range(piece.start, piece.stop)]
+        covered = [i for piece in slices if piece.shard == day for i in range(piece.start, piece.stop)]
         assert covered == list(range(size))
     for piece in slices:
         shares = [len(range(piece.start, piece.stop)[rank::processes]) for rank in range(processes)]
         assert min(shares) >= 1
         assert max(shares) <= batch_size + 1
-    assert [piece.day for piece in slices] == sorted(piece.day for piece in slices)
+    assert [piece.shard for piece in slices] == sorted(piece.shard for piece in slices)
 
 
 def test_a_day_smaller_than_the_number_of_processes_is_refused() -> None:
-    with pytest.raises(ValueError, match="day number 1 has 3 requests, too few for 4 processes"):
+    with pytest.raises(ValueError, match="shard number 1 has 3 requests, too few for 4 processes"):
         plan([10, 3], 2, 4)
 
 
@@ -63,8 +64,8 @@ def test_days_in_order_shuffled_within(world_cache: DayCache) -> None:
 def test_only_one_day_is_held_in_memory(world_cache: DayCache) -> None:
     loader = make(world_cache, days=4)
     for batch in loader:
-        held = [day.day for day in loader.days if {"item_rows", "view_rows"} & set(vars(day))]
-        assert held == [batch.day]
+        held = [shard.name for shard in loader.shards if {"item_rows", "view_rows"} & set(vars(shard.day))]
+        assert held == [batch.shard]
 
 
 def test_epochs_differ_and_are_reproducible(world_cache: DayCache) -> None:
@@ -90,7 +91,7 @@ def test_workers_change_nothing(world_cache: DayCache, workers: int) -> None:
     for a, b in zip(alone, together, strict=True):
         for name in ("request_id", "request", "history", "items", "candidates", "labels", "mask"):
             assert torch.equal(getattr(a, name), getattr(b, name))
-        assert (a.day, a.draw_seed, a.training) == (b.day, b.draw_seed, b.training)
+        assert (a.shard, a.draw_seed, a.training) == (b.shard, b.draw_seed, b.training)
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -117,7 +118,7 @@ def test_resuming_gives_the_batches_that_were_left(world_cache: DayCache, taken:
         next(stream)
     state = pickle.loads(pickle.dumps(interrupted.state_dict()))
     assert state["epoch"] == 1
-    assert state["day"] == world_cache.files.days[taken // 5]
+    assert state["shard"] == world_cache.files.days[taken // 5]
     resumed = make(world_cache, num_workers=workers)
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
@@ -129,7 +130,7 @@ def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next(world_cache: DayCa
     loader = make(world_cache)
     ids(loader)
     state = loader.state_dict()
-    assert state["day"] is None
+    assert state["shard"] is None
     resumed = make(world_cache)
     resumed.load_state_dict(state)
     assert ids(resumed) == ids(loader)
@@ -139,7 +140,7 @@ def test_a_state_that_does_not_fit_is_refused(world_cache: DayCache) -> None:
     loader = make(world_cache)
     stream = iter(loader)
     next(stream), next(stream)
-    with pytest.raises(ValueError, match="request 64 of day 2024-01-13, where no batch begins"):
+    with pytest.raises(ValueError, match="request 64 of 2024-01-13, where no batch begins"):
         make(world_cache, batch_size=50).load_state_dict(loader.state_dict())
     with pytest.raises(ValueError, match="saved with seed 42, and this run has seed 1"):
         make(world_cache, seed=1).load_state_dict(loader.state_dict())
@@ -148,9 +149,9 @@ def test_a_state_that_does_not_fit_is_refused(world_cache: DayCache) -> None:
 def test_a_batch_keeps_its_origin_when_moved(world_cache: DayCache) -> None:
     batch = next(iter(make(world_cache)))
     moved = batch.to("meta")
-    assert (moved.day, moved.draw_seed, moved.training) == (batch.day, batch.draw_seed, True)
+    assert (moved.shard, moved.draw_seed, moved.training) == (batch.shard, batch.draw_seed, True)
     assert moved.items.device.type == "meta"
     plain = batch.plain()
     assert type(plain) is CascadeBatch
     assert plain.items is batch.items
-    assert copy.deepcopy(batch).day == batch.day
+    assert copy.deepcopy(batch).shard == batch.shard

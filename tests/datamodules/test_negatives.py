@@ -12,8 +12,8 @@ from torch import Tensor
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.draws import exponentials, integers, request_keys, scramble
 from recsys_topk.datamodules.negatives import Catalogue, expand
-from recsys_topk.datamodules.rows import VARIANT
 from recsys_topk.datamodules.sampling import Occurrences, Uniform, draw_distinct
+from recsys_topk.datamodules.schema import VARIANT
 
 
 def batch_of(lists: list[list[int]], *, first_request: int = 0, width: int | None = None) -> CascadeBatch:

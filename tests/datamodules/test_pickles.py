@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsys_topk.datamodules.pickles import FormatError, StoredArray, load_pickle
+from recsys_topk.datamodules.recflow.pickles import FormatError, StoredArray, load_pickle
 
 
 def plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ SCRIPT = """
 import json, sys
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from recsys_topk.datamodules.recflow import RecFlowDataModule
+from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
 
 class Recorder(LightningModule):
     def __init__(self):
@@ -56,7 +56,7 @@ def test_two_processes_share_the_days(world_root: Path, tmp_path: Path) -> None:
     tested = dict(map(tuple, seen[0]["test"] + seen[1]["test"]))
     assert sorted(tested) == list(range(first + 450, first + 600))
 
-    from recsys_topk.datamodules.recflow import RecFlowDataModule
+    from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
 
     alone = RecFlowDataModule(root=str(world_root), cache_dir=str(tmp_path / "cache"), batch_size=64, eval_negatives=12)
     for batch in map(alone.add_negatives, alone.test_dataloader()):

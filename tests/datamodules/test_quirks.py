@@ -14,21 +14,23 @@ import torch
 from hand_made import HandMade
 from pyarrow import feather
 
-from recsys_topk.datamodules.batches import BatchMaker, DayBatch
-from recsys_topk.datamodules.layout import LAYOUTS, recflow_schema
-from recsys_topk.datamodules.negatives import Catalogue, expand
-from recsys_topk.datamodules.rows import VARIANT
-from recsys_topk.datamodules.source import RecFlowFiles
+from recsys_topk.datamodules.negatives import expand
+from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
+from recsys_topk.datamodules.recflow.files import RecFlowFiles
+from recsys_topk.datamodules.recflow.layout import LAYOUTS, recflow_schema
+from recsys_topk.datamodules.recflow.shard import DayShard
+from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.datamodules.shard import ShardBatch
 
 Prepare = Callable[[HandMade], Any]
 TWO, THREE = BatchMaker(LAYOUTS["two-stage"], 50), BatchMaker(LAYOUTS["three-stage"], 50)
 
 
-def batch_of(day: Any, maker: BatchMaker = TWO) -> DayBatch:
+def batch_of(day: Any, maker: BatchMaker = TWO) -> ShardBatch:
     return maker.make(day, np.arange(len(day)))
 
 
-def videos(batch: DayBatch, row: int) -> list[int]:
+def videos(batch: ShardBatch, row: int) -> list[int]:
     """The raw video ids of a list, in order, padding left out."""
     return batch.item_id[batch.candidates[row][batch.mask[row]]].tolist()
 
@@ -202,7 +204,7 @@ def test_compressed_and_narrow_feathers_read_the_same(hand_made: HandMade, prepa
     narrow = table.set_column(table.column_names.index("rank_pos"), "rank_pos", table["rank_pos"].cast(pa.int8()))
     feather.write_feather(narrow, path, compression="zstd", chunksize=3)
     files = RecFlowFiles(hand_made.folder)
-    from recsys_topk.datamodules.cache import DayCache
+    from recsys_topk.datamodules.recflow.cache import DayCache
 
     cache = DayCache(files, tmp_path / "again")
     cache.prepare(files.days)
@@ -224,6 +226,8 @@ def test_a_request_without_items_is_an_empty_list(hand_made: HandMade, prepared:
     assert not batch.mask.any()
     assert batch.candidates.eq(0).all()
     assert batch.items.shape == (1, 8)  # padding has a row to point at
-    after = expand(batch.plain(), 3, seed=1, group=4, catalogue=Catalogue.of_day(day), pool_rows=batch.pool_rows).batch
+    after = expand(
+        batch.plain(), 3, seed=1, group=4, catalogue=DayShard(day, TWO).catalogue(), pool_rows=batch.pool_rows
+    ).batch
     assert after.mask.sum() == 3
     assert not expand(batch.plain(), 3, seed=1, group=4, source="in_batch").batch.mask.any()

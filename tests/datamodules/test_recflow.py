@@ -15,9 +15,9 @@ from torch import Tensor
 
 from recsys_topk.datamodules import DayStream
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.recflow import RecFlowDataModule
+from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
 from recsys_topk.datamodules.schema import Schema
-from recsys_topk.datamodules.simulator import simulate
+from recsys_topk.datamodules.simulator.simulation import simulate
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ def test_ids_fit_their_tables(make: Any) -> None:
 
 def test_days_by_default_and_by_option(make: Any) -> None:
     days = ("2024-01-13", "2024-01-14", "2024-01-15", "2024-01-16")
-    assert make().days == {"train": days[:2], "val": days[2:3], "test": days[3:]}
-    chosen = make(train_days="2024-01-14:2024-01-15", val_days="2024-01-16", test_days="2024-01-13").days
+    assert make().splits == {"train": days[:2], "val": days[2:3], "test": days[3:]}
+    chosen = make(train_days="2024-01-14:2024-01-15", val_days="2024-01-16", test_days="2024-01-13").splits
     assert chosen == {"train": days[1:3], "val": days[3:], "test": days[:1]}
     with pytest.raises(ValueError, match="test_days='2024-02-04' asks for 2024-02-04"):
         make(test_days="2024-02-04")
@@ -110,10 +110,10 @@ def test_days_by_default_and_by_option(make: Any) -> None:
 def test_too_few_days_to_split_are_not_shared_silently(tmp_path: Path) -> None:
     root = simulate(tmp_path / "world", replace(SMALL, days=2, requests=20))
     with pytest.raises(ValueError, match="hold 2024-01-13 and 2024-01-14, too few to set apart"):
-        _ = RecFlowDataModule(root=str(root)).days
+        _ = RecFlowDataModule(root=str(root)).splits
     first, last = "2024-01-13", "2024-01-14"
     chosen = RecFlowDataModule(root=str(root), train_days=first, val_days=last, test_days=last)
-    assert chosen.days == {"train": (first,), "val": (last,), "test": (last,)}
+    assert chosen.splits == {"train": (first,), "val": (last,), "test": (last,)}
 
 
 def test_what_the_trainer_sees(make: Any, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_state_without_a_trainer(make: Any) -> None:
     for _ in range(6):
         next(stream)
     state = data.state_dict()
-    assert state == {"seed": 42, "epoch": 0, "day": "2024-01-14", "offset": 32}
+    assert state == {"seed": 42, "epoch": 0, "shard": "2024-01-14", "offset": 32}
     left = [batch.request_id.tolist() for batch in stream]
     other = make()
     other.load_state_dict(state)
@@ -217,7 +217,7 @@ def test_the_stream_tests_a_day_before_it_trains_on_it(make: Any) -> None:
         ids = [sorted(i for batch in part for i in batch.request_id.tolist()) for part in (tested, trained)]
         assert ids[0] == ids[1]
         assert len(ids[0]) == 150
-        assert step.data.days == dict.fromkeys(("train", "val", "test"), (step.day,))
+        assert step.data.splits == dict.fromkeys(("train", "val", "test"), (step.day,))
     late = DayStream(data, begin="2024-01-15")
     assert [(step.day, step.test is None) for step in late] == [("2024-01-15", False), ("2024-01-16", False)]
     assert len(late) == 2

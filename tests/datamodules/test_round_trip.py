@@ -19,10 +19,10 @@ from datasets import Dataset
 from pyarrow import feather
 
 from recsys_topk.bench.research_reader import GROUPS, ResearchDataset
-from recsys_topk.datamodules.batches import BatchMaker
-from recsys_topk.datamodules.cache import DayCache
-from recsys_topk.datamodules.layout import LAYOUTS
-from recsys_topk.datamodules.source import RecFlowFiles
+from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
+from recsys_topk.datamodules.recflow.cache import DayCache
+from recsys_topk.datamodules.recflow.files import RecFlowFiles
+from recsys_topk.datamodules.recflow.layout import LAYOUTS
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -130,8 +130,8 @@ def test_a_changed_source_is_prepared_again_and_replaces_the_old(world_root: Pat
 
 _PREPARE = """
 import sys
-from recsys_topk.datamodules.cache import DayCache
-from recsys_topk.datamodules.source import RecFlowFiles
+from recsys_topk.datamodules.recflow.cache import DayCache
+from recsys_topk.datamodules.recflow.files import RecFlowFiles
 files = RecFlowFiles(sys.argv[1])
 print("ready", flush=True)
 DayCache(files, sys.argv[2]).prepare(files.days)

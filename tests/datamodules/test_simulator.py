@@ -11,11 +11,11 @@ import pytest
 from hand_made import SMALL
 from pyarrow import feather
 
-from recsys_topk.datamodules.ground_truth import GroundTruth, _recalls, reference_recalls
-from recsys_topk.datamodules.layout import STAGES
-from recsys_topk.datamodules.recflow import RecFlowDataModule
-from recsys_topk.datamodules.simulator import simulate
-from recsys_topk.datamodules.world import World, WorldConfig
+from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
+from recsys_topk.datamodules.recflow.layout import STAGES
+from recsys_topk.datamodules.simulator.ground_truth import GroundTruth, _recalls, reference_recalls
+from recsys_topk.datamodules.simulator.simulation import simulate
+from recsys_topk.datamodules.simulator.world import World, WorldConfig
 
 
 def files_of(root: Path) -> list[Path]:

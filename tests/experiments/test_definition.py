@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from recsys_topk.cli.arguments import rewrite
-from recsys_topk.cli.trials import add_options, plan
 from recsys_topk.experiments.definition import SIZES, Size, available, load, paper_figures
 from recsys_topk.reports.results import labels_of
+from recsys_topk.runs.config import rewrite
+from recsys_topk.runs.trials import add_options, plan
 
 FOLDER = Path(__file__).parents[2] / "recsys_topk" / "experiments"
 

@@ -21,10 +21,10 @@ PAIRS_AT_ONCE = 8192
 class DIN(Stage):
     """Score = MLP([request, interest, item]); interest = sum_l a_l view_l, a = softmax of a perceptron on [view, item].
 
-    The attention perceptron (Zhou et al. 2018) has one hidden layer with a rectifier and reads the item features that
-    the history has too. Its first layer and that of the MLP are applied once a view, a request and a pool item
-    (see `attention_logits`), which gives the same function at a fraction of the cost. An empty history has the
-    interest 0.
+    The attention perceptron (Zhou et al. 2018) has one hidden layer with a rectifier. Of the item it reads the features
+    whose tables the history has too, or all of them if there are none. Its first layer and that of the MLP are applied
+    once per view, request and pool item (see `attention_logits`), which gives the same function at a fraction of the
+    cost. An empty history has the interest 0.
 
     Args:
         embedding: The embedding tables.
@@ -48,7 +48,13 @@ class DIN(Stage):
     ) -> None:
         super().__init__(embedding)
         dims = embedding.dims
-        self.attention = MLP([dims["history"], dims["history"]], [attention, 1], "relu", None, initialisation)
+        if not dims["history"]:
+            raise ValueError(
+                f"the stage {self.name!r} attends to the user's history and the schema has no history features; "
+                f"use the stage 'mlp'"
+            )
+        self.query_dim = embedding.shared_dim or dims["items"]
+        self.attention = MLP([dims["history"], self.query_dim], [attention, 1], "relu", None, initialisation)
         # The output bias moves all logits alike, so the softmax gives it no gradient, and DDP would wait for one.
         self.attention.last.bias.requires_grad_(False)
         parts = [dims["request"], dims["history"], dims["items"]]
@@ -57,9 +63,9 @@ class DIN(Stage):
     def score(self, batch: CascadeBatch) -> Tensor:
         """See `Stage.score`."""
         embedded = self.embedding(batch, history="rows")
-        # Everything that does not depend on a pair of request and candidate: once a view, a pool item and a request.
+        # Everything that does not depend on a pair of request and candidate: once per view, pool item and request.
         views = self.attention.project(0, embedded.history) + self.attention.first.bias
-        queries = self.attention.project(1, embedded.items[:, : embedded.history.shape[-1]])
+        queries = self.attention.project(1, embedded.items[:, : self.query_dim])
         request, items = self.mlp.project(0, embedded.request), self.mlp.project(2, embedded.items)
 
         def pairs(lists: slice) -> Tensor:

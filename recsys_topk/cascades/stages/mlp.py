@@ -16,7 +16,7 @@ from recsys_topk.datamodules.batch import CascadeBatch
 class MLPStage(Stage):
     """Score = MLP([request, mean of the history, item]).
 
-    The first layer is applied once a request and once a pool item, and the two are added for each candidate.
+    The first layer is applied once per request and once per pool item, and the two are added for each candidate.
 
     Args:
         embedding: The embedding tables.

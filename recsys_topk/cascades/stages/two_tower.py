@@ -40,6 +40,11 @@ class TwoTower(Stage):
     ) -> None:
         super().__init__(embedding)
         dims = embedding.dims
+        if not dims["request"] + dims["history"]:
+            raise ValueError(
+                f"the stage {self.name!r} compares a request with items and the schema has neither request nor history "
+                f"features; use the stage 'mlp'"
+            )
         self.user_tower = MLP([dims["request"], dims["history"]], hidden, activation, batch_norm, initialisation)
         self.item_tower = MLP([dims["items"]], hidden, activation, batch_norm, initialisation)
 

@@ -19,7 +19,7 @@ import yaml
 
 from recsys_topk.registry import Registry, nearest
 
-CONFIGS = "recsys_topk.cli.configs"
+CONFIGS = "recsys_topk.runs.configs"
 # Arguments of an objective that the module gives.
 GIVEN = ("loss", "stages")
 
@@ -228,9 +228,11 @@ def from_checkpoint(path: str) -> tuple[str, list[str]]:
 
     It goes before everything else on the command line, so that whatever is typed overrides it.
     """
+    from recsys_topk.datamodules import data_spec
+
     content = read_checkpoint(path)
     model = {name: value for name, value in content["hyper_parameters"].items() if name != "schema"}
-    data = dict(content.get("datamodule_hyper_parameters") or {})
+    data = data_spec(content.get("datamodule_hyper_parameters") or {})["init_args"]
     return dump({"model": model, **({"data": data} if data else {})}), describe_checkpoint(path, content)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.days import midnight, parse_day
+from recsys_topk.datamodules.recflow.days import midnight, parse_day
 
 Array = npt.NDArray[Any]
 
@@ -75,6 +75,11 @@ class WorldConfig:
         """The days, as in the names of the files."""
         first = parse_day(self.start)
         return tuple((first + dt.timedelta(i)).isoformat() for i in range(self.days))
+
+
+def as_world(config: WorldConfig | Mapping[str, Any]) -> WorldConfig:
+    """Return a configuration, given as one or as the dict that a checkpoint holds."""
+    return config if isinstance(config, WorldConfig) else WorldConfig(**config)
 
 
 @dataclass(frozen=True)

@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.cache import PreparedDay
-from recsys_topk.datamodules.layout import (
+from recsys_topk.datamodules.recflow.cache import PreparedDay
+from recsys_topk.datamodules.recflow.layout import (
     BEST_LABEL,
     ORDERED_STAGES,
     REQUEST_FEATURES,
     SLOTS,
     Layout,
 )
+from recsys_topk.datamodules.shard import ShardBatch
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class DayBatch(CascadeBatch):
-    """A batch that remembers where it came from, which is what adding negatives to it depends on.
-
-    Attributes:
-        pool_rows: (M,) int64, the row of each pool item in the day's catalogue.
-        day: The day of all its requests.
-        draw_seed: Seed of its negatives.
-        training: Whether it is a training batch.
-    """
-
-    pool_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    day: str = ""
-    draw_seed: int = 0
-    training: bool = False
-
-    def plain(self) -> CascadeBatch:
-        """Return the batch without its origin."""
-        return CascadeBatch(**{name: getattr(self, name) for name in _TENSORS})
-
-
-_TENSORS = tuple(f.name for f in fields(CascadeBatch))
 
 
 class BatchMaker:
@@ -66,15 +40,8 @@ class BatchMaker:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_scratch": np.empty(0, dtype=np.int64)}
 
-    def make(self, day: PreparedDay, rows: Array, *, draw_seed: int = 0, training: bool = False) -> DayBatch:
-        """Return the batch of some rows of a day.
-
-        Args:
-            day: The day.
-            rows: (B,) row numbers.
-            draw_seed: Seed of the negatives that may be added later.
-            training: Whether this is a training batch.
-        """
+    def make(self, day: PreparedDay, rows: Array) -> ShardBatch:
+        """Return the batch of some rows of a day, (B,) row numbers."""
         requests = day.requests
         request = np.stack(
             [requests[name][rows] for name in REQUEST_FEATURES], axis=1, dtype=np.int64, casting="unsafe"
@@ -95,12 +62,11 @@ class BatchMaker:
             "mask": mask,
             "group": np.where(mask, self._group, -1),
         }
-        return DayBatch(
-            **{name: torch.from_numpy(array) for name, array in tensors.items()},
+        made: dict[str, Any] = {name: torch.from_numpy(array) for name, array in tensors.items()}
+        return ShardBatch(
+            **made,
+            shard=day.day,
             pool_rows=torch.from_numpy(day.first_rows.take(pool)),
-            day=day.day,
-            draw_seed=draw_seed,
-            training=training,
         )
 
     def _lists(self, requests: dict[str, Array], rows: Array) -> tuple[Array, Array]:

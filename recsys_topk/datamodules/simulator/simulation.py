@@ -11,12 +11,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.cascade_simulation import PROPOSALS, SHOWN, Proposer, run_cascade
-from recsys_topk.datamodules.days import midnight, parse_day
 from recsys_topk.datamodules.folders import whole_folder
-from recsys_topk.datamodules.ground_truth import GroundTruth, reference_recalls
-from recsys_topk.datamodules.layout import ORDERED_STAGES, SLOTS, STAGES
-from recsys_topk.datamodules.world import DAY_MS, World, WorldConfig
+from recsys_topk.datamodules.recflow.days import midnight, parse_day
+from recsys_topk.datamodules.recflow.layout import ORDERED_STAGES, SLOTS, STAGES
+from recsys_topk.datamodules.simulator.cascade_simulation import PROPOSALS, SHOWN, Proposer, run_cascade
+from recsys_topk.datamodules.simulator.ground_truth import GroundTruth, reference_recalls
+from recsys_topk.datamodules.simulator.world import DAY_MS, World, WorldConfig
 
 __all__ = ["GroundTruth", "WorldConfig", "reference_recalls", "simulate"]
 

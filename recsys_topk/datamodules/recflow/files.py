@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy.typing as npt
 
-from recsys_topk.datamodules.all_stage import positions_of, read_all_stage
-from recsys_topk.datamodules.days import clock_ids
-from recsys_topk.datamodules.layout import CLOCK, ITEM_IDS, ORDERED_STAGES, REQUEST_IDS
-from recsys_topk.datamodules.pickles import FormatError, load_pickle, no_collection
-from recsys_topk.datamodules.request_pickles import check_ids, narrow, read_histories, read_stages
-from recsys_topk.datamodules.rows import VARIANT
+from recsys_topk.datamodules.recflow.all_stage import positions_of, read_all_stage
+from recsys_topk.datamodules.recflow.days import clock_ids
+from recsys_topk.datamodules.recflow.layout import CLOCK, ITEM_IDS, ORDERED_STAGES, REQUEST_IDS
+from recsys_topk.datamodules.recflow.pickles import FormatError, load_pickle, no_collection
+from recsys_topk.datamodules.recflow.request_pickles import check_ids, narrow, read_histories, read_stages
+from recsys_topk.datamodules.schema import VARIANT
 
 Array = npt.NDArray[Any]
 

@@ -24,16 +24,16 @@ from recsys_topk.cascades.module import TWO_STAGES, CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.optimizers import EmbeddingOptimizerName, OptimizerName
 from recsys_topk.cascades.stage import StageConfig
-from recsys_topk.cli.arguments import read_checkpoint
+from recsys_topk.runs.config import read_checkpoint
 from recsys_topk.cli.console import echo, warn
-from recsys_topk.cli.metrics_file import MetricsFile
-from recsys_topk.cli.parser import Parser
-from recsys_topk.cli.quiet import quiet_libraries
-from recsys_topk.cli.resume import Resumption, check_changes, check_schema
-from recsys_topk.cli.runs import RunDirectory, Status, first_process, run_name
-from recsys_topk.cli.summary import announce, report_end, report_stop
-from recsys_topk.cli.wandb_logging import describe_run, make_wandb, wandb_loggers
-from recsys_topk.datamodules.recflow import RecFlowDataModule
+from recsys_topk.runs.metrics_file import MetricsFile
+from recsys_topk.runs.parser import Parser
+from recsys_topk.runs.quiet import quiet_libraries
+from recsys_topk.runs.resume import Resumption, check_changes, check_schema
+from recsys_topk.runs.directory import RunDirectory, Status, first_process, run_name
+from recsys_topk.runs.summary import announce, report_end, report_stop
+from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
+from recsys_topk.datamodules import RecFlowDataModule
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.dftopk import DFTopKLoss
 from recsys_topk.memory import keep_freed_memory
@@ -273,7 +273,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
 
 
 def run_cli(arguments: list[str], resumption: Resumption | None = None, execute: bool = True) -> CascadeCLI:
-    """Parse and run arguments that `recsys_topk.cli.arguments.rewrite` has prepared; see `CascadeCLI`."""
+    """Parse and run arguments that `recsys_topk.runs.config.rewrite` has prepared; see `CascadeCLI`."""
     quiet_libraries()
     keep_freed_memory()
     before = sys.argv

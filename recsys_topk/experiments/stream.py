@@ -1,4 +1,4 @@
-"""One run through the days: test on a day, train on it, save; `recsys_topk.cli.trials` gives it a process."""
+"""One run through the days: test on a day, train on it, save; `recsys_topk.runs.trials` gives it a process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsys_topk.cli.trials import Trial, build, train
-from recsys_topk.reports.files import write_whole
+from recsys_topk.runs.files import write_whole
+from recsys_topk.runs.trials import Trial, build, train
 
 if TYPE_CHECKING:
-    from recsys_topk.cli.lightning_cli import CascadeCLI
+    from recsys_topk.runs.lightning_cli import CascadeCLI
 
 # There is no validation day in a stream, and `stream_days` keeps checkpoints of its own.
 PROTOCOL = ("--trainer.limit_val_batches=0", "--trainer.enable_checkpointing=false", "--trainer.num_sanity_val_steps=0")
@@ -32,7 +32,7 @@ def stream_days(trial: Trial, say: Callable[[Any], None]) -> None:
     """
     from lightning.pytorch import seed_everything
 
-    from recsys_topk.datamodules.streaming import DayStream
+    from recsys_topk.datamodules import DayStream
 
     new = {**trial.identity(), "wandb_id": uuid.uuid4().hex[:8], "checkpoint": None, "first": None, "days": []}
     record = trial.read() or new
@@ -51,7 +51,7 @@ def stream_days(trial: Trial, say: Callable[[Any], None]) -> None:
         number = stream.days.index(step.day)
         before = None if record["checkpoint"] is None else str(trial.target.parent / record["checkpoint"])
         seed_everything((trial.seed + number * _SEED_STEP) % 2**32, verbose=False)
-        entry: dict[str, Any] = {"day": step.day, "requests": sum(len(day) for day in step.train.days)}
+        entry: dict[str, Any] = {"day": step.day, "requests": step.train.requests}
         if step.test is not None:
             (measured,) = cli.trainer.test(cli.model, datamodule=step.data, ckpt_path=before, verbose=False)
             entry |= _metrics(measured)
@@ -94,8 +94,8 @@ def _save(cli: CascadeCLI, target: Path, record: dict[str, Any], entry: dict[str
 
 def _tell_wandb(cli: CascadeCLI, record: Mapping[str, Any], days: tuple[str, ...]) -> None:
     """Define the axis; offline, where the part of an interrupted run is a run of its own, give it the days before."""
-    from recsys_topk.cli.runs import offline_wandb
-    from recsys_topk.cli.wandb_logging import wandb_loggers
+    from recsys_topk.runs.directory import offline_wandb
+    from recsys_topk.runs.wandb_logging import wandb_loggers
 
     for logger in wandb_loggers(cli.trainer.loggers):
         logger.experiment.define_metric("stream/day")
@@ -106,7 +106,7 @@ def _tell_wandb(cli: CascadeCLI, record: Mapping[str, Any], days: tuple[str, ...
 
 
 def _log_day(cli: CascadeCLI, entry: Mapping[str, Any], number: int) -> None:
-    from recsys_topk.cli.wandb_logging import wandb_loggers
+    from recsys_topk.runs.wandb_logging import wandb_loggers
 
     for logger in wandb_loggers(cli.trainer.loggers) if "metrics" in entry else ():
         metrics = {f"stream/{name}": value for name, value in entry["metrics"].items()}

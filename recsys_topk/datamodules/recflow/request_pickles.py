@@ -9,10 +9,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.days import clock_ids
-from recsys_topk.datamodules.layout import CLOCK, ITEM_IDS, SLOTS, STAGES, UNSHIFTED, largest_id
-from recsys_topk.datamodules.pickles import FormatError, StoredArray, load_pickle
-from recsys_topk.datamodules.rows import VARIANT, intern_columns
+from recsys_topk.datamodules.recflow.days import clock_ids
+from recsys_topk.datamodules.recflow.layout import CLOCK, ITEM_IDS, SLOTS, STAGES, UNSHIFTED, largest_id
+from recsys_topk.datamodules.recflow.pickles import FormatError, StoredArray, load_pickle
+from recsys_topk.datamodules.recflow.rows import intern_columns
+from recsys_topk.datamodules.schema import VARIANT
 
 Array = npt.NDArray[Any]
 

@@ -1,4 +1,4 @@
-"""One run of a comparison: fit, test, and the numbers as JSON; `recsys_topk.cli.trials` gives it a process."""
+"""One run of a comparison: fit, test, and the numbers as JSON; `recsys_topk.runs.trials` gives it a process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from recsys_topk.cli.trials import Trial, build, train
-from recsys_topk.reports.files import write_whole
+from recsys_topk.runs.files import write_whole
+from recsys_topk.runs.trials import Trial, build, train
 
 if TYPE_CHECKING:
-    from recsys_topk.cli.lightning_cli import CascadeCLI
+    from recsys_topk.runs.lightning_cli import CascadeCLI
 
 
 def train_and_test(trial: Trial, say: Callable[[Any], None]) -> None:

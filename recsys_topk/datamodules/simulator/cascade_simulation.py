@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.layout import SLOTS
-from recsys_topk.datamodules.world import World
+from recsys_topk.datamodules.recflow.layout import SLOTS
+from recsys_topk.datamodules.simulator.world import World
 
 Array = npt.NDArray[Any]
 

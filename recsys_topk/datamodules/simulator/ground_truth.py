@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.rows import VARIANT
-from recsys_topk.datamodules.world import World, WorldConfig
+from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.datamodules.simulator.world import World, WorldConfig
 
 if TYPE_CHECKING:
-    from recsys_topk.datamodules.recflow import RecFlowDataModule
+    from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
 
 Array = npt.NDArray[Any]
 
@@ -115,7 +115,8 @@ def reference_recalls(
 def _popularity(datamodule: RecFlowDataModule, items: int) -> Array:
     """Return how often each item was in the best group on the training days."""
     total = np.zeros(items)
-    for day in datamodule.loader(datamodule.days["train"], training=False).days:
+    for name in datamodule.splits["train"]:
+        day = datamodule.cache.open(name)
         best = day.requests[datamodule.layout.groups[0].stage]
         total += np.bincount(day.catalogue["item_id"][best[best >= 0]] % VARIANT, minlength=items)
     return total

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from recsys_topk.cli.console import echo, warn
 
 if TYPE_CHECKING:
-    from recsys_topk.cli.lightning_cli import CascadeCLI
+    from recsys_topk.runs.lightning_cli import CascadeCLI
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def plan(options: argparse.Namespace, further: Sequence[str], place: str = "tria
     for name in ("seeds", "jobs"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(options, name)}")
-    from recsys_topk.cli.arguments import rewrite
+    from recsys_topk.runs.config import rewrite
 
     folder = Path(options.out)
     made = []
@@ -120,7 +120,7 @@ def competitors(losses: str, variants: Sequence[str]) -> dict[str, list[str]]:
         {'dftopk': ['--loss', 'dftopk'], 'icc': ['--objective', 'icc'],
          'smooth': ['--loss', 'dftopk', '--loss.tau', '9']}
     """
-    from recsys_topk.cli.arguments import registries
+    from recsys_topk.runs.config import registries
 
     objectives = registries()["objective"]
     published = [name for name in objectives.available() if not objectives.resolve(name).uses_loss]
@@ -211,7 +211,7 @@ def run(
 ) -> Iterator[tuple[Trial, str | None]]:
     """Do `work` for each run in a process of its own; yield each when it is over, with the reason if it failed."""
     context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recsys_topk.cli.lightning_cli", "numba"])
+    context.set_forkserver_preload(["recsys_topk.runs.lightning_cli", "numba"])
     environment = {"WANDB_RUN_GROUP": group, **os.environ}
     environment.pop("WANDB_SERVICE", None)  # W&B's helper of this process, if any, knows nothing of the others
     waiting = list(todo)

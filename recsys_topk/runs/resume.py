@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from recsys_topk.cli.arguments import describe_checkpoint, dump, read_checkpoint
-from recsys_topk.cli.runs import RunDirectory
-from recsys_topk.datamodules.schema import Schema
+from recsys_topk.runs.config import describe_checkpoint, dump, read_checkpoint
+from recsys_topk.runs.directory import RunDirectory
+from recsys_topk.datamodules import Schema
 
 # Options that may differ from the run's. These say how long to train, where things are and what is shown or kept;
 FREE = (

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.layout import BEST_LABEL, LAYOUTS, ORDERED_STAGES
-from recsys_topk.datamodules.pickles import FormatError
+from recsys_topk.datamodules.recflow.layout import BEST_LABEL, LAYOUTS, ORDERED_STAGES
+from recsys_topk.datamodules.recflow.pickles import FormatError
 
 Array = npt.NDArray[Any]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from recsys_topk.datamodules.loader import DayLoader
-    from recsys_topk.datamodules.recflow import RecFlowDataModule
+    from recsys_topk.datamodules.loader import ShardLoader
+    from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class StreamDay:
 
     day: str
     data: RecFlowDataModule
-    test: DayLoader | None
-    train: DayLoader
+    test: ShardLoader | None
+    train: ShardLoader
 
 
 class DayStream:
@@ -34,8 +34,8 @@ class DayStream:
 
     Args:
         datamodule: Makes the loaders; its train, validation and test days, in order, are the stream.
-        begin: Day to begin with, for a stream that was interrupted; None = the first. The day before it counts as
-            learned, so that it is tested.
+        begin: Day to begin with, to resume an interrupted stream; None = the first. The days before it count as
+            learned, so it is tested.
 
     Example:
         One pass over each day; the optimizer's state comes from the checkpoint of the day before.
@@ -52,7 +52,7 @@ class DayStream:
 
     def __init__(self, datamodule: RecFlowDataModule, begin: str | None = None) -> None:
         self.datamodule = datamodule
-        self.days = tuple(sorted({*datamodule.days["train"], *datamodule.days["val"], *datamodule.days["test"]}))
+        self.days = tuple(sorted({day for days in datamodule.splits.values() for day in days}))
         if begin is not None and begin not in self.days:
             raise ValueError(f"the stream holds {', '.join(self.days)}, and is to begin with {begin}")
         self.begin = begin or self.days[0]

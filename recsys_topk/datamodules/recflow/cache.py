@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from recsys_topk.datamodules.folders import remove_partial, whole_folder
-from recsys_topk.datamodules.layout import HISTORY_FEATURES, ITEM_FEATURES, padding_id
-from recsys_topk.datamodules.rows import VARIANT
-from recsys_topk.datamodules.source import RecFlowFiles
+from recsys_topk.datamodules.recflow.files import RecFlowFiles
+from recsys_topk.datamodules.recflow.layout import HISTORY_FEATURES, ITEM_FEATURES, padding_id
+from recsys_topk.datamodules.schema import VARIANT
 
 Array = npt.NDArray[Any]
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-
-VARIANT: Final = 1 << 40
-"""An item's id is its video id; a second, third, ... row of features of the same video adds multiples of this."""
 
 
 def intern_columns(parts: Sequence[Array], size: int) -> tuple[Array, list[Array], Array]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from recsys_topk.datamodules.folders import cache_home, remove_partial
-from recsys_topk.datamodules.world import WorldConfig
+from recsys_topk.datamodules.simulator.world import WorldConfig
 
 DEFAULT_WORLD: Final = WorldConfig()
 
@@ -33,7 +33,7 @@ def embedded_root(config: WorldConfig = DEFAULT_WORLD, announce: Callable[[str],
     name = f"{config.users}x{config.items}-{hashlib.blake2b(facts.encode(), digest_size=4).hexdigest()}"
     root = cache_home() / "worlds" / name
     if not root.is_dir():
-        from recsys_topk.datamodules.simulator import simulate
+        from recsys_topk.datamodules.simulator.simulation import simulate
 
         root.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(root.parent / f".{name}.lock"):

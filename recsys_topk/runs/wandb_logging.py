@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-from recsys_topk.cli.runs import RunDirectory, offline_wandb
+from recsys_topk.runs.directory import RunDirectory, offline_wandb
 
 STEP = "trainer/global_step"
 # What `recsys-topk test` needs of a checkpoint: weights and plain descriptions, no optimizer state.

@@ -1,0 +1,157 @@
+"""Collections of embedding tables: plain or with a fused optimizer, built on any device, read by bags of ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, PoolingType
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+
+from recsys_topk.datamodules.schema import Table
+
+
+@dataclass(frozen=True)
+class FusedOptimizer:
+    """An optimizer that updates the tables inside backward, row by row, so that no table-sized gradient exists.
+
+    Attributes:
+        optimizer: Class that names it to fbgemm: SGD, Adagrad or RowWiseAdagrad (a CPU has no fused Adam).
+        options: Its arguments, e.g. ``lr`` and ``eps``.
+    """
+
+    optimizer: type[torch.optim.Optimizer]
+    options: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Bags:
+    """The ids that one feature reads, in bags: one output row per bag.
+
+    Attributes:
+        ids: (ids of all bags,) int64.
+        lengths: (bags,) int64, the number of ids of each bag.
+        weights: (ids of all bags,), the weight of each id in the sum; None = 1.
+    """
+
+    ids: Tensor
+    lengths: Tensor
+    weights: Tensor | None
+
+
+def table_config(table: Table, dim: int, features: Sequence[str], init_std: float) -> Any:
+    """Return TorchRec's description of a table that is read by `features`."""
+    return EmbeddingBagConfig(
+        name=table.name,
+        embedding_dim=dim,
+        num_embeddings=table.rows,
+        feature_names=list(features),
+        pooling=PoolingType.SUM,
+        init_fn=partial(torch.nn.init.normal_, std=init_std),
+    )
+
+
+def plain_collection(configs: Sequence[Any], device: torch.device, weighted: bool) -> nn.Module:
+    """Return tables that an ordinary optimizer updates; initialised, except on the meta device."""
+    made: nn.Module = EmbeddingBagCollection(tables=list(configs), device=device, is_weighted=weighted)
+    return made
+
+
+def fused_collection(configs: Sequence[Any], device: torch.device, weighted: bool, fused: FusedOptimizer) -> nn.Module:
+    """Return initialised tables that update themselves inside backward."""
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"tables with an optimizer inside backward can be on a CPU or a CUDA device, got {str(device)!r}; "
+            f"use embedding_optimizer 'same' there"
+        )
+    uneven = {config.name: config.embedding_dim for config in configs if config.embedding_dim % 4}
+    if uneven:
+        raise ValueError(
+            f"tables with an optimizer inside backward need a dimension that is a multiple of 4, got {uneven}; "
+            f"change the dimension, or use embedding_optimizer 'same'"
+        )
+    made: nn.Module = FusedEmbeddingBagCollection(
+        tables=list(configs),
+        optimizer_type=fused.optimizer,
+        optimizer_kwargs=dict(fused.options),
+        is_weighted=weighted,
+        device=device,
+    )
+    initialise(made)  # the fused collection has an initialisation of its own
+    return made
+
+
+def initialise(collection: nn.Module) -> None:
+    """Draw the weights of a collection anew."""
+    weights = table_weights(collection)
+    with torch.no_grad():
+        for config in configs_of(collection):
+            config.init_fn(weights[config.name])
+
+
+def configs_of(collection: nn.Module) -> list[Any]:
+    """Return the tables of a collection, as TorchRec describes them."""
+    return list(collection.embedding_bag_configs())  # type: ignore[operator]
+
+
+def table_weights(collection: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights of an unsharded collection by table name; fused ones share the memory of the kernel."""
+    bags: Any = collection.embedding_bags
+    return {name: bag.weight for name, bag in bags.items()}
+
+
+def is_plain(collection: nn.Module) -> bool:
+    """Return whether an ordinary optimizer updates the tables, and this process holds them whole."""
+    return type(collection) is EmbeddingBagCollection
+
+
+def is_fused(collection: nn.Module) -> bool:
+    """Return whether the tables update themselves inside backward, and this process holds them whole."""
+    return type(collection) is FusedEmbeddingBagCollection
+
+
+def readable(collection: nn.Module) -> bool:
+    """Return whether the weights can be read directly: by any plain table, by a fused one if nothing is to be learned.
+
+    Sharded tables cannot, and a fused table that learns must see its own forward pass.
+    """
+    return is_plain(collection) or (is_fused(collection) and not torch.is_grad_enabled())
+
+
+def read_weights(collection: nn.Module, keys: Mapping[str, Bags]) -> Tensor:
+    """Return the pooled embeddings of each key side by side, (bags, width), from the weights themselves."""
+    table_of = {name: config.name for config in configs_of(collection) for name in config.feature_names}
+    weights = table_weights(collection)
+    pooled = []
+    for key, bags in keys.items():
+        weight = weights[table_of[key]]
+        offsets = F.pad(bags.lengths.cumsum(0), (1, 0))
+        scale = None if bags.weights is None else bags.weights.to(weight.dtype)
+        pooled.append(
+            F.embedding_bag(bags.ids, weight, offsets, mode="sum", include_last_offset=True, per_sample_weights=scale)
+        )
+    return torch.cat(pooled, dim=1) if len(pooled) > 1 else pooled[0]
+
+
+def read_torchrec(collection: nn.Module, keys: Mapping[str, Bags]) -> Tensor:
+    """Return the pooled embeddings of each key side by side, (bags, width), by the collection's own forward pass."""
+    bags, names = list(keys.values()), list(keys)
+    weights = [bag.weights for bag in bags if bag.weights is not None]
+    keyed = collection(
+        KeyedJaggedTensor(
+            keys=names,
+            values=torch.cat([bag.ids for bag in bags]),
+            lengths=torch.cat([bag.lengths for bag in bags]).to(torch.int32),
+            weights=torch.cat(weights) if weights else None,
+            stride=len(bags[0].lengths),
+            length_per_key=[len(bag.ids) for bag in bags],  # known here, so that TorchRec need not ask the device
+        )
+    )
+    # As it lies if it has this order (free), by name if not (sharded).
+    values: Tensor = keyed.values() if list(keyed.keys()) == names else KeyedTensor.regroup([keyed], [names])[0]
+    return values

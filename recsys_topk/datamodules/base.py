@@ -1,0 +1,262 @@
+"""What every source of data shares: loaders of batches, negatives on the device, resuming, plain hyper-parameters."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from lightning.pytorch import LightningDataModule
+
+from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.datamodules.hyper_parameters import data_spec, hyper_parameters
+from recsys_topk.datamodules.loader import ShardLoader
+from recsys_topk.datamodules.negatives import Catalogue, NegativeSource, expand
+from recsys_topk.datamodules.schema import Schema
+from recsys_topk.datamodules.shard import Shard, ShardBatch
+from recsys_topk.registry import Registry
+from recsys_topk.spec import Recorded, build
+
+Split = Literal["train", "val", "test"]
+
+registry: Registry[CascadeDataModule]
+
+
+class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[misc]  # Lightning is seen untyped
+    """Base class of data modules: a schema and shards in, loaders of `CascadeBatch` out.
+
+    A subclass defines `schema` and `open_shard`, and `splits` if it has other shards than one per split. The base
+    makes the loaders, adds sampled negatives after transfer to the device, saves the position in the epoch, and
+    records the constructor's arguments as hyper-parameters, from which `restore` rebuilds the data module.
+
+    In training, negatives are drawn anew every epoch from `negative_source`. In evaluation, they are `eval_negatives`
+    uniform draws from the catalogue of the evaluated shard, the same for a request whatever the batch size, order,
+    number of processes or epoch.
+
+    A subclass with a class attribute ``name`` is found by this name (`recsys_topk.datamodules.get`); other
+    distributions add theirs through the entry-point group ``recsys_topk.datamodules``. `docs/data.md` has a complete
+    example, and `recsys_topk.testing.check_data_module` checks a subclass.
+
+    Args:
+        batch_size: Requests per training batch and process.
+        eval_batch_size: Requests per evaluation batch and process; None = as in training.
+        train_negatives: Sampled negatives per list in training.
+        negative_source: Where training negatives come from.
+        eval_negatives: Sampled negatives per list in evaluation.
+        seed: Seed of the order and of all negatives.
+        num_workers: Worker processes that make batches.
+        shuffle: Whether to shuffle training requests within each shard.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        *,
+        batch_size: int = 1024,
+        eval_batch_size: int | None = None,
+        train_negatives: int = 0,
+        negative_source: NegativeSource = "in_batch",
+        eval_negatives: int = 160,
+        seed: int = 42,
+        num_workers: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        super().__init__()
+        counts = {"train_negatives": train_negatives, "eval_negatives": eval_negatives, "seed": seed}
+        for name, value in {**counts, "num_workers": num_workers}.items():
+            if value < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        for name, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        if negative_source not in get_args(NegativeSource):
+            raise ValueError(
+                f"negative_source must be one of {', '.join(get_args(NegativeSource))}, got {negative_source!r}"
+            )
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.train_negatives = train_negatives
+        self.negative_source = negative_source
+        self.eval_negatives = eval_negatives
+        self.seed = seed
+        self.num_workers = num_workers
+        self.shuffle = shuffle
+        self.save_hyperparameters(hyper_parameters(self), logger=False)
+        self._shards: dict[str, Shard] = {}
+        self._catalogue: tuple[str, torch.device, Catalogue] | None = None
+        self._train_loader: ShardLoader | None = None
+        self._state: dict[str, Any] | None = None
+        self._counts: dict[bool, list[torch.Tensor]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            registry.register(cls.name, cls)
+
+    @property
+    @abstractmethod
+    def schema(self) -> Schema:
+        """What the columns of the batches mean; must not need prepared data."""
+
+    @abstractmethod
+    def open_shard(self, name: str) -> Shard:
+        """Return a prepared shard; called once per name and process."""
+
+    @property
+    def splits(self) -> dict[str, tuple[str, ...]]:
+        """The names of the shards used for ``"train"``, ``"val"`` and ``"test"``, in order."""
+        return {split: (split,) for split in get_args(Split)}
+
+    def list_length(self, split: Split) -> int:
+        """Return the length of the longest list that a batch of `split` can have, sampled negatives included.
+
+        Needs prepared data, unless a subclass knows the length without.
+        """
+        negatives = self.train_negatives if split == "train" else self.eval_negatives
+        return max(self.shard(name).list_length for name in self.splits[split]) + negatives
+
+    def shard(self, name: str) -> Shard:
+        """Return a shard, opened on first use."""
+        if name not in self._shards:
+            self._shards[name] = self.open_shard(name)
+        return self._shards[name]
+
+    def catalogue(self, shard: str, device: torch.device | str = "cpu") -> Catalogue:
+        """Return all items of a shard on a device; the last one used is kept."""
+        device = torch.device(device)
+        if self._catalogue is None or self._catalogue[:2] != (shard, device):
+            with torch.inference_mode(False):  # it outlives the evaluation that asks for it first
+                self._catalogue = (shard, device, self.shard(shard).catalogue(device))
+        return self._catalogue[2]
+
+    def loader(self, shards: Sequence[str], *, training: bool) -> ShardLoader:
+        """Return the batches of some shards, for training or for evaluation."""
+        rank, processes = self._share()
+        size = self.batch_size if training or self.eval_batch_size is None else self.eval_batch_size
+        return ShardLoader(
+            [self.shard(name) for name in shards],
+            size,
+            seed=self.seed,
+            shuffle=training and self.shuffle,
+            training=training,
+            rank=rank,
+            processes=processes,
+            num_workers=self.num_workers,
+        )
+
+    def train_dataloader(self) -> ShardLoader:
+        """Return the training batches; resumes where a loaded state was taken."""
+        self._train_loader = self.loader(self.splits["train"], training=True)
+        if self._state is not None:
+            self._train_loader.load_state_dict(self._state)
+            self._state = None
+        return self._train_loader
+
+    def val_dataloader(self) -> ShardLoader:
+        """Return the validation batches."""
+        return self.loader(self.splits["val"], training=False)
+
+    def test_dataloader(self) -> ShardLoader:
+        """Return the test batches."""
+        return self.loader(self.splits["test"], training=False)
+
+    def predict_dataloader(self) -> ShardLoader:
+        """Return the test batches."""
+        return self.test_dataloader()
+
+    def on_after_batch_transfer(self, batch: CascadeBatch, dataloader_idx: int) -> CascadeBatch:
+        """Append the negatives of a batch, on the device it is on."""
+        return self.add_negatives(batch) if isinstance(batch, ShardBatch) else batch
+
+    def add_negatives(self, batch: ShardBatch) -> CascadeBatch:
+        """Return a batch of one of the loaders with its negatives: lists become (B, N + negatives).
+
+        Lightning calls this after transfer. In your own training loop, call it on every batch.
+        """
+        number = self.train_negatives if batch.training else self.eval_negatives
+        if not number:
+            return batch.plain()
+        source = self.negative_source if batch.training else "uniform"
+        expansion = expand(
+            batch.plain(),
+            number,
+            seed=batch.draw_seed,
+            group=len(self.schema.groups),
+            source=source,
+            pool_rows=batch.pool_rows,
+            catalogue=None if source == "in_batch" else self.catalogue(batch.shard, batch.items.device),
+        )
+        counts = self._counts.setdefault(batch.training, [torch.zeros_like(expansion.drawn)] * 2)
+        self._counts[batch.training] = [counts[0] + expansion.drawn, counts[1] + expansion.rejected]
+        return expansion.batch
+
+    def rejection_rate(self, *, training: bool) -> float:
+        """Return the share of draws so far that were rejected because the list already had the item."""
+        drawn, rejected = (float(count) for count in self._counts.get(training, (0.0, 0.0)))
+        return rejected / drawn if drawn else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in training: seed, epoch, shard and the requests of the shard already returned."""
+        if self._train_loader is not None:
+            return self._train_loader.state_dict()
+        return self._state or {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next `train_dataloader` resume where `state_dict` was taken."""
+        self._state = state or None
+
+    def _share(self) -> tuple[int, int]:
+        """Return the number of this process and how many there are."""
+        if self.trainer is not None:
+            return self.trainer.global_rank, self.trainer.world_size
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return 0, 1
+
+
+registry = Registry("data module", "recsys_topk.datamodules", "recsys_topk.datamodules", module="datamodule")
+
+
+def get(name: str, /, **arguments: Any) -> CascadeDataModule:
+    """Build a data module by name, class name or class path.
+
+    Example:
+        >>> get("recflow", batch_size=32).batch_size
+        32
+    """
+    return registry.get(name, **arguments)
+
+
+def available() -> tuple[str, ...]:
+    """Return the names of all data modules, those of installed plug-ins included."""
+    return registry.available()
+
+
+def restore(saved: Mapping[str, Any], *, trust: Collection[str] = (), **changes: Any) -> CascadeDataModule:
+    """Rebuild a data module from its hyper-parameters, as a checkpoint holds them.
+
+    Args:
+        saved: ``data.hparams``, or ``checkpoint["datamodule_hyper_parameters"]``. Checkpoints of version 0.1 name no
+            class: they hold a `RecFlowDataModule`.
+        trust: Packages whose classes may be built besides those of this package and of installed entry points.
+        changes: Arguments to replace, e.g. ``root="elsewhere"``. Arguments that were no plain values (a data frame, an
+            open connection) are not saved and must be given here.
+
+    Example:
+        >>> data = get("recflow", batch_size=32)
+        >>> restore(data.hparams, batch_size=64).batch_size
+        64
+    """
+    spec = data_spec(saved)
+    missing = sorted(set(spec["left_out"]) - set(changes))
+    if missing:
+        raise ValueError(
+            f"{', '.join(missing)} of {spec['class_path']} cannot be saved as plain values, so it is not in the "
+            f"hyper-parameters; give it: restore(saved, {', '.join(f'{name}=...' for name in missing)})"
+        )
+    made = build({"class_path": spec["class_path"], "init_args": {**spec["init_args"], **changes}})
+    if not isinstance(made, CascadeDataModule):
+        raise TypeError(f"{spec['class_path']} is not a CascadeDataModule")
+    return made

@@ -1,0 +1,150 @@
+"""RecFlow for Lightning: prepared once, read as columns, negatives added on the device."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from recsys_topk.datamodules.base import CascadeDataModule, Split
+from recsys_topk.datamodules.folders import cache_home
+from recsys_topk.datamodules.negatives import NegativeSource
+from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
+from recsys_topk.datamodules.recflow.cache import DayCache
+from recsys_topk.datamodules.recflow.days import select_days
+from recsys_topk.datamodules.recflow.files import RecFlowFiles
+from recsys_topk.datamodules.recflow.layout import find_layout, recflow_schema
+from recsys_topk.datamodules.recflow.shard import DayShard
+from recsys_topk.datamodules.schema import Schema
+from recsys_topk.datamodules.simulator.embedded import DEFAULT_WORLD, embedded_root
+from recsys_topk.datamodules.simulator.world import WorldConfig, as_world
+
+
+class RecFlowDataModule(CascadeDataModule):
+    """RecFlow, or a simulated world in its layout, as batches of lists.
+
+    Lists hold the groups of the layout (10 columns each) and, after transfer to the device, sampled negatives. Each
+    day is a shard; negatives of an evaluated request come from the catalogue of its day.
+
+    Args:
+        root: Folder of the data set; None = a simulated world, made once in the user's cache folder.
+        world: The simulated world used if `root` is None.
+        layout: Which sample groups make up a list.
+        train_days: A date or "FIRST:LAST", both included; None = all but the last two days.
+        val_days: The same; None = the last day but one.
+        test_days: The same; None = the last day. Also the days of `predict`.
+        batch_size: Requests per training batch and process.
+        eval_batch_size: Requests per evaluation batch and process; None = as in training.
+        train_negatives: Sampled negatives per list in training.
+        negative_source: Where training negatives come from.
+        eval_negatives: Sampled negatives per list in evaluation.
+        history_length: Newest views of the user to keep.
+        seed: Seed of the order and of all negatives.
+        num_workers: Worker processes that make batches; one process is enough (`recsys-topk bench data`).
+        shuffle: Whether to shuffle training requests within each day.
+        cache_dir: Folder of the prepared data; None = in the user's cache folder.
+
+    Example:
+        >>> import tempfile
+        >>> from recsys_topk.datamodules import WorldConfig, as_world, simulate
+        >>> folder = tempfile.mkdtemp()
+        >>> root = simulate(f"{folder}/world", WorldConfig(users=20, items=200, days=3, requests=30))
+        >>> data = RecFlowDataModule(str(root), eval_negatives=20, cache_dir=folder)
+        >>> data.prepare_data()
+        >>> batch = data.add_negatives(next(iter(data.test_dataloader())))
+        >>> tuple(batch.candidates.shape)
+        (30, 60)
+    """
+
+    name: ClassVar[str] = "recflow"
+
+    def __init__(
+        self,
+        root: str | None = None,
+        world: WorldConfig = DEFAULT_WORLD,
+        layout: Literal["two-stage", "three-stage"] = "two-stage",
+        train_days: str | None = None,
+        val_days: str | None = None,
+        test_days: str | None = None,
+        batch_size: int = 1024,
+        eval_batch_size: int | None = None,
+        train_negatives: int = 0,
+        negative_source: NegativeSource = "in_batch",
+        eval_negatives: int = 160,
+        history_length: int = 50,
+        seed: int = 42,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        cache_dir: str | None = None,
+    ) -> None:
+        super().__init__(
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            train_negatives=train_negatives,
+            negative_source=negative_source,
+            eval_negatives=eval_negatives,
+            seed=seed,
+            num_workers=num_workers,
+            shuffle=shuffle,
+        )
+        self.root = root
+        self.world = as_world(world)
+        self.layout = find_layout(layout)
+        self.wanted_days = {"train": train_days, "val": val_days, "test": test_days}
+        self.cache_dir = cache_dir
+        self._maker = BatchMaker(self.layout, history_length)
+        self._cache: DayCache | None = None
+
+    @property
+    def cache(self) -> DayCache:
+        """The prepared days; simulates the embedded world first if there is no root."""
+        if self._cache is None:
+            root = self.root if self.root is not None else embedded_root(self.world, rank_zero_info)
+            folder = Path(self.cache_dir) if self.cache_dir is not None else cache_home() / "prepared"
+            self._cache = DayCache(RecFlowFiles(root), folder)
+        return self._cache
+
+    @property
+    def schema(self) -> Schema:
+        """What the columns of the batches mean; reads only the id counts of the data set."""
+        return recflow_schema(self.cache.files.counts, self.layout)
+
+    @property
+    def splits(self) -> dict[str, tuple[str, ...]]:
+        """The days used for ``"train"``, ``"val"`` and ``"test"``."""
+        available = self.cache.files.days
+        if len(available) < 3 and None in self.wanted_days.values():
+            raise ValueError(
+                f"the data hold {' and '.join(available)}, too few to set apart a validation and a test day; say which "
+                f"to use with train_days, val_days and test_days"
+            )
+        default = {"train": available[:-2], "val": available[-2:-1], "test": available[-1:]}
+        return {
+            stage: select_days(available, wanted, default[stage], f"{stage}_days")
+            for stage, wanted in self.wanted_days.items()
+        }
+
+    def prepare_data(self) -> None:
+        """Prepare the days that are used and not prepared yet; called by Lightning in one process."""
+        missing = self.cache.missing(sorted({day for days in self.splits.values() for day in days}))
+        if missing:
+            rank_zero_info(f"preparing {len(missing)} days of {self.cache.files.folder} in {self.cache.folder} (once)")
+            self.cache.prepare(missing)
+
+    def open_shard(self, name: str) -> DayShard:
+        """Return a prepared day."""
+        return DayShard(self.cache.open(name), self._maker)
+
+    def list_length(self, split: Split) -> int:
+        """Return the columns of the layout plus the sampled negatives; nothing needs to be prepared."""
+        return self.layout.slots + (self.train_negatives if split == "train" else self.eval_negatives)
+
+    def for_day(self, day: str) -> RecFlowDataModule:
+        """Return this data module with one day to train, validate and test on; both share what is open."""
+        _ = self.cache
+        data = copy.copy(self)
+        data.wanted_days = dict.fromkeys(self.wanted_days, day)
+        data._train_loader = data._state = None
+        return data

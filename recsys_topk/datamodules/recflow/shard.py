@@ -1,0 +1,59 @@
+"""A prepared day of RecFlow as a shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from recsys_topk.datamodules.negatives import Catalogue
+from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
+from recsys_topk.datamodules.recflow.cache import PreparedDay
+from recsys_topk.datamodules.shard import Shard, ShardBatch
+
+Array = npt.NDArray[Any]
+
+
+class DayShard(Shard):
+    """A prepared day, its lists in one layout.
+
+    Args:
+        day: The day.
+        maker: Makes the batches.
+    """
+
+    def __init__(self, day: PreparedDay, maker: BatchMaker) -> None:
+        super().__init__(day.day)
+        self.day = day
+        self.maker = maker
+
+    def __len__(self) -> int:
+        return len(self.day)
+
+    @property
+    def list_length(self) -> int:
+        """Columns of the layout."""
+        return self.maker.layout.slots
+
+    @property
+    def order_key(self) -> int:
+        """The date as a number, e.g. 20240113."""
+        return int(self.name.replace("-", ""))
+
+    def batch(self, rows: Array) -> ShardBatch:
+        """Return some requests of the day."""
+        return self.maker.make(self.day, rows)
+
+    def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
+        """Return the items of the day; an item with several rows of features has its first."""
+        day = self.day
+        items = int(day.first_rows.max(initial=-1)) + 1
+        count = np.bincount(day.first_rows, weights=day.catalogue["count"], minlength=items).astype(np.int64)
+        columns = (day.catalogue["item_id"][:items].copy(), day.item_rows[:items], count)
+        return Catalogue(*(torch.from_numpy(column).to(device) for column in columns))
+
+    def release(self) -> None:
+        """Drop the tables of items and views."""
+        self.day.release()

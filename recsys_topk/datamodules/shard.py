@@ -1,0 +1,192 @@
+"""A shard: the part of a source that is held in memory at once, e.g. a day, and the batches made of its requests."""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
+
+if TYPE_CHECKING:
+    from recsys_topk.datamodules.negatives import Catalogue
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ShardBatch(CascadeBatch):
+    """A batch that remembers where it came from. Adding negatives to it depends on that.
+
+    Attributes:
+        shard: Name of the shard that holds all its requests.
+        draw_seed: Seed of its negatives.
+        training: Whether it is a training batch.
+        pool_rows: (M,) int64, the row of each pool item in the shard's catalogue; None = look it up by item id.
+    """
+
+    shard: str = ""
+    draw_seed: int = 0
+    training: bool = False
+    pool_rows: Tensor | None = None
+
+    def plain(self) -> CascadeBatch:
+        """Return the batch without its origin."""
+        return CascadeBatch(**{name: getattr(self, name) for name in _TENSORS})
+
+    @classmethod
+    def of(cls, batch: CascadeBatch, *, shard: str, draw_seed: int, training: bool) -> ShardBatch:
+        """Return `batch` with its origin."""
+        origin: dict[str, Any] = {"shard": shard, "draw_seed": draw_seed, "training": training}
+        if isinstance(batch, cls):
+            return batch.replace(**origin)
+        return cls(**{name: getattr(batch, name) for name in _TENSORS}, **origin)
+
+
+_TENSORS = tuple(field.name for field in fields(CascadeBatch))
+
+
+class Shard(ABC):
+    """Requests by row number, and the items that their negatives are drawn from.
+
+    A source with days has one shard per day; a source without has one per split. Shards are sent to worker processes,
+    so they must be picklable.
+
+    Args:
+        name: Identifies the shard within its data module.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of requests."""
+
+    @property
+    @abstractmethod
+    def list_length(self) -> int:
+        """The length of the longest list that `batch` returns, N."""
+
+    @abstractmethod
+    def batch(self, rows: Array) -> CascadeBatch:
+        """Return the requests with row numbers `rows`, (B,), as a batch; it must not depend on anything else."""
+
+    @abstractmethod
+    def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
+        """Return all items of the shard on a device; negatives are drawn from them."""
+
+    @property
+    def order_key(self) -> int:
+        """The integer that seeds the order of the shard's requests, with the seed and the epoch."""
+        return zlib.crc32(self.name.encode())
+
+    def release(self) -> None:  # noqa: B027  # most shards have nothing to free
+        """Free memory that can be read again; called when the loader leaves the shard."""
+
+
+class TensorShard(Shard):
+    """A shard of tensors in memory. Cost of a batch: O(B N log(B N)).
+
+    Args:
+        name: Name of the shard.
+        catalogue: All items of the shard, on the CPU.
+        request_id: (R,) int64, the identity of each request.
+        lists: (R, N) int64, the candidates of each request as rows of the catalogue; -1 = padding.
+        labels: (R, N), finite and >= 0; bigger is better.
+        group: (R, N) int64, the sample group of each candidate (`Schema.groups`); None = all in group 0.
+        request: (R, F_r) int64, ids of the request features; None = there are none.
+        history: (R, L, F_h) int64, ids of the user's last views, oldest first, padding ids last; None = no history.
+        history_length: (R,) int64, number of real views; None = all L.
+        request_values: (R, V_r) floats, numeric features and vectors of the requests.
+        history_values: (R, L, V_h) floats, those of the views; 0 where there is no view.
+
+    Example:
+        >>> import numpy as np
+        >>> from recsys_topk.datamodules import Catalogue
+        >>> items = Catalogue(torch.tensor([10, 20, 30]), torch.tensor([[1], [2], [3]]))
+        >>> lists = torch.tensor([[0, 1, -1], [1, 0, -1]])
+        >>> shard = TensorShard("train", items, torch.tensor([7, 8]), lists, lists.eq(1).float())
+        >>> shard.batch(np.array([1])).labels
+        tensor([[1., 0., 0.]])
+    """
+
+    def __init__(
+        self,
+        name: str,
+        catalogue: Catalogue,
+        request_id: Tensor,
+        lists: Tensor,
+        labels: Tensor,
+        group: Tensor | None = None,
+        request: Tensor | None = None,
+        history: Tensor | None = None,
+        history_length: Tensor | None = None,
+        request_values: Tensor = NO_VALUES,
+        history_values: Tensor = NO_VALUES,
+    ) -> None:
+        super().__init__(name)
+        number = request_id.numel()
+        if request is None:
+            request = torch.empty((number, 0), dtype=torch.int64)
+        if history is None:
+            history = torch.empty((number, 0, 0), dtype=torch.int64)
+        if history_length is None:
+            history_length = torch.full((number,), history.shape[1], dtype=torch.int64)
+        self._mask = lists >= 0
+        per_request = {
+            "request_id": request_id,
+            "request": request,
+            "history": history,
+            "history_length": history_length,
+            "labels": torch.where(self._mask, labels, 0).float(),
+            "group": torch.where(self._mask, torch.zeros_like(lists) if group is None else group, -1),
+        }
+        for part, values in (("request_values", request_values), ("history_values", history_values)):
+            if values.shape[-1]:
+                per_request[part] = values.float()
+        for part, tensor in per_request.items():
+            if tensor.shape[0] != number:
+                raise ValueError(f"shard {name!r} has {number} request ids and {tensor.shape[0]} rows of {part}")
+        items = catalogue.item_id.numel()
+        if lists.numel() and not -1 <= int(lists.min()) <= int(lists.max()) < items:
+            raise ValueError(
+                f"lists of shard {name!r} must hold catalogue rows 0..{items - 1} or -1 for padding, "
+                f"got {int(lists.min())}..{int(lists.max())}"
+            )
+        self._lists, self._per_request, self._items = lists, per_request, catalogue
+
+    def __len__(self) -> int:
+        return self._lists.shape[0]
+
+    @property
+    def list_length(self) -> int:
+        """Columns of the lists."""
+        return self._lists.shape[1]
+
+    def batch(self, rows: Array) -> ShardBatch:
+        """Return some requests; the pool holds the distinct items of their lists, in catalogue order."""
+        at = torch.from_numpy(rows)
+        lists, mask = self._lists[at], self._mask[at]
+        pool = torch.unique(lists[mask])
+        if not pool.numel():
+            pool = pool.new_zeros(1)  # padding points at row 0
+        per_request: dict[str, Any] = {name: tensor[at] for name, tensor in self._per_request.items()}
+        return ShardBatch(
+            item_id=self._items.item_id[pool],
+            items=self._items.features[pool].long(),
+            item_values=self._items.values[pool] if self._items.values.shape[1] else NO_VALUES,
+            candidates=torch.where(mask, torch.searchsorted(pool, lists), 0),
+            mask=mask,
+            pool_rows=pool,
+            **per_request,
+        )
+
+    def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
+        """Return the items."""
+        return self._items.to(device)

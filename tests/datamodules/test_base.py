@@ -1,0 +1,147 @@
+"""What the base class gives every data module: found by name, restored from checkpoints, resumed, refused early."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hand_made import SMALL
+from in_memory import InMemory
+
+from recsys_topk import datamodules
+from recsys_topk.datamodules import CascadeDataModule, RecFlowDataModule, WorldConfig, data_spec, restore
+from recsys_topk.registry import UnknownNameError
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "v0_1"
+RECFLOW = "recsys_topk.datamodules.recflow.datamodule.RecFlowDataModule"
+
+
+def test_data_modules_are_found_by_name_class_name_and_path() -> None:
+    assert "recflow" in datamodules.available()
+    for name in ("recflow", "RecFlowDataModule", RECFLOW):
+        assert datamodules.registry.resolve(name) is RecFlowDataModule
+    assert isinstance(datamodules.get("recflow", batch_size=3), RecFlowDataModule)
+    with pytest.raises(UnknownNameError, match="unknown data module 'recflw'; did you mean 'recflow'"):
+        datamodules.get("recflw")
+
+
+def test_names_import_from_the_top() -> None:
+    for name in dir(datamodules):
+        assert getattr(datamodules, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'Recflow'"):
+        _ = datamodules.Recflow
+
+
+_LIGHT = """
+import sys
+from recsys_topk.datamodules import Schema, WorldConfig, cache_home, data_spec
+from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles, select_days
+print([m for m in ("torch", "lightning", "datasets", "pyarrow") if m in sys.modules])
+"""
+
+
+def test_what_the_data_commands_import_is_light() -> None:
+    found = subprocess.run([sys.executable, "-c", _LIGHT], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_hyper_parameters_are_the_constructors_arguments(tmp_path: Path) -> None:
+    data = RecFlowDataModule("world", SMALL, eval_negatives=7, cache_dir=str(tmp_path))
+    saved = dict(data.hparams)
+    assert saved["class_path"] == RECFLOW
+    assert (saved["root"], saved["eval_negatives"], saved["batch_size"]) == ("world", 7, 1024)
+    assert saved["world"]["users"] == SMALL.users
+    torch.save(saved, tmp_path / "saved.pt")
+    read = torch.load(tmp_path / "saved.pt", weights_only=True)
+    again = restore(read)
+    assert type(again) is RecFlowDataModule
+    assert dict(again.hparams) == saved
+    assert (again.world, again.eval_negatives, again.cache_dir) == (SMALL, 7, str(tmp_path))
+    assert restore(read, batch_size=5).batch_size == 5
+
+
+@pytest.mark.parametrize("run", ["plain", "fused", "named"])
+def test_a_checkpoint_of_version_0_1_restores_recflow(run: str) -> None:
+    content = torch.load(FIXTURES / run / "checkpoints" / "last.ckpt", weights_only=True)
+    saved = content["datamodule_hyper_parameters"]
+    assert "class_path" not in saved
+    data = restore(saved)
+    assert type(data) is RecFlowDataModule
+    assert data.world == WorldConfig(**saved["world"])
+    assert {name: data.hparams[name] for name in saved} == saved
+
+
+def test_a_state_of_version_0_1_resumes() -> None:
+    state = torch.load(FIXTURES / "plain" / "checkpoints" / "last.ckpt", weights_only=True)["RecFlowDataModule"]
+    assert "day" in state
+    data = restore(
+        torch.load(FIXTURES / "plain" / "checkpoints" / "last.ckpt", weights_only=True)["datamodule_hyper_parameters"]
+    )
+    data.prepare_data()
+    data.load_state_dict(state)
+    loader = data.train_dataloader()
+    assert loader.state_dict() == {"seed": 42, "epoch": 1, "shard": state["day"], "offset": state["offset"]}
+
+
+def test_any_data_module_is_restored() -> None:
+    data = InMemory(requests=30, batch_size=4)
+    assert data_spec(data.hparams)["class_path"] == "in_memory.InMemory"
+    again = restore(data.hparams, trust=("in_memory",))
+    assert type(again) is InMemory
+    assert dict(again.hparams) == dict(data.hparams)
+
+
+class FromFrame(InMemory):
+    """Takes something that no checkpoint can hold, and options by keyword."""
+
+    def __init__(self, frame: Any, folder: Path = Path("here"), **options: Any) -> None:
+        super().__init__(**options)
+        self.frame = frame
+
+
+def test_what_is_not_plain_is_left_out_and_must_be_given_again() -> None:
+    data = FromFrame(torch.zeros(3), batch_size=4)
+    saved = dict(data.hparams)
+    assert saved["left_out"] == ["frame"]
+    assert (saved["folder"], saved["batch_size"]) == ("here", 4)
+    with pytest.raises(ValueError, match=r"frame of .*FromFrame cannot be saved .*restore\(saved, frame=\.\.\.\)"):
+        restore(saved, trust=(__name__,))
+    again = restore(saved, trust=(__name__,), frame="other")
+    assert isinstance(again, FromFrame)
+    assert (again.frame, again.batch_size) == ("other", 4)
+
+
+def test_what_is_no_data_module_is_not_restored() -> None:
+    with pytest.raises((TypeError, ValueError), match=r"Fraction|CascadeDataModule"):
+        restore({"class_path": "fractions.Fraction", "numerator": 1})
+
+
+def test_an_argument_named_like_the_class_path_is_refused() -> None:
+    class Confused(InMemory):
+        def __init__(self, class_path: str = "x") -> None:
+            super().__init__()
+
+    with pytest.raises(TypeError, match="Confused has an argument 'class_path'"):
+        Confused()
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_list_length_counts_the_negatives(split: Any) -> None:
+    data: CascadeDataModule = InMemory(train_negatives=3, eval_negatives=11)
+    lengths = {data.add_negatives(batch).candidates.shape[1] for batch in getattr(data, f"{split}_dataloader")()}
+    assert lengths == {data.list_length(split)}
+    recflow = RecFlowDataModule(layout="three-stage", train_negatives=3, eval_negatives=11)
+    assert recflow.list_length(split) == 50 + (3 if split == "train" else 11)
+
+
+def test_wrong_options_are_named() -> None:
+    with pytest.raises(ValueError, match="negative_source must be one of in_batch, uniform, popularity, got 'hard'"):
+        InMemory(negative_source="hard")
+    with pytest.raises(ValueError, match="eval_batch_size must be at least 1, got 0"):
+        InMemory(eval_batch_size=0)
+    with pytest.raises(ValueError, match="num_workers must not be negative, got -1"):
+        InMemory(num_workers=-1)
