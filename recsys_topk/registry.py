@@ -6,9 +6,12 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
+import warnings
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
+
+from recsys_topk.trust import know, load_class
 
 T = TypeVar("T")
 
@@ -28,17 +31,30 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return a hint for a message about an unknown name, with a space after it; empty if no known name is close.
+
+    Example:
+        >>> suggest("dftpk", ["dftopk", "lapsum"]), suggest("x", ["dftopk"])
+        ("did you mean 'dftopk'? ", '')
+    """
+    close = nearest(name, known)
+    return f"did you mean {close!r}? " if close else ""
+
+
 class Registry(Generic[T]):
     """Names of one kind of class (losses, operators, ...), filled by subclassing.
 
     A class enters the table when its base class calls `register` from `__init_subclass__`. The modules that define
     the classes are imported on first use: every module of `package`, then every entry point of `group`, so that a new
-    class is one new file inside the package, or one entry point outside it.
+    class is one new file inside the package, or one entry point outside it. An entry point that cannot be imported is
+    reported by a warning and left out.
 
     Args:
         kind: What the classes are called in messages, e.g. ``"loss"``.
         package: Dotted name of the package whose modules hold the built-in classes.
         group: Entry-point group by which other distributions add theirs.
+        base: What every class must be a subclass of; None = a class path must lead to a class that registers itself.
         module: Import only this module of each sub-package of `package` that has it, instead of every module.
 
     Example:
@@ -47,10 +63,13 @@ class Registry(Generic[T]):
         'DFTopKLoss'
     """
 
-    def __init__(self, kind: str, package: str, group: str, module: str | None = None) -> None:
+    def __init__(
+        self, kind: str, package: str, group: str, base: type[T] | None = None, module: str | None = None
+    ) -> None:
         self.kind = kind
         self.package = package
         self.group = group
+        self.base = base
         self.module = module
         self._classes: dict[str, type[T]] = {}
         self._discovered = False
@@ -64,6 +83,7 @@ class Registry(Generic[T]):
                 f"give {cls.__module__}.{cls.__qualname__} another `name`"
             )
         self._classes[name] = cls
+        know(cls)
 
     def discover(self) -> None:
         """Import every module that may define a class of this kind (once)."""
@@ -78,7 +98,15 @@ class Registry(Generic[T]):
             elif module.ispkg and importlib.util.find_spec(f"{name}.{self.module}"):
                 importlib.import_module(f"{name}.{self.module}")
         for entry_point in entry_points(group=self.group):
-            entry_point.load()
+            try:
+                entry_point.load()
+            except Exception as error:  # whatever a third-party module raises must not stop everything else
+                warnings.warn(
+                    f"the plug-in {entry_point.name!r} ({entry_point.value}, entry point of {self.group}) cannot be "
+                    f"imported and is left out: {type(error).__name__}: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def available(self) -> tuple[str, ...]:
         """Return all names, sorted."""
@@ -89,17 +117,28 @@ class Registry(Generic[T]):
         """Return the whole table, by name."""
         return {name: self._classes[name] for name in self.available()}
 
-    def resolve(self, name: str) -> type[T]:
-        """Return the class called `name`: a registered name, a class name, or a dotted class path."""
+    def resolve(self, name: str, *, trust: Iterable[str] | None = None) -> type[T]:
+        """Return the class called `name`: a registered name, a class name, or a dotted class path.
+
+        Args:
+            name: The name; ``-`` may stand for ``_``.
+            trust: None = the user typed the name: a class path is imported, and must lead to a subclass of the base.
+                Otherwise, and inside `recsys_topk.trust.reading`, the name is from a file: a class path must be one
+                that a file may name, or lie in one of these packages.
+        """
         self.discover()
-        if name in self._classes:
-            return self._classes[name]
+        for spelling in (name, name.replace("-", "_")):
+            if spelling in self._classes:
+                return self._classes[spelling]
         for cls in self._classes.values():
             if cls.__name__ == name:
                 return cls
-        if "." in name:
-            return self._import(name)
-        raise self.unknown(name)
+        if "." not in name:
+            raise self.unknown(name)
+        try:
+            return self._import(name, trust)
+        except ImportError as error:
+            raise UnknownNameError(f"cannot import {self.kind} {name!r}: {error}. {self.unknown(name)}") from error
 
     def get(self, name: str, /, **arguments: Any) -> T:
         """Build the class called `name` with `arguments`."""
@@ -107,19 +146,13 @@ class Registry(Generic[T]):
 
     def unknown(self, name: str) -> UnknownNameError:
         """Return the error for a name that is not in the table."""
-        close = nearest(name, self._classes)
-        hint = f"did you mean {close!r}? " if close else ""
         return UnknownNameError(
-            f"unknown {self.kind} {name!r}; {hint}available: {', '.join(self.available())} "
+            f"unknown {self.kind} {name!r}; {suggest(name, self._classes)}available: {', '.join(self.available())} "
             f"(or the full class path of a subclass)"
         )
 
-    def _import(self, path: str) -> type[T]:
-        module_name, _, class_name = path.rpartition(".")
-        try:
-            found = getattr(importlib.import_module(module_name), class_name)
-        except (ImportError, AttributeError) as error:
-            raise UnknownNameError(f"cannot import {self.kind} {path!r}: {error}. {self.unknown(path)}") from error
-        if not isinstance(found, type):
-            raise UnknownNameError(f"{path!r} is not a class, so it cannot be a {self.kind}")
+    def _import(self, path: str, trust: Iterable[str] | None) -> type[T]:
+        found: type[T] = load_class(path, self.base or object, trust=trust, where=f"the name of a {self.kind}")
+        if self.base is None and found not in self._classes.values():
+            raise UnknownNameError(f"{path!r} is not a registered {self.kind}; {self.unknown(path)}")
         return found

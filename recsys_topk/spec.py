@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
+
+from recsys_topk.trust import inspect_names, load_class, reading
 
 
 class Recorded:
@@ -41,8 +42,25 @@ def describe(built: Recorded, leave_out: Collection[str] = ()) -> dict[str, Any]
     return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": arguments}
 
 
-def build(spec: Mapping[str, Any], *args: Any) -> Any:
-    """Build what `describe` described; `args` are passed first."""
-    module_name, _, class_name = str(spec["class_path"]).rpartition(".")
-    cls = getattr(importlib.import_module(module_name), class_name)
-    return cls(*args, **spec.get("init_args", {}))
+def build(spec: Mapping[str, Any], *args: Any, base: type[Any], trust: Iterable[str] = ()) -> Any:
+    """Build what `describe` described. A description is what files hold, so its names are checked first.
+
+    Args:
+        spec: ``{"class_path": ..., "init_args": {...}}``.
+        args: Arguments that are passed first.
+        base: What the class must be a subclass of.
+        trust: Packages or class paths that the description may name besides those of `recsys_topk.trust`.
+
+    Example:
+        >>> from recsys_topk.losses import RankingLoss
+        >>> build({"class_path": "recsys_topk.losses.DFTopKLoss", "init_args": {"tau": 2.0}}, base=RankingLoss).name
+        'dftopk'
+        >>> build({"class_path": "timeit.Timer", "init_args": {"setup": "print(1)"}}, base=RankingLoss)
+        Traceback (most recent call last):
+        ...
+        recsys_topk.trust.UntrustedError: a description (class_path) names 'timeit.Timer', which is not a class of ...
+    """
+    inspect_names(spec, "a description", tuple(trust))
+    with reading(trust):
+        cls = load_class(str(spec["class_path"]), base)
+        return cls(*args, **spec.get("init_args", {}))

@@ -39,6 +39,13 @@ class WholeFileIO(TorchCheckpointIO):  # type: ignore[misc]  # lightning is unty
             os.fsync(file.fileno())
         partial.replace(target)
 
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Read a file; no code in it runs unless `weights_only` is False, which only the user can type."""
+        if kwargs.get("weights_only") is None:
+            kwargs["weights_only"] = True
+        content: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
+        return content
+
 
 class BestCheckpoint(ModelCheckpoint):  # type: ignore[misc]  # lightning is untyped here
     """Keeps `best.ckpt`, the one with the largest value of a metric; a run's directory may be moved and go on.

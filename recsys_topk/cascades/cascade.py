@@ -14,6 +14,7 @@ from recsys_topk.cascades.stage import Stage, StageConfig, registry
 from recsys_topk.cascades.tables import FusedOptimizer
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Schema
+from recsys_topk.trust import inspect_names
 
 
 class Cascade(nn.Module):
@@ -36,6 +37,9 @@ class Cascade(nn.Module):
         fused: FusedOptimizer | None = None,
     ) -> None:
         super().__init__()
+        for stage in stages:
+            if isinstance(stage, Mapping):  # as checkpoints hold it
+                inspect_names(stage, "the description of a stage")
         configs = [StageConfig.of(stage) for stage in stages]
         _check(configs)
         self.configs = configs

@@ -13,7 +13,7 @@ from recsys_topk.ops.ranks import descending_order
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CascadeResult:
     """What a cascade does to its lists.
 
     Attributes:
@@ -30,21 +30,21 @@ class Outcome:
         return self.passed[-1]
 
 
-def run_cascade(scores: Sequence[Tensor], mask: Tensor, quotas: Sequence[int]) -> Outcome:
+def apply_quotas(scores: Sequence[Tensor], mask: Tensor, quotas: Sequence[int]) -> CascadeResult:
     """Apply the quotas stage by stage (equal scores: the item that stands first).
 
     Args:
-        scores: One (B, N) tensor a stage.
+        scores: One (B, N) tensor per stage.
         mask: Boolean (B, N), True = a real candidate.
         quotas: How many items each stage passes on.
 
     Example:
         >>> first, last = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-        >>> run_cascade([first, last], torch.ones(1, 4, dtype=torch.bool), [3, 2]).rank
+        >>> apply_quotas([first, last], torch.ones(1, 4, dtype=torch.bool), [3, 2]).rank
         tensor([[0, 2, 1, 0]])
     """
     passed = survivors(scores, mask, quotas=quotas)
     order = descending_order(scores[-1], passed[-1])
     places = torch.arange(1, order.shape[1] + 1, device=order.device).expand_as(order)
     rank = torch.empty_like(order).scatter_(1, order, places)
-    return Outcome(passed, torch.where(passed[-1], rank, 0))
+    return CascadeResult(passed, torch.where(passed[-1], rank, 0))

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import lightning.pytorch as pl
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from recsys_topk.cascades.cascade import Cascade
-from recsys_topk.cascades.inference import run_cascade
+from recsys_topk.cascades.inference import apply_quotas
+from recsys_topk.cascades.learning_check import LearningCheck, covers
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
 from recsys_topk.cascades.objectives.base import registry as objectives
 from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, warm_up
 from recsys_topk.cascades.stage import StageConfig
+from recsys_topk.cascades.upgrade import upgrade
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Schema
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.base import registry as losses
-from recsys_topk.metrics import JointRecall, RecallAt
+from recsys_topk.metrics.configured import DEFAULT, MetricEntry, configured_metrics
+from recsys_topk.metrics.mean import ListMean
+from recsys_topk.registry import nearest
 from recsys_topk.spec import build, describe
+from recsys_topk.trust import loading
 
 Split = Literal["val", "test"]
 ObjectiveFactory = Callable[[RankingLoss, int], CascadeObjective]
@@ -40,7 +44,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     Args:
         schema: The features, as a `Schema` or its `to_dict`.
         stages: The stages, first to last.
-        loss: A loss, its registry name, or a description (`recsys_topk.spec.describe`).
+        loss: A loss, its registry name, or a description (`recsys_topk.spec.describe`). What it leaves open about
+            labels (positive_above, gains) is taken from the schema.
         objective: A registry name, a description, or a callable of (loss, number of stages); None = ``"joint"`` for a
             loss with an operator and ``"independent"`` for any other.
         k: How many items are wanted in the end.
@@ -54,6 +59,10 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         optimizer_options: Further arguments of the optimizer, e.g. ``{"eps": 1e-12}``.
         warmup_steps: Steps over which the learning rate rises to `lr`.
         validate: Raise on NaN or infinity among the scores instead of training on.
+        metrics: What to measure: names, or mappings of a name and options (`recsys_topk.metrics.configured`); None =
+            the joint recall and the recall of each stage.
+        monitor: The metric that decides which checkpoint is best, by its logged name without the split, e.g.
+            ``"joint_recall@10@20"``; None = the joint recall, or the first metric if that is not measured.
     """
 
     def __init__(
@@ -72,12 +81,18 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         optimizer_options: Mapping[str, Any] | None = None,
         warmup_steps: int = 0,
         validate: bool = True,
+        metrics: Sequence[MetricEntry] | None = None,
+        monitor: str | None = None,
     ) -> None:
         super().__init__()
+        if k < 1:
+            raise ValueError(f"k must be at least 1, how many items are wanted in the end; got k={k}")
+        if isinstance(schema, Mapping) and "version" not in schema:
+            loss, objective = _of_old_file(loss, objective)
         self.schema = schema if isinstance(schema, Schema) else Schema.from_dict(dict(schema))
         fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
         self.cascade = Cascade(self.schema, stages, dim, share_embeddings, fused)
-        built = _loss(loss, self.schema.positive_above)
+        built = _loss(loss, self.schema)
         self.objective = _objective(objective, built, len(self.cascade.configs))
         self.objective.validate = validate
         self.k = k
@@ -97,10 +112,31 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 "optimizer_options": dict(optimizer_options or {}),
                 "warmup_steps": warmup_steps,
                 "validate": validate,
+                "metrics": None if metrics is None else [e if isinstance(e, str) else dict(e) for e in metrics],
+                "monitor": monitor,
             },
             logger=False,
         )
-        self.metrics = nn.ModuleDict({split: self._metrics() for split in ("val", "test")})
+        wanted = DEFAULT if metrics is None else metrics
+        self.metrics = nn.ModuleDict({split: self._metrics(wanted) for split in ("val", "test")})
+        self.monitor = self._monitored(monitor)
+        self._check: LearningCheck | None = None
+
+    @classmethod
+    def load_from_checkpoint(
+        cls, checkpoint_path: Any, *args: Any, trust: Iterable[str] = (), **kwargs: Any
+    ) -> CascadeModule:
+        """Load a model, as Lightning's method does. Nothing that the file names is imported unchecked.
+
+        Args:
+            checkpoint_path: The file.
+            args: As Lightning's.
+            trust: Packages whose classes the checkpoint may name, e.g. ``["my_package"]``; see `recsys_topk.trust`.
+            kwargs: As Lightning's; `weights_only` is True if it is not given.
+        """
+        with loading(checkpoint_path, kwargs, trust):
+            model: CascadeModule = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        return model
 
     @property
     def loss(self) -> RankingLoss:
@@ -121,10 +157,13 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
 
     def training_step(self, batch: CascadeBatch, batch_idx: int) -> Tensor:
         """Return the objective; log it with its terms."""
+        if self._check is not None and self._check.add(batch):
+            self._finish_check()
         output = self.compute_objective(batch)
         self.log("train/loss", output.total.detach(), prog_bar=True, batch_size=batch.size)
         for name, term in output.terms.items():
-            self.log(f"train/{self._term(name)}", term.detach(), batch_size=batch.size)
+            own = self.cascade.names[output.stage_of[name]] if name in output.stage_of else name
+            self.log(f"train/loss_{own}", term.detach(), batch_size=batch.size)
         return output.total
 
     def validation_step(self, batch: CascadeBatch, batch_idx: int) -> None:
@@ -138,13 +177,13 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def predict_step(self, batch: CascadeBatch, batch_idx: int) -> dict[str, Tensor]:
         """Return request id, item id, the score of each stage, kept or not, and rank of every real candidate."""
         scores = self(batch)
-        outcome = run_cascade(scores, batch.mask, self.cascade.quotas)
+        result = apply_quotas(scores, batch.mask, self.cascade.quotas)
         columns = {
             "request_id": batch.request_id[:, None].expand_as(batch.candidates),
             "item_id": batch.item_id[batch.candidates],
             **{f"score_{name}": x for name, x in zip(self.cascade.names, scores, strict=True)},
-            "kept": outcome.kept,
-            "rank": outcome.rank,
+            "kept": result.kept,
+            "rank": result.rank,
         }
         return {name: column[batch.mask].cpu() for name, column in columns.items()}
 
@@ -158,7 +197,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_fit_start(self) -> None:
-        """Refuse what would silently do something else than asked."""
+        """Refuse what would silently do something else than asked, or nothing at all."""
+        self._check_lists()
         if self.hparams["embedding_optimizer"] == "same":
             return
         tables = f"embedding_optimizer={self.hparams['embedding_optimizer']!r} updates the tables inside backward"
@@ -179,42 +219,76 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         if isinstance(optimizer, DenseAndFused):
             optimizer.sync_tables()
 
-    def _metrics(self) -> nn.ModuleDict:
-        above = self.schema.positive_above
-        alone = {
-            f"{config.name}_recall@{self.k}@{config.quota}": RecallAt(self.k, config.quota, above)
-            for config in self.cascade.configs
-        }
-        quotas = self.cascade.quotas
-        return nn.ModuleDict({f"joint_recall@{self.k}@{quotas[-1]}": JointRecall(self.k, quotas, above), **alone})
+    def on_train_epoch_end(self) -> None:
+        """Say so if an epoch of few batches had nothing to learn from."""
+        if self._check is not None:
+            self._finish_check()
 
-    def update_metrics(self, split: Split, scores: Sequence[Tensor], batch: CascadeBatch) -> dict[str, Metric]:
-        """Add a batch to the metrics of a split; return them by name, the joint recall first."""
-        metrics: dict[str, Metric] = dict(self.metrics[split].items())  # type: ignore[operator]
-        for metric, inputs in zip(metrics.values(), [scores, *scores], strict=True):
+    def update_metrics(self, split: Split, scores: Sequence[Tensor], batch: CascadeBatch) -> dict[str, ListMean]:
+        """Add a batch to the metrics of a split; return them by name, in the configured order."""
+        metrics: dict[str, ListMean] = dict(self.metrics[split].items())  # type: ignore[operator]
+        for metric in metrics.values():
+            inputs = scores if metric.stage is None else scores[metric.stage]
             metric.update(inputs, batch.labels, batch.mask)
         return metrics
+
+    def _metrics(self, entries: Sequence[MetricEntry]) -> nn.ModuleDict:
+        quotas = dict(zip(self.cascade.names, self.cascade.quotas, strict=True))
+        above, labels = self.schema.positive_above, self.schema.labels
+        return nn.ModuleDict(configured_metrics(entries, k=self.k, quotas=quotas, positive_above=above, labels=labels))
+
+    def _monitored(self, name: str | None) -> str:
+        metrics: dict[str, ListMean] = dict(self.metrics["val"].items())  # type: ignore[operator]
+        if not metrics:
+            raise ValueError("metrics is empty; name at least one, or leave it out for the recalls")
+        if name is None:
+            return next((own for own, metric in metrics.items() if metric.whole_cascade), next(iter(metrics)))
+        if name not in metrics:
+            close = nearest(name, metrics)
+            hint = f"did you mean {close!r}? " if close else ""
+            raise ValueError(f"cannot monitor {name!r}: it is not measured; {hint}available: {', '.join(metrics)}")
+        if not metrics[name].higher_is_better:
+            raise ValueError(f"cannot monitor {name!r}: a higher value must be better; available: {', '.join(metrics)}")
+        return name
+
+    def _check_lists(self) -> None:
+        quotas = self.cascade.quotas
+        cuts = self.objective.cuts(quotas, self.k)
+        length = getattr(self.trainer.datamodule, "list_length", None)
+        if cuts and callable(length) and min(cuts) >= length("train"):
+            raise ValueError(covers(min(cuts), length("train"), quotas))
+        self._check = LearningCheck(self.loss.positive_above, cuts, quotas)
+
+    def _finish_check(self) -> None:
+        check, self._check = self._check, None
+        assert check is not None
+        check.finish()
 
     def _evaluate(self, split: Split, batch: CascadeBatch) -> None:
         metrics = self.update_metrics(split, self(batch), batch)
         # The difficulty of a list is its length, so the reported name carries it; the one that is monitored does not.
         pool = f"/{batch.candidates.shape[1]}" if split == "test" else ""
         for name, metric in metrics.items():
-            self.log(f"{split}/{name}{pool}", metric, on_epoch=True, prog_bar="joint" in name, batch_size=batch.size)
+            self.log(
+                f"{split}/{name}{pool}", metric, on_epoch=True, prog_bar=name == self.monitor, batch_size=batch.size
+            )
 
-    def _term(self, name: str) -> str:
-        return f"loss_{self.cascade.names[int(name[5:])]}" if name.startswith("stage") else f"loss_{name}"
+
+def _of_old_file(loss: Any, objective: Any) -> tuple[Any, Any]:
+    """Return the descriptions that a checkpoint of version 0.1.0 holds, in today's form."""
+    upgraded = upgrade({"loss": loss, "objective": objective}, whole=True)
+    return upgraded["loss"], upgraded["objective"]
 
 
-def _loss(loss: RankingLoss | Mapping[str, Any] | str, positive_above: float) -> RankingLoss:
-    """Return the loss; what counts as positive is the data's to say unless the loss was told otherwise than 0."""
+def _loss(loss: RankingLoss | Mapping[str, Any] | str, schema: Schema) -> RankingLoss:
+    """Return the loss; what it leaves open about labels is the data's to say."""
     if isinstance(loss, str):
         loss = losses.get(loss)
     elif isinstance(loss, Mapping):
-        loss = build(loss)
+        losses.discover()
+        loss = build(loss, base=RankingLoss)
     assert isinstance(loss, RankingLoss)
-    if loss.positive_above == 0.0:
-        loss.positive_above = positive_above
+    loss.set_label_defaults(kind=schema.labels, positive_above=schema.positive_above)
     return loss
 
 
@@ -226,6 +300,7 @@ def _objective(
     if isinstance(objective, str):
         return objectives.resolve(objective)(loss, stages)
     if isinstance(objective, Mapping):
-        made: CascadeObjective = build(objective, loss, stages)
+        objectives.discover()
+        made: CascadeObjective = build(objective, loss, stages, base=CascadeObjective)
         return made
     return objective(loss, stages)

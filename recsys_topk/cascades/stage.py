@@ -1,4 +1,4 @@
-"""The interface of a stage: a batch in, one score a candidate out."""
+"""The interface of a stage: a batch in, one score per candidate out."""
 
 from __future__ import annotations
 
@@ -73,4 +73,4 @@ class Stage(nn.Module, ABC):
         return self.score(batch)
 
 
-registry = Registry("stage", "recsys_topk.cascades.stages", "recsys_topk.stages")
+registry = Registry("stage", "recsys_topk.cascades.stages", "recsys_topk.stages", Stage)

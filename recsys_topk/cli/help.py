@@ -46,6 +46,7 @@ run
   --resume last|DIR|FILE          go on with a run that was stopped, in its directory and with its options
   --save_every_minutes X          how often last.ckpt is saved inside an epoch (default: 5); --save_every_n_steps N
   --ckpt_path FILE                the checkpoint to measure, or to begin a new run from
+  --trust PACKAGE                 let files (config, checkpoint) name classes of this package; may be repeated
   --print_config                  the whole configuration, and stop
   --help_all                      every option"""
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from recsys_topk.cli.console import echo
 from recsys_topk.cli.help import class_help, command_help
-from recsys_topk.runs.config import from_checkpoint, option_value, registries, rewrite, without_option
+from recsys_topk.runs.config import from_checkpoint, option_value, registries, rewrite, trusted_by, without_option
 from recsys_topk.runs.resume import LONGER, Resumption, plan
+from recsys_topk.trust import reading
 
 if TYPE_CHECKING:
     from recsys_topk.runs.lightning_cli import CascadeCLI
@@ -43,7 +44,8 @@ def wanted_resumption(argv: list[str]) -> Resumption | None:
         raise ValueError("--resume needs a value: last, a run's directory, or a checkpoint")
     if option_value(rest, "--ckpt_path") is not None:
         raise ValueError("--resume says where to go on from; leave --ckpt_path out")
-    return plan(wanted, Path(option_value(rest, "--out") or "runs"), option_value(rest, "--name"))
+    with reading(trusted_by(rest)):
+        return plan(wanted, Path(option_value(rest, "--out") or "runs"), option_value(rest, "--name"))
 
 
 def _goes_further(argv: list[str]) -> bool:
@@ -70,7 +72,12 @@ def run(argv: list[str], resumption: Resumption | None = None, execute: bool = T
         resumption: The run to go on with; None = a new one.
         execute: False = only build the parts.
     """
-    command, *rest = argv = without_option(argv, "--resume")
+    with reading((*trusted_by(argv), *(resumption.trust if resumption is not None else ()))):
+        return _run(without_option(argv, "--resume"), resumption, execute)
+
+
+def _run(argv: list[str], resumption: Resumption | None, execute: bool) -> CascadeCLI:
+    command, *rest = argv
     for registry in registries().values():
         registry.discover()
     everything = "--help_all" in rest

@@ -17,6 +17,7 @@ from recsys_topk.datamodules.schema import Schema
 from recsys_topk.datamodules.shard import Shard, ShardBatch
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded, build
+from recsys_topk.trust import loading
 
 Split = Literal["train", "val", "test"]
 
@@ -94,6 +95,22 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
+
+    @classmethod
+    def load_from_checkpoint(
+        cls, checkpoint_path: Any, *args: Any, trust: Collection[str] = (), **kwargs: Any
+    ) -> CascadeDataModule:
+        """Load a data module, as Lightning's method does. Nothing that the file names is imported unchecked.
+
+        Args:
+            checkpoint_path: The file.
+            args: As Lightning's.
+            trust: Packages whose classes the checkpoint may name; see `recsys_topk.trust`.
+            kwargs: As Lightning's; `weights_only` is True if it is not given.
+        """
+        with loading(checkpoint_path, kwargs, trust):
+            data: CascadeDataModule = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        return data
 
     @property
     @abstractmethod
@@ -216,7 +233,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         return 0, 1
 
 
-registry = Registry("data module", "recsys_topk.datamodules", "recsys_topk.datamodules", module="datamodule")
+registry = Registry(
+    "data module", "recsys_topk.datamodules", "recsys_topk.datamodules", CascadeDataModule, "datamodule"
+)
 
 
 def get(name: str, /, **arguments: Any) -> CascadeDataModule:
@@ -256,7 +275,6 @@ def restore(saved: Mapping[str, Any], *, trust: Collection[str] = (), **changes:
             f"{', '.join(missing)} of {spec['class_path']} cannot be saved as plain values, so it is not in the "
             f"hyper-parameters; give it: restore(saved, {', '.join(f'{name}=...' for name in missing)})"
         )
-    made = build({"class_path": spec["class_path"], "init_args": {**spec["init_args"], **changes}})
-    if not isinstance(made, CascadeDataModule):
-        raise TypeError(f"{spec['class_path']} is not a CascadeDataModule")
+    described = {"class_path": spec["class_path"], "init_args": {**spec["init_args"], **changes}}
+    made: CascadeDataModule = build(described, base=CascadeDataModule, trust=trust)
     return made

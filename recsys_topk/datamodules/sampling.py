@@ -11,9 +11,8 @@ from torch import Tensor
 
 from recsys_topk.datamodules.draws import exponentials, integers
 
-_POSITION_BITS: Final = 16
 _ROUNDS: Final = 4
-"""Rounds of drawing, each twice as long as the one before; lists that are short after them are filled by a race."""
+"""Rounds of drawing, each twice as long as the previous one; lists that are still short are filled by `_race`."""
 
 
 class Source(Protocol):
@@ -156,13 +155,15 @@ def _fresh(known: Tensor, known_mask: Tensor, new: Tensor) -> Tensor:
     """Return which of `new` (B, m) are neither among the `known` of their row nor earlier in it."""
     width = known.shape[1]
     columns = torch.arange(width + new.shape[1], device=new.device)
-    # Item and column in one integer: after sorting, equal items are neighbours, the earliest column first.
-    packed = torch.cat([torch.where(known_mask, known, -1), new], 1).bitwise_left_shift_(_POSITION_BITS).add_(columns)
+    # Item and column in one integer: after sorting, equal items are neighbours, the earliest column first. Items are
+    # below 2^30 (`integers`), so 33 bits are left for the column.
+    bits = columns.numel().bit_length()
+    packed = torch.cat([torch.where(known_mask, known, -1), new], 1).bitwise_left_shift_(bits).add_(columns)
     packed = _sort_rows(packed)
-    item = packed >> _POSITION_BITS
+    item = packed >> bits
     first = torch.ones(packed.shape, dtype=torch.bool, device=new.device)
     torch.ne(item[:, 1:], item[:, :-1], out=first[:, 1:])
-    column = packed.bitwise_and_((1 << _POSITION_BITS) - 1)
+    column = packed.bitwise_and_((1 << bits) - 1)
     return torch.empty_like(first).scatter_(1, column, first)[:, width:]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import ListFacts, RankingLoss, Reduction
+from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.ops.topk_target import topk_target
 
 # Lists are taken in groups whose relaxed permutations have about this many entries; a group is made again backwards.
@@ -29,9 +29,6 @@ class ARFLoss(RankingLoss):
         tau: Temperature of NeuralSort.
         top: How many items are true, by label; None = all positive ones.
         eps: Added inside each logarithm, as published.
-        reference_quirks: Treat padding as the published code does, to compare with its figures: padding competes in P
-            and in P*, its rows and columns are then set to 0, means divide by N, a list no longer than the quota has no
-            L_relax, a list with padding no L_global, and all lists count. Only padding at the end makes sense then.
         k: The quota, how many items the stage passes on; required here or in the call.
         positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -56,7 +53,6 @@ class ARFLoss(RankingLoss):
         tau: float = 1.0,
         top: int | None = None,
         eps: float = 1e-6,
-        reference_quirks: bool = False,
         *,
         k: int | Literal["positives"] | None = None,
         positive_above: float | None = None,
@@ -67,7 +63,6 @@ class ARFLoss(RankingLoss):
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
             raise ValueError(f"top must be a positive int or None, got {top!r}")
         self.tau, self.top, self.eps = check_positive("tau", tau), top, check_positive("eps", eps)
-        self.reference_quirks = reference_quirks
         self.log_variance = nn.Parameter(torch.zeros(()))
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
@@ -87,34 +82,11 @@ class ARFLoss(RankingLoss):
     def _weighted(self, relax: Tensor, order: Tensor) -> Tensor:
         return relax + 0.5 * torch.exp(-self.log_variance) * order + 0.5 * self.log_variance
 
-    def _lists(
-        self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts
-    ) -> Tensor:
-        if not self.reference_quirks or mask is None:
-            return super()._lists(scores, labels, mask, k, facts)
-        size, n = scores.shape
-        quota = k if isinstance(k, Tensor) else torch.full((size,), k or n, device=scores.device)
-        wanted = facts.positives if self.top is None else torch.full_like(quota, self.top)
-        ranks, everyone = torch.arange(1, n + 1, device=scores.device), torch.ones_like(mask)
-        all_items = everyone.sum(1)
-        both = (mask[:, :, None] & mask[:, None, :]).to(scores.dtype)
-        p = _neuralsort_matrix(scores, everyone, all_items, ranks, self.tau) * both
-        order = _neuralsort_matrix(labels, everyone, all_items, ranks, 1e-4) * both
-        best = ranks[:, None] <= wanted[:, None, None]
-        shares = torch.where(best, order, 0.0).sum(1), torch.where(best, 0.0, order).sum(1)
-        relax = self._relax(p, shares, mask, ranks[:, None] <= quota[:, None, None], quota, all_items)
-        whole = -(order * torch.log(p + self.eps)).sum((1, 2)) / (n * n)
-        items = mask.sum(1)
-        return self._weighted(torch.where(items > quota, relax, 0.0), torch.where(items >= n, whole, 0.0))
-
-    def _reduce(self, losses: Tensor, counted: Tensor | None, weights: Tensor | None) -> Tensor:
-        return super()._reduce(losses, None if self.reference_quirks else counted, weights)
-
     def _terms(self, scores: Tensor, labels: Tensor, mask: Tensor, target: Tensor, quota: Tensor) -> Tensor:
         """Return L_relax and L_global of each list, (2, B)."""
         n = mask.sum(1)
         ranks = torch.arange(1, scores.shape[1] + 1, device=scores.device)
-        p = _neuralsort_matrix(scores, mask, n, ranks, self.tau)
+        p = neuralsort_matrix(scores, mask, n, ranks, self.tau)
         relax = self._relax(p, (target, 1.0 - target), mask, ranks[:, None] <= quota[:, None, None], quota, n)
         # Tied labels span ranks ahead + 1 .. ahead + size, and have 1 / size of each.
         both = mask[:, :, None] & mask[:, None, :]
@@ -142,7 +114,6 @@ class ARFV2Loss(ARFLoss):
         tau: Temperature of NeuralSort.
         top: How many items are true, by label; None = all positive ones.
         eps: Added inside each logarithm and to C, as published.
-        reference_quirks: As in `ARFLoss`.
         k: The quota, how many items the stage passes on; required here or in the call.
         positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -167,7 +138,7 @@ class ARFV2Loss(ARFLoss):
         return -torch.where(mask, terms, 0.0).sum(1) / n
 
 
-def _neuralsort_matrix(scores: Tensor, mask: Tensor, n: Tensor, ranks: Tensor, tau: float) -> Tensor:
+def neuralsort_matrix(scores: Tensor, mask: Tensor, n: Tensor, ranks: Tensor, tau: float) -> Tensor:
     """Return the NeuralSort matrix, (B, rank, item); 0 for masked items and for ranks beyond the valid ones."""
     x = torch.where(mask, scores - scores.sum(1, keepdim=True).detach() / n[:, None], 0.0)
     distance = torch.where(mask[:, None, :], (x[:, :, None] - x[:, None, :]).abs(), 0.0).sum(2)

@@ -295,7 +295,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
         return f"k={self.k}"
 
 
-registry = Registry("loss", "recsys_topk.losses", "recsys_topk.losses")
+registry = Registry("loss", "recsys_topk.losses", "recsys_topk.losses", RankingLoss)
 
 
 def _cap(k: int | Tensor, scores: Tensor, items: Tensor | None) -> tuple[int | Tensor, Tensor | None]:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from recsys_topk.metrics.configured import configured_metrics
     from recsys_topk.metrics.joint_recall import JointRecall
     from recsys_topk.metrics.kendall import KendallTau
     from recsys_topk.metrics.mean import ListMean
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from recsys_topk.metrics.recall import RecallAt
     from recsys_topk.metrics.selection_mass import SelectionMass
 
-__all__ = ["JointRecall", "KendallTau", "ListMean", "NDCGAt", "RecallAt", "SelectionMass"]
+__all__ = ["JointRecall", "KendallTau", "ListMean", "NDCGAt", "RecallAt", "SelectionMass", "configured_metrics"]
 
 _MODULES = {
     "JointRecall": "joint_recall",
@@ -25,6 +26,7 @@ _MODULES = {
     "NDCGAt": "ndcg",
     "RecallAt": "recall",
     "SelectionMass": "selection_mass",
+    "configured_metrics": "configured",
 }
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
-from recsys_topk.metrics.functional import joint_recall, survivors
+from recsys_topk.metrics.functional import joint_recall
 from recsys_topk.metrics.mean import ListMean
-from recsys_topk.metrics.recall import reference_recall
 
 
 class JointRecall(ListMean):
@@ -20,7 +20,6 @@ class JointRecall(ListMean):
         k: Size of the true set.
         quotas: How many items each stage passes on, first stage first.
         positive_above: Items with a label above this are positive.
-        reference_quirks: As in `RecallAt`.
 
     Example:
         >>> import torch
@@ -31,18 +30,19 @@ class JointRecall(ListMean):
         tensor(0.5000)
     """
 
-    def __init__(
-        self, k: int, quotas: Sequence[int], positive_above: float = 0.0, *, reference_quirks: bool = False
-    ) -> None:
+    name: ClassVar[str] = "joint_recall"
+    whole_cascade: ClassVar[bool] = True
+
+    def __init__(self, k: int, quotas: Sequence[int], positive_above: float = 0.0) -> None:
         super().__init__()
         self.k, self.quotas, self.positive_above = k, tuple(quotas), positive_above
-        self.reference_quirks = reference_quirks
+
+    @property
+    def label(self) -> str:
+        """See `ListMean.label`."""
+        return f"{self.name}@{self.k}@{self.quotas[-1]}"
 
     def update(self, stage_scores: Sequence[Tensor], labels: Tensor, mask: Tensor | None = None) -> None:
-        """Add a batch of lists: one (B, N) tensor of scores a stage, labels and mask (B, N)."""
-        if self.reference_quirks:
-            final = survivors(stage_scores, quotas=self.quotas)[-1]
-            self.add(*reference_recall(final, labels, mask, self.k, self.positive_above))
-        else:
-            above = self.positive_above
-            self.add(*joint_recall(stage_scores, labels, mask, quotas=self.quotas, k=self.k, positive_above=above))
+        """Add a batch of lists: one (B, N) tensor of scores per stage, labels and mask (B, N)."""
+        above = self.positive_above
+        self.add(*joint_recall(stage_scores, labels, mask, quotas=self.quotas, k=self.k, positive_above=above))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from recsys_topk.metrics.functional import kendall_tau
@@ -18,6 +20,8 @@ class KendallTau(ListMean):
         >>> metric.compute()
         tensor(0.3333)
     """
+
+    name: ClassVar[str] = "kendall_tau"
 
     def update(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:
         """Add a batch of lists: scores, labels and mask are (B, N)."""

@@ -1,10 +1,16 @@
-"""The state that all metrics share: a sum over lists and two counts."""
+"""The state that all metrics share: a sum over lists and two counts; and the table of their names."""
 
 from __future__ import annotations
+
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+
+from recsys_topk.registry import Registry
+
+registry: Registry[ListMean]
 
 
 class ListMean(Metric):  # type: ignore[misc]  # torchmetrics is untyped here
@@ -14,9 +20,20 @@ class ListMean(Metric):  # type: ignore[misc]  # torchmetrics is untyped here
     processes. A subclass writes `update` and passes per-list values to `add`. Without any list counted the result is
     NaN.
 
+    A subclass that sets `name` can be asked for by that name (`recsys_topk.metrics.configured`). Arguments called
+    ``k``, ``m``, ``quotas`` and ``positive_above`` are then taken from the cascade unless they are given.
+
+    Class attributes:
+        name: Registry name.
+        whole_cascade: `update` takes the scores of all stages, one (B, N) tensor per stage, instead of one (B, N).
+
     Attributes:
         skipped: Lists left out so far (in this process), int64 scalar.
+        stage: Number of the stage whose scores a configured metric gets; None = of no single stage.
     """
+
+    name: ClassVar[str]
+    whole_cascade: ClassVar[bool] = False
 
     full_state_update = False
     is_differentiable = False
@@ -27,12 +44,23 @@ class ListMean(Metric):  # type: ignore[misc]  # torchmetrics is untyped here
 
     def __init__(self) -> None:
         super().__init__()
+        self.stage: int | None = None
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("skipped", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            registry.register(cls.name, cls)
+
+    @property
+    def label(self) -> str:
+        """What the metric is called in logs: its name and the numbers that define it, e.g. ``recall@10@30``."""
+        return self.name
+
     def add(self, values: Tensor, counted: Tensor) -> None:
-        """Add one value a list, (B,); lists that are not `counted` go to `skipped`."""
+        """Add one value per list, (B,); lists that are not `counted` go to `skipped`."""
         self.total += torch.where(counted, values, 0.0).sum(dtype=torch.float64)
         included = counted.sum()
         self.count += included
@@ -41,3 +69,6 @@ class ListMean(Metric):  # type: ignore[misc]  # torchmetrics is untyped here
     def compute(self) -> Tensor:
         """Return the mean over all lists counted, a float32 scalar."""
         return (self.total / self.count).float()
+
+
+registry = Registry("metric", "recsys_topk.metrics", "recsys_topk.metrics")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from recsys_topk.metrics.functional import ndcg_at
@@ -25,9 +27,16 @@ class NDCGAt(ListMean):
         tensor(0.6309)
     """
 
+    name: ClassVar[str] = "ndcg"
+
     def __init__(self, k: int | None = None, gain: Gain = "exponential", positive_above: float = 0.0) -> None:
         super().__init__()
         self.k, self.gain, self.positive_above = k, check_gain(gain), positive_above
+
+    @property
+    def label(self) -> str:
+        """See `ListMean.label`."""
+        return self.name if self.k is None else f"{self.name}@{self.k}"
 
     def update(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:
         """Add a batch of lists: scores, labels and mask are (B, N)."""

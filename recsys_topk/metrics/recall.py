@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+from typing import ClassVar
+
 from torch import Tensor
 
-from recsys_topk.metrics.functional import recall_at, top
+from recsys_topk.metrics.functional import recall_at
 from recsys_topk.metrics.mean import ListMean
 
 
@@ -18,35 +19,26 @@ class RecallAt(ListMean):
         k: Size of the true set.
         m: Size of the predicted set.
         positive_above: Items with a label above this are positive.
-        reference_quirks: Compute what the research code computed, to compare with its figures: the hits are always
-            divided by k, padding competes for places, lists without positives count as 0, ties go by position, and
-            the result is a mean of batch means (so it depends on the batch size).
 
     Example:
+        >>> import torch
         >>> metric = RecallAt(k=2, m=2)
         >>> metric.update(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1.0, 0.0, 1.0]]))
         >>> metric.compute()
         tensor(0.5000)
     """
 
-    def __init__(self, k: int, m: int, positive_above: float = 0.0, *, reference_quirks: bool = False) -> None:
+    name: ClassVar[str] = "recall"
+
+    def __init__(self, k: int, m: int, positive_above: float = 0.0) -> None:
         super().__init__()
         self.k, self.m, self.positive_above = k, m, positive_above
-        self.reference_quirks = reference_quirks
+
+    @property
+    def label(self) -> str:
+        """See `ListMean.label`."""
+        return f"{self.name}@{self.k}@{self.m}"
 
     def update(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:
         """Add a batch of lists: scores, labels and mask are (B, N)."""
-        if self.reference_quirks:
-            self.add(*reference_recall(top(scores, self.m), labels, mask, self.k, self.positive_above))
-        else:
-            self.add(*recall_at(scores, labels, mask, k=self.k, m=self.m, positive_above=self.positive_above))
-
-
-def reference_recall(
-    selected: Tensor, labels: Tensor, mask: Tensor | None, k: int, positive_above: float
-) -> tuple[Tensor, Tensor]:
-    """Return the research code's recall of one batch, (1,): the mean over all lists of hits / k, and that it counts."""
-    true = labels > positive_above if mask is None else (labels > positive_above) & mask
-    true = top(torch.where(true, labels, -1.0).to(torch.float32), k) & true
-    batch_mean = (true & selected).sum(-1).double().div(k).mean()[None]
-    return batch_mean, torch.ones_like(batch_mean, dtype=torch.bool)
+        self.add(*recall_at(scores, labels, mask, k=self.k, m=self.m, positive_above=self.positive_above))

@@ -157,4 +157,4 @@ def _nothing(x: Tensor) -> Tensor:
     return torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0.0).sum()
 
 
-registry = Registry("operator", "recsys_topk.operators", "recsys_topk.operators")
+registry = Registry("operator", "recsys_topk.operators", "recsys_topk.operators", TopKOperator)

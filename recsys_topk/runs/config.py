@@ -18,6 +18,9 @@ from typing import Any
 import yaml
 
 from recsys_topk.registry import Registry, nearest
+from recsys_topk.runs.documents import CONFIG_SUFFIXES, inspect_config, read_yaml, read_yaml_file
+from recsys_topk.runs.own_runs import recall
+from recsys_topk.trust import TEXT_KEYS, names_of_typed, reading
 
 CONFIGS = "recsys_topk.runs.configs"
 # Arguments of an objective that the module gives.
@@ -55,6 +58,73 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
         >>> rewrite(["fit", "--loss.tau", "2", "--loss=dftopk"])
         ['fit', '--model.loss=recsys_topk.losses.dftopk.DFTopKLoss', '--model.loss.tau', '2']
     """
+    with reading(trusted_by(arguments)):
+        for option, value in _typed(arguments):
+            key = _key(option)
+            if _is_file(value) and key not in (*TEXT_KEYS, "config", "c"):  # the path of a config for one option
+                inspect_config({key: value}, option)
+        return _rewrite(without_option(arguments, "--trust"))
+
+
+def trusted_by(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return what the user trusts by typing these arguments: `--trust`, and the packages of classes that are named.
+
+    What a file names is not typed; a file in the directory of a run that the user started keeps that run's trust.
+
+    Example:
+        >>> trusted_by(["fit", "--loss", "mine.MyLoss", "--trust", "theirs", "--out", "runs.old", "--config", "a.yaml"])
+        ('mine', 'theirs')
+    """
+    found: list[str] = []
+    for option, value in _typed(arguments):
+        key = _key(option)
+        if option == "--trust":
+            found += filter(None, value.split(","))
+        elif option in ("-c", "--config", "--ckpt_path"):
+            found += recall(value) if _is_file(value) else ()
+        elif key not in (*TEXT_KEYS, "resume") and not _is_file(value):
+            found += _typed_names(value)
+    return tuple(dict.fromkeys(found))
+
+
+def _key(option: str) -> str:
+    return option.lstrip("-").rstrip("+").rpartition(".")[2]
+
+
+def _typed(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the options with their values, empty for an option that has none."""
+    found = []
+    for position, argument in enumerate(arguments):
+        if argument.startswith("-"):
+            option, equals, value = argument.partition("=")
+            following = arguments[position + 1] if not equals and position + 1 < len(arguments) else ""
+            found.append((option, value if equals or following.startswith("--") else following))
+    return found
+
+
+def _is_file(value: str) -> bool:
+    if value.endswith(CONFIG_SUFFIXES):
+        return True
+    return 0 < len(value) < 1024 and "\n" not in value and "\0" not in value and Path(value).is_file()
+
+
+def _typed_names(value: str) -> list[str]:
+    try:
+        content = read_yaml(value, "an option")
+    except ValueError:
+        return []
+    waiting: list[Any] = [content]
+    found: list[str] = []
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            found += names_of_typed(part)
+        elif isinstance(part, (dict, list)):
+            waiting += part.values() if isinstance(part, dict) else part
+    return found
+
+
+def _rewrite(arguments: Sequence[str]) -> list[str]:
     tables = registries()
     command, rest = list(arguments[:1]), list(arguments[1:])
     classes: list[str] = []
@@ -149,21 +219,22 @@ def read_config(name: str) -> dict[str, Any]:
     """Return the content of a config: a file, a packaged one by name, or YAML text."""
     path = Path(name)
     if "\n" in name or ": " in name:
-        text = name
+        source = f"the config {name[:40]!r}..." if len(name) > 40 else f"the config {name!r}"
+        content = read_yaml(name, source)
     elif path.is_file():
-        text = path.read_text(encoding="utf-8")
+        source = f"config {name!r}"
+        content = read_yaml_file(path)
     elif name in packaged_configs():
-        text = resources.files(CONFIGS).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+        source = f"config {name!r}"
+        content = read_yaml(resources.files(CONFIGS).joinpath(f"{name}.yaml").read_text(encoding="utf-8"), source)
     else:
         close = nearest(name, packaged_configs())
         hint = f"did you mean {close!r}? " if close else ""
         raise FileNotFoundError(f"no config file {name!r}; {hint}packaged configs: {', '.join(packaged_configs())}")
-    try:
-        content = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"config {name!r} is not valid YAML: {error}") from error
+    content = {} if content is None else content
     if not isinstance(content, dict):
-        raise ValueError(f"config {name!r} must be a mapping of options, got {type(content).__name__}")
+        raise ValueError(f"{source} must be a mapping of options, got {type(content).__name__}")
+    inspect_config(content, source)
     return content
 
 
@@ -171,8 +242,10 @@ def resolve_names(
     content: dict[str, Any], tables: Mapping[str, Registry[Any]], by_loss: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Move `loss` and `objective` below `model`, replace names by class paths, and add the options for the loss."""
+    from recsys_topk.cascades.upgrade import upgrade
+
     resolved = dict(content)
-    model = dict(resolved.get("model") or {})
+    model = upgrade(resolved.get("model") or {})
     for short, table in tables.items():
         given = resolved.pop(short, None) or model.get(short)
         if isinstance(given, str):
@@ -232,7 +305,9 @@ def from_checkpoint(path: str) -> tuple[str, list[str]]:
 
     content = read_checkpoint(path)
     model = {name: value for name, value in content["hyper_parameters"].items() if name != "schema"}
-    data = data_spec(content.get("datamodule_hyper_parameters") or {})["init_args"]
+    saved = content.get("datamodule_hyper_parameters") or {}
+    inspect_config({"model": content["hyper_parameters"], "data": saved}, f"checkpoint {path!r}")
+    data = data_spec(saved)["init_args"]
     return dump({"model": model, **({"data": data} if data else {})}), describe_checkpoint(path, content)
 
 

@@ -24,19 +24,21 @@ from recsys_topk.cascades.module import TWO_STAGES, CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.optimizers import EmbeddingOptimizerName, OptimizerName
 from recsys_topk.cascades.stage import StageConfig
-from recsys_topk.runs.config import read_checkpoint
 from recsys_topk.cli.console import echo, warn
-from recsys_topk.runs.metrics_file import MetricsFile
-from recsys_topk.runs.parser import Parser
-from recsys_topk.runs.quiet import quiet_libraries
-from recsys_topk.runs.resume import Resumption, check_changes, check_schema
-from recsys_topk.runs.directory import RunDirectory, Status, first_process, run_name
-from recsys_topk.runs.summary import announce, report_end, report_stop
-from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
 from recsys_topk.datamodules import RecFlowDataModule
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.dftopk import DFTopKLoss
 from recsys_topk.memory import keep_freed_memory
+from recsys_topk.runs.config import read_checkpoint
+from recsys_topk.runs.directory import RunDirectory, Status, first_process, run_name
+from recsys_topk.runs.guard import guarded
+from recsys_topk.runs.metrics_file import MetricsFile
+from recsys_topk.runs.own_runs import remember
+from recsys_topk.runs.parser import Parser
+from recsys_topk.runs.quiet import quiet_libraries
+from recsys_topk.runs.resume import Resumption, check_changes, check_schema
+from recsys_topk.runs.summary import announce, report_end, report_stop
+from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
 
 DEFAULT_LOSS = {"class_path": f"{DFTopKLoss.__module__}.{DFTopKLoss.__qualname__}"}
 TRAINER_DEFAULTS = {
@@ -62,6 +64,8 @@ def cascade(
     optimizer_options: dict[str, float] | None = None,
     warmup_steps: int = 0,
     validate: bool = True,
+    metrics: list[str | dict[str, Any]] | None = None,
+    monitor: str | None = None,
 ) -> CascadeModule:
     """Build the module from what the command line gives.
 
@@ -80,6 +84,8 @@ def cascade(
         optimizer_options: Further arguments of the optimizer, e.g. {eps: 1.0e-12}.
         warmup_steps: Steps over which the learning rate rises to `lr`.
         validate: Raise on NaN or infinity among the scores instead of training on.
+        metrics: What to measure, e.g. [joint_recall, {name: ndcg, k: 5}]; the recalls if not given.
+        monitor: The metric that decides which checkpoint is best, e.g. joint_recall@10@20.
     """
     return CascadeModule(
         schema,
@@ -96,6 +102,8 @@ def cascade(
         optimizer_options=optimizer_options,
         warmup_steps=warmup_steps,
         validate=validate,
+        metrics=metrics,
+        monitor=monitor,
     )
 
 
@@ -212,9 +220,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             made.append(RichProgress(pace) if sys.stdout.isatty() else PlainProgress(pace, echo))
         if self.subcommand == "fit" and wanted.get("enable_checkpointing") is not False:
             folder = self.run.path / "checkpoints"
-            monitor = f"val/joint_recall@{self.model.k}@{self.model.cascade.quotas[-1]}"
             if wanted.get("limit_val_batches") != 0:
-                made.append(BestCheckpoint(folder, monitor))
+                made.append(BestCheckpoint(folder, f"val/{self.model.monitor}"))
             made.append(ResumePoint(folder, options.save_every_minutes, options.save_every_n_steps))
         if self.subcommand == "predict":
             made.append(PredictionWriter(self.run.path / "predictions.parquet"))
@@ -233,7 +240,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             report_end(self)
             return
         self.run.claim()
-        self.run.record(status="running")
+        self.run.record(status="running", **(remember(self.run.path) if first_process() else {}))
         for logger in wandb_loggers(self.trainer.loggers):
             self.run.record(wandb_id=logger.version)
         announce(self)
@@ -272,6 +279,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             raise
 
 
+@guarded()
 def run_cli(arguments: list[str], resumption: Resumption | None = None, execute: bool = True) -> CascadeCLI:
     """Parse and run arguments that `recsys_topk.runs.config.rewrite` has prepared; see `CascadeCLI`."""
     quiet_libraries()

@@ -20,6 +20,13 @@ class Parser(LightningArgumentParser):  # type: ignore[misc]  # lightning is unt
     def error(self, message: str, ex: BaseException | None = None) -> NoReturn:
         """Say what is wrong, with the nearest option where one was misspelt, and exit with status 2."""
         text = " ".join(str(ex if ex is not None else message).split())
+        denied = re.search(r"Importing '([\w.]+)' is not allowed, denied by", text)
+        if denied:
+            package = denied.group(1).partition(".")[0]
+            text = (
+                f"an option or a config names {denied.group(1)!r}, which a file may not name; nothing of it was "
+                f"imported. If you know the package, add --trust {package}"
+            )
         unknown = re.search(r"(--[\w.-]+)", text) if "nrecognized" in text or "not accepted" in text else None
         if unknown:
             options = [option for action in self._actions for option in action.option_strings]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from recsys_topk.datamodules import Schema
 from recsys_topk.runs.config import describe_checkpoint, dump, read_checkpoint
 from recsys_topk.runs.directory import RunDirectory
-from recsys_topk.datamodules import Schema
+from recsys_topk.runs.documents import inspect_config, read_yaml_file
+from recsys_topk.runs.own_runs import recall
 
 # Options that may differ from the run's. These say how long to train, where things are and what is shown or kept;
 FREE = (
@@ -40,6 +40,7 @@ class Resumption:
         epochs: Whole epochs done.
         inside: Whether the checkpoint lies inside an epoch.
         lines: What is restored, for people.
+        trust: What the user trusted when it was started.
     """
 
     run: RunDirectory
@@ -49,6 +50,7 @@ class Resumption:
     epochs: int
     inside: bool
     lines: tuple[str, ...]
+    trust: tuple[str, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -92,7 +94,13 @@ def plan(wanted: str, out: Path, name: str | None = None) -> Resumption:
     """Find the run, and read from its config and checkpoint what is restored."""
     run, checkpoint = find_run(wanted, out, name)
     content = read_checkpoint(str(checkpoint))
-    config = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
+    config = read_yaml_file(run.path / "config.yaml")
+    if not isinstance(config, dict):
+        raise ValueError(f"{run.path / 'config.yaml'} is no config of a run")
+    own = recall(run.path)
+    kept = {name: value for name, value in config.items() if name != "weights_only"}  # see `Resumption.arguments`
+    inspect_config(kept, str(run.path / "config.yaml"), own)
+    inspect_config(content["hyper_parameters"], str(checkpoint), own)
     loop = (content.get("loops") or {}).get("fit_loop")
     if "optimizer_states" not in content or not loop:
         raise ValueError(f"{str(checkpoint)!r} holds weights only, and training cannot go on from it; take last.ckpt")
@@ -102,7 +110,7 @@ def plan(wanted: str, out: Path, name: str | None = None) -> Resumption:
     where = f", {batches} batches into epoch {epochs + 1}" if inside else ""
     lines = [*describe_checkpoint(str(checkpoint), content)]
     lines.append(f"  state      {steps} steps, {epochs} whole epochs{where}; optimizer, order of requests, generators")
-    return Resumption(run, checkpoint, config, steps, epochs, inside, tuple(lines))
+    return Resumption(run, checkpoint, config, steps, epochs, inside, tuple(lines), own)
 
 
 def check_changes(resumption: Resumption, options: Mapping[str, Any]) -> list[str]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint
 from recsys_topk.cascades.features import table_sizes
 from recsys_topk.cli.console import echo, table
-from recsys_topk.runs.metrics_file import MetricsFile, read_rows
 from recsys_topk.runs.directory import first_process
+from recsys_topk.runs.metrics_file import MetricsFile, read_rows
 from recsys_topk.runs.wandb_logging import log_summary, log_table, log_weights, wandb_loggers
 
 if TYPE_CHECKING:

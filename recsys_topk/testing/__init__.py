@@ -1,8 +1,11 @@
-"""Tests that plug-in authors can run against their own losses, operators and objectives. Needs torch only."""
+"""Tests that plug-in authors can run against their own losses, operators, objectives and data modules.
+
+Needs torch only; `check_data_module` needs Lightning too.
+"""
 
 from __future__ import annotations
 
-from recsys_topk.testing.contract import check_loss, check_objective, check_operator
+from recsys_topk.testing.contract import check_data_module, check_loss, check_objective, check_operator
 from recsys_topk.testing.lists import Lists
 
-__all__ = ["Lists", "check_loss", "check_objective", "check_operator"]
+__all__ = ["Lists", "check_data_module", "check_loss", "check_objective", "check_operator"]

@@ -1,4 +1,4 @@
-"""One call that checks a loss, an operator or an objective against everything that users rely on.
+"""One call that checks a loss, an operator, an objective or a data module against everything that users rely on.
 
 Each function raises one AssertionError that names every rule broken, the class, and the input that shows it. Neither
 pytest nor hypothesis is needed: a plug-in's test is one line.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.operators.base import TopKOperator
-from recsys_topk.testing import loss_rules, objective_rules, operator_rules
+from recsys_topk.testing import data_rules, loss_rules, objective_rules, operator_rules
 from recsys_topk.testing.comparison import run_rules, title
 from recsys_topk.testing.lists import Lists
+
+if TYPE_CHECKING:
+    from recsys_topk.datamodules.base import CascadeDataModule
 
 Subject = TypeVar("Subject")
 
@@ -117,6 +120,26 @@ def check_objective(
     batches = [build() for build in objective_rules.LISTS] if lists is None else lists
     once = () if lists else objective_rules.ONCE
     _run(f"objective {subject.name}", subject, objective_rules.ON_LISTS, batches, once, rules)
+
+
+def check_data_module(make: Callable[[], CascadeDataModule], *, rules: Collection[str] | None = None) -> None:
+    """Check a data module against the rules that hold for every data module. Needs Lightning.
+
+    The rules: the schema is known before data are prepared; batches have its columns, ids that are rows of their
+    tables, finite values, and padding ids where there is nothing; pool items are distinct; padding has label 0 and
+    group -1; labels are grades or places, as declared; the same seed gives the same batches; an evaluated list does not
+    depend on the batch size, the number of processes or the pass; no request is lost or repeated; training resumes at
+    the exact batch; hyper-parameters are plain and restore the data module; sampled negatives are never an item of the
+    list and never repeated; the catalogue holds every listed item; `list_length` is right; shards can be sent to worker
+    processes.
+
+    Args:
+        make: A function without arguments that builds the data module, or its class. It is called often and all
+            batches are read, so use a small data set; each split needs at least 3 requests.
+        rules: Names of the rules to check, as they stand in the error message; None = all.
+    """
+    subject = data_rules.DataSubject(make)
+    _run(f"data module {subject.name}", subject, (), (), data_rules.RULES, rules)
 
 
 def _run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -11,11 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from recsys_topk import losses
 from recsys_topk.callbacks.predictions import PredictionWriter
 from recsys_topk.cascades.module import CascadeModule
+from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
+from recsys_topk.cascades.objectives.joint import JointObjective
 from recsys_topk.cascades.stage import StageConfig
+from recsys_topk.cascades.upgrade import upgrade
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.losses import DFTopKLoss
+from recsys_topk.metrics import NDCGAt
+from recsys_topk.reference import PublishedJoint
 from tests.cascades.batches import random_batch, recflow_like_schema
 
 SCHEMA = recflow_like_schema()
@@ -222,7 +230,180 @@ def test_non_finite_scores_stop_the_training(tmp_path: Path) -> None:
         trainer(tmp_path).fit(model, batches(1))
 
 
-def test_what_is_positive_comes_from_the_data() -> None:
+def test_what_labels_mean_comes_from_the_data_and_what_is_given_wins() -> None:
     assert module(loss=DFTopKLoss()).loss.positive_above == 7.0
-    assert module(loss=DFTopKLoss(positive_above=0.0)).loss.positive_above == 7.0  # as the command line passes it
+    assert module(loss=DFTopKLoss(positive_above=0.0)).loss.positive_above == 0.0
     assert module(loss=DFTopKLoss(positive_above=3.0)).loss.positive_above == 3.0
+    places = replace(SCHEMA, labels="places")
+    assert CascadeModule(places, STAGES, "lambdaloss").loss.gain == "linear"
+    assert CascadeModule(SCHEMA, STAGES, "lambdaloss").loss.gain == "exponential"
+    given = CascadeModule(places, STAGES, losses.get("lambdaloss", gain="exponential"))
+    assert given.loss.gain == "exponential"
+
+
+JOINT = "recsys_topk.cascades.objectives.joint.JointObjective"
+DFTOPK = "recsys_topk.losses.dftopk.DFTopKLoss"
+
+
+def test_descriptions_of_version_0_1_build_the_same_cascade() -> None:
+    """The threshold of 0 stood for "the data decides" there, and `reference_quirks: false` for nothing."""
+    old = {key: value for key, value in SCHEMA.to_dict().items() if key not in ("version", "labels")}
+    loss = {"class_path": DFTOPK, "init_args": {"tau": 2.0, "positive_above": 0.0}}
+    objective = {"class_path": JOINT, "init_args": {"eps": 0.0, "reference_quirks": False}}
+    model = CascadeModule(old, STAGES, loss, objective, k=3)
+    assert model.loss.positive_above == 7.0
+    assert type(model.objective) is JointObjective
+    objective["init_args"] = {"reference_quirks": True}
+    assert type(CascadeModule(old, STAGES, loss, objective, k=3).objective) is PublishedJoint
+    assert CascadeModule(SCHEMA, STAGES, loss, k=3).loss.positive_above == 0.0
+
+
+def test_a_whole_old_config_is_upgraded_and_a_part_of_one_is_not() -> None:
+    loss = {"class_path": DFTOPK, "init_args": {"positive_above": 0.0}}
+    whole = {**module().hparams, "loss": loss}
+    whole = {name: value for name, value in whole.items() if name not in ("schema", "metrics", "monitor")}
+    assert upgrade(whole)["loss"]["init_args"] == {}
+    assert upgrade({**whole, "metrics": None})["loss"]["init_args"] == {"positive_above": 0.0}
+    assert upgrade({"loss": loss})["loss"]["init_args"] == {"positive_above": 0.0}
+
+
+def test_metrics_are_a_configured_list_and_the_monitored_one_is_named(tmp_path: Path) -> None:
+    entries = ["recall", {"name": "ndcg", "k": 2, "stage": "ranking"}, {"name": "joint_recall", "k": 1}, "kendall_tau"]
+    model = module(metrics=entries, monitor="ranking_ndcg@2")
+    run = trainer(tmp_path, enable_checkpointing=True)
+    results = run.validate(model, batches(2), verbose=False)[0]
+    assert list(results) == [
+        "val/retrieval_recall@3@8", "val/ranking_recall@3@5", "val/ranking_ndcg@2", "val/joint_recall@1@5",
+        "val/retrieval_kendall_tau", "val/ranking_kendall_tau",
+    ]  # fmt: skip
+    expected = NDCGAt(2, positive_above=7.0)
+    for batch in batches(2):
+        with torch.no_grad():
+            expected.update(model(batch)[1], batch.labels, batch.mask)
+    assert results["val/ranking_ndcg@2"] == pytest.approx(expected.compute().item(), abs=1e-6)
+    assert model.monitor == "ranking_ndcg@2"
+    assert module(metrics=entries).monitor == "joint_recall@1@5"
+    assert module().monitor == "joint_recall@3@5"
+    assert module(metrics=["recall"]).monitor == "retrieval_recall@3@8"
+    run.save_checkpoint(tmp_path / "model.ckpt")
+    again = CascadeModule.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True)
+    assert (list(again.metrics["val"]), again.monitor) == (list(model.metrics["val"]), model.monitor)
+
+
+def test_gains_of_a_configured_ndcg_follow_the_labels() -> None:
+    model = CascadeModule(replace(SCHEMA, labels="places"), STAGES, metrics=["ndcg"])
+    assert {metric.gain for metric in model.metrics["val"].values()} == {"linear"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metrics": ["recal"]}, "did you mean 'recall'"),
+        ({"metrics": [{"name": "recall", "kk": 3}]}, "metric 'recall' has no option 'kk'; did you mean 'k'"),
+        ({"metrics": [{"name": "recall", "stage": "rerank"}]}, "names stage 'rerank'; the stages are retrieval"),
+        ({"metrics": [{"name": "joint_recall", "stage": "ranking"}]}, "measures the whole cascade"),
+        ({"metrics": ["recall", "recall"]}, "two metrics would be logged as 'retrieval_recall@3@8'"),
+        ({"metrics": [{"k": 3}]}, "a mapping with a name"),
+        ({"metrics": []}, "name at least one"),
+        ({"monitor": "val/joint_recall@3@5"}, "did you mean 'joint_recall@3@5'"),
+    ],
+)
+def test_mistakes_in_metrics_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        module(**options)
+
+
+class OwnTerms(CascadeObjective):
+    """Terms of any name: one that begins like a stage's, and one that says whose it is."""
+
+    def compute(
+        self,
+        scores: Sequence[Tensor],
+        labels: Tensor,
+        mask: Tensor,
+        groups: Tensor | None,
+        quotas: Sequence[int],
+        k: int,
+    ) -> ObjectiveOutput:
+        total = sum((x.square().mean() for x in scores), torch.zeros(()))
+        return ObjectiveOutput(total, {"staged": total, "own": total}, {"own": 1})
+
+
+def test_terms_may_have_any_name_and_say_whose_they_are(tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    run.fit(module(objective=OwnTerms), batches(1))
+    logged = {name for name in run.logged_metrics if name.startswith("train/")}
+    assert logged == {"train/loss", "train/loss_staged", "train/loss_ranking"}
+
+
+class Lists(pl.LightningDataModule):  # type: ignore[misc]  # lightning is untyped here
+    """Batches of 12 items per list that say so."""
+
+    def __init__(self, length: int = 12) -> None:
+        super().__init__()
+        self.length = length
+
+    def list_length(self, split: str) -> int:
+        assert split == "train"
+        return self.length
+
+    def train_dataloader(self) -> DataLoader[CascadeBatch]:
+        return batches(2)
+
+
+WIDE = [StageConfig("two_tower", "retrieval", 50), StageConfig("mlp", "ranking", 40)]
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"k": 12}, True),
+        ({"k": 11}, False),
+        ({"k": 12, "loss": "softmax"}, False),
+        ({"k": 5, "loss": DFTopKLoss(k=20)}, True),
+        ({"k": 20, "loss": DFTopKLoss(k=5)}, False),
+        ({"k": 5, "objective": {"class_path": JOINT, "init_args": {"stage_k": "quota"}}}, True),
+        ({"k": 5, "loss": "arf"}, True),
+        ({"k": 12, "objective": "bce"}, False),
+    ],
+)
+def test_a_k_that_covers_every_list_is_refused_before_training(
+    tmp_path: Path, options: dict[str, object], refused: bool
+) -> None:
+    model = CascadeModule(SCHEMA, WIDE, **options)  # type: ignore[arg-type]
+    run = trainer(tmp_path)
+    if not refused:
+        run.fit(model, datamodule=Lists())
+        return
+    with pytest.raises(
+        ValueError, match=r"at most 12 items, .* nothing is learned \(quotas \[50, 40\]\); use a smaller"
+    ):
+        run.fit(model, datamodule=Lists())
+    assert run.global_step == 0
+
+
+def test_a_k_that_covers_every_list_raises_at_the_end_of_the_first_epoch_if_the_data_do_not_say(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the best 12 of each list and training lists have at most 12 items"):
+        trainer(tmp_path, max_epochs=2).fit(CascadeModule(SCHEMA, WIDE, k=12), batches(2))
+    trainer(tmp_path).fit(CascadeModule(SCHEMA, WIDE, k=11), batches(2))
+
+
+@pytest.mark.parametrize("number", [3, 102])
+def test_data_without_positives_raise_once_after_a_hundred_batches_or_an_epoch(tmp_path: Path, number: int) -> None:
+    stages = [StageConfig("mlp", "ranking", 5, {"hidden": [2]})]
+    made = [random_batch(SCHEMA, size=2, seed=0)] * number
+    hopeless = [batch.replace(labels=batch.labels.clamp_max(7.0)) for batch in made]
+    run = trainer(tmp_path)
+    seen = min(number, 100)
+    with pytest.raises(
+        ValueError, match=f"no list of the first {seen} training batches has a label above 7, .*positive_"
+    ):
+        run.fit(CascadeModule(SCHEMA, stages, k=3, dim=2), DataLoader(hopeless, batch_size=None))  # type: ignore[arg-type]
+    assert run.global_step == (99 if number > 100 else 3)
+
+
+def test_constructor_refuses_sizes_that_train_nothing() -> None:
+    with pytest.raises(ValueError, match=r"k must be at least 1, .*got k=0"):
+        CascadeModule(SCHEMA, STAGES, k=0)
+    with pytest.raises(ValueError, match="at least 1"):
+        CascadeModule(SCHEMA, STAGES, dim=0)

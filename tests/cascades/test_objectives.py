@@ -197,30 +197,3 @@ def test_joint_with_a_permutation_operator_is_the_published_lcron(name: str) -> 
                 )
         checked += 1
     assert checked == 3
-
-
-@pytest.mark.parametrize("name", ["neuralsort", "softsort"])
-def test_reference_quirks_reproduce_the_published_lcron_with_padding(name: str) -> None:
-    file = {"neuralsort": "loss_lcron_neural_sort_kwai", "softsort": "loss_lcron_soft_sort_kwai"}[name]
-    stored = json.loads((VECTORS / f"{file}.json").read_text())
-    tolerance = stored["suggested_tolerance"]
-    for case in stored["cases"]:
-        ranking, retrieval = (torch.tensor(case[key], dtype=torch.double) for key in ("scores", "scores2"))
-        leaves = [retrieval.requires_grad_(), ranking.requires_grad_()]
-        labels = torch.tensor(case["labels"], dtype=torch.double)
-        mask = None if case["mask"] is None else torch.tensor(case["mask"]).bool()
-        objective = JointObjective(losses.get(name), 2, eps=1e-6, reference_quirks=True).double()
-        output = objective(leaves, labels, mask, quotas=[case["k"]] * 2, k=case["k"])
-        assert output.total.item() == pytest.approx(case["output"], rel=tolerance, abs=tolerance), case["name"]
-        if case["grad_unique"]:
-            output.total.backward()
-            torch.testing.assert_close(ranking.grad, torch.tensor(case["grad"]).double(), rtol=1e-7, atol=1e-8)
-
-
-def test_reference_quirks_let_padding_take_part_for_other_operators() -> None:
-    scores, labels, mask = lists(2, seed=6)
-    quirky = JointObjective(DFTopKLoss(), 2, reference_quirks=True).double()
-    plain = JointObjective(DFTopKLoss(), 2).double()
-    one = quirky(scores, labels, mask, quotas=[4, 3], k=2).total
-    two = plain(scores, labels, quotas=[4, 3], k=2).total
-    assert one.item() == pytest.approx(two.item(), abs=1e-12)

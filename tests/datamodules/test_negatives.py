@@ -260,3 +260,32 @@ def test_wrong_arguments_are_named() -> None:
         expand(batch, 1, seed=0, group=1, source="hard", catalogue=catalogue_of(9))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must not be negative, got -1"):
         expand(batch, -1, seed=0, group=1)
+
+
+def one_by_one(items: int, key: torch.Tensor, own: set[int], number: int) -> list[int]:
+    """Look at the draws of a request in order and keep those that are new, as the definition says."""
+    kept: dict[int, None] = {}
+    for item in integers(key[None], 0, 16 * number, items)[0].tolist():
+        if item not in own:
+            kept[item] = None
+        if len(kept) == number:
+            break
+    return list(kept)
+
+
+@pytest.mark.parametrize(("items", "number"), [(50, 20), (26_000, 24_000), (300_000, 60_000)])
+def test_many_negatives_are_those_of_the_definition(items: int, number: int) -> None:
+    """Above 65,536 columns the position of a draw needs more than 16 bits."""
+    keys = request_keys(5, torch.tensor([3, 4]))
+    own = torch.tensor([[1, 2, 3], [7, 8, 9]])
+    drawn = draw_distinct(Uniform(items, own.device), keys, own, torch.ones_like(own, dtype=torch.bool), number)
+    assert drawn.mask.all()
+    for row in range(2):
+        assert drawn.items[row].tolist() == one_by_one(items, keys[row], set(own[row].tolist()), number)
+
+
+def test_a_list_may_be_longer_than_65536() -> None:
+    own = torch.arange(70_000)[None]
+    drawn = draw_distinct(Uniform(70_100, own.device), request_keys(5, torch.tensor([3])), own, own >= 0, 100)
+    assert drawn.mask.all()
+    assert drawn.items[0].sort().values.tolist() == list(range(70_000, 70_100))

@@ -117,27 +117,6 @@ def test_ndcg_is_rax_and_tfr(file):
             assert values.tolist() == pytest.approx(case.raw["per_list"], abs=case.tolerance)
 
 
-def test_quirks_divide_by_k_let_padding_compete_and_average_batches():
-    metric = RecallAt(k=2, m=1, reference_quirks=True)
-    # One positive, ranked first among real items but behind padding; hits 0 of k = 2.
-    metric.update(torch.tensor([[1.0, 0.0, 5.0]]), torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[True, True, False]]))
-    # Three lists: one hit of k = 2, nothing, and no positive at all: (1/2 + 0 + 0) / 3.
-    metric.update(
-        torch.tensor([[2.0, 1.0, 0.0]] * 3), torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    )
-    assert metric.compute().item() == pytest.approx((0.0 + 0.5 / 3) / 2)
-    honest = RecallAt(k=2, m=1)
-    honest.update(torch.tensor([[1.0, 0.0, 5.0]]), torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[True, True, False]]))
-    assert honest.compute() == 1.0
-
-
-def test_quirks_of_the_joint_recall():
-    metric = JointRecall(k=4, quotas=(2, 1), reference_quirks=True)
-    stages = [torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1.0, 2.0, 3.0]])]
-    metric.update(stages, torch.tensor([[0.0, 1.0, 1.0]]), torch.ones(1, 3, dtype=torch.bool))
-    assert metric.compute().item() == pytest.approx(1 / 4)
-
-
 WORKER = """
 import sys
 import torch

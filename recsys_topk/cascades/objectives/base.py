@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -26,11 +26,20 @@ class ObjectiveOutput:
 
     Attributes:
         total: The scalar to minimise.
-        terms: Its parts before weighting, by name, as scalars (for logging and diagnostics).
+        terms: Its parts before weighting, by any name, as scalars (for logging and diagnostics).
+        stage_of: The stage whose own term a term is, by the term's name; it is logged by the name of that stage.
     """
 
     total: Tensor
     terms: dict[str, Tensor]
+    stage_of: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of_stages(cls, total: Tensor, terms: Sequence[Tensor], **others: Tensor) -> ObjectiveOutput:
+        """Return the output of an objective with one term per stage, first to last, and perhaps others by name."""
+        names = [f"stage{m}" for m in range(len(terms))]
+        own = dict(zip(names, terms, strict=True))
+        return cls(total, {**own, **others}, {name: m for m, name in enumerate(names)})
 
 
 class TermWeights(nn.Module):
@@ -74,7 +83,6 @@ class CascadeObjective(Recorded, nn.Module, ABC):
 
     Attributes:
         validate: Raise on NaN or infinity among valid scores (reads the tensors, so it is off by default).
-        padding_takes_part: Leave the scores and labels of padding as they are, for published code that did.
     """
 
     name: ClassVar[str]
@@ -92,7 +100,6 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         self.loss = loss
         self.stages = stages
         self.validate = False
-        self.padding_takes_part = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -111,6 +118,16 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     ) -> ObjectiveOutput:
         """Return the objective. Called with clean input only: float32 or float64 scores, 0 where masked."""
 
+    def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
+        """Return where each stage's term cuts its lists; shorter lists teach it nothing. Empty if it does not cut."""
+        if not (self.uses_loss and self.loss.requires_k) or self.loss.k == "positives":
+            return []
+        return [self.loss.k if isinstance(self.loss.k, int) else k] * self.stages
+
+    def clean(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Return scores or labels with 0 where masked, so that whatever padding holds does no harm."""
+        return torch.where(mask, values, 0.0)
+
     @final  # type: ignore[misc]  # nn.Module declares forward as a writable attribute
     def forward(
         self,
@@ -125,7 +142,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         """Return the objective of a batch of lists.
 
         Args:
-            scores: One (B, N) tensor a stage, over the same candidates.
+            scores: One (B, N) tensor per stage, over the same candidates.
             labels: (B, N), bigger is better.
             mask: Boolean (B, N), True = a real item; None = all are.
             groups: (B, N), the sample group of each candidate; needed by the objectives that say so.
@@ -147,9 +164,9 @@ class CascadeObjective(Recorded, nn.Module, ABC):
                     check_finite(x, full_mask(x) if mask is None else mask)
             if mask is None:
                 mask = full_mask(y)
-            elif not self.padding_takes_part:
-                clean = [torch.where(mask, x, 0.0) for x in clean]
-                y = torch.where(mask, y, 0.0)
+            else:
+                clean = [self.clean(x, mask) for x in clean]
+                y = self.clean(y, mask)
             return self.compute(clean, y, mask, groups, quotas, k)
 
 
@@ -163,4 +180,4 @@ def need_groups(groups: Tensor | None, name: str) -> Tensor:
     return groups
 
 
-registry = Registry("objective", "recsys_topk.cascades.objectives", "recsys_topk.objectives")
+registry = Registry("objective", "recsys_topk.cascades.objectives", "recsys_topk.objectives", CascadeObjective)

@@ -47,7 +47,9 @@ class BCEObjective(CascadeObjective):
     ) -> None:
         super().__init__(loss, stages)
         if visible is not None and len(visible) != stages:
-            raise ValueError(f"visible must name one number of groups a stage, got {list(visible)} for {stages} stages")
+            raise ValueError(
+                f"visible must name one number of groups per stage, got {list(visible)} for {stages} stages"
+            )
         self.visible = None if visible is None else list(visible)
         self.weights = TermWeights(stages, weighting)
 
@@ -69,7 +71,7 @@ class BCEObjective(CascadeObjective):
             if m > 0 or self.visible is not None:
                 seen = mask & (group < self._visible(m, group, labels))
             terms.append(list_bce(x, positive & seen, seen))
-        return ObjectiveOutput(self.weights(terms), {f"stage{m}": term for m, term in enumerate(terms)})
+        return ObjectiveOutput.of_stages(self.weights(terms), terms)
 
     def _visible(self, stage: int, group: Tensor, labels: Tensor) -> Tensor | int:
         if self.visible is not None:

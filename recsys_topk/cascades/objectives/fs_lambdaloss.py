@@ -35,7 +35,7 @@ class FullStageLambdaLoss(CascadeObjective):
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
     """
 
-    name: ClassVar[str] = "fs-lambdaloss"
+    name: ClassVar[str] = "fs_lambdaloss"
     uses_loss: ClassVar[bool] = False
     paper: ClassVar[str] = "baseline of Wang et al. 2025, arXiv 2503.09492"
 
@@ -69,7 +69,7 @@ class FullStageLambdaLoss(CascadeObjective):
         order = LabelOrder(labels, mask)
         gains = order.differences(labels / torch.where(ideal > 0, ideal, 1.0))
         terms = [weighted_mean(2.0 * self._stage(x, labels, mask, order, gains), counted) for x in scores]
-        return ObjectiveOutput(self.weights(terms), {f"stage{m}": term for m, term in enumerate(terms)})
+        return ObjectiveOutput.of_stages(self.weights(terms), terms)
 
     def _stage(self, scores: Tensor, labels: Tensor, mask: Tensor, order: LabelOrder, gains: _Weight) -> Tensor:
         ranks = tie_ranks(scores, labels, mask)

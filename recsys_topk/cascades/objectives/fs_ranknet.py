@@ -23,7 +23,7 @@ class FullStageRankNet(CascadeObjective):
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
     """
 
-    name: ClassVar[str] = "fs-ranknet"
+    name: ClassVar[str] = "fs_ranknet"
     uses_loss: ClassVar[bool] = False
     paper: ClassVar[str] = "FS-LTR (Zheng et al. 2024), as in Wang et al. 2025, arXiv 2503.09492"
 
@@ -56,4 +56,4 @@ class FullStageRankNet(CascadeObjective):
             return ones(span).mul_(first[span, :, None])
 
         terms = [weighted_mean(pairwise_logistic(x, order.rows, weight), counted) for x in scores]
-        return ObjectiveOutput(self.weights(terms), {f"stage{m}": term for m, term in enumerate(terms)})
+        return ObjectiveOutput.of_stages(self.weights(terms), terms)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
@@ -27,8 +26,6 @@ class ICCObjective(CascadeObjective):
         stages: Number of stages.
         sigma: Temperature of the indicator.
         factor: f; None = the published 1 for two stages and 2 for more.
-        reference_quirks: As published: the last stage cuts at the quota of the one before it, pairs with equal labels
-            are trained towards "the later is better", and the sum over pairs i < j is divided by N^2.
     """
 
     name: ClassVar[str] = "icc"
@@ -42,12 +39,10 @@ class ICCObjective(CascadeObjective):
         *,
         sigma: float = 1e-3,
         factor: float | None = None,
-        reference_quirks: bool = False,
     ) -> None:
         super().__init__(loss, stages)
         self.sigma = check_positive("sigma", sigma)
         self.factor = (1.0 if stages <= 2 else 2.0) if factor is None else check_positive("factor", factor)
-        self.reference_quirks = reference_quirks
 
     def compute(
         self,
@@ -59,17 +54,14 @@ class ICCObjective(CascadeObjective):
         k: int,
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
-        cuts = list(quotas)
-        if self.reference_quirks and len(cuts) > 1:
-            cuts[-1] = cuts[-2]
         combined = torch.zeros_like(labels)
         passed = torch.ones_like(labels)
-        for m, (x, cut) in enumerate(zip(scores, cuts, strict=True)):
+        for m, (x, cut) in enumerate(zip(scores, quotas, strict=True)):
             inside = self._passes(x, mask, cut)
             share = inside if m == self.stages - 1 else 1.0 - inside
             combined = combined + self.factor**m * passed * share * x
             passed = passed * inside
-        total = self._ranknet(combined, labels, mask)
+        total = self.pairs(combined, labels, mask)
         return ObjectiveOutput(total, {"ranknet": total})
 
     def _passes(self, x: Tensor, mask: Tensor, cut: int) -> Tensor:
@@ -82,15 +74,8 @@ class ICCObjective(CascadeObjective):
         kappa, _ = kth_pair(torch.where(proper, x, 0.0), place, mask | ~proper)
         return torch.where(proper, torch.sigmoid((x - kappa) / self.sigma), 1.0)
 
-    def _ranknet(self, combined: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-        if not self.reference_quirks:
-            ranknet = RankNetLoss(positive_above=self.loss.positive_above)
-            value: Tensor = ranknet(combined, labels, mask)
-            return value
-        n = labels.shape[1]
-        later = torch.ones(n, n, dtype=torch.bool, device=labels.device).triu(1)
-        target = (labels[:, :, None] > labels[:, None, :]).to(labels.dtype)
-        pairs = F.binary_cross_entropy_with_logits(
-            combined[:, :, None] - combined[:, None, :], target, reduction="none"
-        )
-        return torch.where(later, pairs, 0.0).mean()
+    def pairs(self, combined: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+        """Return the pairwise loss of the combined scores."""
+        ranknet = RankNetLoss(positive_above=self.loss.positive_above)
+        value: Tensor = ranknet(combined, labels, mask)
+        return value

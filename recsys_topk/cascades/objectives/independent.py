@@ -38,6 +38,11 @@ class IndependentObjective(CascadeObjective):
         self.stage_k = loss.stage_k if stage_k is None else stage_k
         self.weights = TermWeights(stages, weighting)
 
+    def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
+        """See `CascadeObjective.cuts`."""
+        found = super().cuts(quotas, k)
+        return list(quotas) if found and self.loss.k is None and self.stage_k == "quota" else found
+
     def compute(
         self,
         scores: Sequence[Tensor],
@@ -49,6 +54,6 @@ class IndependentObjective(CascadeObjective):
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         open_k = self.loss.requires_k and self.loss.k is None
-        cuts = [(quota if self.stage_k == "quota" else k) if open_k else None for quota in quotas]
+        cuts: list[int] | list[None] = self.cuts(quotas, k) if open_k else [None] * self.stages
         terms = [self.loss(x, labels, mask, k=cut) for x, cut in zip(scores, cuts, strict=True)]
-        return ObjectiveOutput(self.weights(terms), {f"stage{m}": term for m, term in enumerate(terms)})
+        return ObjectiveOutput.of_stages(self.weights(terms), terms)

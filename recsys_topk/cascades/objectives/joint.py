@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
-from recsys_topk.cascades.objectives.published import lcron_terms
 from recsys_topk.checks import check_not_negative
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.topk import TopKLoss, selection_bce
-from recsys_topk.numerics import add_eps, full_mask, log1mexp, weighted_mean
+from recsys_topk.numerics import add_eps, log1mexp, weighted_mean
 from recsys_topk.operators.base import SoftSelection
-from recsys_topk.operators.neuralsort import NeuralSort
-from recsys_topk.operators.softsort import SoftSort
 from recsys_topk.ops.topk_target import topk_target
 
 
@@ -35,8 +32,6 @@ class JointObjective(CascadeObjective):
             ``"quota"``, the number that the stage may pass on.
         eps: Added to the probability inside every logarithm. LCRON's published loss is this objective with NeuralSort
             or SoftSort, eps = 1e-6 here and in the loss (``--objective.eps 1e-6 --loss.eps 1e-6``).
-        reference_quirks: Treat padding as the published code does (`recsys_topk.cascades.objectives.published`), to
-            compare with its figures: padded items compete and are trained on.
     """
 
     name: ClassVar[str] = "joint"
@@ -51,15 +46,20 @@ class JointObjective(CascadeObjective):
         weighting: Weighting = "learned",
         stage_k: Literal["k", "quota"] = "k",
         eps: float = 0.0,
-        reference_quirks: bool = False,
     ) -> None:
         super().__init__(loss, stages)
-        self.reference_quirks = self.padding_takes_part = reference_quirks
         self.eps = check_not_negative("eps", eps)
         if stage_k not in ("k", "quota"):
             raise ValueError(f"stage_k must be 'k' or 'quota', got {stage_k!r}")
         self.weights = TermWeights(stages, weighting)
         self.stage_k = stage_k
+
+    def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
+        """See `CascadeObjective.cuts`; a list that k covers has no term at all."""
+        found = super().cuts(quotas, k)
+        if self.stage_k == "k" or not found:
+            return found
+        return [max(cut, quota) for cut, quota in zip(found, quotas, strict=True)]
 
     def compute(
         self,
@@ -71,11 +71,6 @@ class JointObjective(CascadeObjective):
         k: int,
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
-        if self.reference_quirks:
-            if isinstance(self.loss.operator, (NeuralSort, SoftSort)):
-                terms, joint = lcron_terms(self.loss.operator, scores, labels, mask, self._fixed(k), self.eps)
-                return self._output(terms, joint)
-            mask = full_mask(labels)
         positive = mask & (labels > self.loss.positive_above)
         valid = mask.sum(-1)
         wanted = self._wanted(positive, valid, k)
@@ -91,11 +86,7 @@ class JointObjective(CascadeObjective):
         ]
         survival = _survival(selections)
         joint = weighted_mean(self._bce(survival, target), survival.mask.any(-1))
-        return self._output(terms, joint)
-
-    def _output(self, terms: Sequence[Tensor], joint: Tensor) -> ObjectiveOutput:
-        named = {f"stage{m}": term for m, term in enumerate(terms)}
-        return ObjectiveOutput(self.weights(terms) + joint, {**named, "joint": joint})
+        return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
 
     def _select(self, scores: Tensor, cut: Tensor, mask: Tensor) -> SoftSelection:
         operator = self.loss.operator

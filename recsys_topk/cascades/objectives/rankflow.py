@@ -57,22 +57,23 @@ class RankFlowObjective(CascadeObjective):
         positive = mask & (labels > self.loss.positive_above)
         counted = positive.any(-1)
         reached = mask
-        terms: dict[str, Tensor] = {}
+        terms: list[Tensor] = []
+        others: dict[str, Tensor] = {}
         total = labels.new_zeros(())
         for m, x in enumerate(scores):
-            terms[f"stage{m}"] = list_bce(x, positive & reached, reached)
-            total = total + terms[f"stage{m}"]
+            terms.append(list_bce(x, positive & reached, reached))
+            total = total + terms[m]
             if m + 1 == len(scores):
                 break
             following = scores[m + 1].detach()
             reached = top(x, quotas[m], reached)
             apart = masked_mean((x - following).clamp(-FARTHEST, FARTHEST).square(), reached)
-            terms[f"distillation{m}"] = weighted_mean(apart, counted)
-            total = total + self.distillation * terms[f"distillation{m}"]
+            others[f"distillation{m}"] = weighted_mean(apart, counted)
+            total = total + self.distillation * others[f"distillation{m}"]
             if self.ranking:
                 best = top(following, quotas[m + 1], reached)
                 rest = reached & ~best
                 margin = masked_mean(x, best) - masked_mean(x, rest)
-                terms[f"ranking{m}"] = weighted_mean(-F.logsigmoid(margin), counted & rest.any(-1))
-                total = total + self.ranking * terms[f"ranking{m}"]
-        return ObjectiveOutput(total, terms)
+                others[f"ranking{m}"] = weighted_mean(-F.logsigmoid(margin), counted & rest.any(-1))
+                total = total + self.ranking * others[f"ranking{m}"]
+        return ObjectiveOutput.of_stages(total, terms, **others)

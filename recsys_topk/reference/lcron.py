@@ -33,7 +33,7 @@ def lcron_terms(
 
     Args:
         operator: Which permutation, and its temperature.
-        scores: One (B, N) tensor a stage.
+        scores: One (B, N) tensor per stage.
         labels: (B, N); the k largest, padding included, are true unless they are padding.
         mask: Boolean (B, N).
         k: Number of true items, and where every stage cuts.

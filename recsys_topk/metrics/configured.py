@@ -1,0 +1,93 @@
+"""The metrics of a cascade from a configured list: names and plain options in, metrics by logged name out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from recsys_topk.metrics.mean import ListMean, registry
+from recsys_topk.registry import nearest
+
+MetricEntry = str | Mapping[str, Any]
+DEFAULT: tuple[str, ...] = ("joint_recall", "recall")
+
+
+def configured_metrics(
+    entries: Sequence[MetricEntry],
+    *,
+    k: int,
+    quotas: Mapping[str, int],
+    positive_above: float = 0.0,
+    labels: Literal["grades", "places"] = "grades",
+) -> dict[str, ListMean]:
+    """Return the metrics that a list of entries asks for, by the name under which they are logged.
+
+    An entry is a registry name (or class path), or a mapping with ``name`` and options: the arguments of the metric's
+    class, and ``stage`` for the name of the stage that is measured. Without ``stage`` there is one metric per stage;
+    a metric of the whole cascade has none. What an entry leaves out comes from the cascade: k, m (the stage's quota),
+    quotas, positive_above, and a linear gain where labels are places.
+
+    Args:
+        entries: The list.
+        k: How many items are wanted in the end.
+        quotas: How many items each stage passes on, by the stage's name, first to last.
+        positive_above: Items with a label above this are positive.
+        labels: What the labels are, as in a schema.
+
+    Example:
+        >>> metrics = configured_metrics(["joint_recall", "recall"], k=10, quotas={"retrieval": 30, "ranking": 20})
+        >>> list(metrics)
+        ['joint_recall@10@20', 'retrieval_recall@10@30', 'ranking_recall@10@20']
+        >>> list(configured_metrics([{"name": "ndcg", "k": 5, "stage": "ranking"}], k=10, quotas={"ranking": 20}))
+        ['ranking_ndcg@5']
+    """
+    found: dict[str, ListMean] = {}
+    for entry in entries:
+        for name, metric in _of_entry(entry, k, quotas, positive_above, labels).items():
+            if name in found:
+                raise ValueError(f"two metrics would be logged as {name!r}; give one of them another k, m or stage")
+            found[name] = metric
+    return found
+
+
+def _of_entry(
+    entry: MetricEntry, k: int, quotas: Mapping[str, int], positive_above: float, labels: str
+) -> dict[str, ListMean]:
+    options = {"name": entry} if isinstance(entry, str) else dict(entry)
+    name, stage = options.pop("name", None), options.pop("stage", None)
+    if not isinstance(name, str):
+        raise ValueError(f"a metric is a name or a mapping with a name, got {entry!r}")
+    cls = registry.resolve(name)
+    if not issubclass(cls, ListMean):
+        raise TypeError(f"metric {name!r} must be a subclass of recsys_topk.metrics.ListMean, got {cls!r}")
+    accepted = inspect.signature(cls).parameters
+    unknown = next((option for option in options if option not in accepted), None)
+    if unknown is not None:
+        known = [*accepted, *([] if cls.whole_cascade else ["stage"])]
+        close = nearest(unknown, known)
+        hint = f"did you mean {close!r}? " if close else ""
+        raise ValueError(f"metric {name!r} has no option {unknown!r}; {hint}it has: {', '.join(known)}")
+    if stage is not None and (cls.whole_cascade or stage not in quotas):
+        raise ValueError(
+            f"metric {name!r} measures the whole cascade, so it takes no stage"
+            if cls.whole_cascade
+            else f"metric {name!r} names stage {stage!r}; the stages are {', '.join(quotas)}"
+        )
+    offered: dict[str, Any] = {"k": k, "quotas": tuple(quotas.values()), "positive_above": positive_above}
+    if labels == "places":
+        offered["gain"] = "linear"
+    if cls.whole_cascade:
+        made = cls(**_complete(options, offered, accepted))
+        return {made.label: made}
+    found = {}
+    for number, (own, quota) in enumerate(quotas.items()):
+        if stage in (None, own):
+            made = cls(**_complete(options, {**offered, "m": quota}, accepted))
+            made.stage = number
+            found[f"{own}_{made.label}"] = made
+    return found
+
+
+def _complete(options: Mapping[str, Any], offered: Mapping[str, Any], accepted: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{name: value for name, value in offered.items() if name in accepted}, **options}

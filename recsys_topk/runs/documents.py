@@ -1,0 +1,147 @@
+"""YAML from anybody: read within bounds, and looked at before a parser builds anything from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recsys_topk.trust import MAX_DEPTH, MAX_VALUES, Expand, UntrustedError, inspect_names
+
+MAX_CHARACTERS = 1_000_000
+# Plain scalars are tried as numbers, which takes long for very long ones.
+MAX_PLAIN = 4096
+CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
+
+_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_yaml(text: str, source: str) -> Any:
+    """Return the plain values of a YAML document.
+
+    The time is bounded whatever the document holds: its length, the number of values with all aliases written out
+    (`a: &a [...]`, `*a`), and the depth have limits.
+
+    Args:
+        text: The document.
+        source: Where it is from, for messages.
+
+    Example:
+        >>> read_yaml("loss: dftopk", "my.yaml")
+        {'loss': 'dftopk'}
+        >>> read_yaml("[" * 100 + "]" * 100, "my.yaml")
+        Traceback (most recent call last):
+        ...
+        recsys_topk.trust.UntrustedError: my.yaml is refused: values are nested deeper than 50
+    """
+    check_bounds(text, source)
+    try:
+        return yaml.load(text, Loader=_PARSER)  # a safe loader
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def read_yaml_file(path: Path) -> Any:
+    """Return the plain values of a YAML file; see `read_yaml`."""
+    return read_yaml(_text(path), str(path))
+
+
+def check_bounds(text: str, source: str) -> None:
+    """Raise if a document is too long, too deep, or too large with all aliases written out; ValueError if no YAML.
+
+    Args:
+        text: The document.
+        source: Where it is from, for messages.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise _refuse(source, f"it is longer than {MAX_CHARACTERS:,} characters")
+    sizes: dict[str, int | None] = {}  # values below each anchor, None while it is open
+    open_anchors: list[tuple[str | None, int]] = []
+    total = 0
+    try:
+        for event in yaml.parse(text, Loader=_PARSER):
+            if isinstance(event, yaml.AliasEvent):
+                size = sizes.get(str(event.anchor), 0)
+                if size is None:
+                    raise _refuse(source, f"the alias *{event.anchor} lies inside itself")
+                total += size
+            elif isinstance(event, yaml.ScalarEvent):
+                total += 1
+                if not event.style and len(event.value) > MAX_PLAIN:
+                    raise _refuse(source, f"a value without quotes is longer than {MAX_PLAIN} characters")
+                if event.anchor:
+                    sizes[event.anchor] = 1
+            elif isinstance(event, yaml.CollectionStartEvent):
+                total += 1
+                open_anchors.append((event.anchor, total))
+                if event.anchor:
+                    sizes[event.anchor] = None
+                if len(open_anchors) > MAX_DEPTH:
+                    raise _refuse(source, f"values are nested deeper than {MAX_DEPTH}")
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = open_anchors.pop()
+                if anchor:
+                    sizes[anchor] = total - before + 1
+            if total > MAX_VALUES:
+                raise _refuse(source, f"it holds more than {MAX_VALUES:,} values")
+    except yaml.YAMLError as error:
+        raise ValueError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def inspect_config(content: Any, source: str, trust: tuple[str, ...] = ()) -> None:
+    """Raise if a config names a class that it may not, itself or in YAML text or other configs inside it.
+
+    Args:
+        content: The config's plain values.
+        source: The file, for messages.
+        trust: Packages that it may name; see `recsys_topk.trust`.
+    """
+    inspect_names(content, source, trust, _expand_in(Path(), [MAX_VALUES]))
+
+
+def _expand_in(folder: Path, budget: list[int]) -> Expand:
+    """Return how jsonargparse expands a string: the path of a config (from `folder`), or YAML text."""
+
+    def expand(text: str, source: str) -> tuple[Any, str, Expand] | None:
+        budget[0] -= 1 + len(text) // 100
+        if budget[0] < 0:
+            raise _refuse(source, "it refers to too many other configs, or to itself")
+        path = _existing(folder, text)
+        if path is not None:
+            try:
+                return read_yaml_file(path), f"config {str(path)!r}", _expand_in(path.parent, budget)
+            except (ValueError, OSError):
+                if path.suffix in CONFIG_SUFFIXES:
+                    raise
+                return None  # no config; `guarded` refuses it if the parser takes it for one
+        if not any(mark in text for mark in "[{:\n&*!?") and not text.lstrip().startswith("-"):
+            return None
+        try:
+            found = read_yaml(text, f"text in {source} ({text[:40]!r})")
+        except UntrustedError:
+            raise
+        except ValueError:
+            return None  # an ordinary string
+        return (found, source, expand) if isinstance(found, (dict, list)) else None
+
+    return expand
+
+
+def _existing(folder: Path, text: str) -> Path | None:
+    if not text or len(text) > 1024 or "\n" in text or "\0" in text:
+        return None
+    try:
+        found = [path for path in (folder / text, Path(text)) if path.is_file()]
+    except OSError:
+        return None
+    return found[0] if found else None
+
+
+def _text(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        return file.read(MAX_CHARACTERS + 1)
+
+
+def _refuse(source: str, why: str) -> UntrustedError:
+    return UntrustedError(f"{source} is refused: {why}")

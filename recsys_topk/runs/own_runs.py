@@ -1,0 +1,80 @@
+"""What this user trusted when a run was started, so that resuming it needs no flag.
+
+A run directory is something that anybody can send, so what its run.json says is not believed. When a run starts, a
+random token goes into its run.json, and into a record in the user's own state folder, together with the directory's
+path and the packages that were trusted (typed class paths and `--trust`). A run gets its trust back if path and token
+are those of a record. A directory from elsewhere has no record, and neither has one that was moved: `--trust` again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from recsys_topk.runs.files import write_whole
+from recsys_topk.trust import trusted
+
+TOKEN = "trust_token"
+MAX_BYTES = 1_000_000
+
+
+def state_home() -> Path:
+    """Return the user's own folder for records: recsys_topk in XDG_STATE_HOME or in ~/.local/state."""
+    chosen = os.environ.get("XDG_STATE_HOME")
+    return (Path(chosen).expanduser() if chosen else Path.home() / ".local" / "state") / "recsys_topk" / "runs"
+
+
+def remember(run: Path) -> dict[str, Any]:
+    """Record what is trusted now for a run; return what its run.json is to hold.
+
+    Args:
+        run: The run's directory.
+    """
+    names = list(trusted())
+    if not names:
+        return {}
+    token = secrets.token_hex(16)
+    record = {"path": str(run.resolve()), "token": token, "trusted": names}
+    try:
+        state_home().mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(_record(run), json.dumps(record, indent=1) + "\n")
+    except OSError:
+        return {"trusted": names}  # for people; without a record, resuming needs --trust
+    return {"trusted": names, TOKEN: token}
+
+
+def recall(path: str | Path) -> tuple[str, ...]:
+    """Return what was trusted when this user started a run on this machine; empty for any other.
+
+    Args:
+        path: The run's directory, or a file in it or in its folder of checkpoints.
+    """
+    for run in (Path(path), Path(path).parent, Path(path).parent.parent):
+        token = _read(run / "run.json").get(TOKEN)
+        if isinstance(token, str):
+            record = _read(_record(run), mine=True)
+            same = record.get("path") == str(run.resolve()) and secrets.compare_digest(
+                str(record.get("token")).encode(), token.encode()
+            )
+            return tuple(str(name) for name in record["trusted"]) if same else ()
+    return ()
+
+
+def _record(run: Path) -> Path:
+    return state_home() / f"{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:32]}.json"
+
+
+def _read(path: Path, mine: bool = False) -> dict[str, Any]:
+    """Return a JSON object; empty if there is none, or if it must be this user's and is not."""
+    try:
+        with path.open("rb") as file:
+            if mine and hasattr(os, "getuid") and os.fstat(file.fileno()).st_uid != os.getuid():
+                return {}
+            found = json.loads(file.read(MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

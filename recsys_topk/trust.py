@@ -1,0 +1,386 @@
+"""Which classes a file may name: nothing that a checkpoint, config or run directory names is imported unchecked.
+
+A *name* is a class path such as ``"my_package.MyLoss"``. Where it comes from decides what it may be:
+
+- typed by the user or written in the user's program: any importable class, if it is a subclass of what is expected;
+- read from a file: a class of this package, one of `HARMLESS` (Lightning and torch), a class of an installed plug-in
+  (entry points of `recsys_topk.*`), one that the program has registered itself, or one of a package that the user
+  trusts (``--trust my_package``, ``trust=["my_package"]``).
+
+Names inside `reading` come from a file. `inspect_names` looks at plain values before any parser sees them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, TypeAlias
+
+# From a string to what a parser would make of it: values, their source, and how strings among them are expanded.
+Expand: TypeAlias = "Callable[[str, str], tuple[Any, str, Expand] | None]"
+
+PACKAGE = __name__.partition(".")[0]
+
+# Classes that a file may build, by the package that exports them. They take no code (as LambdaCallback does), unpickle
+# nothing, and send nothing to a host that the file chooses (which rules out the loggers of services).
+HARMLESS: dict[str, tuple[str, ...]] = {
+    "lightning.pytorch.callbacks": (
+        "DeviceStatsMonitor", "EarlyStopping", "GradientAccumulationScheduler", "LearningRateMonitor",
+        "ModelCheckpoint", "ModelSummary", "OnExceptionCheckpoint", "RichModelSummary", "RichProgressBar",
+        "TQDMProgressBar", "Timer",
+    ),
+    "lightning.pytorch.callbacks.progress.rich_progress": ("RichProgressBarTheme",),
+    "lightning.pytorch.loggers": ("CSVLogger", "TensorBoardLogger"),
+    "lightning.pytorch.profilers": ("AdvancedProfiler", "PassThroughProfiler", "SimpleProfiler"),
+    "lightning.pytorch.strategies": ("DDPStrategy", "SingleDeviceStrategy"),
+    "lightning.pytorch.accelerators": ("CPUAccelerator", "CUDAAccelerator", "MPSAccelerator", "XLAAccelerator"),
+    "lightning.pytorch.plugins": (
+        "AsyncCheckpointIO", "DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision", "TorchCheckpointIO",
+        "TorchSyncBatchNorm",
+    ),
+    "lightning.pytorch.plugins.environments": ("LightningEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"),
+    "lightning.fabric.plugins": ("TorchCheckpointIO",),
+    "lightning.fabric.plugins.environments": ("LightningEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"),
+    "torch.optim": (
+        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+    ),
+    "torch.optim.lr_scheduler": (
+        "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "ExponentialLR", "LinearLR", "MultiStepLR",
+        "OneCycleLR", "PolynomialLR", "ReduceLROnPlateau", "StepLR",
+    ),
+}  # fmt: skip
+HARMLESS_NAMES = frozenset(name for names in HARMLESS.values() for name in names)
+# Packages of which a name that is typed is trusted alone, not the whole package.
+BROAD = frozenset(
+    {PACKAGE, "lightning", "pytorch_lightning", "torch", "torchmetrics", "torchrec", *sys.stdlib_module_names}
+)
+
+# Keys whose value names a class, whatever it looks like.
+CLASS_KEYS = frozenset({
+    "class_path", "kind", "loss", "objective", "operator", "data", "model", "metric", "metrics", "callbacks", "logger",
+    "strategy", "plugins", "profiler", "accelerator", "optimizer", "lr_scheduler",
+})  # fmt: skip
+# Keys whose value is text or a path, even if it looks like a class path ("runs.old").
+TEXT_KEYS = frozenset({
+    "out", "name", "root", "cache_dir", "default_root_dir", "ckpt_path", "dirpath", "filename", "save_dir", "root_dir",
+    "version", "monitor", "description",
+})  # fmt: skip
+MAX_DEPTH = 50
+MAX_VALUES = 100_000
+
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_reading: ContextVar[tuple[str, ...] | None] = ContextVar("reading", default=None)
+_registered: set[str] = set()
+
+
+class UntrustedError(ValueError):
+    """A file names something that it may not name, or is built to exhaust its reader."""
+
+
+@contextmanager
+def reading(trust: Iterable[str] = ()) -> Iterator[tuple[str, ...]]:
+    """Take every name that is resolved inside for a name from a file.
+
+    Args:
+        trust: Packages or class paths that the file may name too; inside another `reading`, in addition to its own.
+
+    Example:
+        >>> with reading(["my_package"]):
+        ...     is_allowed("my_package.MyLoss"), is_allowed("my_package2.MyLoss"), is_allowed("timeit.Timer")
+        (True, False, False)
+    """
+    names = tuple(dict.fromkeys((*trusted(), *trust)))
+    token = _reading.set(names)
+    try:
+        yield names
+    finally:
+        _reading.reset(token)
+
+
+@contextmanager
+def loading(source: Any, options: dict[str, Any], trust: Iterable[str] = ()) -> Iterator[None]:
+    """Make a call of Lightning's `load_from_checkpoint` inside safe: safe unpickling, and `reading` for all names.
+
+    Args:
+        source: The checkpoint, for messages.
+        options: The keyword arguments of the call, which are completed in place.
+        trust: See `reading`.
+    """
+    if options.get("weights_only") is None:
+        options["weights_only"] = True
+    options["_instantiator"] = None  # a function that Lightning would take from the checkpoint
+    try:
+        with reading(trust):
+            yield
+    except UntrustedError as error:
+        raise UntrustedError(f"{source}: {error}") from None
+
+
+def trusted() -> tuple[str, ...]:
+    """Return what the enclosing `reading` trusts."""
+    return _reading.get() or ()
+
+
+def from_file() -> bool:
+    """Return whether names come from a file here: inside `reading`."""
+    return _reading.get() is not None
+
+
+def know(cls: type) -> None:
+    """Let files name `cls`: the program has imported and registered it by itself."""
+    _registered.add(class_path(cls))
+
+
+def class_path(cls: type) -> str:
+    """Return where a class is defined, e.g. ``"recsys_topk.losses.dftopk.DFTopKLoss"``."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def is_covered(path: str, names: Iterable[str]) -> bool:
+    """Return whether a class path is one of `names` or lies in a package among them.
+
+    Example:
+        >>> is_covered("a.b.C", ["a"]), is_covered("ab.C", ["a"])
+        (True, False)
+    """
+    return any(path == name or path.startswith(f"{name}.") for name in names)
+
+
+def is_allowed(path: str, trust: Iterable[str] = ()) -> bool:
+    """Return whether a file may name the class `path`; imports nothing but modules of this package.
+
+    Args:
+        path: A class path, or a class name without a module.
+        trust: Packages or class paths that are trusted besides those of the enclosing `reading`.
+
+    Example:
+        >>> is_allowed("recsys_topk.losses.DFTopKLoss"), is_allowed("lightning.pytorch.callbacks.EarlyStopping")
+        (True, True)
+        >>> is_allowed("recsys_topk.checks.torch.load"), is_allowed("LambdaCallback")
+        (False, False)
+    """
+    if is_covered(path, (*trusted(), *trust)) or path in _registered:
+        return True
+    if path.startswith(f"{PACKAGE}."):
+        return _is_ours(path)
+    package, _, name = path.rpartition(".")
+    if not package:
+        return name in HARMLESS_NAMES or _is_loaded(name)
+    if name in HARMLESS_NAMES:
+        return any(name in names and is_covered(package, [home]) for home, names in HARMLESS.items())
+    return is_covered(path, _plugin_modules())
+
+
+def names_for_parser(trust: Iterable[str] = ()) -> list[str]:
+    """Return what is allowed as a list of modules and class paths, each with the place where it is defined."""
+    names = {PACKAGE, *_registered, *_plugin_modules(), *trusted(), *trust}
+    for home, classes in HARMLESS.items():
+        for name in classes:
+            names |= {f"{home}.{name}"}
+            found = getattr(sys.modules.get(home), name, None)
+            if isinstance(found, type):
+                names.add(class_path(found))
+    return sorted(name for name in names if all(part.isidentifier() for part in name.split(".")))
+
+
+def names_of_typed(value: str) -> tuple[str, ...]:
+    """Return what is trusted if the user types `value`: the package of a class path, or the path if that is `BROAD`.
+
+    Example:
+        >>> names_of_typed("my_package.losses.MyLoss"), names_of_typed("torch.nn.ReLU"), names_of_typed("dftopk")
+        (('my_package',), ('torch.nn.ReLU',), ())
+    """
+    if not _DOTTED.fullmatch(value):
+        return ()
+    package = value.partition(".")[0]
+    return (value,) if package in BROAD else (package,)
+
+
+def check_name(path: str, *, where: str, trust: Iterable[str] = ()) -> None:
+    """Raise if a file may not name the class `path`.
+
+    Args:
+        path: The class path.
+        where: The file, and the place in it.
+        trust: See `is_allowed`.
+    """
+    if not is_allowed(path, trust):
+        package = path.partition(".")[0]
+        raise UntrustedError(
+            f"{where} names {path!r}, which is not a class of {PACKAGE}, of an installed plug-in or on the list of "
+            f"harmless classes; nothing of it was imported. If you know the file and the package, add --trust "
+            f"{package} (in Python: trust=[{package!r}])"
+        )
+
+
+def load_class(path: str, base: type[Any], *, trust: Iterable[str] | None = None, where: str = "") -> type[Any]:
+    """Import a class by its path and check what it is; nothing is called.
+
+    Args:
+        path: The class path.
+        base: What it must be a subclass of.
+        trust: None = the user typed the path (unless inside `reading`); otherwise it is from a file, which may name
+            classes of these packages too.
+        where: The file, for messages.
+
+    Example:
+        >>> load_class("collections.OrderedDict", dict).__name__
+        'OrderedDict'
+        >>> load_class("os.system", dict)
+        Traceback (most recent call last):
+        ...
+        recsys_topk.trust.UntrustedError: 'os.system' is not a subclass of builtins.dict; give the path of one that is
+    """
+    strict = trust is not None or from_file()
+    if strict:
+        check_name(path, where=where or "a description", trust=trust or ())
+    try:
+        found = locate(path)
+    except ImportError:
+        found = _moved(path, base)
+        if found is None:
+            raise
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise UntrustedError(f"{path!r} is not a subclass of {class_path(base)}; give the path of one that is")
+    if strict and class_path(found) != path:
+        check_name(class_path(found), where=f"{where or 'a description'} ({path})", trust=trust or ())
+    return found
+
+
+def locate(path: str) -> Any:
+    """Return the object at a dotted path, ImportError if there is none."""
+    module_name, _, rest = path.rpartition(".")
+    names = [rest]
+    while module_name:
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not is_covered(module_name, [error.name]):
+                raise
+            module_name, _, outer = module_name.rpartition(".")
+            names.insert(0, outer)
+            continue
+        for name in names:
+            try:
+                found = getattr(found, name)
+            except AttributeError:
+                raise ImportError(f"there is no {path!r}: {module_name} has no {'.'.join(names)}") from None
+        return found
+    raise ImportError(f"there is no module for {path!r}")
+
+
+def _moved(path: str, base: type) -> type | None:
+    """Return the class of this package that had the path `path` in an earlier version, if it is imported."""
+    waiting, name = [base], path.rpartition(".")[2]
+    while waiting and path.startswith(f"{PACKAGE}."):
+        cls = waiting.pop()
+        if cls.__name__ == name and is_covered(cls.__module__, [PACKAGE]):
+            return cls
+        waiting += cls.__subclasses__()
+    return None
+
+
+def inspect_names(
+    value: Any,
+    source: str,
+    trust: Collection[str] = (),
+    expand: Expand | None = None,
+) -> None:
+    """Raise if plain values from a file name a class that they may not, before anything is built from them.
+
+    Checked are every `class_path`, every string where a class is expected (`CLASS_KEYS`), every other string that looks
+    like the path of something importable, wherever it stands, and `weights_only`, which a file cannot turn off.
+
+    Args:
+        value: Mappings, lists and scalars, as YAML or a checkpoint holds them.
+        source: The file, for messages.
+        trust: See `is_allowed`.
+        expand: Of a string and its source, what a parser would make of it (YAML text, the path of another config):
+            values, their source, and how to expand strings among them; None for an ordinary string.
+
+    Example:
+        >>> inspect_names({"loss": {"class_path": "recsys_topk.losses.DFTopKLoss"}, "name": "a.b"}, "my.yaml")
+        >>> inspect_names({"trainer": {"callbacks": ["timeit.Timer"]}}, "my.yaml")
+        Traceback (most recent call last):
+        ...
+        recsys_topk.trust.UntrustedError: my.yaml (trainer.callbacks) names 'timeit.Timer', which is not a class of ...
+    """
+    count = 0
+
+    def walk(part: Any, keys: tuple[str, ...], source: str, expand: Expand | None) -> None:
+        nonlocal count
+        count += 1
+        if count > MAX_VALUES or len(keys) > MAX_DEPTH:
+            limit = f"more than {MAX_VALUES} values" if count > MAX_VALUES else f"values nested deeper than {MAX_DEPTH}"
+            raise UntrustedError(f"{source} holds {limit}; it is refused")
+        key = next((key for key in reversed(keys) if key), "")
+        where = f"{source} ({'.'.join(filter(None, keys))})" if any(keys) else source
+        if isinstance(part, Mapping):
+            for name, inner in part.items():
+                inside = str(name).rstrip("+").split(".")
+                if inside[-1] == "weights_only" and inner not in (None, True):
+                    raise UntrustedError(
+                        f"{where} sets weights_only to {inner!r}; a file cannot turn safe loading off: remove it"
+                    )
+                if inside[-1] == "class_path" and not isinstance(inner, str):
+                    raise UntrustedError(f"{where}: class_path must be a string, got {type(inner).__name__}")
+                walk(inner, (*keys, *inside), source, expand)
+        elif isinstance(part, (list, tuple, set, frozenset)):
+            for inner in part:
+                walk(inner, (*keys, ""), source, expand)
+        elif isinstance(part, str) and key not in TEXT_KEYS:
+            found = expand(part, source) if expand is not None else None
+            if found is not None:
+                walk(found[0], (*keys, ""), found[1], found[2])
+            elif _names_class(part, keys, key):
+                check_name(part, where=where, trust=trust)
+
+    walk(value, (), source, expand)
+
+
+def _names_class(text: str, keys: tuple[str, ...], key: str) -> bool:
+    if "." not in text:  # a registry's name; below `trainer`, Lightning's parser finds imported classes by bare names
+        return key in CLASS_KEYS and "trainer" in keys and text[:1].isupper() and text.isidentifier()
+    if not _DOTTED.fullmatch(text):
+        return False
+    return key in CLASS_KEYS or _is_findable(text.partition(".")[0])
+
+
+def _is_findable(package: str) -> bool:
+    """Return whether `package` could be imported; a top-level package is found without being imported."""
+    try:
+        return package in sys.modules or importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return True
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        found = locate(path)
+    except ImportError:
+        return True  # nothing to build; the registry says what there is
+    return isinstance(found, type) and is_covered(found.__module__, [PACKAGE])
+
+
+def _is_loaded(name: str) -> bool:
+    """Return whether `name` is a class of this package, or registered; a parser finds those by their bare name."""
+    if any(path.rpartition(".")[2] == name for path in _registered):
+        return True
+    ours = [module for key, module in list(sys.modules.items()) if is_covered(key, [PACKAGE])]
+    found = [vars(module).get(name) for module in ours]
+    return any(isinstance(cls, type) and is_covered(cls.__module__, [PACKAGE]) for cls in found)
+
+
+@cache
+def _plugin_modules() -> tuple[str, ...]:
+    """Return the modules that installed distributions name as plug-ins of this package."""
+    found = entry_points()
+    groups = [group for group in found.groups if is_covered(group, [PACKAGE])]
+    return tuple(sorted({point.module for group in groups for point in found.select(group=group)}))

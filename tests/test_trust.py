@@ -1,0 +1,507 @@
+"""Files from strangers: no checkpoint, config or run directory gets code imported or called."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from recsys_topk import trust
+from recsys_topk.cascades.module import CascadeModule
+from recsys_topk.cli.main import main
+from recsys_topk.losses import DFTopKLoss, RankingLoss
+from recsys_topk.losses import registry as losses
+from recsys_topk.registry import Registry, suggest
+from recsys_topk.runs import documents
+from recsys_topk.runs.config import read_config, rewrite, trusted_by
+from recsys_topk.runs.own_runs import recall, remember
+from recsys_topk.spec import build
+from recsys_topk.trust import UntrustedError, inspect_names, is_allowed, load_class, reading
+from tests.conftest import TINY_WORLD
+
+FIXTURES = Path(__file__).parent / "fixtures" / "v0_1"
+CHECKPOINT = FIXTURES / "plain" / "checkpoints" / "last.ckpt"
+SOURCE = """
+from pathlib import Path
+from lightning.pytorch.callbacks import Callback
+from recsys_topk.losses import DFTopKLoss
+
+Path({marker!r}).write_text("imported")
+
+class Evil(Callback):
+    pass
+
+class MyLoss(DFTopKLoss):
+    name = "of_a_stranger"
+
+def run(*args, **kwargs):
+    Path({marker!r}).write_text("called")
+"""
+
+
+class Payload:
+    """A module on sys.path that leaves a marker when it is imported."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.marker, self.name = folder / "marker", name
+        (folder / f"{name}.py").write_text(SOURCE.format(marker=str(self.marker)))
+
+    @property
+    def ran(self) -> bool:
+        return self.marker.exists() or self.name in sys.modules
+
+
+@pytest.fixture
+def payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Payload]:
+    folder = tmp_path / "path"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("RECSYS_TOPK_RUN", raising=False)
+    yield Payload(folder, "evil_payload")
+    sys.modules.pop("evil_payload", None)
+    losses._classes.pop("of_a_stranger", None)
+    trust._registered.discard("evil_payload.MyLoss")
+
+
+@pytest.fixture
+def refuses(payload: Payload, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must refuse: status 2, one line on stderr that names `names`, and nothing executed."""
+
+    def run(*arguments: str, names: tuple[str, ...] = ("evil_payload", "--trust evil_payload")) -> str:
+        capsys.readouterr()
+        try:
+            status = main(list(arguments))
+        except SystemExit as stop:
+            status = stop.code  # type: ignore[assignment]
+        error = capsys.readouterr().err.strip()
+        assert status == 2, error
+        assert not payload.ran
+        assert len(error.splitlines()) == 1, error
+        for name in names:
+            assert name in error
+        assert not list(Path("runs").glob("*")), "a run was started"
+        return error
+
+    return run
+
+
+def changed(path: Path, **hyper_parameters: Any) -> Path:
+    """Write a copy of a checkpoint with other hyper-parameters."""
+    content = torch.load(CHECKPOINT, weights_only=True)
+    for name, value in hyper_parameters.items():
+        part = "datamodule_hyper_parameters" if name == "data" else "hyper_parameters"
+        content[part] = {**content[part], **(value if name == "data" else {name: value})}
+    torch.save(content, path)
+    return path
+
+
+EVIL = {"class_path": "evil_payload.Evil", "init_args": {"x": 1}}
+STAGE = {"kind": "two_tower", "name": "retrieval", "quota": 30, "options": {}}
+LOSS = "recsys_topk.losses.hard.HardTopKLoss"
+IN_CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "stage kind": {"stages": [{**STAGE, "kind": "evil_payload.Evil"}]},
+    "stage option": {"stages": [{**STAGE, "options": {"activation": "evil_payload.run"}}]},
+    "loss": {"loss": EVIL},
+    "loss reached through ours": {"loss": {"class_path": "recsys_topk.checks.torch.load", "init_args": {}}},
+    "operator in a loss": {"loss": {"class_path": LOSS, "init_args": {"straight_through": "evil_payload.Evil"}}},
+    "objective": {"objective": EVIL},
+    "metric": {"metrics": ["evil_payload.Evil"]},
+    "yaml text": {"optimizer_options": "{eps: {class_path: evil_payload.Evil}}"},
+    "instantiator": {"_instantiator": "evil_payload.run"},
+}
+
+
+@pytest.mark.parametrize("way", [*IN_CHECKPOINTS, "data"])
+def test_a_checkpoint_runs_nothing(way: str, refuses: Callable[..., str], tmp_path: Path) -> None:
+    given = IN_CHECKPOINTS.get(way) or {"data": {"world": EVIL}}
+    path = changed(tmp_path / "stranger.ckpt", **given)
+    named = ("torch.load", "--trust recsys_topk") if "ours" in way else ("evil_payload", "--trust evil_payload")
+    refuses("test", "--ckpt_path", str(path), names=(*named, "stranger.ckpt"))
+
+
+@pytest.mark.parametrize("way", [way for way in IN_CHECKPOINTS if way not in ("metric", "yaml text", "stage option")])
+def test_load_from_checkpoint_runs_nothing(way: str, payload: Payload, tmp_path: Path) -> None:
+    path = changed(tmp_path / "stranger.ckpt", **IN_CHECKPOINTS[way])
+    if way == "instantiator":  # Lightning's own way in, which is closed: the file loads as any other
+        assert CascadeModule.load_from_checkpoint(path).loss.name == "dftopk"
+    else:
+        with pytest.raises(UntrustedError, match=r"stranger\.ckpt.*(evil_payload|torch\.load).*trust="):
+            CascadeModule.load_from_checkpoint(path)
+    assert not payload.ran
+
+
+def test_code_in_the_options_of_a_stage_does_not_run(payload: Payload, tmp_path: Path) -> None:
+    options = {"stmt": "1", "setup": f"open({str(payload.marker)!r}, 'w')"}
+    path = changed(tmp_path / "stranger.ckpt", stages=[{**STAGE, "kind": "timeit.Timer", "options": options}])
+    with pytest.raises(UntrustedError, match=r"timeit\.Timer"):
+        CascadeModule.load_from_checkpoint(path)
+    with pytest.raises(UntrustedError, match="Stage"):  # trusted, and still no stage
+        CascadeModule.load_from_checkpoint(path, trust=["timeit"])
+    with pytest.raises(UntrustedError, match=r"timeit\.Timer"):
+        CascadeModule(**torch.load(path, weights_only=True)["hyper_parameters"])
+    assert not payload.ran
+
+
+def test_a_pickle_with_code_is_not_unpickled(refuses: Callable[..., str], payload: Payload, tmp_path: Path) -> None:
+    class Code:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {payload.marker}",)
+
+    content = torch.load(CHECKPOINT, weights_only=True)
+    torch.save({**content, "code": Code()}, tmp_path / "stranger.ckpt")
+    refuses("test", "--ckpt_path", str(tmp_path / "stranger.ckpt"), names=("stranger.ckpt",))
+    with pytest.raises(Exception, match=r"[Ww]eights"):
+        CascadeModule.load_from_checkpoint(tmp_path / "stranger.ckpt")
+    assert not payload.ran
+
+
+IN_CONFIGS = {
+    "loss": "loss: evil_payload.Evil",
+    "loss with options": "model: {loss: {class_path: evil_payload.Evil, init_args: {x: 1}}}",
+    "loss option": f"model: {{loss: {{class_path: {LOSS}, init_args: {{straight_through: evil_payload.Evil}}}}}}",
+    "objective": "objective: {class_path: evil_payload.Evil}",
+    "options by loss": "losses: {dftopk: {tau: evil_payload.Evil}}",
+    "stage": "model: {stages: [{kind: evil_payload.Evil, name: a, quota: 30}]}",
+    "model": "model: {class_path: evil_payload.Evil}",
+    "data": "data: evil_payload.Evil",
+    "data with options": "data: {class_path: evil_payload.Evil}",
+    "flat keys": "model.loss.class_path: evil_payload.Evil",
+    "callbacks": "trainer: {callbacks: [evil_payload.Evil]}",
+    "appended callbacks": "trainer: {callbacks+: evil_payload.Evil}",
+    "callback with options": "trainer: {callbacks: {class_path: evil_payload.Evil}}",
+    "logger": "trainer: {logger: evil_payload.Evil}",
+    "strategy": "trainer: {strategy: evil_payload.Evil}",
+    "plugins": "trainer: {plugins: [{class_path: evil_payload.Evil}]}",
+    "profiler": "trainer: {profiler: {class_path: evil_payload.Evil}}",
+    "accelerator": "trainer: {accelerator: evil_payload.Evil}",
+    "option of a harmless class": (
+        "trainer: {strategy: {class_path: DDPStrategy, init_args: {ddp_comm_hook: evil_payload.run}}}"
+    ),
+    "dict_kwargs": "trainer: {logger: {class_path: CSVLogger, dict_kwargs: {f: evil_payload.run}}}",
+    "yaml in a string": "trainer: {callbacks: '[{class_path: evil_payload.Evil}]'}",
+    "yaml in yaml in a string": """trainer: {callbacks: '["{class_path: evil_payload.Evil}"]'}""",
+}
+
+
+@pytest.mark.parametrize("as_text", [False, True], ids=["file", "text"])
+@pytest.mark.parametrize("way", IN_CONFIGS)
+def test_a_config_runs_nothing(way: str, as_text: bool, refuses: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "stranger.yaml").write_text(IN_CONFIGS[way])
+    error = refuses("fit", "--config", IN_CONFIGS[way] if as_text else "stranger.yaml")
+    assert as_text or "stranger.yaml" in error
+
+
+def test_a_callback_made_of_code_is_refused_by_any_name(refuses: Callable[..., str]) -> None:
+    for name in ("LambdaCallback", "lightning.pytorch.callbacks.LambdaCallback"):
+        refuses("fit", "--config", f"trainer: {{callbacks: [{{class_path: {name}}}]}}", names=(name, "--trust"))
+
+
+@pytest.mark.parametrize("content", ["class_path: evil_payload.Evil", "evil_payload.Evil", "'[evil_payload.Evil]'"])
+@pytest.mark.parametrize("option", ["trainer.callbacks", "trainer.logger", "model.loss"])
+def test_a_config_inside_a_config_runs_nothing(
+    content: str, option: str, refuses: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "inner.yaml").write_text(content)
+    (tmp_path / "sub" / "middle.yaml").write_text("inner.yaml")
+    part, name = option.split(".")
+    for path in ("sub/inner.yaml", "sub/middle.yaml"):
+        refuses("fit", "--config", f"{part}: {{{name}: {path}}}", names=("evil_payload", "inner.yaml", "--trust"))
+
+
+@pytest.mark.parametrize("option", ["--trainer.callbacks", "--trainer.callbacks+", "--trainer.logger", "--trainer"])
+def test_a_config_that_is_typed_for_one_option_runs_nothing(
+    option: str, refuses: Callable[..., str], tmp_path: Path
+) -> None:
+    inner = {"class_path": "evil_payload.Evil"}
+    (tmp_path / "inner.yaml").write_text(yaml.safe_dump({"logger": inner} if option == "--trainer" else inner))
+    refuses("fit", f"{option}=inner.yaml", names=("evil_payload", "inner.yaml", "--trust"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trainer: {callbacks: [{class_path: evil_payload.Evil}]}",
+        "trainer: {logger: evil_payload.Evil}",
+        "model: {objective: evil_payload.run}",
+        "trainer: {strategy: {class_path: DDPStrategy, init_args: {ddp_comm_hook: evil_payload.run}}}",
+        "trainer: {callbacks: [LambdaCallback]}",
+        "trainer: {callbacks: inner.yaml}",
+    ],
+)
+def test_the_parser_itself_imports_nothing_else(
+    text: str, refuses: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What looking at a config first might overlook."""
+    (tmp_path / "inner.yaml").write_text("evil_payload.Evil")
+    monkeypatch.setattr("recsys_topk.runs.config.inspect_config", lambda *_: None)
+    monkeypatch.setattr("recsys_topk.runs.config.resolve_names", lambda content, *_: content)
+    name = "LambdaCallback" if "Lambda" in text else "evil_payload"
+    refuses("fit", "--config", text, names=(name, "--trust"))
+
+
+def test_the_parser_of_other_programs_is_left_as_it_was() -> None:
+    from jsonargparse import _common, get_loader
+
+    from recsys_topk.runs.guard import guarded
+
+    before = dict(_common.parsing_settings), get_loader("yaml")
+    with guarded():
+        assert (dict(_common.parsing_settings), get_loader("yaml")) != before
+    assert (dict(_common.parsing_settings), get_loader("yaml")) == before
+
+
+def run_directory(path: Path, **facts: Any) -> Path:
+    shutil.copytree(FIXTURES / "plain", path)
+    (path / "run.json").write_text(json.dumps({**json.loads((path / "run.json").read_text()), **facts}))
+    return path
+
+
+def test_a_run_directory_runs_nothing(refuses: Callable[..., str], tmp_path: Path) -> None:
+    run = run_directory(tmp_path / "stranger")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["trainer"]["callbacks"] = [EVIL]
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    refuses("fit", "--resume", "stranger", names=("evil_payload", "stranger/config.yaml", "--trust"))
+
+
+def test_the_checkpoint_of_a_run_directory_runs_nothing(refuses: Callable[..., str], tmp_path: Path) -> None:
+    run = run_directory(tmp_path / "stranger")
+    changed(run / "checkpoints" / "last.ckpt", loss=EVIL)
+    refuses("fit", "--resume", "stranger", names=("evil_payload", "last.ckpt", "--trust"))
+
+
+@pytest.mark.parametrize("forgery", ["words", "token", "path"])
+def test_a_run_directory_cannot_say_that_it_is_trusted(
+    forgery: str, refuses: Callable[..., str], tmp_path: Path
+) -> None:
+    """Not by its words, not with a token of its own, not with the token of one of the user's other runs."""
+    mine = run_directory(tmp_path / "mine")
+    with reading(["evil_payload"]):
+        facts = remember(mine)
+    (mine / "run.json").write_text(json.dumps(facts))
+    assert recall(mine) == recall(mine / "checkpoints" / "last.ckpt") == ("evil_payload",)
+    told = {"words": {"trusted": ["evil_payload"]}, "token": {**facts, "trust_token": "0" * 32}, "path": facts}[forgery]
+    run = mine if forgery == "token" else tmp_path / "stranger"
+    if forgery != "token":
+        run_directory(run)
+    (run / "run.json").write_text(json.dumps({"status": "interrupted", **told}))
+    changed(run / "checkpoints" / "last.ckpt", loss=EVIL)
+    refuses("fit", "--resume", str(run), names=("evil_payload", "--trust"))
+
+
+def test_a_file_cannot_turn_safe_loading_off(refuses: Callable[..., str]) -> None:
+    for text in ("weights_only: false", "fit.weights_only: 'false'"):
+        refuses("fit", "--config", f"{text}\n", names=("weights_only",))
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)
+)
+TOO_MUCH = {
+    "aliases": BOMB,
+    "aliases in a string": "model: {lr: " + json.dumps(BOMB) + "}",
+    "depth": "a: " + "[" * 5000 + "]" * 5000,
+    "itself": "a: &a [*a]",
+    "length": "# " + "x" * 50_000_000,
+    "values": "a: [" + "1, " * 200_000 + "]",
+    "number": "a: " + ":".join(["59"] * 50_000),
+}
+
+
+@pytest.mark.parametrize("way", TOO_MUCH)
+def test_documents_that_exhaust_their_reader_are_refused_quickly(
+    way: str, refuses: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "stranger.yaml").write_text(TOO_MUCH[way])
+    start = time.monotonic()
+    refuses("fit", "--config", "stranger.yaml", names=("refused",))
+    assert time.monotonic() - start < 3
+
+
+def test_a_bomb_in_a_config_that_only_the_parser_reads_is_refused(refuses: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "inner.yaml").write_text(BOMB)
+    refuses("fit", "--config", "trainer: {callbacks: inner.yaml}", names=("refused",))
+
+
+def test_bounds_leave_ordinary_documents_alone() -> None:
+    text = "a: &a {x: [1, 2.5, '3']}\nb: *a\nc: {<<: *a, y: 2024-01-13}\n"
+    assert documents.read_yaml(text, "it") == yaml.safe_load(text)
+    with pytest.raises(ValueError, match="it is not valid YAML"):
+        documents.read_yaml("a: [", "it")
+    with pytest.raises(ValueError, match="not valid YAML"):
+        documents.read_yaml("a: !!python/object/apply:os.system [ls]", "it")
+
+
+# What is allowed.
+
+
+def test_what_is_typed_is_trusted_and_recorded_so_that_resuming_needs_no_flag(
+    payload: Payload, capsys: pytest.CaptureFixture[str], world_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", str(world_cache))
+    quick = [*TINY_WORLD, "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=0", "--name=mine"]
+    typed = ["--loss", "evil_payload.MyLoss", "--trainer.callbacks+=evil_payload.Evil"]
+    assert main(["fit", *typed, *quick]) == 0
+    facts = json.loads(Path("runs/mine/run.json").read_text())
+    assert facts["trusted"] == ["evil_payload"]
+    monkeypatch.delenv("RECSYS_TOPK_RUN", raising=False)
+    assert main(["fit", "--resume", "runs/mine", "--trainer.max_epochs=2"]) == 0
+    assert json.loads(Path("runs/mine/run.json").read_text())["epochs"] == 2
+    config = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
+    assert config["trainer"]["callbacks"][0]["class_path"] == "evil_payload.Evil"
+
+    # The same directory elsewhere is a stranger's, unless the package is trusted.
+    trust._registered.discard("evil_payload.MyLoss")
+    shutil.move("runs/mine", "moved")
+    capsys.readouterr()
+    assert main(["fit", "--resume", "moved", "--trainer.max_epochs=3"]) == 2
+    assert "--trust evil_payload" in capsys.readouterr().err
+    with pytest.raises(UntrustedError, match="evil_payload"):
+        CascadeModule.load_from_checkpoint("moved/checkpoints/last.ckpt")
+    model = CascadeModule.load_from_checkpoint("moved/checkpoints/last.ckpt", trust=["evil_payload"])
+    assert type(model.loss).__module__ == "evil_payload"
+    monkeypatch.delenv("RECSYS_TOPK_RUN", raising=False)
+    assert main(["fit", "--resume", "moved", "--trainer.max_epochs=3", "--trust", "evil_payload"]) == 0
+
+
+def test_what_a_program_names_is_imported_but_must_be_of_the_right_kind(payload: Payload) -> None:
+    assert losses.resolve("evil_payload.MyLoss").__name__ == "MyLoss"
+    for path in ("os.system", "timeit.Timer", "recsys_topk.operators.DFTopK"):
+        with pytest.raises(ValueError, match=r"not a subclass of recsys_topk\.losses\.base\.RankingLoss"):
+            losses.get(path)
+    with reading(), pytest.raises(UntrustedError, match=r"evil_payload\.Other"):
+        losses.resolve("evil_payload.Other")
+
+
+def test_trust_covers_a_package_and_not_what_it_imports(payload: Payload) -> None:
+    spec = {"class_path": "evil_payload.MyLoss", "init_args": {"tau": 2.0}}
+    with pytest.raises(UntrustedError):
+        build(spec, base=RankingLoss)
+    assert not payload.ran
+    assert build(spec, base=RankingLoss, trust=["evil_payload"]).operator.tau == 2.0
+    assert load_class("evil_payload.DFTopKLoss", RankingLoss, trust=["evil_payload"]) is DFTopKLoss  # ours
+    with pytest.raises(UntrustedError, match=r"names 'pathlib.*Path'"):
+        load_class("evil_payload.Path", object, trust=["evil_payload"])
+
+
+def test_harmless_classes_of_lightning_and_packaged_configs_pass() -> None:
+    text = """
+    trainer:
+      callbacks:
+        - {class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: a.b, patience: 3}}
+        - {class_path: lightning.pytorch.callbacks.lr_monitor.LearningRateMonitor}
+        - ModelCheckpoint
+      logger: {class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: logs.old}}
+      strategy: ddp
+    """
+    assert read_config(textwrap.dedent(text))["trainer"]["strategy"] == "ddp"
+    for name in ("simulated", "recflow-2stage", "recflow-3stage", "paper-online", "paper-small"):
+        assert rewrite(["fit", "--config", name])[1].startswith("--config=")
+
+
+def test_every_class_on_the_list_exists_and_takes_no_code() -> None:
+    import importlib
+    import inspect
+
+    for home, names in trust.HARMLESS.items():
+        for name in names:
+            cls = getattr(importlib.import_module(home), name)
+            assert is_allowed(trust.class_path(cls)), name
+            takes = [p for p in inspect.signature(cls).parameters.values() if "Callable" in str(p.annotation)]
+            assert not takes or name in ("DDPStrategy",), (name, takes)
+
+
+def test_a_config_with_harmless_callbacks_trains(
+    payload: Payload, world_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", str(world_cache))
+    text = """
+    trainer:
+      limit_train_batches: 2
+      callbacks:
+        - {class_path: EarlyStopping, init_args: {monitor: train/loss}}
+        - class_path: lightning.pytorch.callbacks.LearningRateMonitor
+      profiler: {class_path: lightning.pytorch.profilers.SimpleProfiler}
+    """
+    Path("mine.yaml").write_text(textwrap.dedent(text))
+    assert main(["fit", "--config", "mine.yaml", *TINY_WORLD, "--name=callbacks"]) == 0
+    written = yaml.safe_load(Path("runs/callbacks/config.yaml").read_text())["trainer"]["callbacks"]
+    assert [entry["class_path"] for entry in written] == [
+        "lightning.pytorch.callbacks.EarlyStopping",
+        "lightning.pytorch.callbacks.LearningRateMonitor",
+    ]
+    assert "trusted" not in json.loads(Path("runs/callbacks/run.json").read_text())
+
+
+def test_modules_of_installed_plugins_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = EntryPoints([EntryPoint("margin", "plugin_of_mine.margin", "recsys_topk.losses")])
+    monkeypatch.setattr(trust, "entry_points", lambda: points)
+    trust._plugin_modules.cache_clear()
+    try:
+        assert is_allowed("plugin_of_mine.margin.MarginLoss")
+        assert not is_allowed("plugin_of_mine.other.Thing")
+    finally:
+        trust._plugin_modules.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--loss", "mine.a.Loss"], ("mine",)),
+        (["--trainer.callbacks+=mine.Callback", "--trust=theirs,others"], ("mine", "theirs", "others")),
+        (["--trainer.logger", "{class_path: mine.Logger, init_args: {f: torch.relu}}"], ("torch.relu", "mine")),
+        (["--out", "runs.old", "--name=a.b", "--data.root", "x.y", "--config", "loss: mine.Loss"], ()),
+        (["--model.lr", "1.5", "--loss.tau=2"], ()),
+    ],
+)
+def test_what_is_trusted_by_typing(arguments: list[str], expected: tuple[str, ...]) -> None:
+    assert trusted_by(["fit", *arguments]) == expected
+
+
+def test_cycles_and_odd_values_in_a_checkpoint_end() -> None:
+    cycle: dict[str, Any] = {}
+    cycle["again"] = cycle
+    with pytest.raises(UntrustedError, match="deeper"):
+        inspect_names(cycle, "it")
+    with pytest.raises(UntrustedError, match="class_path must be a string"):
+        inspect_names({"class_path": ["os.system"]}, "it")
+    inspect_names({"a": torch.ones(2), 3: None}, "it")
+
+
+# The registry.
+
+
+def test_a_broken_plugin_is_reported_and_the_others_are_there(
+    monkeypatch: pytest.MonkeyPatch, payload: Payload
+) -> None:
+    (payload.marker.parent / "broken_plugin.py").write_text("raise RuntimeError('no such GPU')")
+    points = [EntryPoint("broken", "broken_plugin", "g"), EntryPoint("good", "evil_payload", "g")]
+    monkeypatch.setattr("recsys_topk.registry.entry_points", lambda group: points)
+    table: Registry[Any] = Registry("loss", "recsys_topk.losses", "g")
+    with pytest.warns(RuntimeWarning, match=r"'broken' \(broken_plugin.*no such GPU"):
+        table.discover()
+    assert payload.ran
+
+
+def test_old_spellings_and_moved_classes_resolve() -> None:
+    name = next(name for name in losses.available() if "_" in name or "-" in name)
+    assert losses.resolve(name.replace("_", "-")) is losses.resolve(name)
+    with reading():
+        assert losses.resolve("recsys_topk.losses.where_it_was.DFTopKLoss") is DFTopKLoss
+    assert suggest("dftpk", losses.available()) == "did you mean 'dftopk'? "
