@@ -24,7 +24,16 @@ ALLOWED = {
     "metrics": BASE,
     "datamodules": BASE,
     "cascades": [*TORCH_ONLY, "metrics", "datamodules"],
+    "reference": [*TORCH_ONLY, "metrics", "cascades"],
     "callbacks": [*TORCH_ONLY, "metrics", "datamodules", "cascades"],
+}
+BELOW_RUNS = [*ALLOWED["callbacks"], "callbacks", "trust", "ops", "reference", "strategies", "serving"]
+ALLOWED |= {
+    "runs": BELOW_RUNS,
+    "reports": [*BELOW_RUNS, "runs"],
+    "bench": [*BELOW_RUNS, "runs"],
+    "experiments": [*BELOW_RUNS, "runs", "reports"],
+    "__main__": ["cli"],
 }
 # Third-party packages that a layer may import at module level, besides torch and numpy.
 LIGHT = {*TORCH_ONLY, "testing"}
@@ -57,6 +66,15 @@ def test_imports_point_one_way(path: Path) -> None:
         assert ours <= {mine, *ALLOWED[mine]}, f"{mine} may not import {sorted(ours - {mine, *ALLOWED[mine]})}"
     if mine in LIGHT:
         assert not {name.split(".")[0] for name in names} & HEAVY
+
+
+def test_the_command_line_is_for_people() -> None:
+    """Nothing but the entry point imports cli or reads what was typed."""
+    for path in FILES:
+        if layer(path) not in ("cli", "__main__"):
+            assert not [name for name in imported(path) if name.startswith("recsys_topk.cli")], path
+        if path.relative_to(PACKAGE) != Path("cli/main.py"):
+            assert "sys.argv" not in path.read_text(), path
 
 
 BLOCK = """

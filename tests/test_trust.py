@@ -19,12 +19,13 @@ import yaml
 
 from recsys_topk import trust
 from recsys_topk.cascades.module import CascadeModule
+from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.main import main
 from recsys_topk.losses import DFTopKLoss, RankingLoss
 from recsys_topk.losses import registry as losses
 from recsys_topk.registry import Registry, suggest
 from recsys_topk.runs import documents
-from recsys_topk.runs.config import read_config, rewrite, trusted_by
+from recsys_topk.runs.config import merge, read_config, resolve, trusted_by
 from recsys_topk.runs.own_runs import recall, remember
 from recsys_topk.spec import build
 from recsys_topk.trust import UntrustedError, inspect_names, is_allowed, load_class, reading
@@ -250,7 +251,8 @@ def test_the_parser_itself_imports_nothing_else(
     """What looking at a config first might overlook."""
     (tmp_path / "inner.yaml").write_text("evil_payload.Evil")
     monkeypatch.setattr("recsys_topk.runs.config.inspect_config", lambda *_: None)
-    monkeypatch.setattr("recsys_topk.runs.config.resolve_names", lambda content, *_: content)
+    unresolved = merge(resolve({}), yaml.safe_load(text))
+    monkeypatch.setattr("recsys_topk.runs.lightning_cli.resolve", lambda config: unresolved)
     name = "LambdaCallback" if "Lambda" in text else "evil_payload"
     refuses("fit", "--config", text, names=(name, "--trust"))
 
@@ -412,7 +414,7 @@ def test_harmless_classes_of_lightning_and_packaged_configs_pass() -> None:
     """
     assert read_config(textwrap.dedent(text))["trainer"]["strategy"] == "ddp"
     for name in ("simulated", "recflow-2stage", "recflow-3stage", "paper-online", "paper-small"):
-        assert rewrite(["fit", "--config", name])[1].startswith("--config=")
+        assert resolve(typed(["--config", name]))["model"]
 
 
 def test_every_class_on_the_list_exists_and_takes_no_code() -> None:
@@ -471,7 +473,7 @@ def test_modules_of_installed_plugins_are_allowed(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_what_is_trusted_by_typing(arguments: list[str], expected: tuple[str, ...]) -> None:
-    assert trusted_by(["fit", *arguments]) == expected
+    assert sorted(trusted_by(typed(arguments))) == sorted(expected)
 
 
 def test_cycles_and_odd_values_in_a_checkpoint_end() -> None:

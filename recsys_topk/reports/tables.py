@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from recsys_topk.reports.verdicts import short
 
@@ -52,11 +51,6 @@ class Table:
     notes: Sequence[str] = ()
 
 
-def metric_names(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Return the names of the metrics of runs, the joint recall first."""
-    return list(next(iter(runs.values()))[0]["metrics"])
-
-
 def short_name(metric: str) -> str:
     """Return the name of a metric for people.
 
@@ -75,37 +69,3 @@ def heading(metric: str) -> str:
         'retrieval @10@30'
     """
     return short_name(metric).replace("@", " @", 1)
-
-
-def summary_rows(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return a row for each competitor of a comparison, also of one that is not finished.
-
-    ``joint`` is the mean over seeds of the first metric, ``+-`` its standard deviation, ``p`` that of a paired
-    two-sided t-test against the first competitor over the seeds that both have, ``alone`` the means of the other
-    metrics by name, ``seconds`` and ``seeds`` what they say.
-    """
-    from recsys_topk.cli.compare import paired_p_value
-
-    joint, *alone = metric_names(runs)
-    first = next(iter(runs))
-    seeds_of_first = _by_seed(runs[first], joint)
-    rows = []
-    for label, found in runs.items():
-        values = _by_seed(found, joint)
-        shared = [values[seed] - seeds_of_first[seed] for seed in values if seed in seeds_of_first]
-        rows.append(
-            {
-                "run": label,
-                "joint": statistics.fmean(values.values()),
-                "+-": statistics.stdev(values.values()) if len(values) > 1 else None,
-                "p": None if label == first else paired_p_value(shared),
-                "alone": {name: statistics.fmean(run["metrics"][name] for run in found) for name in alone},
-                "seconds": statistics.fmean(run["seconds"] for run in found),
-                "seeds": len(values),
-            }
-        )
-    return rows
-
-
-def _by_seed(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]:
-    return {run.get("seed", number): run["metrics"][metric] for number, run in enumerate(runs)}

@@ -16,8 +16,8 @@ from recsys_topk.datamodules import RecFlowDataModule
 from recsys_topk.losses import get
 from recsys_topk.runs.directory import RunDirectory, run_name
 from recsys_topk.runs.wandb_logging import make_wandb
+from tests import wandb_files
 from tests.cascades.test_module import SCHEMA, STAGES
-from tests.cli import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
 Command = Callable[..., Result]
@@ -86,7 +86,7 @@ def test_config_history_and_axes(logged: Path) -> None:
     assert len([r for r in found if r.HasField("config")]) == 1
     config = wandb_files.config(found)
     assert config["model"]["loss"]["init_args"]["tau"] == 3.0
-    assert config["data"]["eval_negatives"] == 40
+    assert config["data"]["init_args"]["eval_negatives"] == 40
     assert config["trainer"]["max_epochs"] == 2
     rows = wandb_files.history(found)
     steps = [row["trainer/global_step"] for row in rows if "train/loss_joint" in row]
