@@ -23,7 +23,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 import torch
 from torch import Tensor
 
-from recsys_topk.registry import nearest
+from recsys_topk.registry import suggest
 
 SWITCH = "RECSYS_TOPK_BACKEND"
 BACKENDS = ("numpy", "numba", "triton")
@@ -45,9 +45,7 @@ def installed(name: str) -> bool:
 
 def _checked(mode: str, source: str) -> str:
     if mode not in MODES:
-        close = nearest(mode, MODES)
-        hint = f"did you mean {close!r}? " if close else ""
-        raise ValueError(f"{source} must be one of {', '.join(MODES)}, got {mode!r}; {hint}".rstrip("; "))
+        raise ValueError(f"{source} must be one of {', '.join(MODES)}, got {mode!r}. {suggest(mode, MODES)}".rstrip())
     if mode in BACKENDS and not installed(mode):
         raise ModuleNotFoundError(
             f"{source} asks for {mode!r}, which is not installed; run {INSTALL[mode]}, or choose 'auto' or 'torch'"

@@ -58,7 +58,7 @@ def test_a_backend_that_is_not_installed_is_passed_over(
 def test_an_unknown_backend_is_named_with_the_nearest() -> None:
     with (
         pytest.raises(
-            ValueError, match=r"one of auto, torch, numpy, numba, triton, got 'numab'; did you mean 'numba'\?"
+            ValueError, match=r"one of auto, torch, numpy, numba, triton, got 'numab'\. did you mean 'numba'\?"
         ),
         backend("numab"),
     ):
