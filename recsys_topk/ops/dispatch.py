@@ -221,7 +221,6 @@ class Operation(Generic[P, T]):
 
     def _register(self, fake: Callable[..., Any]) -> Any:
         name = f"recsys_topk::{self.reference.__name__}"
-
         call: Callable[..., Any] = self
 
         def run(*args: Any) -> Any:
@@ -247,9 +246,8 @@ def _fold(function: Callable[..., Any], size: int, in_dims: Sequence[int | None]
         for x, dim in zip(args, in_dims, strict=True)
     ]
     done = function(*folded)
-    if isinstance(done, Tensor):
-        return done.view(size, -1, *done.shape[1:]), 0
-    return tuple(x.view(size, -1, *x.shape[1:]) for x in done), (0,) * len(done)
+    apart = [x.view(size, len(x) // size, *x.shape[1:]) for x in ([done] if isinstance(done, Tensor) else done)]
+    return (apart[0], 0) if isinstance(done, Tensor) else (tuple(apart), (0,) * len(apart))
 
 
 @overload
