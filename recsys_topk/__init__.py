@@ -4,6 +4,7 @@ Importing this module imports neither torch nor any optional dependency; the pub
 
     from recsys_topk import CascadeModule, RecFlowDataModule, StageConfig
 
+- `recsys_topk.ops`: the hot loops and the switch between their backends (torch and numpy only)
 - `recsys_topk.operators`: differentiable top-k membership (torch and numpy only)
 - `recsys_topk.losses`: ranking losses behind one interface (torch and numpy only)
 - `recsys_topk.metrics`: joint and per-stage recall, NDCG, Kendall tau
@@ -59,11 +60,17 @@ _HOME = {
 }
 
 
+# Sub-packages that are imported when they are first looked at: `recsys_topk.ops.backend("torch")`.
+_PARTS = ("cascades", "datamodules", "losses", "metrics", "operators", "ops", "reference")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, *_PARTS})
