@@ -24,7 +24,7 @@ from recsys_topk.metrics.configured import DEFAULT, MetricEntry, configured_metr
 from recsys_topk.metrics.mean import ListMean
 from recsys_topk.registry import suggest
 from recsys_topk.spec import build, describe
-from recsys_topk.trust import loading
+from recsys_topk.trust import inspect_names, loading
 
 Split = Literal["val", "test"]
 ObjectiveFactory = Callable[[RankingLoss, int], CascadeObjective]
@@ -87,6 +87,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         super().__init__()
         if k < 1:
             raise ValueError(f"k must be at least 1, how many items are wanted in the end; got k={k}")
+        if isinstance(schema, Mapping):  # as checkpoints hold it
+            inspect_names({"metrics": metrics}, "the description of a cascade")
         if isinstance(schema, Mapping) and "version" not in schema:
             loss, objective = _of_old_file(loss, objective)
         self.schema = schema if isinstance(schema, Schema) else Schema.from_dict(dict(schema))

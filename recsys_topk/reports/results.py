@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from recsys_topk.runs.documents import read_yaml
 from recsys_topk.runs.trials import file_name
 
 LOOKED_FOR = (
@@ -71,10 +72,8 @@ def _find(path: Path) -> Iterator[Found]:
             note = "the comparison was not finished: it has no comparison.json, and this shows the runs that it has"
             yield Found("comparison", path, {"runs": runs}, missing=(note,))
     elif (path / "metrics.csv").is_file() and (path / "config.yaml").is_file():
-        import yaml
-
         text = (path / "config.yaml").read_text(encoding="utf-8")
-        yield Found("fit", path, {"config": yaml.safe_load(text), "text": text})
+        yield Found("fit", path, {"config": read_yaml(text, str(path / "config.yaml")), "text": text})
     else:
         for entry in sorted(path.iterdir()):
             if not entry.name.startswith(".") and (entry.is_dir() or entry.suffix == ".json"):

@@ -25,7 +25,7 @@ from typing import Any
 from recsys_topk.registry import Registry, suggest
 from recsys_topk.runs.documents import CONFIG_SUFFIXES, inspect_config, read_yaml, read_yaml_file
 from recsys_topk.runs.own_runs import recall
-from recsys_topk.trust import TEXT_KEYS, class_path, names_of_typed
+from recsys_topk.trust import TEXT_KEYS, class_path, from_file, names_of_typed, reading
 
 CONFIGS = "recsys_topk.runs.configs"
 # Arguments that the run itself gives to a class.
@@ -67,7 +67,25 @@ def read_config(name: str) -> dict[str, Any]:
         if key in content:
             raise ValueError(f"{source} has the key {key!r}, which only the user can give; remove it")
     inspect_config(content, source)
+    _check_shape(content, source)
     return content
+
+
+def _check_shape(content: Mapping[Any, Any], source: str) -> None:
+    """Raise if a part of a config is not of the kind that `resolve` takes."""
+    kinds: dict[str, tuple[type, ...]] = {"model": (dict,), "trainer": (dict,), "losses": (dict,), "init_args": (dict,)}
+    kinds |= dict.fromkeys(KEYS, (dict, str))
+    model, losses = content.get("model"), content.get("losses")
+    parts = [content, *(part for part in (model, losses) if isinstance(part, dict))]
+    parts += [value for part in parts for key, value in part.items() if key in KEYS and isinstance(value, dict)]
+    for part in parts:
+        for key, value in part.items():
+            expected = (dict,) if part is losses else kinds.get(key)
+            if not isinstance(key, str):
+                raise ValueError(f"{source}: the name of an option must be text, got {key!r}")
+            if expected and value is not None and not isinstance(value, expected):
+                named = " or a name" if str in expected else ""
+                raise ValueError(f"{source}: {key} must be a mapping of options{named}, got {value!r:.40}")
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,6 +121,9 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
         >>> resolve({"loss": "lapsum", "losses": {"lapsum": {"tau": 5}}})["model"]["loss"]
         {'class_path': 'recsys_topk.losses.lapsum.LapSumLoss', 'init_args': {'tau': 5}}
     """
+    if not from_file():  # in a `TrainingRun`, it has said what is trusted
+        with reading(trusted_by(config)):
+            return resolve(config)
     by_loss: dict[str, dict[str, Any]] = {}
     merged: dict[str, Any] = {}
     for layer in _layers(config):
@@ -131,7 +152,7 @@ def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
     known = [parameter.name for parameter in parameters if parameter.name not in GIVEN]
     for option in given:
         if option not in known:
-            close = suggest(option, known).replace("'", "").replace("mean ", f"mean --{key}.")
+            close = suggest(option, known, f"--{key}.{{}}")
             raise ValueError(
                 f"{cls.__name__} has no option {option!r} (--{key}.{option}); {close}it has: {', '.join(known)}"
             )
@@ -164,11 +185,12 @@ def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
         ('mine',)
     """
     found: list[str] = []
+    files: list[tuple[str, str]] = []
 
     def walk(key: str, value: Any) -> None:
         if isinstance(value, Mapping):
             for name, inner in value.items():
-                walk(name.rstrip("+").rpartition(".")[2], inner)
+                walk(str(name).rstrip("+").rpartition(".")[2], inner)
         elif isinstance(value, (list, tuple)):
             for inner in value:
                 walk(key, inner)
@@ -177,18 +199,20 @@ def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
         elif isinstance(value, str) and key in ("config", "ckpt_path"):
             found.extend(recall(value) if _is_file(value) else ())
         elif isinstance(value, str) and _is_file(value) and key not in TEXT_KEYS:
-            inspect_config({key: value}, f"--{key}")  # the path of a config for one option
+            files.append((key, value))  # the path of a config for one option
         elif isinstance(value, str) and key not in TEXT_KEYS and key != "resume":
             try:
                 content = read_yaml(value, "an option")
             except ValueError:
                 return
             if isinstance(content, str):
-                found.extend(name for name in names_of_typed(content) if not name.startswith("recsys_topk."))
+                found.extend(names_of_typed(content))
             else:
                 walk(key, content)
 
     walk("", config)
+    for key, value in files:
+        inspect_config({key: value}, f"--{key}", tuple(found))
     return tuple(dict.fromkeys(found))
 
 

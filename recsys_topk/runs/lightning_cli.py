@@ -169,7 +169,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
                 raise ValueError(text) from error
             known = [option for action in self._parser(self.command)._actions for option in action.option_strings]
             option = f"--{unknown.group(1)}"
-            close = suggest(option, [*known, "--resume"]).replace("'", "")
+            close = suggest(option, [*known, "--resume"], "{}")
             raise ValueError(f"{self.command} has no option {option}; {close}--help_all lists them") from error
 
     def _parse_ckpt_path(self) -> None:

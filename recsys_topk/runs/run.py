@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from recsys_topk.runs.checkpoint import config_of, describe_checkpoint, read_checkpoint
 from recsys_topk.runs.config import trusted_by
-from recsys_topk.runs.directory import RunDirectory, Status, first_process
+from recsys_topk.runs.directory import RunDirectory, Status
 from recsys_topk.runs.own_runs import remember
 from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
 from recsys_topk.trust import reading
@@ -130,8 +130,7 @@ class TrainingRun:
 
         parts = self.parts("fit")
         self.directory.claim()
-        with reading(self.trust):
-            self.directory.record(status="running", **(remember(self.directory.path) if first_process() else {}))
+        self.directory.record(status="running", **remember(self.directory.path, self.trust))
         for logger in wandb_loggers(self.trainer.loggers):
             self.directory.record(wandb_id=logger.version)
         announce(self, "fit")

@@ -32,7 +32,7 @@ JOINT = "val/joint_recall@10@20"
         ("lapsum", {"tau": 0.05}, "independent", 5, 42, "lapsum-tau0.05-independent-neg5-s42"),
         ("listnet", {}, None, 0, 42, "listnet-neg0-s42"),
         ("listnet", {}, "icc", 0, 42, "icc-neg0-s42"),
-        ("bce", {}, "fs-ranknet", 10, None, "fs-ranknet-neg10-unseeded"),
+        ("bce", {}, "fs_ranknet", 10, None, "fs_ranknet-neg10-unseeded"),
     ],
 )
 def test_names_tell_runs_apart(
