@@ -2,7 +2,7 @@
 
 Importing this module imports neither torch nor any optional dependency; the public names are imported on first use:
 
-    from recsys_topk import CascadeModule, RecFlowDataModule, StageConfig
+    from recsys_topk import CascadeModule, RecFlowDataModule, StageConfig, TrainingRun
 
 - `recsys_topk.ops`: the hot loops and the switch between their backends (torch and numpy only)
 - `recsys_topk.operators`: differentiable top-k membership (torch and numpy only)
@@ -10,6 +10,7 @@ Importing this module imports neither torch nor any optional dependency; the pub
 - `recsys_topk.metrics`: joint and per-stage recall, NDCG, Kendall tau
 - `recsys_topk.cascades`: TorchRec stages, objectives and the LightningModule
 - `recsys_topk.datamodules`: the batch, its schema, RecFlow, its simulator, negative expansion
+- `recsys_topk.runs`: a training run as an object, many runs, statistics over them
 - `recsys_topk.reference`: what published code computes, faults included
 """
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from recsys_topk.metrics import RecallAt as RecallAt
     from recsys_topk.operators import SoftSelection as SoftSelection
     from recsys_topk.operators import TopKOperator as TopKOperator
+    from recsys_topk.runs import TrainingRun as TrainingRun
 
 __version__ = "0.1.0"
 
@@ -57,6 +59,7 @@ _HOME = {
     "StageConfig": "cascades",
     "Table": "datamodules",
     "TopKOperator": "operators",
+    "TrainingRun": "runs",
 }
 
 
