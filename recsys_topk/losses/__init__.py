@@ -21,6 +21,7 @@ from recsys_topk.losses.perturbed import PerturbedTopKLoss
 from recsys_topk.losses.ranknet import RankNetLoss
 from recsys_topk.losses.sigmoid import SigmoidTopKLoss
 from recsys_topk.losses.sinkhorn import SinkhornTopKLoss
+from recsys_topk.losses.smooth_topk_svm import SmoothTopKSVMLoss
 from recsys_topk.losses.softmax import SoftmaxLoss
 from recsys_topk.losses.softmax_at_k import SoftmaxAtKLoss
 from recsys_topk.losses.softsort import SoftSortLoss
@@ -46,6 +47,7 @@ __all__ = [
     "RankingLoss",
     "SigmoidTopKLoss",
     "SinkhornTopKLoss",
+    "SmoothTopKSVMLoss",
     "SoftSortLoss",
     "SoftmaxAtKLoss",
     "SoftmaxLoss",
