@@ -16,6 +16,7 @@ from recsys_topk.losses.lambdarank import LambdaRankLoss
 from recsys_topk.losses.lapsum import LapSumLoss
 from recsys_topk.losses.listmle import ListMLELoss
 from recsys_topk.losses.listnet import ListNetLoss
+from recsys_topk.losses.neural_ndcg import NeuralNDCGLoss
 from recsys_topk.losses.neuralsort import NeuralSortLoss
 from recsys_topk.losses.perturbed import PerturbedTopKLoss
 from recsys_topk.losses.ranknet import RankNetLoss
@@ -41,6 +42,7 @@ __all__ = [
     "LapSumLoss",
     "ListMLELoss",
     "ListNetLoss",
+    "NeuralNDCGLoss",
     "NeuralSortLoss",
     "PerturbedTopKLoss",
     "RankNetLoss",
