@@ -157,3 +157,15 @@ def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tenso
         matrix = torch.rand(3, 5, 5, generator=generator, dtype=dtype)
         rows, columns = torch.arange(5).expand(3, 5) < 3, torch.tensor([1, 0, 1, 1, 0]).bool().expand(3, 5)
         yield (matrix * rows[:, :, None] * columns[:, None, :]).requires_grad_(), rows, columns, 20
+
+
+@sampled(scaling_history)
+def _history_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+    return ((m.detach(), rows, columns, rounds) for m, rows, columns, rounds in _samples(generator))
+
+
+@sampled(scaling_gradient)
+def _gradient_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
+    for matrix, rows, columns, rounds in _history_samples(generator):
+        history = scaling_history(matrix, rows, columns, rounds)
+        yield matrix, rows.to(matrix.dtype), *history, matrix[:, 0], matrix[:, :, 0]

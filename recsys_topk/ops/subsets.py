@@ -53,14 +53,12 @@ def subset_logs(scores: Tensor, k: int | Tensor, mask: Tensor) -> tuple[Tensor, 
         leaves = torch.cat((leaves, absent), 1)
     levels = [leaves]
     while levels[-1].shape[1] > 1:
-        pairs = levels[-1].unflatten(1, (-1, 2))
-        levels.append(_product(pairs[:, :, 0], pairs[:, :, 1], degree))
+        levels.append(_product(levels[-1][:, ::2], levels[-1][:, 1::2], degree))
     # rest[j] is the coefficient k - j of the product of everything outside a node; outside the root there is 1.
     places = torch.arange(levels[-1].shape[2], device=x.device)
     rest = torch.where(places == ks[:, None], 0.0, torch.full_like(levels[-1][:, 0], NEVER))[:, None]
     for below in reversed(levels[:-1]):
-        pairs = below.unflatten(1, (-1, 2))
-        sides = (_remainder(rest, pairs[:, :, 1]), _remainder(rest, pairs[:, :, 0]))
+        sides = (_remainder(rest, below[:, 1::2]), _remainder(rest, below[:, ::2]))
         rest = torch.stack(sides, 2).flatten(1, 2)
     rest = rest[:, : scores.shape[1]]
     return logistic_logs((inside + rest[..., 1]) - (outside + rest[..., 0]))
