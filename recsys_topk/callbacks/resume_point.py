@@ -136,18 +136,14 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
         self._publish(trainer)
         self._restore()
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Give the checkpoint of the step before its name; stop here if a signal came during it."""
         self._publish(trainer)
         self._restore()
         if self._wanted(trainer) and self.saved_step == trainer.global_step:
             raise TrainingStoppedError(self._signal or signal.SIGINT)
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, _: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Save if it is time to."""
         if trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches:
             return  # the end of the epoch saves; or gradients are being accumulated

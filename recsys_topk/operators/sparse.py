@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
-from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.base import SoftSelection, TopKOperator, clamped
 from recsys_topk.ops.centred import centred
 from recsys_topk.ops.clip import clip_logs, clip_threshold
 from recsys_topk.ops.fill_masked import fill_masked
@@ -44,3 +44,7 @@ class SparseTopK(TopKOperator):
         x, gap = centred(filled, ks)
         threshold = clip_threshold(x.detach() / self.tau, gap / self.tau, ks)
         return SoftSelection(*clip_logs(x, threshold, self.tau), mask)
+
+    def bounded(self, selection: SoftSelection) -> SoftSelection:
+        """Clamp memberships of exactly 0 and 1."""
+        return clamped(selection)

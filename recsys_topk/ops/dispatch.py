@@ -270,10 +270,10 @@ def operation(reference: Callable[..., Any] | None = None, *, fake: Callable[...
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """Call a `torch.autograd.Function` that has a `setup_context`, as `torch.func` needs it.
+    """Call a `torch.autograd.Function`, in eager mode without what ``Function.apply`` does for transforms.
 
-    ``Function.apply`` binds the arguments of such a function by its signature, which takes longer than the selection
-    of a short list. Outside of compilation and transforms that is not needed.
+    ``Function.apply`` unwraps its arguments and binds them to the signature of a function with `setup_context` (which
+    `torch.func` needs). That takes longer than the selection of a short list.
     """
     if is_eager():
         return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
@@ -285,9 +285,7 @@ def closed_form(function: type[torch.autograd.Function], reference: Callable[...
 
     Its backward starts with ``if wants_graph(): return through_reference(reference, inputs, grads)``.
     """
-    if under_transform():
-        return reference(*inputs)
-    return function.apply(*inputs)  # type: ignore[no-untyped-call]
+    return reference(*inputs) if under_transform() else apply(function, *inputs)
 
 
 def wants_graph() -> bool:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import is_float32, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
 from recsys_topk.ops.parallel import checked, number_of_parts, over_lists
 
@@ -37,7 +37,7 @@ def dot(requests: Tensor, items: Tensor, candidates: Tensor) -> Tensor:
 @dot.backend("numba", lambda requests, items, candidates: is_float32(requests, items))
 def _numba(requests: Tensor, items: Tensor, candidates: Tensor) -> Tensor:
     candidates = checked(candidates, len(items), "candidates")
-    made: Tensor = _Dot.apply(requests.contiguous(), items.contiguous(), candidates)  # type: ignore[no-untyped-call]
+    made: Tensor = apply(_Dot, requests.contiguous(), items.contiguous(), candidates)
     return made
 
 
