@@ -140,7 +140,7 @@ class TopKOperator(Recorded, nn.Module, ABC):
             The selection, in float32 (float64 for float64 scores).
         """
         check_lists(scores, mask)
-        check_k(k, scores, read=self.validate or may_read(scores))
+        k = check_k(k, scores, read=self.validate or may_read(scores))
         if self.validate:
             check_finite(scores, full_mask(scores) if mask is None else mask)
         with float32_island(scores.device.type):

@@ -33,11 +33,12 @@ def check_loss(
     The rules: masked items are inert in value and gradient whatever they hold (NaN and infinity included); the order
     of the items does not matter; lists do not influence each other; lists without a positive leave the mean, and a
     batch of only such lists gives 0 with zero gradients; k is an int or one a list, 0 and more than there are items
-    included; the same input gives the same loss, and equal items equal gradients; inputs are not written to; losses
-    are finite and not negative, for scores of 1e4 and 1e30 too; half precision and autocast are computed in float32
-    and float64 stays; weights and reductions agree; validate=True names scores that are not finite; the gradient is
-    that of the value; second derivatives (create_graph=True) are right or refused; torch.func.grad, vmap and jacrev
-    give what autograd gives; torch.compile(fullgraph=True) changes nothing; pickle and state_dict bring the loss back.
+    included; the same input gives the same loss, and equal items equal gradients; flat lists (`lengths`, `list_ids`)
+    give what rows give; inputs are not written to; losses are finite and not negative, for scores of 1e4 and 1e30 too;
+    half precision and autocast are computed in float32 and float64 stays; weights and reductions agree; validate=True
+    names scores that are not finite; the gradient is that of the value; second derivatives (create_graph=True) are
+    right or refused; torch.func.grad, vmap and jacrev give what autograd gives; torch.compile(fullgraph=True) changes
+    nothing; pickle and state_dict bring the loss back.
 
     A loss with an operator is excused from what its operator does not declare (`equivariant`, `tie_fair`,
     `deterministic`, `exact_gradient`, `transformable`); a loss whose gradient is on purpose not that of its value sets
