@@ -2,13 +2,15 @@
 
 Importing this module imports neither torch nor any optional dependency; the public names are imported on first use:
 
-    from recsys_topk import CascadeModule, RecFlowDataModule, StageConfig
+    from recsys_topk import CascadeModule, RecFlowDataModule, StageConfig, TrainingRun
 
+- `recsys_topk.ops`: the hot loops and the switch between their backends (torch and numpy only)
 - `recsys_topk.operators`: differentiable top-k membership (torch and numpy only)
 - `recsys_topk.losses`: ranking losses behind one interface (torch and numpy only)
 - `recsys_topk.metrics`: joint and per-stage recall, NDCG, Kendall tau
 - `recsys_topk.cascades`: TorchRec stages, objectives and the LightningModule
 - `recsys_topk.datamodules`: the batch, its schema, RecFlow, its simulator, negative expansion
+- `recsys_topk.runs`: a training run as an object, many runs, statistics over them
 - `recsys_topk.reference`: what published code computes, faults included
 """
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from recsys_topk.metrics import RecallAt as RecallAt
     from recsys_topk.operators import SoftSelection as SoftSelection
     from recsys_topk.operators import TopKOperator as TopKOperator
+    from recsys_topk.runs import TrainingRun as TrainingRun
 
 __version__ = "0.1.0"
 
@@ -56,14 +59,21 @@ _HOME = {
     "StageConfig": "cascades",
     "Table": "datamodules",
     "TopKOperator": "operators",
+    "TrainingRun": "runs",
 }
 
 
+# Sub-packages that are imported when they are first looked at: `recsys_topk.ops.backend("torch")`.
+_PARTS = ("cascades", "datamodules", "losses", "metrics", "operators", "ops", "reference")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, *_PARTS})

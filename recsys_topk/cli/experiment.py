@@ -10,7 +10,7 @@ from typing import Any
 from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.console import echo
 from recsys_topk.experiments.definition import SIZES, Size, available, load
-from recsys_topk.experiments.runner import Clock, Work
+from recsys_topk.experiments.runner import Clock, ExperimentRun
 from recsys_topk.runs.text import table
 
 
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     for experiment in experiments:
         steps = experiment.steps(size, options.seeds, only)
         if steps:
-            works.append(Work(experiment, size, steps, folder / experiment.name, options.jobs, further, bench))
+            works.append(ExperimentRun(experiment, size, steps, folder / experiment.name, options.jobs, further, bench))
             works[-1].check()
     clock = Clock(sum(work.weight() for work in works))
     for number, work in enumerate(works, start=1):

@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("recsys_topk.cli.sweep", "list the W&B sweeps, or print one for `wandb sweep`"),
     "dashboard": ("recsys_topk.cli.dashboard", "build the W&B workspace that shows the runs"),
     "losses": ("recsys_topk.cli.losses", "list the losses and operators"),
-    "doctor": ("recsys_topk.cli.doctor", "check the installation and say how to mend it"),
+    "doctor": ("recsys_topk.cli.doctor", "check the installation and say how to fix it"),
 }
 
 EXAMPLES = """examples:

@@ -43,7 +43,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Work:
+class ExperimentRun:
     """What is to be run of one experiment, and how.
 
     Attributes:

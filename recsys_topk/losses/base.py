@@ -270,7 +270,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
     ) -> Tensor:
         """Return the loss of each list from input as it came: masked places and lists left out may hold anything.
 
-        Cleans and calls `per_list`; a loss with a fused kernel that digests such input overrides it.
+        Cleans and calls `per_list`; a loss whose kernel accepts such input overrides it.
         """
         x, y, valid = scores, labels, mask
         if valid is None:
@@ -329,7 +329,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
     def _harmless(
         self, x: Tensor, y: Tensor, mask: Tensor, k: int | Tensor | None, counted: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, int | Tensor | None]:
-        """Replace lists that are left out by one that every formula digests: equal scores, one positive, k = 1."""
+        """Replace lists that are left out by one that every formula accepts: equal scores, one positive, k = 1."""
         row = counted[:, None]
         dummy = torch.zeros_like(y)
         dummy[:, :1] = max(self.positive_above, 0.0) + 1.0

@@ -62,7 +62,7 @@ registry: Registry[TopKOperator]
 
 
 class TopKOperator(Recorded, nn.Module, ABC):
-    """Base of all operators: checks, float32 arithmetic, masks and a k of its own for each list.
+    """Base of all operators: checks, float32 arithmetic, masks and one k per list.
 
     A subclass sets `name` and the facts below, and writes `select`. Everything else is done here once: half precision
     is computed in float32, autocast is left, masked scores are replaced by 0 (so that NaN and infinity cannot leak),

@@ -70,7 +70,7 @@ class HardTopK(TopKOperator):
 
 
 def hard_topk(scores: Tensor, k: int | Tensor, mask: Tensor) -> Tensor:
-    """Return which items are the k best of their list, boolean (B, N), exactly k a list."""
+    """Return which items are the k best of their list, boolean (B, N), exactly k per list."""
     filled = scores.detach() if is_full(mask) else fill_masked(scores.detach(), mask, -math.inf)
     _, order = sort_descending(filled)
     first = torch.arange(scores.shape[1], device=scores.device) < (k[:, None] if isinstance(k, Tensor) else k)

@@ -19,7 +19,7 @@ class SparseTopK(TopKOperator):
     """Projection of x / tau on {0 <= p <= 1, sum p = k}: memberships of exactly 0 and 1 away from the threshold.
 
     p_i = clip(x_i / tau - t, 0, 1), t solves sum_i p_i = k (Sander et al. 2023 with p = 2; the isotonic form is the
-    same map). Newton's method finds t, O(N) a pass, exact once the set of fractional items stops changing. The
+    same map). Newton's method finds t, O(N) per pass, exact once the set of fractional items stops changing. The
     gradient is (g - mean of g) / tau over the fractional items, and 0 elsewhere. Inside cross-entropy the membership
     is clamped to [1e-6, 1 - 1e-6].
 

@@ -23,7 +23,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 import torch
 from torch import Tensor
 
-from recsys_topk.registry import nearest
+from recsys_topk.registry import suggest
 
 SWITCH = "RECSYS_TOPK_BACKEND"
 BACKENDS = ("numpy", "numba", "triton")
@@ -45,9 +45,7 @@ def installed(name: str) -> bool:
 
 def _checked(mode: str, source: str) -> str:
     if mode not in MODES:
-        close = nearest(mode, MODES)
-        hint = f"did you mean {close!r}? " if close else ""
-        raise ValueError(f"{source} must be one of {', '.join(MODES)}, got {mode!r}; {hint}".rstrip("; "))
+        raise ValueError(f"{source} must be one of {', '.join(MODES)}, got {mode!r}. {suggest(mode, MODES)}".rstrip())
     if mode in BACKENDS and not installed(mode):
         raise ModuleNotFoundError(
             f"{source} asks for {mode!r}, which is not installed; run {INSTALL[mode]}, or choose 'auto' or 'torch'"
@@ -223,7 +221,6 @@ class Operation(Generic[P, T]):
 
     def _register(self, fake: Callable[..., Any]) -> Any:
         name = f"recsys_topk::{self.reference.__name__}"
-
         call: Callable[..., Any] = self
 
         def run(*args: Any) -> Any:
@@ -249,9 +246,8 @@ def _fold(function: Callable[..., Any], size: int, in_dims: Sequence[int | None]
         for x, dim in zip(args, in_dims, strict=True)
     ]
     done = function(*folded)
-    if isinstance(done, Tensor):
-        return done.view(size, -1, *done.shape[1:]), 0
-    return tuple(x.view(size, -1, *x.shape[1:]) for x in done), (0,) * len(done)
+    apart = [x.view(size, len(x) // size, *x.shape[1:]) for x in ([done] if isinstance(done, Tensor) else done)]
+    return (apart[0], 0) if isinstance(done, Tensor) else (tuple(apart), (0,) * len(apart))
 
 
 @overload

@@ -114,7 +114,7 @@ def join_backward(
 
 @sampled(join_relu)
 def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor | None, Tensor, Tensor, Tensor]]:
-    for lists, number, pool, width in ((3, 5, 8, 7), (1, 1, 1, 1)):
+    for lists, number, pool, width in ((3, 5, 8, 7), (1, 1, 1, 1), (0, 5, 8, 7)):
         requests = torch.randn(lists, width, generator=generator).requires_grad_()
         items = torch.randn(pool, width, generator=generator).requires_grad_()
         candidates = torch.randint(pool, (lists, number), generator=generator)

@@ -101,7 +101,7 @@ def dot_backward(
 
 @sampled(dot)
 def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for lists, number, pool, width, dtype in ((3, 5, 8, 7, torch.float32), (1, 1, 1, 1, torch.float32)):
-        requests = torch.randn(lists, width, generator=generator, dtype=dtype).requires_grad_()
-        items = torch.randn(pool, width, generator=generator, dtype=dtype).requires_grad_()
+    for lists, number, pool, width in ((3, 5, 8, 7), (1, 1, 1, 1), (0, 5, 8, 7)):
+        requests = torch.randn(lists, width, generator=generator).requires_grad_()
+        items = torch.randn(pool, width, generator=generator).requires_grad_()
         yield requests, items, torch.randint(pool, (lists, number), generator=generator)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 from pathlib import Path
@@ -57,20 +59,11 @@ class RunDirectory:
             return
         try:
             parent.mkdir(parents=True, exist_ok=True)
+            self.path = _new_folder(parent, name)
         except (FileExistsError, NotADirectoryError):
             raise ValueError(f"--out {str(parent)!r} is a file, or lies in one; give a folder for the runs") from None
         except PermissionError:
-            raise ValueError(f"--out {str(parent)!r} cannot be created here; give a folder you may write to") from None
-        number = 1
-        while True:
-            self.path = parent / (name if number == 1 else f"{name}-{number}")
-            try:
-                self.path.mkdir()
-                break
-            except FileExistsError:
-                number += 1
-            except PermissionError:
-                raise ValueError(f"--out {str(parent)!r} is not yours to write to; give another folder") from None
+            raise ValueError(f"--out {str(parent)!r} is not yours to write to; give another folder") from None
         os.environ[HANDED_DOWN] = str(self.path)
 
     @classmethod
@@ -130,6 +123,15 @@ class RunDirectory:
         files = sorted(path for path in self.path.rglob("*") if path.is_file() and "wandb" not in path.parts)
         lines = [f"{path}  ({path.stat().st_size / 1024:.0f} KB)" for path in files if not path.name.startswith(".")]
         return [*lines, *map(sync_line, sorted(self.path.glob("wandb/offline-run-*")))]
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    for number in itertools.count(1):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError
 
 
 def check_name(name: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from recsys_topk.runs.checkpoint import config_of, describe_checkpoint, read_checkpoint
-from recsys_topk.runs.config import trusted_by
+from recsys_topk.runs.config import resolve, trusted_by
 from recsys_topk.runs.directory import RunDirectory, Status
 from recsys_topk.runs.own_runs import remember
 from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
@@ -122,13 +122,14 @@ class TrainingRun:
         """Train; return the newest metrics.
 
         Raises:
-            KeyboardInterrupt: If it was interrupted; `resume` goes on from ``last.ckpt``. SIGTERM ends in a SystemExit.
+            KeyboardInterrupt: If it was interrupted; `resume` continues from ``last.ckpt``. SIGTERM gives a SystemExit.
         """
+        parts = self.parts("fit")
+
         from recsys_topk.callbacks.resume_point import TrainingStoppedError
         from recsys_topk.runs.summary import announce, report_end, report_stop
         from recsys_topk.runs.wandb_logging import wandb_loggers
 
-        parts = self.parts("fit")
         self.directory.claim()
         self.directory.record(status="running", **remember(self.directory.path, self.trust))
         for logger in wandb_loggers(self.trainer.loggers):
@@ -171,9 +172,10 @@ class TrainingRun:
         return self.directory.path / "predictions.parquet"
 
     def _measure(self, command: Command) -> dict[str, float]:
+        own = self.parts(command).command != "fit"
+
         from recsys_topk.runs.summary import announce, report_end
 
-        own = self.parts(command).command != "fit"
         if own:
             announce(self, command)
         quietly = {"return_predictions": False} if command == "predict" else {"verbose": False}
@@ -189,30 +191,31 @@ class TrainingRun:
         return self.metrics
 
     def _read(self, command: Command, build: bool) -> CascadeCLI:
-        from recsys_topk.runs.guard import guarded
+        with reading(self.trust):
+            config, lines = self._config(command)
+            resolve(config)  # names are checked before Lightning is imported
+            for line in lines if build else ():
+                self.say(line)
 
-        with reading(self.trust), guarded():
-            return self._build(command, build)
+            from recsys_topk.runs.guard import guarded
+            from recsys_topk.runs.lightning_cli import CascadeCLI
 
-    def _build(self, command: Command, build: bool) -> CascadeCLI:
-        config: dict[str, Any] = self.config
-        lines: Sequence[str] = ()
+            with guarded():
+                return CascadeCLI(command, config, self.resumption, self.say, build)
+
+    def _config(self, command: Command) -> tuple[dict[str, Any], Sequence[str]]:
+        """Return the config, above that of the run to resume or of the checkpoint, and lines on what is restored."""
         if self.resumption is not None:
-            config = {"config": [self.resumption.config, config], "ckpt_path": str(self.resumption.checkpoint)}
-            lines = self.resumption.lines
-        elif command != "fit":
-            checkpoint = config.get("ckpt_path")
-            if checkpoint is None:
-                example = f"recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"
-                raise ValueError(f"{command} needs a trained model: {example}")
-            content = read_checkpoint(checkpoint)
-            config, lines = {"config": [config_of(content), config]}, describe_checkpoint(checkpoint, content)
-        for line in lines if build else ():
-            self.say(line)
-
-        from recsys_topk.runs.lightning_cli import CascadeCLI
-
-        return CascadeCLI(command, config, self.resumption, self.say, build)
+            below, checkpoint = self.resumption.config, str(self.resumption.checkpoint)
+            return {"config": [below, self.config], "ckpt_path": checkpoint}, self.resumption.lines
+        if command == "fit":
+            return self.config, ()
+        checkpoint = self.config.get("ckpt_path") or ""
+        if not checkpoint:
+            example = f"recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"
+            raise ValueError(f"{command} needs a trained model: {example}")
+        content = read_checkpoint(checkpoint)
+        return {"config": [config_of(content), self.config]}, describe_checkpoint(checkpoint, content)
 
 
 def _complain_of_weights(error: RuntimeError) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -213,38 +214,38 @@ def in_processes(
     environment.pop("WANDB_SERVICE", None)  # W&B's helper of this process, if any, knows nothing of the others
     threads = 1 if jobs > 1 else None
     method = multiprocessing.get_start_method(allow_none=True)
-    waiting = list(todo)
-    running: dict[Any, tuple[Trial, Any]] = {}
-    reasons: dict[Any, str] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                trial = waiting.pop(0)
-                trial.target.parent.mkdir(parents=True, exist_ok=True)
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_enter, args=(work, trial, theirs, environment, threads, method))
-                process.start()
-                theirs.close()
-                running[ours] = trial, process
-            ready: list[Any] = multiprocessing.connection.wait(list(running))
-            for connection in ready:
-                trial, process = running[connection]
-                try:
-                    kind, message = connection.recv()
-                except EOFError:
-                    del running[connection]
-                    process.join()
-                    ended = f"its process ended with status {process.exitcode}"
-                    yield trial, None if process.exitcode == 0 else reasons.get(connection, ended)
-                    continue
+    processes: list[Any] = []
+
+    def attend(trial: Trial) -> str | None:
+        """Start the process of a run, listen to it until it ends, and return why it failed."""
+        trial.target.parent.mkdir(parents=True, exist_ok=True)
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_enter, args=(work, trial, theirs, environment, threads, method))
+        process.start()
+        processes.append(process)
+        theirs.close()
+        reason = None
+        try:
+            while True:
+                kind, message = ours.recv()
                 if kind == "failed":
-                    reasons[connection] = message
+                    reason = message
                 else:
                     heard(trial, message)
+        except EOFError:
+            process.join()
+        return None if process.exitcode == 0 else reason or f"its process ended with status {process.exitcode}"
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        futures = {pool.submit(attend, trial): trial for trial in todo}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
     finally:
-        for _, process in running.values():
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
             process.terminate()
-        for _, process in running.values():
+        for process in processes:
             process.join(10)
             process.kill()
 

@@ -21,7 +21,7 @@ LIGHTNING = "pytorch-lightning_version"
 
 
 def make_wandb(run: RunDirectory) -> WandbLogger:
-    """Return the logger of a run; a resumed run goes on under the id that `run.json` or the environment holds."""
+    """Return the logger of a run; a resumed run keeps the id that `run.json` or the environment holds."""
     known = run.facts.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
     logger = WandbLogger(
         name=run.path.name, id=known, save_dir=str(run.path), project="recsys-topk", offline=offline_wandb()
