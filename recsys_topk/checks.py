@@ -91,7 +91,7 @@ def check_k(k: int | Tensor, scores: Tensor, *, lists: int | None = None, read: 
             if read and bool((k < 0).any()):
                 raise ValueError(f"k must not be negative, got {int(k.min())}")
             return k
-    if type(k) is not int and not isinstance(k, torch.SymInt):
+    if type(k) is not int and type(k) is not torch.SymInt:
         k = check_int("k", k)
     if k < 0:
         raise ValueError(f"k must not be negative, got {k}")

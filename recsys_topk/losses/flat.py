@@ -50,7 +50,7 @@ class FlatLists(NamedTuple):
         starts = self.lengths.cumsum(0) - self.lengths
         # frexp: n - 1 = m 2^e with 1/2 <= m < 1, so that 2^(e-1) < n <= 2^e.
         size = torch.where(self.lengths > 0, torch.frexp((self.lengths - 1).double()).exponent, -1)
-        for exponent in size.unique().tolist():
+        for exponent in torch.unique(size).tolist():
             if exponent < 0:
                 continue
             lists = (size == exponent).nonzero()[:, 0]
@@ -97,7 +97,7 @@ def flat_lists(scores: Tensor, labels: Tensor, mask: Tensor | None, list_ids: An
         if ids.shape != scores.shape:
             raise ValueError(f"list_ids must be one per item, ({len(scores)},), got {tuple(ids.shape)}")
         ordered, order = ids.sort(stable=True)
-        return FlatLists(ordered.unique_consecutive(return_counts=True)[1], order)
+        return FlatLists(torch.unique_consecutive(ordered, return_counts=True)[1], order)
     counts = _integers("lengths", lengths, scores.device)
     if counts.dim() != 1 or bool((counts < 0).any()) or int(counts.sum()) != len(scores):
         raise ValueError(
