@@ -98,6 +98,21 @@ def check_k(k: int | Tensor, scores: Tensor, *, lists: int | None = None, read: 
     return k
 
 
+def check_fractional_k(k: float | Tensor, scores: Tensor, *, read: bool) -> int | Tensor:
+    """Return `k` as `check_k` does; a float, or a floating tensor, becomes one floating k per list, (B,)."""
+    if not isinstance(k, float) and not (isinstance(k, Tensor) and k.is_floating_point()):
+        return check_k(k, scores, read=read)
+    if isinstance(k, float) or k.dim() == 0:
+        k = torch.as_tensor(k, dtype=torch.float64, device=scores.device).expand(scores.shape[0])
+    if k.shape != scores.shape[:1]:
+        raise ValueError(f"k must be one number, or one per list of shape ({scores.shape[0]},), got {tuple(k.shape)}")
+    if k.device != scores.device:
+        raise ValueError(f"k is on {k.device} and scores are on {scores.device}; move one to the other")
+    if read and not bool(((k >= 0) & torch.isfinite(k)).all()):
+        raise ValueError(f"k must be finite and not negative, got {k.tolist()}")
+    return k
+
+
 def check_int(name: str, value: object) -> int:
     """Return `value` as an int, or raise unless it is an integer: of Python, of numpy, or a 0-d tensor."""
     if not isinstance(value, bool) and isinstance(value, SupportsIndex):

@@ -12,6 +12,7 @@ from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.ops.centred import centred
 from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.kth_pair import kth_values
 from recsys_topk.ops.laplace import laplace_logs, laplace_threshold
 
 
@@ -20,7 +21,7 @@ class LapSum(TopKOperator):
 
     p_i = F((x_i - b) / tau), F the distribution function of the standard Laplace law, b solves sum_i p_i = k. With
     e_i = exp(-|x_i - b| / tau) the gradient of the threshold is db/dx_i = e_i / sum_j e_j. The threshold is found
-    without a sort, in two to four passes over the list, O(N) each (see `laplace_threshold`).
+    without a sort, in two to four passes over the list, O(N) each (see `laplace_threshold`). k may be a fraction.
 
     Args:
         tau: Temperature (alpha in the paper; larger is smoother).
@@ -30,15 +31,23 @@ class LapSum(TopKOperator):
         >>> import torch
         >>> LapSum()(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), k=2).p.round(decimals=3)
         tensor([[0.8880, 0.3030, 0.6970, 0.1120]])
+        >>> LapSum()(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), k=1.5).p.sum().round(decimals=3)
+        tensor(1.5000)
     """
 
     name: ClassVar[str] = "lapsum"
     cost: ClassVar[str] = "n"
+    fractional_k: ClassVar[bool] = True
     paper: ClassVar[str] = "Struski et al. 2025, arXiv 2503.06242"
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""
         filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
         ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=scores.device)
-        x, gap = centred(filled, ks)
+        if ks.is_floating_point():
+            near, cut = kth_values(filled, ks.long().clamp_min(1))
+            cut = torch.where(cut > -math.inf, cut, near)  # one item, of which a part is selected
+            x, gap = filled - cut, near - cut
+        else:
+            x, gap = centred(filled, ks)
         return SoftSelection(*laplace_logs(x, laplace_threshold(x.detach(), gap, ks, self.tau), self.tau), mask)

@@ -68,13 +68,14 @@ def check_operator(
 
     The rules: masked items are inert and get p = 0, log q = 0 and no gradient; lists do not influence each other; p is
     in [0, 1] and agrees with both logs; k = 0 and k >= the number of valid items are answered exactly, without a
-    gradient; k is an int or one a list; inputs are not written to; half precision and autocast are computed in float32
-    and float64 stays; validate=True names scores that are not finite; second derivatives (create_graph=True) are right
-    or refused; torch.func.grad, vmap and jacrev give what autograd gives; torch.compile(fullgraph=True) changes
-    nothing; pickle and state_dict bring the operator back; scores of 1e4 and 1e30, empty batches and empty lists are
-    digested. Where declared: the order of the items does not matter (`equivariant`), equal scores get equal membership
-    and gradient (`tie_fair`), the membership sums to k (`sums_to_k`), the same input gives the same output
-    (`deterministic`), the gradient is that of the value (`exact_gradient`).
+    gradient; k is an int or one per list, and a fraction where `fractional_k` says so; inputs are not written to; half
+    precision and autocast are computed in float32 and float64 stays; validate=True names scores that are not finite;
+    second derivatives (create_graph=True) are right or refused; torch.func.grad, vmap and jacrev give what autograd
+    gives; torch.compile(fullgraph=True) changes nothing; pickle and state_dict bring the operator back; scores of 1e4
+    and 1e30, empty batches and empty lists are digested. Where declared: the order of the items does not matter
+    (`equivariant`), equal scores get equal membership and gradient (`tie_fair`), the membership sums to k
+    (`sums_to_k`), the same input gives the same output (`deterministic`), the gradient is that of the value
+    (`exact_gradient`).
 
     Args:
         target: The class, a function without arguments that builds an instance, or an instance.
