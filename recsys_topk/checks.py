@@ -64,7 +64,7 @@ def _reshape(scores: Tensor) -> str:
     return "make one list of each row, scores.flatten(0, -2), and the same for labels and mask"
 
 
-def check_k(k: int | Tensor, scores: Tensor, *, lists: int | None = None, read: bool) -> int | Tensor:
+def check_k(k: float | Tensor, scores: Tensor, *, lists: int | None = None, read: bool) -> int | Tensor:
     """Return `k` as an int or a tensor (B,), or raise unless it is an integer >= 0, or one per list.
 
     Integers of numpy and 0-d tensors are one int; a 0-d tensor that may not be read becomes one per list.
@@ -91,11 +91,11 @@ def check_k(k: int | Tensor, scores: Tensor, *, lists: int | None = None, read: 
             if read and bool((k < 0).any()):
                 raise ValueError(f"k must not be negative, got {int(k.min())}")
             return k
-    if type(k) is not int and type(k) is not torch.SymInt:
-        k = check_int("k", k)
-    if k < 0:
-        raise ValueError(f"k must not be negative, got {k}")
-    return k
+    # A symbolic integer of torch.compile stays as it is.
+    number: int = k if type(k) in (int, torch.SymInt) else check_int("k", k)  # type: ignore[assignment]
+    if number < 0:
+        raise ValueError(f"k must not be negative, got {number}")
+    return number
 
 
 def check_fractional_k(k: float | Tensor, scores: Tensor, *, read: bool) -> int | Tensor:

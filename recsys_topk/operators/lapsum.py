@@ -44,10 +44,16 @@ class LapSum(TopKOperator):
         """See `TopKOperator.select`."""
         filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
         ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=scores.device)
-        if ks.is_floating_point():
-            near, cut = kth_values(filled, ks.long().clamp_min(1))
-            cut = torch.where(cut > -math.inf, cut, near)  # one item, of which a part is selected
-            x, gap = filled - cut, near - cut
-        else:
-            x, gap = centred(filled, ks)
+        x, gap = _centred_at_fraction(filled, ks) if ks.is_floating_point() else centred(filled, ks)
         return SoftSelection(*laplace_logs(x, laplace_threshold(x.detach(), gap, ks, self.tau), self.tau), mask)
+
+
+def _centred_at_fraction(filled: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scores less the one that is selected in part, x_[m + 1] for m < k < m + 1, and 0: the first guess.
+
+    For a whole k no item is selected in part, and the guess is the middle of a gap, as in `centred`.
+    """
+    whole = k.long()
+    kept, cut = kth_values(filled, whole.clamp_min(1))
+    partial = torch.where(whole[:, None] > 0, cut, kept)
+    return filled - partial, torch.where((k == whole)[:, None], kept - cut, 0.0)
