@@ -115,7 +115,8 @@ def check_fractional_k(k: float | Tensor, scores: Tensor, *, read: bool) -> int 
 
 def check_int(name: str, value: object) -> int:
     """Return `value` as an int, or raise unless it is an integer: of Python, of numpy, or a 0-d tensor."""
-    if not isinstance(value, bool) and isinstance(value, SupportsIndex):
+    truth = isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
+    if not truth and isinstance(value, SupportsIndex):
         with contextlib.suppress(TypeError):
             return operator.index(value)
     raise TypeError(f"{name} must be an int or an integer tensor with one entry per list, got {value!r}")
