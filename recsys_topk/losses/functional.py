@@ -2,7 +2,7 @@
 
 There is a function for each registered loss, under its registry name; `dir` lists them. It takes what the loss takes
 when it is called (scores, labels, mask, k, weights, list_ids, lengths) and, by name, what its class takes when it is
-built (tau, reduction, ...). `help` and `inspect.signature` show the types and defaults. Each call builds the loss, which
+built (tau, reduction, ...). `help` and `inspect.signature` show the types and defaults. A call builds the loss, which
 takes about 0.1 ms: for many small batches, keep an object of the class instead.
 
 Example:
