@@ -56,7 +56,7 @@ def test_flat_lists_agree_in_both_forms(monkeypatch, capsys):
 
 
 class StandInTrainer:
-    """What the Trainer of transformers does with `compute_loss`, no more; transformers is not installed for the tests."""
+    """What the Trainer of transformers does with `compute_loss`, no more; transformers itself is not installed here."""
 
     def __init__(self, model, batches):
         self.model, self.batches = model, batches
