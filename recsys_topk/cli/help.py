@@ -28,5 +28,5 @@ def class_help(key: str, table: Registry[object], name: str | None) -> str:
         return f"{table.kind}: {', '.join(table.available())}\n--{key}.help NAME tells more of one"
     cls = table.resolve(name)
     parameters = inspect.signature(cls).parameters.values()
-    options = ", ".join(f"{p.name}={p.default!r}" for p in parameters if p.default is not inspect.Parameter.empty)
-    return f"{cls.__name__}({options})\n\n{inspect.cleandoc(cls.__doc__ or '')}"
+    options = [f"  --{key}.{p.name} (default: {p.default})" for p in parameters if p.default is not p.empty]
+    return "\n".join([f"--{key} {name}: {cls.__name__}", *options, "", inspect.cleandoc(cls.__doc__ or "")])
