@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from recsys_topk.bench.research_reader import ResearchDataset, sample_negatives
 from recsys_topk.bench.result import BenchResult
 from recsys_topk.bench.timing import in_own_process, resident, threads
 from recsys_topk.datamodules import NegativeSource, WorldConfig, expand, simulate
 from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayCache, DayShard, PreparedDay, RecFlowFiles
+from recsys_topk.reference.research_reader import ResearchDataset, sample_negatives
 
 LISTS: Final = 1024
 

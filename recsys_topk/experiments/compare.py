@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recsys_topk.runs.files import csv_text, write_whole
+from recsys_topk.files import csv_text, write_whole
 from recsys_topk.runs.run import Say, TrainingRun
 from recsys_topk.runs.statistics import Runs, metric_names, summarise
 from recsys_topk.runs.text import table

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recsys_topk.runs.files import csv_text, write_whole
+from recsys_topk.files import csv_text, write_whole
 from recsys_topk.runs.run import Say, TrainingRun
 from recsys_topk.runs.statistics import Runs, bands, curves, means, spread
 from recsys_topk.runs.text import table

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.registry import Registry, suggest
-from recsys_topk.runs.documents import CONFIG_SUFFIXES, inspect_config, read_yaml, read_yaml_file
-from recsys_topk.runs.own_runs import recall
 from recsys_topk.trust import TEXT_KEYS, class_path, from_file, names_of_typed, reading
+from recsys_topk.trust.documents import CONFIG_SUFFIXES, inspect_config, read_yaml, read_yaml_file
+from recsys_topk.trust.own_runs import recall
 
 CONFIGS = "recsys_topk.runs.configs"
 # Arguments that the run itself gives to a class.

@@ -24,12 +24,12 @@ from recsys_topk.cascades.module import TWO_STAGES, CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.datamodules import CascadeDataModule
+from recsys_topk.files import write_whole
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.registry import suggest
 from recsys_topk.runs.checkpoint import check_schema, read_checkpoint
 from recsys_topk.runs.config import resolve
 from recsys_topk.runs.directory import RunDirectory, check_name, first_process, run_name
-from recsys_topk.runs.files import write_whole
 from recsys_topk.runs.memory import keep_freed_memory
 from recsys_topk.runs.metrics_file import MetricsFile
 from recsys_topk.runs.quiet import quiet_libraries

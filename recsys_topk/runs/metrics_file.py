@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from recsys_topk.runs.files import csv_text, write_whole
+from recsys_topk.files import csv_text, write_whole
 
 
 class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here

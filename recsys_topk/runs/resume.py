@@ -10,8 +10,8 @@ from typing import Any
 from recsys_topk.runs.checkpoint import describe_checkpoint, read_checkpoint
 from recsys_topk.runs.config import flat
 from recsys_topk.runs.directory import RunDirectory
-from recsys_topk.runs.documents import inspect_config, read_yaml_file
-from recsys_topk.runs.own_runs import recall
+from recsys_topk.trust.documents import inspect_config, read_yaml_file
+from recsys_topk.trust.own_runs import recall
 
 # Options that may differ from the run's. These say how long to train, where things are and what is shown or kept.
 FREE = (

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from recsys_topk.runs.checkpoint import config_of, describe_checkpoint, read_checkpoint
 from recsys_topk.runs.config import resolve, trusted_by
-from recsys_topk.runs.directory import RunDirectory, Status
-from recsys_topk.runs.own_runs import remember
+from recsys_topk.runs.directory import RunDirectory, Status, first_process
 from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
 from recsys_topk.trust import reading
+from recsys_topk.trust.own_runs import remember
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -131,7 +131,8 @@ class TrainingRun:
         from recsys_topk.runs.wandb_logging import wandb_loggers
 
         self.directory.claim()
-        self.directory.record(status="running", **remember(self.directory.path, self.trust))
+        own = remember(self.directory.path, self.trust) if first_process() else {}
+        self.directory.record(status="running", **own)
         for logger in wandb_loggers(self.trainer.loggers):
             self.directory.record(wandb_id=logger.version)
         announce(self, "fit")
@@ -197,8 +198,8 @@ class TrainingRun:
             for line in lines if build else ():
                 self.say(line)
 
-            from recsys_topk.runs.guard import guarded
             from recsys_topk.runs.lightning_cli import CascadeCLI
+            from recsys_topk.trust.guard import guarded
 
             with guarded():
                 return CascadeCLI(command, config, self.resumption, self.say, build)
