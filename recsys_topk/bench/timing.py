@@ -77,9 +77,7 @@ def interleaved(method: Pass, baseline: Pass, seconds: float, clock: Callable[[]
     return statistics.median(times[0]) / 1e6, statistics.median(times[1]) / 1e6
 
 
-def cpu_clock() -> int:
-    """CPU time of this process, in nanoseconds."""
-    return time.process_time_ns()
+cpu_clock = time.process_time_ns
 
 
 def cuda_clock() -> int:

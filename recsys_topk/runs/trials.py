@@ -46,10 +46,10 @@ class Trial:
     target: Path
     trust: tuple[str, ...] = ()
 
-    def read(self) -> dict[str, Any] | None:
-        """Return what the run has measured, None if there is nothing yet; raise if it was another run."""
+    def read(self) -> dict[str, Any]:
+        """Return what the run has measured, empty if there is nothing yet; raise if it was another run."""
         if not self.target.is_file():
-            return None
+            return {}
         found: dict[str, Any] = json.loads(self.target.read_text(encoding="utf-8"))
         then, now = flat(found.get("given", {})), flat(self.identity()["given"])
         changed = [key for key in {**then, **now} if str(then.get(key)) != str(now.get(key))]
@@ -60,12 +60,6 @@ class Trial:
                 f"{self.target} was made with other options: {what}{more}; give another --out, or delete that file to "
                 f"run it again"
             )
-        return found
-
-    def measured(self) -> dict[str, Any]:
-        """Return what a run that is over has measured."""
-        found = self.read()
-        assert found is not None
         return found
 
     def identity(self) -> dict[str, Any]:
@@ -186,10 +180,9 @@ def run_all(
         heard: Called with what a process has to tell.
         left: Returns what to add to a line, from the number of runs that are over and their total.
     """
-    there = total - len(todo)
+    there, failures = total - len(todo), []
     if there:
         say(f"{there} of {total} runs are there already")
-    failures = []
     outcomes = in_processes(work, todo, competition.jobs, competition.out.name, heard)
     for number, (trial, failure) in enumerate(outcomes, start=there + 1):
         head = f"[{number}/{total}] {trial.label}, seed {trial.seed}"
