@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import resource
 import statistics
@@ -100,10 +101,7 @@ def growth_exponent(sizes: list[int], milliseconds: list[float]) -> float:
         >>> round(growth_exponent([10, 100, 1000], [1.0, 10.0, 100.0]), 3)
         1.0
     """
-    x = torch.tensor(sizes, dtype=torch.float64).log()
-    y = torch.tensor(milliseconds, dtype=torch.float64).log()
-    x, y = x - x.mean(), y - y.mean()
-    return float((x * y).sum() / (x * x).sum())
+    return statistics.linear_regression([*map(math.log, sizes)], [*map(math.log, milliseconds)]).slope
 
 
 def resident(field: str) -> float | None:

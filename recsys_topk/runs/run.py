@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -59,7 +60,7 @@ class TrainingRun:
     ) -> None:
         self.config = dict(config)
         self.trust = (*trust, *trusted_by(config))
-        self.say = say
+        self.say: Say = say if first_process() else lambda text: None
         self.resumption: Resumption | None = None
         self._parts: CascadeCLI | None = None
         if resume is not None:
@@ -138,7 +139,8 @@ class TrainingRun:
         announce(self, "fit")
         status: Status = "failed"
         try:
-            self.trainer.fit(**parts._prepare_subcommand_kwargs("fit"))
+            with _weights_fit():
+                self.trainer.fit(**parts._prepare_subcommand_kwargs("fit"))
             status = "finished"
         except (TrainingStoppedError, SystemExit) as stop:
             if not self.trainer.interrupted:
@@ -150,9 +152,6 @@ class TrainingRun:
                 # Early termination: a W&B agent takes any status above 0 for a failure, and gives up after a few.
                 raise SystemExit(0) from None
             raise (KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)) from None
-        except RuntimeError as error:
-            _complain_of_weights(error)
-            raise
         finally:
             self.directory.record(status=status, steps=self.trainer.global_step, epochs=self.trainer.current_epoch)
             self.directory.release()
@@ -182,12 +181,10 @@ class TrainingRun:
         quietly = {"return_predictions": False} if command == "predict" else {"verbose": False}
         checkpoint = self.parts().config[command].ckpt_path if own else None
         try:
-            getattr(self.trainer, command)(self.model, datamodule=self.data, ckpt_path=checkpoint, **quietly)
+            with _weights_fit():
+                getattr(self.trainer, command)(self.model, datamodule=self.data, ckpt_path=checkpoint, **quietly)
         except SystemExit:
             raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
-        except RuntimeError as error:
-            _complain_of_weights(error)
-            raise
         report_end(self, command)
         return self.metrics
 
@@ -219,9 +216,14 @@ class TrainingRun:
         return {"config": [config_of(content), self.config]}, describe_checkpoint(checkpoint, content)
 
 
-def _complain_of_weights(error: RuntimeError) -> None:
-    """Raise an error of one line if weights do not fit the model."""
-    if "loading state_dict" in str(error):
+@contextmanager
+def _weights_fit() -> Iterator[None]:
+    """Make the error of weights that do not fit the model one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "loading state_dict" not in str(error):
+            raise
         first = " ".join(str(error).split("\n\t")[1:2])
         raise ValueError(
             f"the checkpoint's weights do not fit this model; give the options it was trained with. {first}"
