@@ -32,12 +32,13 @@ def check_loss(
 
     The rules: masked items are inert in value and gradient whatever they hold (NaN and infinity included); the order
     of the items does not matter; lists do not influence each other; lists without a positive leave the mean, and a
-    batch of only such lists gives 0 with zero gradients; k is an int or one a list, 0 and more than there are items
-    included; the same input gives the same loss, and equal items equal gradients; inputs are not written to; losses
-    are finite and not negative, for scores of 1e4 and 1e30 too; half precision and autocast are computed in float32
-    and float64 stays; weights and reductions agree; validate=True names scores that are not finite; the gradient is
-    that of the value; second derivatives (create_graph=True) are right or refused; torch.func.grad, vmap and jacrev
-    give what autograd gives; torch.compile(fullgraph=True) changes nothing; pickle and state_dict bring the loss back.
+    batch of only such lists gives 0 with zero gradients; k is an int or one int per list, 0 and more than there are
+    items included; the same input gives the same loss, and equal items equal gradients; flat lists (`lengths`,
+    `list_ids`) give what rows give; inputs are not written to; losses are finite and not negative, for scores of 1e4 and 1e30 too;
+    half precision and autocast are computed in float32 and float64 stays; weights and reductions agree; validate=True
+    names scores that are not finite; the gradient is that of the value; second derivatives (create_graph=True) are
+    right or refused; torch.func.grad, vmap and jacrev give what autograd gives; torch.compile(fullgraph=True) changes
+    nothing; pickle and state_dict bring the loss back.
 
     A loss with an operator is excused from what its operator does not declare (`equivariant`, `tie_fair`,
     `deterministic`, `exact_gradient`, `transformable`); a loss whose gradient is on purpose not that of its value sets
@@ -67,13 +68,14 @@ def check_operator(
 
     The rules: masked items are inert and get p = 0, log q = 0 and no gradient; lists do not influence each other; p is
     in [0, 1] and agrees with both logs; k = 0 and k >= the number of valid items are answered exactly, without a
-    gradient; k is an int or one a list; inputs are not written to; half precision and autocast are computed in float32
-    and float64 stays; validate=True names scores that are not finite; second derivatives (create_graph=True) are right
-    or refused; torch.func.grad, vmap and jacrev give what autograd gives; torch.compile(fullgraph=True) changes
-    nothing; pickle and state_dict bring the operator back; scores of 1e4 and 1e30, empty batches and empty lists are
-    digested. Where declared: the order of the items does not matter (`equivariant`), equal scores get equal membership
-    and gradient (`tie_fair`), the membership sums to k (`sums_to_k`), the same input gives the same output
-    (`deterministic`), the gradient is that of the value (`exact_gradient`).
+    gradient; k is an int or one per list, and a fraction where `fractional_k` says so; inputs are not written to; half
+    precision and autocast are computed in float32 and float64 stays; validate=True names scores that are not finite;
+    second derivatives (create_graph=True) are right or refused; torch.func.grad, vmap and jacrev give what autograd
+    gives; torch.compile(fullgraph=True) changes nothing; pickle and state_dict bring the operator back; scores of 1e4
+    and 1e30, empty batches and empty lists are digested. Where declared: the order of the items does not matter
+    (`equivariant`), equal scores get equal membership and gradient (`tie_fair`), the membership sums to k
+    (`sums_to_k`), the same input gives the same output (`deterministic`), the gradient is that of the value
+    (`exact_gradient`).
 
     Args:
         target: The class, a function without arguments that builds an instance, or an instance.
