@@ -24,11 +24,10 @@ from recsys_topk.cli.main import main
 from recsys_topk.losses import DFTopKLoss, RankingLoss
 from recsys_topk.losses import registry as losses
 from recsys_topk.registry import Registry, suggest
-from recsys_topk.runs import documents
 from recsys_topk.runs.config import merge, packaged_configs, read_config, resolve, trusted_by
-from recsys_topk.runs.own_runs import recall, remember
 from recsys_topk.spec import build
-from recsys_topk.trust import UntrustedError, inspect_names, is_allowed, load_class, reading
+from recsys_topk.trust import UntrustedError, documents, inspect_names, is_allowed, load_class, reading
+from recsys_topk.trust.own_runs import recall, remember
 from tests.conftest import TINY_WORLD
 
 FIXTURES = Path(__file__).parent / "fixtures" / "v0_1"
@@ -262,7 +261,7 @@ def test_the_parser_itself_imports_nothing_else(
 def test_the_parser_of_other_programs_is_left_as_it_was() -> None:
     from jsonargparse import _common, get_loader
 
-    from recsys_topk.runs.guard import guarded
+    from recsys_topk.trust.guard import guarded
 
     before = dict(_common.parsing_settings), get_loader("yaml")
     with guarded():

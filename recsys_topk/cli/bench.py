@@ -9,7 +9,7 @@ from pathlib import Path
 from recsys_topk.bench.result import regressions
 from recsys_topk.bench.suites import SUITES, add_arguments, measure
 from recsys_topk.cli.console import echo, warn
-from recsys_topk.runs.files import write_whole
+from recsys_topk.files import write_whole
 
 
 def main(argv: list[str]) -> int:

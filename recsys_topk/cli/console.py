@@ -19,7 +19,7 @@ def warn(text: str) -> None:
 
 def write_to(path: str, text: str) -> None:
     """Write what `--out FILE` asks for, whole or not at all."""
-    from recsys_topk.runs.files import write_whole
+    from recsys_topk.files import write_whole
 
     try:
         write_whole(path, text)

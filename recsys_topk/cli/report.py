@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from recsys_topk.cli.console import echo
+from recsys_topk.files import write_whole
 from recsys_topk.reports.results import find_all
 from recsys_topk.runs.directory import sync_line
-from recsys_topk.runs.files import write_whole
 from recsys_topk.runs.provenance import provenance
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys_topk.runs.documents import read_yaml
 from recsys_topk.runs.trials import file_name
+from recsys_topk.trust.documents import read_yaml
 
 LOOKED_FOR = (
     "experiment.json (recsys-topk experiment), comparison.json (compare), stream.json (stream), "

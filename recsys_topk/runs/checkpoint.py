@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.datamodules import Schema, data_spec
-from recsys_topk.runs.documents import inspect_config
-from recsys_topk.runs.own_runs import recall
+from recsys_topk.trust.documents import inspect_config
+from recsys_topk.trust.own_runs import recall
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

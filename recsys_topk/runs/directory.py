@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys_topk.runs.files import write_whole
+from recsys_topk.files import write_whole
 
 Status = Literal["running", "interrupted", "failed", "finished"]
 HANDED_DOWN = "RECSYS_TOPK_RUN"

@@ -24,12 +24,12 @@ from recsys_topk.cascades.module import TWO_STAGES, CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.datamodules import CascadeDataModule
+from recsys_topk.files import write_whole
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.registry import suggest
 from recsys_topk.runs.checkpoint import check_schema, read_checkpoint
-from recsys_topk.runs.config import resolve
+from recsys_topk.runs.config import resolve, several
 from recsys_topk.runs.directory import RunDirectory, check_name, first_process, run_name
-from recsys_topk.runs.files import write_whole
 from recsys_topk.runs.memory import keep_freed_memory
 from recsys_topk.runs.metrics_file import MetricsFile
 from recsys_topk.runs.parser_errors import plain_error
@@ -216,10 +216,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         if wanted.get("logger") in (None, True):
             kwargs["logger"] = self.loggers(options.logger)
         kwargs["default_root_dir"] = str(self.directory.path)
-        given = wanted.get("callbacks") or []
-        kwargs["callbacks"] = [*(given if isinstance(given, list) else [given]), *self.callbacks()]
-        plugins = wanted.get("plugins") or []
-        plugins = plugins if isinstance(plugins, list) else [plugins]
+        kwargs["callbacks"] = [*several(wanted.get("callbacks")), *self.callbacks()]
+        plugins = several(wanted.get("plugins"))
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, WholeFileIO()]
         trainer: pl.Trainer = super().instantiate_trainer(**kwargs)
