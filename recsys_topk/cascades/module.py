@@ -95,6 +95,10 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
         self.cascade = Cascade(self.schema, stages, dim, share_embeddings, fused)
         built = _loss(loss, self.schema)
+        if isinstance(built.k, int) and built.k < 1:
+            raise ValueError(f"the loss cuts at k={built.k}, so nothing would be trained; give --loss.k 1 or more")
+        if warmup_steps < 0:
+            raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}")
         self.objective = _objective(objective, built, len(self.cascade.configs))
         self.objective.validate = validate
         self.k = k

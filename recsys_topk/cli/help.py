@@ -22,10 +22,10 @@ def command_help(command: str) -> str:
     return f"{usage}\n\n{PURPOSE[command]}\n\n{options.rstrip()}"
 
 
-def class_help(table: Registry[object], name: str | None) -> str:
-    """Return what a loss or objective is and takes, or the names there are."""
+def class_help(key: str, table: Registry[object], name: str | None) -> str:
+    """Return what the class of an option (`--loss`, `--objective`, `--data`) is and takes, or the names there are."""
     if name is None:
-        return f"{table.kind}: {', '.join(table.available())}\n--{table.kind}.help NAME tells more of one"
+        return f"{table.kind}: {', '.join(table.available())}\n--{key}.help NAME tells more of one"
     cls = table.resolve(name)
     parameters = inspect.signature(cls).parameters.values()
     options = ", ".join(f"{p.name}={p.default!r}" for p in parameters if p.default is not inspect.Parameter.empty)

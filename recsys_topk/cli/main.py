@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         if os.environ.get("RECSYS_TOPK_DEBUG"):
             raise
         warn(f"recsys-topk: {describe(error)}")

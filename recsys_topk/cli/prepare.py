@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recsys_topk.cli.console import echo, warn
+from recsys_topk.cli.console import echo
 
 if TYPE_CHECKING:
     from recsys_topk.datamodules.recflow import DayCache
@@ -28,19 +28,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; return 0, or 1 after an error of the user's."""
+    """Run the command; return 0."""
     given = parser().parse_args(argv)
     from recsys_topk.datamodules import cache_home
     from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles, select_days
 
-    try:
-        files = RecFlowFiles(given.root)
-        days = select_days(files.days, given.days, files.days, "--data.days")
-        cache = DayCache(files, given.cache_dir or cache_home() / "prepared")
-        _prepare(cache, days)
-    except (OSError, ValueError) as error:
-        warn(f"error: {error}")
-        return 1
+    files = RecFlowFiles(given.root)
+    days = select_days(files.days, given.days, files.days, "--data.days")
+    cache = DayCache(files, given.cache_dir or cache_home() / "prepared")
+    _prepare(cache, days)
     return 0
 
 

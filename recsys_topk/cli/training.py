@@ -50,5 +50,5 @@ def wanted_help(command: Command, rest: list[str]) -> str | None:
                 others = rest[:position] + rest[position + 1 :]
                 if not equals and others[position : position + 1] and not others[position].startswith("--"):
                     name = others.pop(position)
-                return class_help(registry_of(key), name or typed(others).get(key))
+                return class_help(key, registry_of(key), name or typed(others).get(key))
     return None

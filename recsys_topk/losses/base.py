@@ -112,6 +112,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
+        elif not hasattr(cls, "name"):
+            cls.name = cls.__name__  # for run names and messages; only a name of its own enters the registry
 
     def set_label_defaults(self, kind: LabelKind, positive_above: float) -> None:
         """Fill in what the constructor left at None, from what the data says about its labels.

@@ -124,11 +124,11 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
     if not from_file():  # in a `TrainingRun`, it has said what is trusted
         with reading(trusted_by(config)):
             return resolve(config)
-    by_loss: dict[str, dict[str, Any]] = {}
+    by_loss: dict[type, dict[str, Any]] = {}
     merged: dict[str, Any] = {}
     for layer in _layers(config):
         for name, options in (layer.pop("losses", None) or {}).items():
-            by_loss.setdefault(registry_of("loss").resolve(name).name, {}).update(options)
+            by_loss.setdefault(registry_of("loss").resolve(name), {}).update(options)
         merged = merge(merged, _long_form(layer))
     model = merged.setdefault("model", {})
     for key in KEYS:
@@ -138,7 +138,7 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
             continue
         named = chosen.get("class_path") or DEFAULTS.get(key) or _default_objective(model["loss"])
         cls = registry_of(key).resolve(named)
-        given = {**(by_loss.get(cls.name, {}) if key == "loss" else {}), **chosen.get("init_args", {})}
+        given = {**(by_loss.get(cls, {}) if key == "loss" else {}), **chosen.get("init_args", {})}
         check_options(key, cls, given)
         holder[key] = {"class_path": class_path(cls), "init_args": given}
     return merged
@@ -219,7 +219,10 @@ def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
 def _is_file(value: str) -> bool:
     if value.endswith(CONFIG_SUFFIXES):
         return True
-    return 0 < len(value) < 1024 and "\n" not in value and "\0" not in value and Path(value).is_file()
+    try:
+        return "\0" not in value and Path(value).is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 def put(config: dict[str, Any], key: str, value: Any) -> None:

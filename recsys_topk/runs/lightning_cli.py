@@ -32,6 +32,7 @@ from recsys_topk.runs.directory import RunDirectory, check_name, first_process, 
 from recsys_topk.runs.files import write_whole
 from recsys_topk.runs.memory import keep_freed_memory
 from recsys_topk.runs.metrics_file import MetricsFile
+from recsys_topk.runs.parser_errors import plain_error
 from recsys_topk.runs.quiet import quiet_libraries
 from recsys_topk.runs.resume import Resumption, check_changes
 from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
@@ -166,7 +167,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
                 ) from error
             unknown = re.search(r"not accept option '([\w.+-]+)'", text)
             if not unknown:
-                raise ValueError(text) from error
+                raise ValueError(plain_error(text)) from error
             known = [option for action in self._parser(self.command)._actions for option in action.option_strings]
             option = f"--{unknown.group(1)}"
             close = suggest(option, [*known, "--resume"], "{}")
@@ -194,7 +195,10 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
     def instantiate_classes(self) -> None:
         """Build the parts if they are wanted."""
         if self.build:
-            super().instantiate_classes()
+            try:
+                super().instantiate_classes()
+            except ValueError as error:
+                raise ValueError(plain_error(str(error))) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer with the run's directory, loggers and callbacks."""

@@ -149,6 +149,7 @@ def _newest(out: Path, name: str | None) -> RunDirectory:
     runs = [RunDirectory.open(path.parent) for path in out.glob("*/run.json") if name in (None, path.parent.name)]
     runs.sort(key=lambda run: (run.path / "run.json").stat().st_mtime)
     unfinished = [run for run in runs if run.facts.get("status") != "finished" and not run.busy]
+    unfinished = [run for run in unfinished if (run.path / "checkpoints" / "last.ckpt").is_file()] or unfinished
     if unfinished:
         return unfinished[-1]
     if not runs:

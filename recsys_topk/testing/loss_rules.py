@@ -125,7 +125,7 @@ def lists_that_say_nothing_leave_the_mean(subject: LossSubject, lists: Lists) ->
 
 
 def k_may_differ_from_list_to_list(subject: LossSubject, lists: Lists) -> None:
-    """One int and one int a list mean the same; k = 0 and k >= the number of items are no error."""
+    """One int and one int per list mean the same; k = 0 and k >= the number of items are no error."""
     ks = [lists.k] if not subject.deterministic else [lists.k, 0, lists.scores.shape[1], lists.scores.shape[1] + 5]
     for k in ks:
         value, gradient = subject(lists, k)

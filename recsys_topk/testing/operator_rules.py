@@ -118,7 +118,7 @@ def nothing_or_all_is_exact(subject: OperatorSubject, lists: Lists) -> None:
 
 
 def k_may_differ_from_list_to_list(subject: OperatorSubject, lists: Lists) -> None:
-    """One int and one int a list mean the same, and each list is cut at its own."""
+    """One int and one int per list mean the same, and each list is cut at its own."""
     if not subject.template.deterministic:
         return
     ks = torch.arange(len(lists.scores)) % (lists.scores.shape[1] + 2)
