@@ -42,11 +42,9 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     "lightning.pytorch.strategies": ("DDPStrategy", "SingleDeviceStrategy"),
     "lightning.pytorch.accelerators": ("CPUAccelerator", "CUDAAccelerator", "MPSAccelerator", "XLAAccelerator"),
     "lightning.pytorch.plugins": (
-        "AsyncCheckpointIO", "DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision", "TorchCheckpointIO",
-        "TorchSyncBatchNorm",
+        "DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision", "TorchSyncBatchNorm",
     ),
     "lightning.pytorch.plugins.environments": ("LightningEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"),
-    "lightning.fabric.plugins": ("TorchCheckpointIO",),
     "lightning.fabric.plugins.environments": ("LightningEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"),
     "torch.optim": (
         "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",

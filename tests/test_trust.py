@@ -327,6 +327,45 @@ def test_a_run_directory_cannot_say_that_it_is_trusted(
     refuses("fit", "--resume", str(run), names=("evil_payload", "--trust"))
 
 
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch, world_cache: Path) -> dict[str, Any]:
+    """What Lightning's trainer is asked to load; nothing is trained."""
+    found: dict[str, Any] = {}
+
+    def note(trainer: Any, model: Any, *, ckpt_path: Any = None, weights_only: Any = None, **_: Any) -> None:
+        found.update(ckpt_path=ckpt_path, weights_only=weights_only)
+
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", str(world_cache))
+    for command in ("fit", "test"):
+        monkeypatch.setattr(f"lightning.pytorch.Trainer.{command}", note)
+    return found
+
+
+@pytest.mark.parametrize("plugin", ["TorchCheckpointIO", "lightning.pytorch.plugins.AsyncCheckpointIO"])
+def test_a_config_cannot_choose_how_checkpoints_are_read(plugin: str, refuses: Callable[..., str]) -> None:
+    refuses("fit", "--config", f"trainer: {{plugins: [{plugin}]}}", names=(plugin, "--trust"))
+
+
+def test_a_checkpoint_is_not_downloaded(refuses: Callable[..., str], tmp_path: Path) -> None:
+    """A local file that `Path` takes for the URL is not what Lightning would load."""
+    decoy = tmp_path / "http:" / "127.0.0.1:9" / "x.ckpt"
+    decoy.parent.mkdir(parents=True)
+    shutil.copy(CHECKPOINT, decoy)
+    url = "http://127.0.0.1:9/x.ckpt"
+    typed = ["--config", str(FIXTURES / "small.yaml"), "--ckpt_path", url]
+    for arguments in (["fit", *typed], ["test", *typed], ["test", "--config", f"ckpt_path: {url}", *typed[2:]]):
+        refuses(*arguments, names=(url, "local file"))
+
+
+def test_lightning_loads_the_file_that_was_checked(payload: Payload, loaded: dict[str, Any], tmp_path: Path) -> None:
+    """Lightning downloads whatever begins with http."""
+    file = run_directory(tmp_path / "httprun") / "checkpoints" / "last.ckpt"
+    for arguments in (["fit", "--resume", "httprun"], ["test", "--ckpt_path", "httprun/checkpoints/last.ckpt"]):
+        loaded.clear()
+        assert main(arguments) == 0
+        assert loaded == {"ckpt_path": str(file.resolve()), "weights_only": True}
+
+
 def test_a_file_cannot_turn_safe_loading_off(refuses: Callable[..., str]) -> None:
     for text in ("weights_only: false", "fit.weights_only: 'false'"):
         refuses("fit", "--config", f"{text}\n", names=("weights_only",))

@@ -26,7 +26,7 @@ from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.datamodules import CascadeDataModule
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.registry import suggest
-from recsys_topk.runs.checkpoint import check_schema, read_checkpoint
+from recsys_topk.runs.checkpoint import check_is_file, check_schema, read_checkpoint
 from recsys_topk.runs.config import resolve
 from recsys_topk.runs.directory import RunDirectory, check_name, first_process, run_name
 from recsys_topk.runs.files import write_whole
@@ -141,6 +141,20 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         found: dict[str, Any] = yaml.safe_load(as_yaml(self._parser(self.command), self.config[self.command]))
         return found
 
+    @property
+    def loading(self) -> dict[str, Any]:
+        """What the trainer's methods take to load the checkpoint: the file that was checked, safely unpickled.
+
+        The path is absolute because Lightning downloads what begins with "http" and knows words such as "last".
+        `weights_only` is what the user typed; a file cannot set it.
+        """
+        options = self.config_init[self.command]
+        path, safe = options.get("ckpt_path"), options.get("weights_only")
+        return {
+            "ckpt_path": None if path is None else str(Path(path).resolve()),
+            "weights_only": True if safe is None else safe,
+        }
+
     def help(self) -> str:
         """Return the help on every option."""
         return str(self._parser(self.command).format_help())
@@ -186,6 +200,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             raise ValueError("--log_checkpoints uploads to W&B; add --logger wandb")
         if options.name is not None:
             check_name(options.name)
+        if options.ckpt_path is not None:
+            check_is_file(options.ckpt_path)
         if self.resumption is not None:
             then = CascadeCLI("fit", self.resumption.config, build=False).options
             for line in check_changes(self.resumption, then, self.options):

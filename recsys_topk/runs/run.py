@@ -137,7 +137,7 @@ class TrainingRun:
         announce(self, "fit")
         status: Status = "failed"
         try:
-            self.trainer.fit(**parts._prepare_subcommand_kwargs("fit"))
+            self.trainer.fit(**{**parts._prepare_subcommand_kwargs("fit"), **parts.loading})
             status = "finished"
         except (TrainingStoppedError, SystemExit) as stop:
             if not self.trainer.interrupted:
@@ -179,9 +179,9 @@ class TrainingRun:
         if own:
             announce(self, command)
         quietly = {"return_predictions": False} if command == "predict" else {"verbose": False}
-        checkpoint = self.parts().config[command].ckpt_path if own else None
+        loading = self.parts().loading if own else {}
         try:
-            getattr(self.trainer, command)(self.model, datamodule=self.data, ckpt_path=checkpoint, **quietly)
+            getattr(self.trainer, command)(self.model, datamodule=self.data, **loading, **quietly)
         except SystemExit:
             raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
         except RuntimeError as error:
