@@ -19,6 +19,7 @@ import yaml
 
 from recsys_topk import trust
 from recsys_topk.cascades.module import CascadeModule
+from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.main import main
 from recsys_topk.losses import DFTopKLoss, RankingLoss
@@ -144,6 +145,25 @@ def test_load_from_checkpoint_runs_nothing(way: str, payload: Payload, tmp_path:
     else:
         with pytest.raises(UntrustedError, match=r"stranger\.ckpt.*(evil_payload|torch\.load).*trust="):
             CascadeModule.load_from_checkpoint(path)
+    assert not payload.ran
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("loss", "evil_payload.MyLoss"),
+        ("loss", EVIL),
+        ("objective", "evil_payload.Evil"),
+        ("objective", EVIL),
+        ("stages", [{**STAGE, "kind": "evil_payload.Evil"}]),
+        ("stages", [StageConfig("evil_payload.Evil", "retrieval", 30)]),
+        ("metrics", ["evil_payload.Evil"]),
+    ],
+)
+def test_the_hyper_parameters_of_a_checkpoint_run_nothing(name: str, value: Any, payload: Payload) -> None:
+    hyper_parameters = torch.load(CHECKPOINT, weights_only=True)["hyper_parameters"]
+    with pytest.raises(UntrustedError, match="evil_payload"):
+        CascadeModule(**{**hyper_parameters, name: value})
     assert not payload.ran
 
 
