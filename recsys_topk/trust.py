@@ -74,6 +74,7 @@ MAX_DEPTH = 50
 MAX_VALUES = 100_000
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_ADDRESS = re.compile(r"://|::")
 _reading: ContextVar[tuple[str, ...] | None] = ContextVar("reading", default=None)
 _registered: set[str] = set()
 
@@ -293,7 +294,8 @@ def inspect_names(
     """Raise if plain values from a file name a class that they may not, before anything is built from them.
 
     Checked are every `class_path`, every string where a class is expected (`CLASS_KEYS`), every other string that looks
-    like the path of something importable, wherever it stands, and `weights_only`, which a file cannot turn off.
+    like the path of something importable, wherever it stands, and `weights_only`, which a file cannot turn off. No
+    string may hold an address (``ftp://host/x``, chains such as ``simplecache::...``): Lightning would connect to it.
 
     Args:
         value: Mappings, lists and scalars, as YAML or a checkpoint holds them.
@@ -332,6 +334,11 @@ def inspect_names(
         elif isinstance(part, (list, tuple, set, frozenset)):
             for inner in part:
                 walk(inner, (*keys, ""), source, expand)
+        elif isinstance(part, str) and _ADDRESS.search(part):
+            raise UntrustedError(
+                f"{where} holds the address {part[:80]!r}; a file may name local paths only: remove it from the file, "
+                f"and type the option if you want it"
+            )
         elif isinstance(part, str) and (key not in TEXT_KEYS or "metrics" in keys):  # a metric's `name` may be a path
             found = expand(part, source) if expand is not None else None
             if found is not None:

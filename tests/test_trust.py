@@ -386,6 +386,27 @@ def test_lightning_loads_the_file_that_was_checked(payload: Payload, loaded: dic
         assert loaded == {"ckpt_path": str(file.resolve()), "weights_only": True}
 
 
+@pytest.mark.parametrize("address", ["ftp://127.0.0.1:9/x", "simplecache::ftp", "{a: 'ftp://127.0.0.1:9/x'}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: {dirpath: ADDRESS}}]}",
+        "trainer: {callbacks: {class_path: OnExceptionCheckpoint, init_args: {dirpath: ADDRESS}}}",
+        "trainer: {logger: {class_path: CSVLogger, init_args: {save_dir: ADDRESS}}}",
+        "trainer: {profiler: {class_path: SimpleProfiler, init_args: {dirpath: ADDRESS, filename: a}}}",
+        "data: {root: ADDRESS}",
+        "out: ADDRESS",
+    ],
+)
+def test_a_file_cannot_name_a_host(text: str, address: str, refuses: Callable[..., str]) -> None:
+    refuses("fit", "--config", text.replace("ADDRESS", json.dumps(address)), names=("address", "local paths only"))
+
+
+def test_a_checkpoint_cannot_name_a_host(refuses: Callable[..., str], tmp_path: Path) -> None:
+    path = changed(tmp_path / "stranger.ckpt", data={"root": "s3://theirs/x"})
+    refuses("test", "--ckpt_path", str(path), names=("stranger.ckpt' (data.root)", "s3://theirs/x", "local paths only"))
+
+
 def test_a_file_cannot_turn_safe_loading_off(refuses: Callable[..., str]) -> None:
     for text in ("weights_only: false", "fit.weights_only: 'false'"):
         refuses("fit", "--config", f"{text}\n", names=("weights_only",))
