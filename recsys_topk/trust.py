@@ -3,7 +3,7 @@
 A *name* is a class path such as ``"my_package.MyLoss"``. Where it comes from decides what it may be:
 
 - typed by the user or written in the user's program: any importable class, if it is a subclass of what is expected;
-- read from a file: a class of this package, one of `HARMLESS` (Lightning and torch), a class of an installed plug-in
+- read from a file: a class of this package that configures a run (`OWN`), one of `HARMLESS` (Lightning and torch), a class of an installed plug-in
   (entry points of `recsys_topk.*`), one that the program has registered itself, or one of a package that the user
   trusts (``--trust my_package``, ``trust=["my_package"]``).
 
@@ -54,6 +54,14 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "OneCycleLR", "PolynomialLR", "ReduceLROnPlateau", "StepLR",
     ),
 }  # fmt: skip
+# What a file may name of this package: the packages of the kinds that it configures (losses, data modules, ...), and
+# callbacks that write nothing but metrics. Other callbacks and loggers write to any path they are given.
+OWN = tuple(
+    f"{PACKAGE}.{name}"
+    for name in (
+        "callbacks.diagnostics.Diagnostics", "cascades", "datamodules", "losses", "metrics", "operators", "reference",
+    )
+)  # fmt: skip
 HARMLESS_NAMES = frozenset(name for names in HARMLESS.values() for name in names)
 # Packages of which a name that is typed is trusted alone, not the whole package.
 BROAD = frozenset(
@@ -176,7 +184,12 @@ def is_allowed(path: str, trust: Iterable[str] = ()) -> bool:
 
 def names_for_parser(trust: Iterable[str] = ()) -> list[str]:
     """Return what is allowed as a list of modules and class paths, each with the place where it is defined."""
-    names = {PACKAGE, *_registered, *_plugin_modules(), *trusted(), *trust}
+    names = {*OWN, *_registered, *_plugin_modules(), *trusted(), *trust}
+    package = sys.modules[PACKAGE]
+    for name in dir(package):  # a parser calls a class by its shortest path
+        found = getattr(package, name)
+        if isinstance(found, type) and is_covered(class_path(found), OWN):
+            names.add(f"{PACKAGE}.{name}")
     for home, classes in HARMLESS.items():
         for name in classes:
             names |= {f"{home}.{name}"}
@@ -212,8 +225,8 @@ def check_name(path: str, *, where: str, trust: Iterable[str] = ()) -> None:
     if not is_allowed(path, trust):
         package = path.partition(".")[0]
         raise UntrustedError(
-            f"{where} names {path!r}, which is not a class of {PACKAGE}, of an installed plug-in or on the list of "
-            f"harmless classes; nothing of it was imported. If you know the file and the package, add --trust "
+            f"{where} names {path!r}, which is not a class of {PACKAGE} that a file may name, of an installed "
+            f"plug-in or on the list of harmless classes; nothing of it was imported. If you know the file and the package, add --trust "
             f"{package} (in Python: trust=[{package!r}])"
         )
 
@@ -375,7 +388,7 @@ def _is_ours(path: str) -> bool:
         found = locate(path)
     except ImportError:
         return True  # nothing to build; the registry says what there is
-    return isinstance(found, type) and is_covered(found.__module__, [PACKAGE])
+    return isinstance(found, type) and is_covered(class_path(found), OWN)
 
 
 def _is_loaded(name: str) -> bool:
@@ -384,7 +397,7 @@ def _is_loaded(name: str) -> bool:
         return True
     ours = [module for key, module in list(sys.modules.items()) if is_covered(key, [PACKAGE])]
     found = [vars(module).get(name) for module in ours]
-    return any(isinstance(cls, type) and is_covered(cls.__module__, [PACKAGE]) for cls in found)
+    return any(isinstance(cls, type) and is_covered(class_path(cls), OWN) for cls in found)
 
 
 @cache

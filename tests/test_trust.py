@@ -234,6 +234,34 @@ def test_a_callback_made_of_code_is_refused_by_any_name(refuses: Callable[..., s
         refuses("fit", "--config", f"trainer: {{callbacks: [{{class_path: {name}}}]}}", names=(name, "--trust"))
 
 
+@pytest.mark.parametrize(
+    ("option", "path"),
+    [
+        ("callbacks", "recsys_topk.callbacks.predictions.PredictionWriter"),
+        ("callbacks", "PredictionWriter"),
+        ("callbacks", "recsys_topk.runs.lightning_cli.PredictionWriter"),
+        ("callbacks", "recsys_topk.callbacks.resume_point.ResumePoint"),
+        ("logger", "recsys_topk.runs.metrics_file.MetricsFile"),
+        ("plugins", "recsys_topk.callbacks.resume_point.WholeFileIO"),
+    ],
+)
+def test_a_file_names_no_class_of_ours_that_writes_files(option: str, path: str, refuses: Callable[..., str]) -> None:
+    victim = Path("victim")
+    victim.write_text("precious")
+    spec = {"class_path": path, "init_args": {"path": str(victim)}}
+    refuses("fit", "--config", yaml.safe_dump({"trainer": {option: [spec]}}), names=(path, "--trust"))
+    assert victim.read_text() == "precious"
+
+
+def test_a_file_may_name_what_configures_a_run() -> None:
+    for path in (
+        "recsys_topk.callbacks.diagnostics.Diagnostics", "recsys_topk.cascades.stage.StageConfig",
+        "recsys_topk.datamodules.simulator.world.WorldConfig", "recsys_topk.reference.PublishedARF",
+        "recsys_topk.operators.DFTopK", *(trust.class_path(cls) for cls in losses.classes().values()),
+    ):  # fmt: skip
+        assert is_allowed(path), path
+
+
 @pytest.mark.parametrize("content", ["class_path: evil_payload.Evil", "evil_payload.Evil", "'[evil_payload.Evil]'"])
 @pytest.mark.parametrize("option", ["trainer.callbacks", "trainer.logger", "model.loss"])
 def test_a_config_inside_a_config_runs_nothing(
@@ -264,6 +292,7 @@ def test_a_config_that_is_typed_for_one_option_runs_nothing(
         "model: {objective: evil_payload.run}",
         "trainer: {strategy: {class_path: DDPStrategy, init_args: {ddp_comm_hook: evil_payload.run}}}",
         "trainer: {callbacks: [LambdaCallback]}",
+        "trainer: {callbacks: [{class_path: PredictionWriter, init_args: {path: victim}}]}",
         "trainer: {callbacks: inner.yaml}",
     ],
 )
@@ -275,7 +304,7 @@ def test_the_parser_itself_imports_nothing_else(
     monkeypatch.setattr("recsys_topk.runs.config.inspect_config", lambda *_: None)
     unresolved = merge(resolve({}), yaml.safe_load(text))
     monkeypatch.setattr("recsys_topk.runs.lightning_cli.resolve", lambda config: unresolved)
-    name = "LambdaCallback" if "Lambda" in text else "evil_payload"
+    name = next((name for name in ("LambdaCallback", "PredictionWriter") if name in text), "evil_payload")
     refuses("fit", "--config", text, names=(name, "--trust"))
 
 
