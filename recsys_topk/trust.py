@@ -214,6 +214,12 @@ def names_of_typed(value: str) -> tuple[str, ...]:
     return (value,) if package in BROAD else (package,)
 
 
+def what_to_trust(path: str) -> str:
+    """Return what `--trust` needs for the class `path`: its package, or the class alone if the package is `BROAD`."""
+    package = path.partition(".")[0]
+    return path if package in BROAD else package
+
+
 def check_name(path: str, *, where: str, trust: Iterable[str] = ()) -> None:
     """Raise if a file may not name the class `path`.
 
@@ -223,11 +229,11 @@ def check_name(path: str, *, where: str, trust: Iterable[str] = ()) -> None:
         trust: See `is_allowed`.
     """
     if not is_allowed(path, trust):
-        package = path.partition(".")[0]
+        needed = what_to_trust(path)
         raise UntrustedError(
             f"{where} names {path!r}, which is not a class of {PACKAGE} that a file may name, of an installed "
             f"plug-in or on the list of harmless classes; nothing of it was imported. If you know the file and the package, add --trust "
-            f"{package} (in Python: trust=[{package!r}])"
+            f"{needed} (in Python: trust=[{needed!r}])"
         )
 
 

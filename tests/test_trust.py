@@ -234,6 +234,18 @@ def test_a_callback_made_of_code_is_refused_by_any_name(refuses: Callable[..., s
         refuses("fit", "--config", f"trainer: {{callbacks: [{{class_path: {name}}}]}}", names=(name, "--trust"))
 
 
+@pytest.mark.parametrize("text", ["callbacks: [{name: x}]", "callbacks: [{evil.X: null}]", "logger: {name: x}"])
+def test_a_class_that_is_not_named_is_missing(text: str, refuses: Callable[..., str]) -> None:
+    error = refuses("fit", "--config", f"trainer: {{{text}}}", names=("class_path is missing",))
+    assert "--trust" not in error
+
+
+def test_no_advice_to_trust_a_broad_package() -> None:
+    for path in ("lightning.pytorch.callbacks.LambdaCallback", "os.system", "recsys_topk.runs.run.TrainingRun"):
+        with pytest.raises(UntrustedError, match=rf"--trust {path} \(in Python: trust=\['{path}'\]\)"):
+            trust.check_name(path, where="it")
+
+
 @pytest.mark.parametrize(
     ("option", "path"),
     [

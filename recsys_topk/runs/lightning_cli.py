@@ -35,7 +35,7 @@ from recsys_topk.runs.metrics_file import MetricsFile
 from recsys_topk.runs.quiet import quiet_libraries
 from recsys_topk.runs.resume import Resumption, check_changes
 from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
-from recsys_topk.trust import UntrustedError
+from recsys_topk.trust import UntrustedError, what_to_trust
 
 if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, Say
@@ -173,10 +173,14 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         except argparse.ArgumentError as error:
             text = " ".join(str(error).split())
             denied = re.search(r"Importing '([\w.]+)' is not allowed, denied by", text)
+            if denied and not re.search(rf"\b{denied[1].rpartition('.')[2]}\b", str(args)):
+                raise ValueError(
+                    f"class_path is missing where a {denied[1]} is expected; write {{class_path: ..., init_args: {{...}}}}"
+                ) from error
             if denied:
                 raise UntrustedError(
                     f"an option or a config names {denied[1]!r}, which a file may not name; nothing of it was "
-                    f"imported. If you know the package, add --trust {denied[1].partition('.')[0]}"
+                    f"imported. If you know the package, add --trust {what_to_trust(denied[1])}"
                 ) from error
             unknown = re.search(r"not accept option '([\w.+-]+)'", text)
             if not unknown:
