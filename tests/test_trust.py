@@ -502,6 +502,12 @@ def test_a_config_of_another_shape_is_one_line_of_error(text: str, refuses: Call
     refuses("fit", "--config", text, names=())
 
 
+@pytest.mark.parametrize("arguments", [["--config", "binary.yaml"], ["--config", "trainer: {callbacks: binary.yaml}"]])
+def test_the_error_on_a_config_that_is_no_text_names_it(arguments: list[str], refuses: Callable[..., str]) -> None:
+    Path("binary.yaml").write_bytes(b"\xff\xfe\x00a")
+    refuses("fit", *arguments, names=("binary.yaml is not a text file in UTF-8",))
+
+
 # What is allowed.
 
 

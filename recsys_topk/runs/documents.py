@@ -139,8 +139,11 @@ def _existing(folder: Path, text: str) -> Path | None:
 
 
 def _text(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
-        return file.read(MAX_CHARACTERS + 1)
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(MAX_CHARACTERS + 1)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text file in UTF-8 ({error.reason} at byte {error.start})") from error
 
 
 def _refuse(source: str, why: str) -> UntrustedError:
