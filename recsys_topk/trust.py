@@ -82,6 +82,7 @@ MAX_DEPTH = 50
 MAX_VALUES = 100_000
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_PADDING = "\"' \t\r\n"  # what a parser takes off a name
 _ADDRESS = re.compile(r"://|::")
 _reading: ContextVar[tuple[str, ...] | None] = ContextVar("reading", default=None)
 _registered: set[str] = set()
@@ -362,8 +363,8 @@ def inspect_names(
             found = expand(part, source) if expand is not None else None
             if found is not None:
                 walk(found[0], (*keys, ""), found[1], found[2])
-            elif _names_class(part, keys, key):
-                check_name(part, where=where, trust=trust)
+            elif _names_class(bare := part.strip(_PADDING), keys, key):
+                check_name(bare, where=where, trust=trust)
 
     walk(value, (), source, expand)
 

@@ -217,6 +217,8 @@ IN_CONFIGS = {
     ),
     "dict_kwargs": "trainer: {logger: {class_path: CSVLogger, dict_kwargs: {f: evil_payload.run}}}",
     "yaml in a string": "trainer: {callbacks: '[{class_path: evil_payload.Evil}]'}",
+    "quoted twice": """trainer: {callbacks: ["'evil_payload.Evil'"]}""",
+    "padded": 'trainer: {callbacks: [" evil_payload.Evil\\n"]}',
     "yaml in yaml in a string": """trainer: {callbacks: '["{class_path: evil_payload.Evil}"]'}""",
 }
 
@@ -227,6 +229,11 @@ def test_a_config_runs_nothing(way: str, as_text: bool, refuses: Callable[..., s
     (tmp_path / "stranger.yaml").write_text(IN_CONFIGS[way])
     error = refuses("fit", "--config", IN_CONFIGS[way] if as_text else "stranger.yaml")
     assert as_text or "stranger.yaml" in error
+
+
+@pytest.mark.parametrize("text", ["{class_path: evil_payload.X, d: 2024-99-99}", "{class_path: evil_payload.X"])
+def test_text_with_a_class_that_cannot_be_read_is_refused(text: str, refuses: Callable[..., str]) -> None:
+    refuses("fit", "--config", yaml.safe_dump({"trainer": {"callbacks": [text]}}), names=("refused", "class_path"))
 
 
 def test_a_callback_made_of_code_is_refused_by_any_name(refuses: Callable[..., str]) -> None:

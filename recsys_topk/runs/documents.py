@@ -122,6 +122,8 @@ def _expand_in(folder: Path, budget: list[int]) -> Expand:
         except UntrustedError:
             raise
         except ValueError:
+            if "class_path" in text:  # another parser may be able to read it
+                raise _refuse(source, f"the text {text[:40]!r} has a class_path and is not valid YAML") from None
             return None  # an ordinary string
         return (found, source, expand) if isinstance(found, (dict, list)) else None
 
