@@ -174,7 +174,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         except argparse.ArgumentError as error:
             text = " ".join(str(error).split())
             denied = re.search(r"Importing '([\w.]+)' is not allowed, denied by", text)
-            if denied and not re.search(rf"\b{denied[1].rpartition('.')[2]}\b", str(args)):
+            if denied and denied[1].startswith("lightning.") and denied[1].rpartition(".")[2] not in str(args):
                 raise ValueError(
                     f"class_path is missing where a {denied[1]} is expected; write "
                     f"{{class_path: ..., init_args: {{...}}}}"
