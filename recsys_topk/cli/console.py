@@ -1,8 +1,15 @@
-"""What the commands write for people: lines on standard output, one-line errors on standard error."""
+"""What the commands share: the parser of their options, and what they write for people."""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from typing import Any
+
+
+def parser_of(command: str, description: str, **settings: Any) -> argparse.ArgumentParser:
+    """Return the parser of a command; its options cannot be shortened, because further ones may go to `fit`."""
+    return argparse.ArgumentParser(f"recsys-topk {command}", description=description, allow_abbrev=False, **settings)
 
 
 def echo(text: str = "") -> None:

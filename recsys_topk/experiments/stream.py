@@ -94,7 +94,7 @@ def stream_days(trial: Trial, tell: Tell) -> None:
     _tell_wandb(run, record, stream.days)
     for step in stream:
         number = stream.days.index(step.day)
-        before = None if record["checkpoint"] is None else str(trial.target.parent / record["checkpoint"])
+        before = None if record["checkpoint"] is None else str((trial.target.parent / record["checkpoint"]).resolve())
         seed_everything((trial.seed + number * _SEED_STEP) % 2**32, verbose=False)
         entry: dict[str, Any] = {"day": step.day, "requests": step.train.requests}
         if step.test is not None:

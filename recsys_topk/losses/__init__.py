@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from recsys_topk.losses import functional
 from recsys_topk.losses.approx_ndcg import ApproxNDCGLoss
 from recsys_topk.losses.arf import ARFLoss, ARFV2Loss
 from recsys_topk.losses.base import RankingLoss, registry
@@ -60,6 +61,7 @@ __all__ = [
     "SparseTopKLoss",
     "TopKLoss",
     "available",
+    "functional",
     "get",
     "registry",
 ]

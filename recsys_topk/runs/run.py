@@ -141,7 +141,7 @@ class TrainingRun:
         status: Status = "failed"
         try:
             with _weights_fit():
-                self.trainer.fit(**parts._prepare_subcommand_kwargs("fit"))
+                self.trainer.fit(**{**parts._prepare_subcommand_kwargs("fit"), **parts.loading})
             status = "finished"
         except (TrainingStoppedError, SystemExit) as stop:
             if not self.trainer.interrupted:
@@ -180,10 +180,10 @@ class TrainingRun:
         if own:
             announce(self, command)
         quietly = {"return_predictions": False} if command == "predict" else {"verbose": False}
-        checkpoint = self.parts().config[command].ckpt_path if own else None
+        loading = self.parts().loading if own else {}
         try:
             with _weights_fit():
-                getattr(self.trainer, command)(self.model, datamodule=self.data, ckpt_path=checkpoint, **quietly)
+                getattr(self.trainer, command)(self.model, datamodule=self.data, **loading, **quietly)
         except SystemExit:
             raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
         report_end(self, command)
