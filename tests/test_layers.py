@@ -40,9 +40,9 @@ ALLOWED["__init__"] = {"losses", "operators", "cascades", "datamodules", "metric
 # Packages that need torch and numpy only, and what they must not import.
 LIGHT = {*BASE, "ops", "operators", "losses"}
 HEAVY = {"lightning", "torchrec", "datasets", "wandb", "torchmetrics", "pyarrow", "pandas", "jsonargparse", "yaml"}
-# The two modules of `trust` that read files for a parser: they import yaml and jsonargparse, and nothing light imports
-# them. `recsys_topk.trust` itself needs the standard library only.
-READERS = {"trust.documents", "trust.guard"}
+# The modules of `trust` that read files for a parser: they use yaml and jsonargparse, and nothing light imports them.
+# `recsys_topk.trust` itself needs the standard library only.
+READERS = {"trust.documents", "trust.guard", "trust.typed"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -25,10 +25,11 @@ from recsys_topk.cli.main import main
 from recsys_topk.losses import DFTopKLoss, RankingLoss
 from recsys_topk.losses import registry as losses
 from recsys_topk.registry import Registry, suggest
-from recsys_topk.runs.config import merge, packaged_configs, read_config, resolve, trusted_by
+from recsys_topk.runs.config import merge, packaged_configs, read_config, resolve
 from recsys_topk.spec import build
 from recsys_topk.trust import UntrustedError, documents, inspect_names, is_allowed, load_class, reading
 from recsys_topk.trust.own_runs import recall, remember
+from recsys_topk.trust.typed import trusted_by
 from tests.conftest import TINY_WORLD
 
 FIXTURES = Path(__file__).parent / "fixtures" / "v0_1"

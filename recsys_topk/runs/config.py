@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.registry import Registry, suggest
-from recsys_topk.trust import TEXT_KEYS, class_path, from_file, names_of_typed, reading
-from recsys_topk.trust.documents import CONFIG_SUFFIXES, inspect_config, read_yaml, read_yaml_file
-from recsys_topk.trust.own_runs import recall
+from recsys_topk.trust import class_path, from_file, reading
+from recsys_topk.trust.documents import inspect_config, read_yaml, read_yaml_file
+from recsys_topk.trust.typed import trusted_by
 
 CONFIGS = "recsys_topk.runs.configs"
 # Arguments that the run itself gives to a class.
@@ -173,56 +173,6 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif not (name == "init_args" and prefix):
             found[key] = value
     return found
-
-
-def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a config that was typed, or written in a program, trusts: the packages of the classes it names.
-
-    What a file names is not typed. A file in the directory of a run that this user started has that run's trust.
-
-    Example:
-        >>> trusted_by({"loss": "mine.MyLoss", "out": "runs.old", "config": ["a.yaml"], "model": {"k": 3}})
-        ('mine',)
-    """
-    found: list[str] = []
-    files: list[tuple[str, str]] = []
-
-    def walk(key: str, value: Any) -> None:
-        if isinstance(value, Mapping):
-            for name, inner in value.items():
-                walk(str(name).rstrip("+").rpartition(".")[2], inner)
-        elif isinstance(value, (list, tuple)):
-            for inner in value:
-                walk(key, inner)
-        elif isinstance(value, str) and key == "trust":
-            found.extend(filter(None, value.split(",")))
-        elif isinstance(value, str) and key in ("config", "ckpt_path"):
-            found.extend(recall(value) if _is_file(value) else ())
-        elif isinstance(value, str) and _is_file(value) and key not in TEXT_KEYS:
-            files.append((key, value))  # the path of a config for one option
-        elif isinstance(value, str) and key not in TEXT_KEYS and key != "resume":
-            try:
-                content = read_yaml(value, "an option")
-            except ValueError:
-                return
-            if isinstance(content, str):
-                found.extend(names_of_typed(content))
-            else:
-                walk(key, content)
-
-    walk("", config)
-    for key, value in files:
-        inspect_config({key: value}, f"--{key}", tuple(found))
-    return tuple(dict.fromkeys(found))
-
-
-def _is_file(value: str) -> bool:
-    if value.endswith(CONFIG_SUFFIXES):
-        return True
-    try:
-        return "\0" not in value and Path(value).is_file()
-    except OSError:  # a name that is too long
-        return False
 
 
 def put(config: dict[str, Any], key: str, value: Any) -> None:

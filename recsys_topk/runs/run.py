@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from recsys_topk.runs.checkpoint import config_of, describe_checkpoint, read_checkpoint
-from recsys_topk.runs.config import resolve, trusted_by
+from recsys_topk.runs.config import resolve
 from recsys_topk.runs.directory import RunDirectory, Status, first_process
 from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
 from recsys_topk.trust import reading
 from recsys_topk.trust.own_runs import remember
+from recsys_topk.trust.typed import trusted_by
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

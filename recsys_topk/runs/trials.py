@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from recsys_topk.runs.config import flat, registry_of, resolve, trusted_by
+from recsys_topk.runs.config import flat, registry_of, resolve
 from recsys_topk.runs.run import Say, TrainingRun
 from recsys_topk.trust import reading
+from recsys_topk.trust.typed import trusted_by
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ A *name* is a class path such as ``"my_package.MyLoss"``. Where it comes from de
   class of an installed plug-in (entry points of `recsys_topk.*`), one that the program has registered itself, or one of
   a package that the user trusts (``--trust my_package``, ``trust=["my_package"]``).
 
-Names inside `reading` come from a file. `inspect_names` looks at plain values before any parser sees them. Three
-modules stand beside this one: `documents` reads YAML within bounds, `guard` holds jsonargparse to what is allowed, and
-`own_runs` remembers what the user trusted when a run was started.
+Names inside `reading` come from a file. `inspect_names` looks at plain values before any parser sees them. Four
+modules stand beside this one: `documents` reads YAML within bounds, `guard` holds jsonargparse to what is allowed,
+`typed` finds what a typed config trusts, and `own_runs` remembers it when a run is started.
 """
 
 from __future__ import annotations
