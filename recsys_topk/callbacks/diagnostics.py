@@ -127,5 +127,4 @@ class Diagnostics(ObjectiveCalls):
 def _gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
     if not value.requires_grad:
         return [torch.zeros_like(x) for x in leaves]
-    found = torch.autograd.grad(value, list(leaves), retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
+    return list(torch.autograd.grad(value, list(leaves), retain_graph=True, materialize_grads=True))

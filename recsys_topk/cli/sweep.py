@@ -61,7 +61,8 @@ def main(argv: list[str]) -> int:
     if options.name is None:
         if further or options.out:
             raise ValueError(f"which sweep? give its name first: {', '.join(found)}")
-        echo(table([_row(name, text) for name, text in found.items()]))
+        contents = {name: yaml.safe_load(text) for name, text in found.items()}
+        echo(table([{"sweep": name, "method": c["method"], "": c["description"]} for name, c in contents.items()]))
         echo("\nrecsys-topk sweep NAME --out NAME.yaml, then: wandb sweep NAME.yaml")
         return 0
     if options.name not in found:
@@ -91,8 +92,3 @@ def check(further: list[str], varied: set[str]) -> None:
             raise ValueError(f"the sweep sets --{name} itself in every run; change it in the file, under `parameters`")
 
     TrainingRun(typed(further)).options()
-
-
-def _row(name: str, text: str) -> dict[str, object]:
-    content = yaml.safe_load(text)
-    return {"sweep": name, "method": content["method"], "": content["description"]}

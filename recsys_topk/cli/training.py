@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+from importlib import resources
 from typing import cast
 
 import yaml
 
 from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.console import echo
-from recsys_topk.cli.help import class_help, command_help
+from recsys_topk.cli.main import COMMANDS
+from recsys_topk.registry import Registry
 from recsys_topk.runs.config import DEFAULTS, KEYS, registry_of
 from recsys_topk.runs.run import Command, TrainingRun
 
@@ -45,11 +48,26 @@ def wanted_help(command: Command, rest: list[str]) -> str | None:
         data = class_help("data", registry_of("data"), DEFAULTS["data"])
         return f"{CascadeCLI(command, {}, build=False).help()}\n{data}"
     for key in KEYS:
-        for position, argument in enumerate(rest):
-            option, equals, name = argument.partition("=")
-            if option == f"--{key}.help":
-                others = rest[:position] + rest[position + 1 :]
-                if not equals and others[position : position + 1] and not others[position].startswith("--"):
-                    name = others.pop(position)
-                return class_help(key, registry_of(key), name or typed(others).get(key))
+        asked = [argument for argument in rest if argument.partition("=")[0] == f"--{key}.help"]
+        if asked:
+            before, after = rest[: rest.index(asked[0])], rest[rest.index(asked[0]) + 1 :]
+            name = asked[0].partition("=")[2] or next((text for text in after[:1] if not text.startswith("--")), "")
+            return class_help(key, registry_of(key), name or typed([*before, *after]).get(key))
     return None
+
+
+def command_help(command: str) -> str:
+    """Return the help of a training command."""
+    usage = f"usage: recsys-topk {command} [--config NAME] [--loss NAME] [--option value ...]"
+    options = resources.files("recsys_topk.cli").joinpath("training.txt").read_text(encoding="utf-8")
+    return f"{usage}\n\n{COMMANDS[command][1].capitalize()}.\n\n{options.rstrip()}"
+
+
+def class_help(key: str, table: Registry[object], name: str | None) -> str:
+    """Return what the class of an option (`--loss`, `--objective`, `--data`) is and takes, or the names there are."""
+    if name is None:
+        return f"{table.kind}: {', '.join(table.available())}\n--{key}.help NAME tells more of one"
+    cls = table.resolve(name)
+    parameters = inspect.signature(cls).parameters.values()
+    options = [f"  --{key}.{p.name} (default: {p.default})" for p in parameters if p.default is not p.empty]
+    return "\n".join([f"--{key} {name}: {cls.__name__}", *options, "", inspect.cleandoc(cls.__doc__ or "")])

@@ -41,12 +41,22 @@ def place(values: Mapping[str, float], name: str, smallest_first: bool = False) 
     return 1 + sum((value < mine) if smallest_first else (value > mine) for value in values.values())
 
 
-def order(values: Mapping[str, float], smallest_first: bool = False) -> str:
-    """Return the names from best to worst, as text."""
-    return " > ".join(sorted(values, key=lambda name: values[name] if smallest_first else -values[name]))
+def standing(values: Mapping[str, float], name: str, smallest_first: bool = False) -> str:
+    """Return the place of a name among values, as text.
+
+    Example:
+        >>> standing({"a": 0.5, "b": 0.7}, "a")
+        '2nd of 2'
+    """
+    return f"{ordinal(place(values, name, smallest_first))} of {len(values)}"
 
 
-def kendall(one: Mapping[str, float], two: Mapping[str, float]) -> float | None:
+def best_first(values: Mapping[Any, float]) -> list[Any]:
+    """Return the names from the largest value to the smallest."""
+    return sorted(values, key=lambda name: -values[name])
+
+
+def kendall(one: Mapping[Any, float], two: Mapping[Any, float]) -> float | None:
     """Return Kendall's tau of two orders over the names that both have; None with fewer than two.
 
     Example:
@@ -81,32 +91,26 @@ def table_verdict(
     by_name = {str(row["run"]): row for row in rows}
     spread = by_name[subject].get("+-")
     shown = f"{ours[subject]:.3f}" + ("" if spread is None else f" ± {spread:.3f}")
-    said = [f"Here {subject} is {ordinal(place(ours, subject))} of {len(ours)} by joint recall ({shown})"]
+    text = f"Here {subject} is {standing(ours, subject)} by joint recall ({shown})"
     shared = {name: value for name, value in ours.items() if name in paper}
     theirs = {name: paper[name] for name in shared}
     if subject in theirs and len(shared) > 1:
-        said[0] += (
-            f", and {ordinal(place(shared, subject))} of the {len(shared)} that the paper has too; the paper has it "
-            f"{ordinal(place(theirs, subject))} of those"
-        )
-    said[0] += "."
-    best = max(ours, key=lambda name: ours[name])
+        text += f", and {ordinal(place(shared, subject))} of the {len(shared)} that the paper has too; "
+        text += f"the paper has it {ordinal(place(theirs, subject))} of those"
+    said = [f"{text}."]
+    best = best_first(ours)[0]
     if best != subject:
+        p = by_name[best].get("p") if next(iter(by_name)) == subject else None
         text = f"Best here is {best} with {ours[best]:.3f}, {ours[best] - ours[subject]:.3f} above {subject}"
-        p = by_name[best].get("p")
-        tested = p is not None and next(iter(by_name)) == subject
-        said.append(text + (f" (p = {p:.3f})." if tested else "."))
-    relatives = {name: value for name, value in ours.items() if name != subject and name.startswith(f"{subject} ")}
-    for name in relatives:
-        said.append(f"{name} is {ordinal(place(ours, name))} of {len(ours)} ({ours[name]:.3f}).")
+        said.append(f"{text}." if p is None else f"{text} (p = {p:.3f}).")
+    relatives = [name for name in ours if name.startswith(f"{subject} ")]
+    said += [f"{name} is {standing(ours, name)} ({ours[name]:.3f})." for name in relatives]
     sound = {name: value for name, value in shared.items() if name not in faulty}
     agreement = kendall(sound, theirs)
     if agreement is not None and len(sound) > 2:
         without = " without the rows of faulty code" if len(sound) < len(shared) else ""
-        said.append(
-            f"Order here{without}: {order(sound)}; in the paper: {order({name: theirs[name] for name in sound})} "
-            f"(Kendall's tau {agreement:+.2f})."
-        )
+        orders = [" > ".join(best_first({name: values[name] for name in sound})) for values in (ours, theirs)]
+        said.append(f"Order here{without}: {orders[0]}; in the paper: {orders[1]} (Kendall's tau {agreement:+.2f}).")
     return said
 
 
@@ -119,20 +123,17 @@ def peak_verdict(curve: Mapping[float, float], paper: Mapping[float, float], sub
         subject: The competitor.
         what: Name of x.
     """
-    here = max(curve, key=lambda x: curve[x])
-    low = min(curve, key=lambda x: curve[x])
+    ranked = best_first(curve)
+    here, low = ranked[0], ranked[-1]
     text = f"Here {subject} is best at {what} {here:g} ({curve[here]:.3f}) and worst at {low:g} ({curve[low]:.3f})"
     if not paper:
         return [f"{text}."]
-    there = max(paper, key=lambda x: paper[x])
-    worst = min(paper, key=lambda x: paper[x])
+    there, *_, worst = best_first(paper)
     said = [f"{text}; in the paper best at {there:g} ({paper[there]:.3f}) and worst at {worst:g} ({paper[worst]:.3f})."]
     if there in curve and there != here:
-        said.append(
-            f"The paper's best {what}, {there:g}, gives {curve[there]:.3f} here, {curve[here] - curve[there]:.3f} less."
-        )
-    shared = {x: value for x, value in curve.items() if x in paper}
-    agreement = kendall({str(x): v for x, v in shared.items()}, {str(x): paper[x] for x in shared})
+        loss = curve[here] - curve[there]
+        said.append(f"The paper's best {what}, {there:g}, gives {curve[there]:.3f} here, {loss:.3f} less.")
+    agreement = kendall(curve, paper)
     if agreement is not None:
         said.append(f"The two curves rank the values of {what} alike to a Kendall's tau of {agreement:+.2f}.")
     return said
@@ -148,33 +149,27 @@ def growth_verdict(ours: Curves, paper: Curves, subject: str, what: str) -> list
         what: Name of x.
     """
     low, high = (edge(x for curve in ours.values() for x in curve) for edge in (min, max))
-    whole = {name: curve for name, curve in ours.items() if low in curve and high in curve}
-    gains = {name: curve[high] - curve[low] for name, curve in whole.items()}
+    ends = {low, high}
+    gains = {name: line[high] - line[low] for name, line in ours.items() if ends <= set(line)}
+    theirs = {name: paper[name][high] - paper[name][low] for name in gains if ends <= set(paper.get(name, {}))}
     if low == high or not gains:
         return [f"There is no competitor here with two values of {what}, so nothing can be said of a gain."]
-    theirs = {name: c[high] - c[low] for name, c in paper.items() if name in gains and low in c and high in c}
-    up = sum(gain > 0 for gain in gains.values())
+    up, up_there = (sum(gain > 0 for gain in found.values()) for found in (gains, theirs))
     text = f"From {low:g} to {high:g} {what}, {up} of {len(gains)} gain here"
-    text += f"; in the paper {sum(gain > 0 for gain in theirs.values())} of {len(theirs)}." if theirs else "."
-    said = [text]
+    said = [f"{text}; in the paper {up_there} of {len(theirs)}." if theirs else f"{text}."]
     if subject in gains:
-        said.append(
-            f"{subject} changes by {gains[subject]:+.3f} here"
-            + (f" and by {theirs[subject]:+.3f} in the paper." if subject in theirs else ".")
-        )
-    largest, smallest = (edge(gains, key=lambda name: gains[name]) for edge in (max, min))
+        text = f"{subject} changes by {gains[subject]:+.3f} here"
+        said.append(f"{text} and by {theirs[subject]:+.3f} in the paper." if subject in theirs else f"{text}.")
     if len(gains) > 1:
+        largest, *_, smallest = best_first(gains)
         said.append(f"Most: {largest} {gains[largest]:+.3f}; least: {smallest} {gains[smallest]:+.3f}.")
-    at_high = {name: curve[high] for name, curve in whole.items()}
-    if subject in at_high and len(at_high) > 1:
-        text = f"At {high:g}, {subject} is {ordinal(place(at_high, subject))} of {len(at_high)} here"
-        shared = {name: paper[name][high] for name in at_high if name in paper and high in paper[name]}
-        if subject in shared:
-            among = {name: at_high[name] for name in shared}
-            text += (
-                f" ({ordinal(place(among, subject))} of the {len(shared)} shared), in the paper "
-                f"{ordinal(place(shared, subject))} of {len(shared)}"
-            )
+    if len(gains) > 1 and subject in gains:
+        at_high = {name: ours[name][high] for name in gains}
+        text = f"At {high:g}, {subject} is {standing(at_high, subject)} here"
+        if subject in theirs:
+            among = ordinal(place({name: at_high[name] for name in theirs}, subject))
+            text += f" ({among} of the {len(theirs)} shared), in the paper "
+            text += standing({name: paper[name][high] for name in theirs}, subject)
         said.append(f"{text}.")
     return said
 
@@ -194,24 +189,16 @@ def runtime_verdict(here: Mapping[str, Curves], paper: Mapping[str, Curves], sub
         longest = max(curves[subject])
         times = {name: curve[longest] for name, curve in curves.items() if longest in curve}
         theirs = {n: curve[longest] for n, curve in paper.get(what, {}).items() if longest in curve and n in times}
-        text = (
-            f"{what}, N = {longest:g}: {subject} takes {short(times[subject])} ms and is "
-            f"{ordinal(place(times, subject, smallest_first=True))} of {len(times)} here"
-        )
+        text = f"{what}, N = {longest:g}: {subject} takes {short(times[subject])} ms and is "
+        text += f"{standing(times, subject, smallest_first=True)} here"
         if subject in theirs:
-            text += (
-                f"; in the paper {short(theirs[subject])} ms and "
-                f"{ordinal(place(theirs, subject, smallest_first=True))} of {len(theirs)}"
-            )
+            text += f"; in the paper {short(theirs[subject])} ms and {standing(theirs, subject, smallest_first=True)}"
         said.append(f"{text}.")
-        ratios = {name: times[name] / times[subject] for name in times if name != subject}
-        shown = []
-        for name, ratio in sorted(ratios.items(), key=lambda pair: pair[1]):
-            beside = f" ({short(theirs[name] / theirs[subject])})" if name in theirs and subject in theirs else ""
-            shown.append(f"{name} {short(ratio)}{beside}")
+        beside = {n: f" ({short(theirs[n] / theirs[subject])})" for n in theirs if subject in theirs}
+        others = [name for name in reversed(best_first(times)) if name != subject]
+        shown = [f"{name} {short(times[name] / times[subject])}{beside.get(name, '')}" for name in others]
         if shown:
-            brackets = " (in the paper)" if subject in theirs else ""
-            said.append(f"Times as long as {subject}{brackets}: {', '.join(shown)}.")
+            said.append(f"Times as long as {subject}{' (in the paper)' if beside else ''}: {', '.join(shown)}.")
     return said
 
 
@@ -227,19 +214,14 @@ def stream_verdict(curves: Mapping[str, Mapping[str, float]], subject: str) -> l
         return [f"There is no day that {subject} and all others were tested on."]
     means = {name: sum(curve[day] for day in days) / len(days) for name, curve in curves.items()}
     by_day = {day: {name: curve[day] for name, curve in curves.items()} for day in days}
-    ahead = sum(place(values, subject) == 1 for values in by_day.values())
-    best = max(means, key=lambda name: means[name])
-    said = [
-        f"Over {len(days)} days {subject} is {ordinal(place(means, subject))} of {len(means)} by mean joint recall "
-        f"({means[subject]:.3f}), and ahead on {ahead}."
-    ]
+    leads = {name: sum(place(values, name) == 1 for values in by_day.values()) for name in curves}
+    best, (first, last) = best_first(means)[0], (days[0], days[-1])
+    text = f"Over {len(days)} days {subject} is {standing(means, subject)} by mean joint recall ({means[subject]:.3f})"
+    said = [f"{text}, and ahead on {leads[subject]}."]
     if best != subject:
-        leads = sum(place(values, best) == 1 for values in by_day.values())
-        said.append(f"Best is {best} with {means[best]:.3f}, ahead on {leads} of {len(days)} days.")
-    first, last = days[0], days[-1]
-    said.append(
+        said.append(f"Best is {best} with {means[best]:.3f}, ahead on {leads[best]} of {len(days)} days.")
+    text = (
         f"{subject} goes from {curves[subject][first]:.3f} on {first} to {curves[subject][last]:.3f} on {last}; it is "
-        f"{ordinal(place(by_day[first], subject))} on the first of these days and "
-        f"{ordinal(place(by_day[last], subject))} on the last."
     )
-    return said
+    text += f"{ordinal(place(by_day[first], subject))} on the first of these days and "
+    return [*said, f"{text}{ordinal(place(by_day[last], subject))} on the last."]
