@@ -26,6 +26,7 @@ from recsys_topk.losses import DFTopKLoss, RankingLoss
 from recsys_topk.losses import registry as losses
 from recsys_topk.registry import Registry, suggest
 from recsys_topk.runs import documents
+from recsys_topk.runs.checkpoint import describe_checkpoint
 from recsys_topk.runs.config import merge, packaged_configs, read_config, resolve, trusted_by
 from recsys_topk.runs.own_runs import recall, remember
 from recsys_topk.runs.run import TrainingRun
@@ -523,6 +524,22 @@ def test_a_config_of_another_shape_is_one_line_of_error(text: str, refuses: Call
 def test_a_dict_of_another_shape_is_one_clear_error(config: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         TrainingRun(config).options()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['"\\e[2Jx": 1', 'trainer: {"\\e[2Jx": 1}', 'loss: {"\\e[2Jx": 1}', '"\\e[2Jx": {class_path: evil_payload.X}'],
+)
+def test_control_characters_of_a_file_do_not_reach_the_terminal(text: str, refuses: Callable[..., str]) -> None:
+    assert "\x1b" not in refuses("fit", "--config", text, names=("\\x1b[2Jx",))
+
+
+def test_control_characters_of_a_checkpoint_do_not_reach_the_terminal() -> None:
+    content = torch.load(CHECKPOINT, weights_only=True)
+    content["hyper_parameters"]["stages"][0]["name"] = "a\x1b[2J\nb"
+    lines = describe_checkpoint("it", content)
+    assert all(line.isprintable() for line in lines)
+    assert any("a\\x1b[2J\\nb" in line for line in lines)
 
 
 def test_options_whose_keys_are_numbers_are_merged() -> None:
