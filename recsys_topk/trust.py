@@ -243,7 +243,8 @@ def check_name(path: str, *, where: str, trust: Iterable[str] = ()) -> None:
         needed = what_to_trust(path)
         raise UntrustedError(
             f"{where} names {path!r}, which is not a class of {PACKAGE} that a file may name, of an installed "
-            f"plug-in or on the list of harmless classes; nothing of it was imported. If you know the file and the package, add --trust "
+            f"plug-in or on the list of harmless classes; nothing of it was imported. If you know the file and the "
+            f"package, add --trust "
             f"{needed} (in Python: trust=[{needed!r}])"
         )
 
