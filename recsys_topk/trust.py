@@ -3,7 +3,8 @@
 A *name* is a class path such as ``"my_package.MyLoss"``. Where it comes from decides what it may be:
 
 - typed by the user or written in the user's program: any importable class, if it is a subclass of what is expected;
-- read from a file: a class of this package that configures a run (`OWN`), one of `HARMLESS` (Lightning and torch), a class of an installed plug-in
+- read from a file: a class of this package that configures a run (`OWN`), one of `HARMLESS` (Lightning and torch), a
+  class of an installed plug-in
   (entry points of `recsys_topk.*`), one that the program has registered itself, or one of a package that the user
   trusts (``--trust my_package``, ``trust=["my_package"]``).
 
@@ -147,11 +148,11 @@ def know(cls: type) -> None:
 
 
 def printable(text: str) -> str:
-    """Return text from a file as it may be shown: control characters, which a terminal obeys, are escaped.
+    r"""Return text from a file as it may be shown: control characters, which a terminal obeys, are escaped.
 
     Example:
         >>> printable("a" + chr(27) + "[2J")
-        'a\\\\x1b[2J'
+        'a\\x1b[2J'
     """
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 

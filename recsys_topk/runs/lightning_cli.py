@@ -176,7 +176,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             implied = denied and what_to_trust(denied[1]) == denied[1]  # the base class of what is expected
             if denied and implied and not re.search(rf"\b{denied[1].rpartition('.')[2]}\b", str(args)):
                 raise ValueError(
-                    f"class_path is missing where a {denied[1]} is expected; write {{class_path: ..., init_args: {{...}}}}"
+                    f"class_path is missing where a {denied[1]} is expected; write "
+                    "{class_path: ..., init_args: {...}}"
                 ) from error
             if denied:
                 raise UntrustedError(
