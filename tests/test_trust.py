@@ -25,7 +25,9 @@ from recsys_topk.cli.main import main
 from recsys_topk.losses import DFTopKLoss, RankingLoss
 from recsys_topk.losses import registry as losses
 from recsys_topk.registry import Registry, suggest
+from recsys_topk.runs.checkpoint import describe_checkpoint
 from recsys_topk.runs.config import merge, packaged_configs, read_config, resolve
+from recsys_topk.runs.run import TrainingRun
 from recsys_topk.spec import build
 from recsys_topk.trust import UntrustedError, documents, inspect_names, is_allowed, load_class, reading
 from recsys_topk.trust.own_runs import recall, remember
@@ -502,11 +504,46 @@ def test_bounds_leave_ordinary_documents_alone() -> None:
     "text",
     [
         "model: x\n", "loss: [1]\n", "data: 3\n", "losses: 3\n", "trainer: 4\n", "losses: {dftopk: 3}\n", "1: 2\n",
+        "trainer: {1: 2}\n", "model: {1: 2}\n", "data: {1: 2}\n",
         "model: {loss: {class_path: dftopk, init_args: 3}}\n", "model: {loss: {class_path: '..'}}\n", "trust: [os]\n",
     ],
 )  # fmt: skip
 def test_a_config_of_another_shape_is_one_line_of_error(text: str, refuses: Callable[..., str]) -> None:
     refuses("fit", "--config", text, names=())
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"loss": 5}, "loss must be a mapping of options or a name, got 5"),
+        ({"model": 3}, "model must be a mapping of options, got 3"),
+        ({"config": 5}, "config must be a name, a file, a mapping or a list of them, got 5"),
+        ({"config": [{"trainer": {1: 2}}]}, "the name of an option must be text, got 1"),
+    ],
+)
+def test_a_dict_of_another_shape_is_one_clear_error(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        TrainingRun(config).options()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['"\\e[2Jx": 1', 'trainer: {"\\e[2Jx": 1}', 'loss: {"\\e[2Jx": 1}', '"\\e[2Jx": {class_path: evil_payload.X}'],
+)
+def test_control_characters_of_a_file_do_not_reach_the_terminal(text: str, refuses: Callable[..., str]) -> None:
+    assert "\x1b" not in refuses("fit", "--config", text, names=("\\x1b[2Jx",))
+
+
+def test_control_characters_of_a_checkpoint_do_not_reach_the_terminal() -> None:
+    content = torch.load(CHECKPOINT, weights_only=True)
+    content["hyper_parameters"]["stages"][0]["name"] = "a\x1b[2J\nb"
+    lines = describe_checkpoint("it", content)
+    assert all(line.isprintable() for line in lines)
+    assert any("a\\x1b[2J\\nb" in line for line in lines)
+
+
+def test_options_whose_keys_are_numbers_are_merged() -> None:
+    assert merge({"scheduling": {0: 1}}, {"scheduling": {4: 2}}) == {"scheduling": {0: 1, 4: 2}}
 
 
 @pytest.mark.parametrize("arguments", [["--config", "binary.yaml"], ["--config", "trainer: {callbacks: binary.yaml}"]])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from recsys_topk import __version__
 from recsys_topk.cli.console import echo, warn
 from recsys_topk.registry import suggest
+from recsys_topk.trust import printable
 
 # name -> (module with `main(argv) -> int`, what it does). The modules are imported when the command is run.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def describe(error: BaseException) -> str:
     """Return an error as one line, with the cure where an optional dependency is missing."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = printable(" ".join(str(error).split())) or type(error).__name__
     if isinstance(error, ImportError) and not str(error.name or "").startswith("recsys_topk"):
         return f"{text}; run `recsys-topk doctor` to see what is missing and how to install it"
     return text

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.datamodules import Schema, data_spec
+from recsys_topk.trust import printable
 from recsys_topk.trust.documents import inspect_config
 from recsys_topk.trust.own_runs import recall
 
@@ -62,7 +63,7 @@ def describe_checkpoint(path: str | Path, content: Mapping[str, Any]) -> list[st
     if data:
         shown = ", ".join(f"{name}={value}" for name, value in data.items() if isinstance(value, (int, str, float)))
         lines.append(f"  data       {shown}")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def check_schema(path: str | Path, content: Mapping[str, Any], schema: Schema) -> None:

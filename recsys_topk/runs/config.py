@@ -73,14 +73,15 @@ def read_config(name: str) -> dict[str, Any]:
 
 def _check_shape(content: Mapping[Any, Any], source: str) -> None:
     """Raise if a part of a config is not of the kind that `resolve` takes."""
-    kinds: dict[str, tuple[type, ...]] = {"model": (dict,), "trainer": (dict,), "losses": (dict,), "init_args": (dict,)}
-    kinds |= dict.fromkeys(KEYS, (dict, str))
-    model, losses = content.get("model"), content.get("losses")
-    parts = [content, *(part for part in (model, losses) if isinstance(part, dict))]
-    parts += [value for part in parts for key, value in part.items() if key in KEYS and isinstance(value, dict)]
+    kinds: dict[str, tuple[type, ...]] = dict.fromkeys(("model", "losses", "init_args"), (Mapping,))
+    kinds |= dict.fromkeys((*KEYS, "trainer"), (Mapping, str))
+    losses = content.get("losses")
+    inner = (content.get("model"), losses, content.get("trainer"))
+    parts = [content, *(part for part in inner if isinstance(part, Mapping))]
+    parts += [value for part in parts for key, value in part.items() if key in KEYS and isinstance(value, Mapping)]
     for part in parts:
         for key, value in part.items():
-            expected = (dict,) if part is losses else kinds.get(key)
+            expected = (Mapping,) if part is losses else kinds.get(key)
             if not isinstance(key, str):
                 raise ValueError(f"{source}: the name of an option must be text, got {key!r}")
             if expected and value is not None and not isinstance(value, expected):
@@ -104,8 +105,9 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     if "class_path" in below and above.get("class_path", below["class_path"]) != below["class_path"]:
         merged = {}
     for key, value in above.items():
-        before = merged.get(key.removesuffix("+"))
-        if key.endswith("+"):
+        appends = isinstance(key, str) and key.endswith("+")
+        before = merged.get(key[:-1] if appends else key)
+        if appends:
             merged[key[:-1]] = [*several(before), *several(value)]
         elif isinstance(value, Mapping):
             merged[key] = merge(before if isinstance(before, Mapping) else {}, value)
@@ -218,8 +220,15 @@ def several(value: Any) -> list[Any]:
 
 def _layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for below in several(config.get("config")):
-        yield from _layers(below) if isinstance(below, Mapping) else [read_config(below)]
-    yield {key: value for key, value in config.items() if key not in ("config", "trust")}
+        if isinstance(below, Mapping):
+            yield from _layers(below)
+        elif isinstance(below, (str, Path)):
+            yield read_config(str(below))
+        else:
+            raise ValueError(f"config must be a name, a file, a mapping or a list of them, got {below!r:.40}")
+    layer = {key: value for key, value in config.items() if key not in ("config", "trust")}
+    _check_shape(layer, "the config")
+    yield layer
 
 
 def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:

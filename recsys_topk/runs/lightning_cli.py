@@ -174,10 +174,11 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         except argparse.ArgumentError as error:
             text = " ".join(str(error).split())
             denied = re.search(r"Importing '([\w.]+)' is not allowed, denied by", text)
-            if denied and denied[1].startswith("lightning.") and denied[1].rpartition(".")[2] not in str(args):
+            implied = denied and what_to_trust(denied[1]) == denied[1]  # the base class of what is expected
+            if denied and implied and not re.search(rf"\b{denied[1].rpartition('.')[2]}\b", str(args)):
                 raise ValueError(
                     f"class_path is missing where a {denied[1]} is expected; write "
-                    f"{{class_path: ..., init_args: {{...}}}}"
+                    "{class_path: ..., init_args: {...}}"
                 ) from error
             if denied:
                 raise UntrustedError(

@@ -148,6 +148,16 @@ def know(cls: type) -> None:
     _registered.add(class_path(cls))
 
 
+def printable(text: str) -> str:
+    r"""Return text from a file as it may be shown: control characters, which a terminal obeys, are escaped.
+
+    Example:
+        >>> printable("a" + chr(27) + "[2J")
+        'a\\x1b[2J'
+    """
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def class_path(cls: type) -> str:
     """Return where a class is defined, e.g. ``"recsys_topk.losses.dftopk.DFTopKLoss"``."""
     return f"{cls.__module__}.{cls.__qualname__}"
@@ -342,7 +352,7 @@ def inspect_names(
             limit = f"more than {MAX_VALUES} values" if count > MAX_VALUES else f"values nested deeper than {MAX_DEPTH}"
             raise UntrustedError(f"{source} holds {limit}; it is refused")
         key = next((key for key in reversed(keys) if key), "")
-        where = f"{source} ({'.'.join(filter(None, keys))})" if any(keys) else source
+        where = printable(f"{source} ({'.'.join(filter(None, keys))})" if any(keys) else source)
         if isinstance(part, Mapping):
             for name, inner in part.items():
                 inside = str(name).rstrip("+").split(".")
