@@ -18,9 +18,11 @@ from recsys_topk.ops.dispatch import BACKENDS, Operation, backend, installed
 for module in pkgutil.iter_modules(ops.__path__):
     importlib.import_module(f"{ops.__name__}.{module.name}")
 
-# Operations without a backend (registered for tracing only) have nothing to compare.
+# Operations of other packages, which may have been imported before, are compared only if they have a backend.
 OURS = {
-    name: one for name, one in dispatch.operations.items() if name.startswith("recsys_topk.") and one.implementations
+    name: one
+    for name, one in dispatch.operations.items()
+    if name.startswith("recsys_topk.ops.") or (name.startswith("recsys_topk.") and one.implementations)
 }
 SAMPLED = sorted(dispatch.samples)
 HERE = [name for name in BACKENDS if installed(name)]
