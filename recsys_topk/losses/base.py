@@ -17,6 +17,7 @@ from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.positives import find_positives
+from recsys_topk.ops.topk_loss import Law, topk_loss
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 
@@ -184,6 +185,13 @@ class RankingLoss(Recorded, nn.Module, ABC):
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
             y = labels if labels.dtype == x.dtype else labels.to(x.dtype)
+            law = self._law()
+            if law is not None and x.shape[1] > 1:
+                chosen = self._required(self.k if k is None else k)
+                arguments = (x, y, mask, None if isinstance(chosen, str) else chosen, self.positive_above, law)
+                mean = self.reduction == "mean" and weights is None
+                if topk_loss.backend_for(*arguments, mean) != "torch":
+                    return self._finish(topk_loss(*arguments, mean), mean, y, mask, weights)
             positive, positives = find_positives(y, mask, self.positive_above)
             items = None if mask is None else count_true(mask)
             cut = self._cut(k, positives)
@@ -202,6 +210,18 @@ class RankingLoss(Recorded, nn.Module, ABC):
             else:
                 losses = self._lists(x, y, mask, cut, ListFacts(positive, positives, items, counted))
             return self._reduce(losses, counted, weights)
+
+    def _law(self) -> Law | None:
+        """Return the law under which one kernel serves the whole call, where there is one."""
+        return None
+
+    def _finish(
+        self, found: tuple[Tensor, Tensor | None], mean: bool, labels: Tensor, mask: Tensor | None, weights: Tensor | None
+    ) -> Tensor:
+        value, counted = found
+        if counted is not None and not self._warned and not bool(counted.any()):
+            self._warn_of_nothing(labels, mask, find_positives(labels, mask, self.positive_above)[1])
+        return value if mean else self._reduce(value, counted, weights)
 
     def _lists(
         self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts

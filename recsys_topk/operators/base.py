@@ -15,6 +15,7 @@ from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is
 from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.topk_loss import Law
 from recsys_topk.registry import Registry
 
 
@@ -85,8 +86,14 @@ class TopKOperator(nn.Module, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "select" in cls.__dict__ and "law" not in cls.__dict__:
+            cls.law = TopKOperator.law  # type: ignore[method-assign]  # another membership has another law
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
+
+    def law(self) -> Law | None:
+        """Return the law under which a fused kernel computes the cross-entropy of `select`; None = there is none."""
+        return None
 
     @abstractmethod
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:

@@ -13,6 +13,7 @@ from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.ops.centred import centred
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.laplace import laplace_logs, laplace_threshold
+from recsys_topk.ops.topk_loss import Law
 
 
 class LapSum(TopKOperator):
@@ -35,6 +36,10 @@ class LapSum(TopKOperator):
     name: ClassVar[str] = "lapsum"
     cost: ClassVar[str] = "n"
     paper: ClassVar[str] = "Struski et al. 2025, arXiv 2503.06242"
+
+    def law(self) -> Law:
+        """See `TopKOperator.law`."""
+        return Law("laplace", self.tau)
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""

@@ -1,0 +1,701 @@
+"""One list at a time: thresholds, cross-entropies and their gradients, in loops that LLVM vectorises.
+
+LLVM vectorises a loop without calls and early exits, and sums without conditions. So exp is a polynomial with a bit cast, counts are int32 sums of
+comparisons, and minima are taken over the bits of a float, whose order as integers is the order of the numbers.
+
+Each list is first copied into a buffer, its masked items as -inf, padded with -inf to a multiple of `WIDTH`. No later
+loop then needs the mask, or has a remainder. All helpers are in this file, because the cache of compiled code looks at
+the file of a function and not at what the function calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import llvmlite.ir
+import numba
+import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+WIDTH = 32
+
+f32, i32 = np.float32, np.int32
+ZERO, HALF, ONE, TWO = f32(0.0), f32(0.5), f32(1.0), f32(2.0)
+INFINITY = f32(np.inf)
+LOWEST = f32(-80.0)  # exp of less is not a normal number
+TINY = f32(1.1754944e-38)
+EPS = f32(1.1920929e-07)
+SIGN, EXPONENT, BIAS = i32(31), i32(23), i32(127)
+MAGNITUDE = i32(0x7FFFFFFF)
+SMALLEST, LARGEST = i32(-0x80000000), i32(0x7FFFFFFF)
+PER_LOG = 960  # factors between 1/2 and 2 whose product is a float64
+PER_LOG_CLAMPED = 32  # the same for factors between 1e-6 and 1
+CLAMP = 1e-6  # as in recsys_topk.losses.topk
+
+DFTOPK, LOGISTIC, LAPLACE, CLIP, FENCHEL_YOUNG = 0, 1, 2, 3, 4  # the laws
+
+# The exponential on [-log(2) / 2, log(2) / 2]; log(2) is subtracted in two parts.
+LOG2_E, LOG2_HIGH, LOG2_LOW = f32(1.44269504), f32(0.693359375), f32(-2.12194440e-4)
+E0, E1, E2 = f32(1.9875691500e-4), f32(1.3981999507e-3), f32(8.3334519073e-3)
+E3, E4, E5 = f32(4.1665795894e-2), f32(1.6666665459e-1), f32(5.0000001201e-1)
+
+
+def compiled(function: F) -> F:
+    """Compile at the first call, without the GIL, and keep the result on disk. Sums may be reordered, NaN is kept."""
+    flags = {"reassoc", "contract", "nsz", "arcp"}
+    return cast(F, numba.njit(nogil=True, cache=True, fastmath=flags, error_model="numpy")(function))
+
+
+def inlined(function: F) -> F:
+    """Compile a small helper into its callers, without reordering what it computes: its roundings matter."""
+    make = numba.njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy", forceinline=True)
+    return cast(F, make(function))
+
+
+def _bit_cast(name: str, source: Any, target: Any, make: Callable[[], Any]) -> Any:
+    def cast_bits(typing_context: Any, x: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], make())
+
+        return target(source), generate
+
+    cast_bits.__name__ = name
+    return intrinsic(cast_bits)
+
+
+as_float = _bit_cast("as_float", types.int32, types.float32, llvmlite.ir.FloatType)
+as_bits = _bit_cast("as_bits", types.float32, types.int32, lambda: llvmlite.ir.IntType(32))
+
+
+@inlined
+def exp_negative(x: Any) -> Any:
+    """Return exp(x) for x <= 0, to 2 units in the last place; exp(-80) for less."""
+    x = LOWEST if x < LOWEST else x
+    n = np.floor(x * LOG2_E + HALF)
+    r = x - n * LOG2_HIGH - n * LOG2_LOW
+    y = E0
+    y = y * r + E1
+    y = y * r + E2
+    y = y * r + E3
+    y = y * r + E4
+    y = y * r + E5
+    y = y * r * r + r + ONE
+    return y * as_float((i32(n) + BIAS) << EXPONENT)
+
+
+@inlined
+def ordered(x: Any) -> Any:
+    """Return an int32 whose order is that of the float32 numbers."""
+    bits = as_bits(x)
+    return bits ^ ((bits >> SIGN) & MAGNITUDE)
+
+
+@inlined
+def number(order: Any) -> Any:
+    """Return the float32 number of an `ordered` int32."""
+    return as_float(order ^ ((order >> SIGN) & MAGNITUDE))
+
+
+@compiled
+def copy_list(x: Any, y: Any, mask: Any, b: Any, above: Any, v: Any, s: Any, size: Any) -> Any:
+    """Copy list b: scores into v (-inf where masked), -1 for positives and 1 for others into s.
+
+    Returns:
+        Number of valid items, number of positives, smallest and largest score as `ordered`, and the mean and variance.
+    """
+    n = x.shape[1]
+    low, high, positives, valid = LARGEST, SMALLEST, i32(0), i32(n)
+    total, squares = ZERO, ZERO
+    shift = x[b, 0]
+    if mask.shape[0] == 0:
+        for i in range(n):
+            value = x[b, i]
+            chosen = y[b, i] > above
+            v[i] = value
+            s[i] = -ONE if chosen else ONE
+            positives += i32(chosen)
+            order = ordered(value)
+            low, high = min(low, order), max(high, order)
+            value -= shift
+            total += value
+            squares += value * value
+    else:
+        shift = shift if mask[b, 0] else ZERO
+        valid = i32(0)
+        for i in range(n):
+            real = mask[b, i]
+            value = x[b, i] if real else -INFINITY
+            chosen = (y[b, i] > above) & real
+            v[i] = value
+            s[i] = -ONE if chosen else ONE
+            positives += i32(chosen)
+            valid += i32(real)
+            order = ordered(value)
+            low = min(low, order if real else LARGEST)
+            high = max(high, order)
+            value = value - shift if real else ZERO
+            total += value
+            squares += value * value
+    for i in range(n, size):
+        v[i] = -INFINITY
+        s[i] = ONE
+    share = ONE / f32(max(valid, i32(1)))
+    mean = total * share
+    return valid, positives, low, high, shift + mean, squares * share - mean * mean
+
+
+@compiled
+def keep_best(y: Any, b: Any, k: Any, s: Any) -> None:
+    """Leave only the k positives of list b with the largest labels in s, ties at the boundary included."""
+    n = y.shape[1]
+    low, high = LARGEST, SMALLEST
+    for i in range(n):
+        if s[i] < ZERO:
+            order = ordered(y[b, i])
+            low, high = min(low, order), max(high, order)
+    # The largest label that k labels reach, by bisection.
+    least, most = np.int64(low), np.int64(high)
+    while least < most:
+        middle = (least + most + 1) >> 1
+        label = number(i32(middle))
+        reached = 0
+        for i in range(n):
+            reached += (y[b, i] >= label) & (s[i] < ZERO)
+        if reached >= k:
+            least = middle
+        else:
+            most = middle - 1
+    label = number(i32(least))
+    for i in range(n):
+        if s[i] < ZERO and not y[b, i] >= label:
+            s[i] = ONE
+
+
+@compiled
+def quantile(p: Any) -> Any:
+    """Return (z, density at z) of the standard normal law with P(Z > z) = p, to three digits."""
+    tail = min(p, ONE - p)
+    t = f32(math.sqrt(-TWO * f32(math.log(max(tail, f32(1e-7))))))
+    top = f32(2.515517) + t * (f32(0.802853) + t * f32(0.010328))
+    z = t - top / (ONE + t * (f32(1.432788) + t * (f32(0.189269) + t * f32(0.001308))))
+    density = f32(0.39894228) * f32(math.exp(-HALF * z * z))
+    return (z if p < HALF else -z), density
+
+
+@compiled
+def kth_pair(v: Any, size: Any, valid: Any, k: Any, low: Any, high: Any, guess: Any, slope: Any) -> Any:
+    """Return (x_[k], x_[k+1]), 1 <= k < valid, by counting the scores above a moving bound.
+
+    The bound starts at a guess, takes two Newton steps, then interpolates. From the 12th count on it bisects the
+    integers between its bounds, so there are at most 45 counts, whatever the scores; 3 to 5 for scores of a bell shape.
+
+    Args:
+        v: Scores, -inf where masked.
+        size: Length of v.
+        valid: Number of valid scores.
+        k: Which.
+        low: Smallest score, `ordered`.
+        high: Largest score, `ordered`.
+        guess: The first bound.
+        slope: How far to move the bound for each score too many above it.
+    """
+    below, above = np.int64(low) - 1, np.int64(high)
+    over, under = valid, i32(0)  # how many are above the two
+    t = guess
+    found = False
+    for step in range(64):
+        order = np.int64(ordered(t))
+        if step >= 12 or not (below < order < above):
+            order = (below + above) >> 1
+            if order <= below:
+                break
+            t = number(i32(order))
+        count = i32(0)
+        for i in range(size):
+            count += i32(v[i] > t)
+        if count == k:
+            found = True
+            break
+        if count > k:
+            below, over = order, count
+        else:
+            above, under = order, count
+        if step < 2:
+            t += f32(count - k) * slope
+        else:
+            a, c = number(i32(max(below, np.int64(low)))), number(i32(above))
+            t = a + (c - a) * (HALF if step % 3 == 2 else f32(over - k) / f32(over - under))
+    if not found:  # no number lies between the bounds: both scores are the upper one
+        value = number(i32(above))
+        return value, value
+    kept, cut = LARGEST, SMALLEST
+    for i in range(size):
+        order32 = ordered(v[i])
+        up = v[i] > t
+        kept = min(kept, order32 if up else LARGEST)
+        cut = max(cut, SMALLEST if up else order32)
+    return number(kept), number(cut)
+
+
+@inlined
+def distance(x: Any, base: Any, b: Any) -> Any:
+    """Return (x - base) - b; base + b would be rounded to the spacing of numbers at x."""
+    return (x - base) - b
+
+
+@compiled
+def nearest(v: Any, size: Any, base: Any, b: Any, steep: Any) -> Any:
+    """Return the smallest abs((x_i - base - b) / tau)."""
+    bits = LARGEST
+    for i in range(size):
+        bits = min(bits, as_bits(abs(distance(v[i], base, b))))
+    return as_float(bits) * steep
+
+
+@compiled
+def balanced_step(spare: Any, missing: Any, leaking: Any, near: Any, tau: Any) -> Any:
+    """Return the step of b that solves spare = missing t - leaking / t, t = exp(step / tau).
+
+    Args:
+        spare: Items above b less those wanted.
+        missing: What the items above b lack, in units of exp(-near).
+        leaking: What the items below b have, in the same units.
+        near: Distance of the nearest item.
+        tau: Temperature.
+    """
+    more = np.float64(spare) * math.exp(min(np.float64(near), 300.0))
+    missing, leaking = max(np.float64(missing), 1e-37), max(np.float64(leaking), 1e-37)
+    root = math.sqrt(more * more + 4.0 * missing * leaking)
+    ratio = (more + root) / (2.0 * missing) if more >= 0.0 else 2.0 * leaking / (root - more)
+    return f32(np.float64(tau) * math.log(ratio))
+
+
+@compiled
+def logistic_threshold(v: Any, size: Any, valid: Any, k: Any, base: Any, gap: Any, guess: Any, tau: Any) -> Any:
+    """Return b with sum_i sigmoid((x_i - base - b) / tau) = k, base = x_[k+1], and the nearest distance to it.
+
+    Newton's method on the logarithm of the sum inside -tau log k <= b <= gap + tau log(n - k), which holds the root. A
+    step that leaves the bracket is replaced by the exponential one (see `balanced_step`), and a step that is not half
+    of the one before it by a bisection, so the steps or the bracket halve each time. It ends after a step below
+    1e-4 tau: the error squares.
+    """
+    steep, wanted = ONE / tau, f32(k)
+    low, high = -tau * f32(math.log(wanted)), gap + tau * f32(math.log(f32(valid) - wanted))
+    b = min(max(guess, low), high)
+    last = INFINITY
+    for turn in range(100):
+        near = nearest(v, size, base, b, steep)
+        scale = f32(math.exp(-near))
+        above, missing, leaking, slope = i32(0), ZERO, ZERO, ZERO
+        for i in range(size):
+            u = distance(v[i], base, b) * steep
+            share = exp_negative(near - abs(u))
+            inverse = ONE / (ONE + share * scale)
+            small = share * inverse
+            up = i32(u > ZERO)
+            above += up
+            missing += small * f32(up)
+            leaking += small * f32(i32(1) - up)
+            slope += small * inverse
+        spare, balance = above - k, leaking - missing
+        excess = f32(spare) + scale * balance
+        if excess > ZERO:
+            low = b
+        else:
+            high = b
+        if spare == 0 and abs(scale * balance) < f32(1e-3) * wanted:
+            step = tau * balance / slope
+        elif TWO * wanted < f32(valid):
+            step = tau * (wanted + excess) * f32(math.log1p(excess / wanted)) / (scale * slope)
+        else:
+            rest = f32(valid) - wanted
+            step = -tau * (rest - excess) * f32(math.log1p(-excess / rest)) / (scale * slope)
+        if not (low <= b + step <= high):
+            step = balanced_step(spare, missing, leaking, near, tau)
+            if not (low <= b + step <= high):
+                step = HALF * (low + high) - b
+        if turn > 3 and not (abs(step) <= HALF * last):
+            step = HALF * (low + high) - b
+        last = abs(step)
+        b += step
+        if last <= max(f32(1e-4) * tau, f32(4.0) * EPS * abs(b)):
+            break
+    return b, nearest(v, size, base, b, steep)
+
+
+@compiled
+def laplace_threshold(v: Any, size: Any, valid: Any, k: Any, base: Any, gap: Any, guess: Any, tau: Any) -> Any:
+    """Return b with sum_i F((x_i - base - b) / tau) = k, F the Laplace distribution function, and the nearest distance.
+
+    The step that would be exact if no item changed side (see `recsys_topk.ops.laplace.laplace_threshold`): it never
+    overshoots, and ends when no item changes side.
+    """
+    steep = ONE / tau
+    low, high = -tau * f32(math.log(f32(k))), gap + tau * f32(math.log(f32(valid) - f32(k)))
+    b, previous = min(max(guess, low), high), i32(-1)
+    if gap > f32(20.0) * tau:  # else no item that matters is more than 40 tau away
+        b = HALF * gap
+    for _ in range(100):
+        near = nearest(v, size, base, b, steep)
+        above, missing, leaking = i32(0), ZERO, ZERO
+        for i in range(size):
+            u = distance(v[i], base, b) * steep
+            share = exp_negative(near - abs(u))
+            up = i32(u > ZERO)
+            above += up
+            missing += share * f32(up)
+            leaking += share * f32(i32(1) - up)
+        if above == previous:
+            return b, near
+        previous = above
+        b += balanced_step(above - k, HALF * missing, HALF * leaking, near, tau)
+    return b, nearest(v, size, base, b, steep)
+
+
+@compiled
+def clip_threshold(v: Any, size: Any, k: Any, base: Any, gap: Any, steep: Any) -> Any:
+    """Return t with sum_i clip((x_i - base) / tau - t, 0, 1) = k, base = x_[k+1], and the number of fractional items.
+
+    Newton's method inside the bracket [-1, gap], exact once no item becomes, or stops being, fractional. From the
+    tenth step on every other step is a bisection, so it ends.
+    """
+    wanted = f32(k)
+    low, high = -ONE, gap
+    t = HALF * gap - HALF
+    inside = i32(0)
+    for turn in range(100):
+        inside, total = i32(0), ZERO
+        for i in range(size):
+            z = (v[i] - base) * steep - t
+            p = ZERO if z < ZERO else z
+            p = ONE if p > ONE else p
+            total += p
+            inside += i32((z > ZERO) & (z < ONE))
+        excess = total - wanted
+        if abs(excess) <= f32(4.0) * EPS * wanted:
+            break
+        if excess > ZERO:
+            low = t
+        else:
+            high = t
+        middle = HALF * (low + high)
+        step = t + excess / f32(inside) if inside > 0 and (turn < 10 or turn % 2 == 0) else middle
+        if not (low <= step <= high):
+            step = middle
+        if step == t:
+            break
+        t = step
+    return t, inside
+
+
+@compiled
+def clamped_logs(p: Any, size: Any) -> Any:
+    """Return sum_i log(p_i) of probabilities of 1e-6 or more."""
+    value = 0.0
+    for start in range(0, size, PER_LOG_CLAMPED):
+        product = 1.0
+        for i in range(start, start + PER_LOG_CLAMPED):
+            product *= np.float64(p[i])
+        value += math.log(product)
+    return value
+
+
+@compiled
+def summed_logs(m: Any, size: Any, law: Any) -> Any:
+    """Return sum_i log(1 + e_i) from the sizes m_i of the derivatives: what the item losses are above max(t, 0).
+
+    The logarithm is taken of products of up to 960 factors, in float64, which keeps the digits of tiny e_i.
+    """
+    value = 0.0
+    start = 0
+    while start < size:
+        stop = min(start + PER_LOG, size)
+        product = 1.0
+        if law == LAPLACE:
+            for i in range(start, stop):
+                product *= 1.0 + np.float64(abs(m[i]))
+            value += math.log(product)
+        else:
+            for i in range(start, stop):
+                one = np.float64(abs(m[i]))
+                other = 1.0 - one
+                product *= one if one > other else other
+            value -= math.log(product)
+        start = stop
+    return value
+
+
+@compiled
+def begin_list(
+    law: Any, x: Any, y: Any, mask: Any, ks: Any, k: Any, above: Any, b: Any, v: Any, s: Any, size: Any, normal: Any
+) -> Any:
+    """Copy list b and find its k-th pair.
+
+    Args:
+        law: FENCHEL_YOUNG takes the number of true items as k.
+        x: Scores; y, mask, ks, k and above as in `dftopk_lists`.
+        y: Labels.
+        mask: Which items are real.
+        ks: One k for each list.
+        k: One for all.
+        above: Items with a label above this are positive.
+        b: The list.
+        v: Receives the scores, -inf where masked.
+        s: Receives -1 for the true items and 1 for the others.
+        size: Length of v and s.
+        normal: (4,) float32, k, number of items, quantile and density of the last call, which is often the next.
+
+    Returns:
+        0 for a list that does not count, 1 for one that does, 2 for one that does but has nothing to tell apart, and -1
+        for one with a score, or a squared score, that is not finite; then k, the number of items, x_[k], x_[k+1], mean
+        and variance.
+    """
+    valid, positives, low, high, mean, variance = copy_list(x, y, mask, b, above, v, s, size)
+    wanted = ks[b] if ks.shape[0] else (k if k >= 0 else np.int64(positives))
+    rank = i32(min(wanted, np.int64(valid)))
+    state = i32(positives > 0 and 0 < rank < valid)
+    if not (abs(mean) + variance < f32(1e37)):
+        state = i32(-1)
+    kept, cut = ZERO, ZERO
+    if state > 0:
+        if positives > rank:
+            keep_best(y, b, rank, s)
+        if law == FENCHEL_YOUNG:
+            rank = i32(0)
+            for i in range(size):
+                rank += i32(s[i] < ZERO)
+        if rank == valid:  # tied labels make every item true
+            state = i32(2)
+        else:
+            if f32(rank) != normal[0] or f32(valid) != normal[1]:
+                normal[2], normal[3] = quantile(f32(rank) / f32(valid))
+                normal[0], normal[1] = f32(rank), f32(valid)
+            variance = max(variance, ZERO)
+            deviation = f32(math.sqrt(variance))
+            slope = deviation / (f32(valid) * normal[3])
+            kept, cut = kth_pair(v, size, valid, rank, low, high, mean + normal[2] * deviation, slope)
+    return state, rank, valid, kept, cut, mean, variance
+
+
+@compiled
+def no_loss(b: Any, state: Any, wants: Any, losses: Any, counted: Any, gradient: Any) -> None:
+    """Write the results of a list without a loss."""
+    counted[b] = state > 0
+    losses[b] = ZERO
+    if wants:
+        for i in range(gradient.shape[1]):
+            gradient[b, i] = ZERO
+
+
+@compiled
+def dftopk_lists(
+    first: Any, last: Any, law: Any, x: Any, y: Any, mask: Any, ks: Any, k: Any, above: Any, tau: Any, alpha: Any,
+    scale: Any, wants: Any, buffers: Any, losses: Any, counted: Any, gradient: Any,
+) -> Any:  # fmt: skip
+    """Write the DFTopK cross-entropy of each list, whether it counts, and its gradient times `scale`.
+
+    With u = (x - b) / tau and t = s u, s = -1 for the true items and 1 for the others, the loss of an item is
+    softplus(t) and its derivative s m / tau, m in [0, 1]: nothing cancels. The items at x_[k] and x_[k+1] receive
+    -alpha and -(1 - alpha) of the sum of the derivatives, shared evenly among ties.
+
+    Args:
+        first: First list.
+        last: One past the last list.
+        law: DFTOPK.
+        x: Scores, (B, N) float32.
+        y: Labels, (B, N) float32.
+        mask: (B, N) bool, or (0, 0): all items are real.
+        ks: One k for each list, (B,) int64, or (0,): `k` is the k of all.
+        k: One for all; -1 = each list's number of positives.
+        above: Items with a label above this are positive.
+        tau: Temperature.
+        alpha: Where the threshold lies between x_[k+1] and x_[k].
+        scale: What gradients are multiplied by.
+        wants: Whether to write gradients.
+        buffers: (3, N rounded up to a multiple of WIDTH) float32, overwritten.
+        losses: (B,) float32, written; 0 for lists that do not count.
+        counted: (B,) bool, written.
+        gradient: (B, N) float32, written.
+
+    Returns:
+        The number of lists that count and the sum of the losses; -1 and 0 if a score is not finite, or its square.
+    """
+    v, s = buffers[0], buffers[1]
+    n, size, steep = x.shape[1], buffers.shape[1], ONE / tau
+    number_counted, whole = 0, 0.0
+    normal = np.zeros(4, f32)
+    for b in range(first, last):
+        state, rank, valid, kept, cut, mean, variance = begin_list(
+            law, x, y, mask, ks, k, above, b, v, s, size, normal
+        )
+        if state < 0:
+            return -1, 0.0
+        if state != 1:
+            no_loss(b, state, wants, losses, counted, gradient)
+            number_counted += state > 0
+            continue
+        base = cut + alpha * (kept - cut)
+        lin, pull, kepts, cuts = ZERO, ZERO, i32(0), i32(0)
+        for i in range(size):
+            t = (v[i] - base) * steep * s[i]
+            e = exp_negative(-abs(t))
+            m = s[i] * (ONE if t >= ZERO else e) / (ONE + e)
+            s[i] = m
+            pull += m
+            lin += t if t > ZERO else ZERO
+            kepts += i32(v[i] == kept)
+            cuts += i32(v[i] == cut)
+        value = (np.float64(lin) + summed_logs(s, size, law)) / valid
+        if wants:
+            rate = scale * steep / f32(valid)
+            at_kept = -alpha * pull / f32(kepts)
+            at_cut = (alpha - ONE) * pull / f32(cuts)
+            for i in range(n):
+                at = v[i]
+                moved = s[i] + (at_kept if at == kept else ZERO) + (at_cut if at == cut else ZERO)
+                gradient[b, i] = moved * rate if at > -INFINITY else ZERO
+        counted[b] = True
+        losses[b] = value
+        whole += value
+        number_counted += 1
+    return number_counted, whole
+
+
+@compiled
+def threshold_lists(
+    first: Any, last: Any, law: Any, x: Any, y: Any, mask: Any, ks: Any, k: Any, above: Any, tau: Any, alpha: Any,
+    scale: Any, wants: Any, buffers: Any, losses: Any, counted: Any, gradient: Any,
+) -> Any:  # fmt: skip
+    """Do what `dftopk_lists` does for the LOGISTIC and LAPLACE laws, whose memberships sum to k.
+
+    The loss of an item is softplus(t), or -log F(-t) for the Laplace law. The threshold b moves with an item by its
+    share of the density, w_i / sum_j w_j. Distances are taken from that of the nearest item, so that the shares exist
+    however far all items are.
+    """
+    v, s, w = buffers[0], buffers[1], buffers[2]
+    n, size, steep = x.shape[1], buffers.shape[1], ONE / tau
+    number_counted, whole = 0, 0.0
+    normal = np.zeros(4, f32)
+    for b in range(first, last):
+        state, rank, valid, kept, cut, mean, variance = begin_list(
+            law, x, y, mask, ks, k, above, b, v, s, size, normal
+        )
+        if state < 0:
+            return -1, 0.0
+        if state != 1:
+            no_loss(b, state, wants, losses, counted, gradient)
+            number_counted += state > 0
+            continue
+        lin, pull, weight = ZERO, ZERO, ZERO
+        spread = variance + (f32(2.9) if law == LOGISTIC else TWO) * tau * tau
+        guess = mean + normal[2] * f32(math.sqrt(spread)) - cut
+        if law == LOGISTIC:
+            threshold, near = logistic_threshold(v, size, valid, rank, cut, kept - cut, guess, tau)
+            unit = f32(math.exp(-near))
+            for i in range(size):
+                u = distance(v[i], cut, threshold) * steep
+                t = u * s[i]
+                share = exp_negative(near - abs(u))
+                e = share * unit
+                inverse = ONE / (ONE + e)
+                m = s[i] * (ONE if t >= ZERO else e) * inverse
+                share *= inverse * inverse
+                lin += t if t > ZERO else ZERO
+                pull += m
+                weight += share
+                s[i], w[i] = m, share
+        else:
+            threshold, near = laplace_threshold(v, size, valid, rank, cut, kept - cut, guess, tau)
+            unit = f32(math.exp(-near))
+            for i in range(size):
+                u = distance(v[i], cut, threshold) * steep
+                t = u * s[i]
+                share = exp_negative(near - abs(u))
+                e = share * unit
+                m = s[i] * (ONE if t >= ZERO else e / (TWO - e))
+                lin += t if t > ZERO else ZERO
+                pull += m
+                weight += share
+                s[i], w[i] = m, share
+        value = (np.float64(lin) + summed_logs(s, size, law)) / valid
+        if wants:
+            rate, part = scale * steep / f32(valid), pull / weight
+            for i in range(n):
+                gradient[b, i] = (s[i] - w[i] * part) * rate if v[i] > -INFINITY else ZERO
+        counted[b] = True
+        losses[b] = value
+        whole += value
+        number_counted += 1
+    return number_counted, whole
+
+
+@compiled
+def clip_lists(
+    first: Any, last: Any, law: Any, x: Any, y: Any, mask: Any, ks: Any, k: Any, above: Any, tau: Any, alpha: Any,
+    scale: Any, wants: Any, buffers: Any, losses: Any, counted: Any, gradient: Any,
+) -> Any:  # fmt: skip
+    """Do what `dftopk_lists` does for the CLIP and FENCHEL_YOUNG laws: p = clip((x - b) / tau, 0, 1), summing to k.
+
+    Under CLIP the loss is the cross-entropy of p clamped to [1e-6, 1 - 1e-6], with no gradient outside.
+    """
+    v, s, w = buffers[0], buffers[1], buffers[2]
+    n, size, steep = x.shape[1], buffers.shape[1], ONE / tau
+    least, most = f32(CLAMP), f32(1.0 - CLAMP)
+    number_counted, whole = 0, 0.0
+    normal = np.zeros(4, f32)
+    for b in range(first, last):
+        state, rank, valid, kept, cut, mean, variance = begin_list(
+            law, x, y, mask, ks, k, above, b, v, s, size, normal
+        )
+        if state < 0:
+            return -1, 0.0
+        if state != 1:
+            no_loss(b, state, wants, losses, counted, gradient)
+            number_counted += state > 0
+            continue
+        threshold, inside = clip_threshold(v, size, rank, cut, (kept - cut) * steep, steep)
+        if law == FENCHEL_YOUNG:
+            hinges = ZERO
+            rate = scale / f32(valid)
+            for i in range(size):
+                z = (v[i] - cut) * steep - threshold
+                true = s[i] < ZERO
+                wrong = ONE - z if true else z
+                wrong = ZERO if wrong < ZERO else wrong
+                hinges += wrong - HALF if wrong >= ONE else HALF * wrong * wrong
+                p = ZERO if z < ZERO else z
+                p = ONE if p > ONE else p
+                w[i] = (p - (ONE if true else ZERO)) * rate
+            if wants:
+                gradient[b, :] = w[:n]
+            value = np.float64(hinges * tau) / valid
+        else:
+            pull = ZERO
+            for i in range(size):
+                z = (v[i] - cut) * steep - threshold
+                fractional = (z > ZERO) & (z < ONE)
+                p = ZERO if z < ZERO else z
+                p = ONE if p > ONE else p
+                chosen = p if s[i] < ZERO else ONE - p
+                clamped = least if chosen < least else chosen
+                clamped = most if clamped > most else clamped
+                m = s[i] / clamped if (chosen == clamped) & fractional else ZERO
+                pull += m
+                s[i] = m
+                w[i] = clamped if v[i] > -INFINITY else ONE
+                v[i] = ONE if fractional else ZERO
+            if wants:
+                rate, average = scale * steep / f32(valid), pull / f32(max(inside, i32(1)))
+                for i in range(n):
+                    gradient[b, i] = (s[i] - v[i] * average) * rate
+            value = -clamped_logs(w, size) / valid
+        counted[b] = True
+        losses[b] = value
+        whole += value
+        number_counted += 1
+    return number_counted, whole
