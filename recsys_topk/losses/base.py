@@ -187,8 +187,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
             y = labels if labels.dtype == x.dtype else labels.to(x.dtype)
             law = self._law()
             if law is not None and x.shape[1] > 1:
-                chosen = self._required(self.k if k is None else k)
-                arguments = (x, y, mask, None if isinstance(chosen, str) else chosen, self.positive_above, law)
+                chosen = None if k is None and self.k == "positives" else self._required(self.k if k is None else k)
+                arguments = (x, y, mask, chosen, self.positive_above, law)
                 mean = self.reduction == "mean" and weights is None
                 if topk_loss.backend_for(*arguments, mean) != "torch":
                     return self._finish(topk_loss(*arguments, mean), mean, y, mask, weights)
@@ -216,7 +216,12 @@ class RankingLoss(Recorded, nn.Module, ABC):
         return None
 
     def _finish(
-        self, found: tuple[Tensor, Tensor | None], mean: bool, labels: Tensor, mask: Tensor | None, weights: Tensor | None
+        self,
+        found: tuple[Tensor, Tensor | None],
+        mean: bool,
+        labels: Tensor,
+        mask: Tensor | None,
+        weights: Tensor | None,
     ) -> Tensor:
         value, counted = found
         if counted is not None and not self._warned and not bool(counted.any()):
