@@ -1,13 +1,79 @@
 """Train recommender cascades so that the right *set* of items survives.
 
-The sub-packages are imported on demand; this module imports neither torch nor any optional dependency:
+Importing this module imports neither torch nor any optional dependency; the public names are imported on first use:
 
+    from recsys_topk import CascadeModule, RecFlowDataModule, StageConfig, TrainingRun
+
+- `recsys_topk.ops`: the hot loops and the switch between their backends (torch and numpy only)
 - `recsys_topk.operators`: differentiable top-k membership (torch and numpy only)
 - `recsys_topk.losses`: ranking losses behind one interface (torch and numpy only)
 - `recsys_topk.metrics`: joint and per-stage recall, NDCG, Kendall tau
 - `recsys_topk.cascades`: TorchRec stages, objectives and the LightningModule
-- `recsys_topk.datamodules`: RecFlow, its simulator, negative expansion
+- `recsys_topk.datamodules`: the batch, its schema, RecFlow, its simulator, negative expansion
+- `recsys_topk.runs`: a training run as an object, many runs, statistics over them
+- `recsys_topk.reference`: what published code computes, faults included
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recsys_topk.cascades import CascadeModule as CascadeModule
+    from recsys_topk.cascades import CascadeObjective as CascadeObjective
+    from recsys_topk.cascades import ObjectiveOutput as ObjectiveOutput
+    from recsys_topk.cascades import Stage as Stage
+    from recsys_topk.cascades import StageConfig as StageConfig
+    from recsys_topk.datamodules import CascadeBatch as CascadeBatch
+    from recsys_topk.datamodules import CascadeDataModule as CascadeDataModule
+    from recsys_topk.datamodules import Feature as Feature
+    from recsys_topk.datamodules import RecFlowDataModule as RecFlowDataModule
+    from recsys_topk.datamodules import Schema as Schema
+    from recsys_topk.datamodules import Table as Table
+    from recsys_topk.losses import DFTopKLoss as DFTopKLoss
+    from recsys_topk.losses import RankingLoss as RankingLoss
+    from recsys_topk.metrics import JointRecall as JointRecall
+    from recsys_topk.metrics import RecallAt as RecallAt
+    from recsys_topk.operators import SoftSelection as SoftSelection
+    from recsys_topk.operators import TopKOperator as TopKOperator
+    from recsys_topk.runs import TrainingRun as TrainingRun
+
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+
+_HOME = {
+    "CascadeBatch": "datamodules",
+    "CascadeDataModule": "datamodules",
+    "CascadeModule": "cascades",
+    "CascadeObjective": "cascades",
+    "DFTopKLoss": "losses",
+    "Feature": "datamodules",
+    "JointRecall": "metrics",
+    "ObjectiveOutput": "cascades",
+    "RankingLoss": "losses",
+    "RecFlowDataModule": "datamodules",
+    "RecallAt": "metrics",
+    "Schema": "datamodules",
+    "SoftSelection": "operators",
+    "Stage": "cascades",
+    "StageConfig": "cascades",
+    "Table": "datamodules",
+    "TopKOperator": "operators",
+    "TrainingRun": "runs",
+}
+
+
+# Sub-packages that are imported when they are first looked at: `recsys_topk.ops.backend("torch")`.
+_PARTS = ("cascades", "datamodules", "losses", "metrics", "operators", "ops", "reference")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, *_PARTS})

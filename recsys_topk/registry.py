@@ -31,15 +31,20 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str], shown: str = "{!r}") -> str:
     """Return a hint for a message about an unknown name, with a space after it; empty if no known name is close.
+
+    Args:
+        name: The unknown name.
+        known: The names there are.
+        shown: Format of the nearest one.
 
     Example:
         >>> suggest("dftpk", ["dftopk", "lapsum"]), suggest("x", ["dftopk"])
         ("did you mean 'dftopk'? ", '')
     """
     close = nearest(name, known)
-    return f"did you mean {close!r}? " if close else ""
+    return f"did you mean {shown.format(close)}? " if close else ""
 
 
 class Registry(Generic[T]):

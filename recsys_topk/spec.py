@@ -36,9 +36,15 @@ def describe(built: Recorded, leave_out: Collection[str] = ()) -> dict[str, Any]
         >>> from recsys_topk.losses import DFTopKLoss
         >>> describe(DFTopKLoss(tau=2.0, k=10))
         {'class_path': 'recsys_topk.losses.dftopk.DFTopKLoss', 'init_args': {'tau': 2.0, 'k': 10}}
+
+    An argument that can be described itself, such as the operator of a `TopKLoss`, is described the same way.
     """
     cls = type(built)
-    arguments = {name: value for name, value in built._arguments.items() if name not in leave_out}
+    arguments = {
+        name: describe(value) if isinstance(value, Recorded) else value
+        for name, value in built._arguments.items()
+        if name not in leave_out
+    }
     return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": arguments}
 
 

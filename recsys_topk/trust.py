@@ -170,12 +170,9 @@ def is_allowed(path: str, trust: Iterable[str] = ()) -> bool:
         return True
     if path.startswith(f"{PACKAGE}."):
         return _is_ours(path)
-    package, _, name = path.rpartition(".")
-    if not package:
-        return name in HARMLESS_NAMES or _is_loaded(name)
-    if name in HARMLESS_NAMES:
-        return any(name in names and is_covered(package, [home]) for home, names in HARMLESS.items())
-    return is_covered(path, _plugin_modules())
+    if "." not in path:
+        return path in HARMLESS_NAMES or _is_loaded(path)
+    return _is_harmless(path) or is_covered(path, _plugin_modules())
 
 
 def names_for_parser(trust: Iterable[str] = ()) -> list[str]:
@@ -200,6 +197,8 @@ def names_of_typed(value: str) -> tuple[str, ...]:
     if not _DOTTED.fullmatch(value):
         return ()
     package = value.partition(".")[0]
+    if package == PACKAGE or _is_harmless(value):
+        return ()
     return (value,) if package in BROAD else (package,)
 
 
@@ -335,7 +334,7 @@ def inspect_names(
         elif isinstance(part, (list, tuple, set, frozenset)):
             for inner in part:
                 walk(inner, (*keys, ""), source, expand)
-        elif isinstance(part, str) and key not in TEXT_KEYS:
+        elif isinstance(part, str) and (key not in TEXT_KEYS or "metrics" in keys):  # a metric's `name` may be a path
             found = expand(part, source) if expand is not None else None
             if found is not None:
                 walk(found[0], (*keys, ""), found[1], found[2])
@@ -359,6 +358,11 @@ def _is_findable(package: str) -> bool:
         return package in sys.modules or importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):
         return True
+
+
+def _is_harmless(path: str) -> bool:
+    package, _, name = path.rpartition(".")
+    return any(name in names and is_covered(package, [home]) for home, names in HARMLESS.items())
 
 
 def _is_ours(path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -33,6 +34,17 @@ def test_the_loss_of_contributing_keeps_the_contract() -> None:
     check = "\nfrom recsys_topk.testing.contract import check_loss\ncheck_loss(MarginLoss)\n"
     done = run(python_blocks("CONTRIBUTING.md")[0] + check)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_run_of_the_training_page_runs(tmp_path: Path, environment: dict[str, str]) -> None:
+    (code,) = python_blocks("docs/training.md")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert "runs/first" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "test-dftopk-tau2-neg25-s42"]
+    assert json.loads((tmp_path / "runs" / "first" / "run.json").read_text())["epochs"] == 2
 
 
 @pytest.mark.parametrize("name", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])

@@ -74,7 +74,7 @@ def test_an_old_python_is_refused_with_one_line(tmp_path: Path) -> None:
 def test_the_package_carries_its_type_marker_and_configs() -> None:
     package = Path(recsys_topk.__file__).parent
     assert (package / "py.typed").is_file()
-    names = {path.stem for path in (package / "cli" / "configs").glob("*.yaml")}
+    names = {path.stem for path in (package / "runs" / "configs").glob("*.yaml")}
     assert {"simulated", "recflow-2stage", "recflow-3stage", "paper-online"} <= names
 
 

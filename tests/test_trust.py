@@ -19,12 +19,13 @@ import yaml
 
 from recsys_topk import trust
 from recsys_topk.cascades.module import CascadeModule
+from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.main import main
 from recsys_topk.losses import DFTopKLoss, RankingLoss
 from recsys_topk.losses import registry as losses
 from recsys_topk.registry import Registry, suggest
 from recsys_topk.runs import documents
-from recsys_topk.runs.config import read_config, rewrite, trusted_by
+from recsys_topk.runs.config import merge, packaged_configs, read_config, resolve, trusted_by
 from recsys_topk.runs.own_runs import recall, remember
 from recsys_topk.spec import build
 from recsys_topk.trust import UntrustedError, inspect_names, is_allowed, load_class, reading
@@ -121,6 +122,7 @@ IN_CHECKPOINTS: dict[str, dict[str, Any]] = {
     "operator in a loss": {"loss": {"class_path": LOSS, "init_args": {"straight_through": "evil_payload.Evil"}}},
     "objective": {"objective": EVIL},
     "metric": {"metrics": ["evil_payload.Evil"]},
+    "metric with options": {"metrics": [{"name": "evil_payload.Evil", "k": 5}]},
     "yaml text": {"optimizer_options": "{eps: {class_path: evil_payload.Evil}}"},
     "instantiator": {"_instantiator": "evil_payload.run"},
 }
@@ -134,7 +136,7 @@ def test_a_checkpoint_runs_nothing(way: str, refuses: Callable[..., str], tmp_pa
     refuses("test", "--ckpt_path", str(path), names=(*named, "stranger.ckpt"))
 
 
-@pytest.mark.parametrize("way", [way for way in IN_CHECKPOINTS if way not in ("metric", "yaml text", "stage option")])
+@pytest.mark.parametrize("way", [way for way in IN_CHECKPOINTS if way not in ("yaml text", "stage option")])
 def test_load_from_checkpoint_runs_nothing(way: str, payload: Payload, tmp_path: Path) -> None:
     path = changed(tmp_path / "stranger.ckpt", **IN_CHECKPOINTS[way])
     if way == "instantiator":  # Lightning's own way in, which is closed: the file loads as any other
@@ -180,6 +182,7 @@ IN_CONFIGS = {
     "model": "model: {class_path: evil_payload.Evil}",
     "data": "data: evil_payload.Evil",
     "data with options": "data: {class_path: evil_payload.Evil}",
+    "metrics": "model: {metrics: [joint_recall, {name: evil_payload.Evil}]}",
     "flat keys": "model.loss.class_path: evil_payload.Evil",
     "callbacks": "trainer: {callbacks: [evil_payload.Evil]}",
     "appended callbacks": "trainer: {callbacks+: evil_payload.Evil}",
@@ -250,7 +253,8 @@ def test_the_parser_itself_imports_nothing_else(
     """What looking at a config first might overlook."""
     (tmp_path / "inner.yaml").write_text("evil_payload.Evil")
     monkeypatch.setattr("recsys_topk.runs.config.inspect_config", lambda *_: None)
-    monkeypatch.setattr("recsys_topk.runs.config.resolve_names", lambda content, *_: content)
+    unresolved = merge(resolve({}), yaml.safe_load(text))
+    monkeypatch.setattr("recsys_topk.runs.lightning_cli.resolve", lambda config: unresolved)
     name = "LambdaCallback" if "Lambda" in text else "evil_payload"
     refuses("fit", "--config", text, names=(name, "--trust"))
 
@@ -264,6 +268,25 @@ def test_the_parser_of_other_programs_is_left_as_it_was() -> None:
     with guarded():
         assert (dict(_common.parsing_settings), get_loader("yaml")) != before
     assert (dict(_common.parsing_settings), get_loader("yaml")) == before
+
+
+def test_the_command_itself_refuses(
+    payload: Payload,
+    recsys_topk: Callable[..., Any],
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths = os.pathsep.join([str(payload.marker.parent), environment.get("PYTHONPATH", "")])
+    monkeypatch.setitem(environment, "PYTHONPATH", paths)
+    path = changed(tmp_path / "stranger.ckpt", loss=EVIL)
+    done = recsys_topk("test", "--ckpt_path", str(path))
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "stranger.ckpt" in line
+    assert "'evil_payload.Evil'" in line
+    assert "--trust evil_payload" in line
+    assert not payload.ran
 
 
 def run_directory(path: Path, **facts: Any) -> Path:
@@ -292,8 +315,7 @@ def test_a_run_directory_cannot_say_that_it_is_trusted(
 ) -> None:
     """Not by its words, not with a token of its own, not with the token of one of the user's other runs."""
     mine = run_directory(tmp_path / "mine")
-    with reading(["evil_payload"]):
-        facts = remember(mine)
+    facts = remember(mine, ["evil_payload"])
     (mine / "run.json").write_text(json.dumps(facts))
     assert recall(mine) == recall(mine / "checkpoints" / "last.ckpt") == ("evil_payload",)
     told = {"words": {"trusted": ["evil_payload"]}, "token": {**facts, "trust_token": "0" * 32}, "path": facts}[forgery]
@@ -346,6 +368,17 @@ def test_bounds_leave_ordinary_documents_alone() -> None:
         documents.read_yaml("a: [", "it")
     with pytest.raises(ValueError, match="not valid YAML"):
         documents.read_yaml("a: !!python/object/apply:os.system [ls]", "it")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: x\n", "loss: [1]\n", "data: 3\n", "losses: 3\n", "trainer: 4\n", "losses: {dftopk: 3}\n", "1: 2\n",
+        "model: {loss: {class_path: dftopk, init_args: 3}}\n", "model: {loss: {class_path: '..'}}\n", "trust: [os]\n",
+    ],
+)  # fmt: skip
+def test_a_config_of_another_shape_is_one_line_of_error(text: str, refuses: Callable[..., str]) -> None:
+    refuses("fit", "--config", text, names=())
 
 
 # What is allowed.
@@ -411,8 +444,8 @@ def test_harmless_classes_of_lightning_and_packaged_configs_pass() -> None:
       strategy: ddp
     """
     assert read_config(textwrap.dedent(text))["trainer"]["strategy"] == "ddp"
-    for name in ("simulated", "recflow-2stage", "recflow-3stage", "paper-online", "paper-small"):
-        assert rewrite(["fit", "--config", name])[1].startswith("--config=")
+    for name in packaged_configs():
+        assert resolve({"config": name})["model"]["loss"]["class_path"].startswith("recsys_topk.losses.")
 
 
 def test_every_class_on_the_list_exists_and_takes_no_code() -> None:
@@ -464,14 +497,17 @@ def test_modules_of_installed_plugins_are_allowed(monkeypatch: pytest.MonkeyPatc
     ("arguments", "expected"),
     [
         (["--loss", "mine.a.Loss"], ("mine",)),
-        (["--trainer.callbacks+=mine.Callback", "--trust=theirs,others"], ("mine", "theirs", "others")),
-        (["--trainer.logger", "{class_path: mine.Logger, init_args: {f: torch.relu}}"], ("torch.relu", "mine")),
+        (
+            ["--trainer.callbacks+=mine.Callback", "--trust=theirs,others", "--trust", "x"],
+            ("mine", "theirs", "others", "x"),
+        ),
+        (["--trainer.logger", "{class_path: mine.Logger, init_args: {f: torch.relu}}"], ("mine", "torch.relu")),
         (["--out", "runs.old", "--name=a.b", "--data.root", "x.y", "--config", "loss: mine.Loss"], ()),
         (["--model.lr", "1.5", "--loss.tau=2"], ()),
     ],
 )
 def test_what_is_trusted_by_typing(arguments: list[str], expected: tuple[str, ...]) -> None:
-    assert trusted_by(["fit", *arguments]) == expected
+    assert sorted(trusted_by(typed(arguments))) == sorted(expected)
 
 
 def test_cycles_and_odd_values_in_a_checkpoint_end() -> None:

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from recsys_topk.bench.resident import resident
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from recsys_topk.bench.research_reader import ResearchDataset, sample_negatives
 from recsys_topk.bench.result import BenchResult
+from recsys_topk.bench.timing import in_own_process, resident, threads
+from recsys_topk.datamodules import NegativeSource, WorldConfig, expand, simulate
+from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayCache, DayShard, PreparedDay, RecFlowFiles
 
 LISTS: Final = 1024
-
-_PEAK: Final = """
-import json, sys
-from pathlib import Path
-from recsys_topk.bench.data import measure_peak
-print(json.dumps(measure_peak(*json.loads(sys.argv[1]))))
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,32 +36,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Measure everything on one simulated world: medians of one process's CPU time, one thread."""
-    import torch
-
-    from recsys_topk.datamodules import WorldConfig, simulate
-    from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles
-
     if args.requests < LISTS:
         raise ValueError(f"--requests must be at least {LISTS}, the size of the batches measured; got {args.requests}")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            config = WorldConfig(users=args.users, items=args.items, days=args.days, requests=args.requests)
-            seconds = _cpu(lambda: simulate(Path(scratch) / "world", config))
-            total = args.days * args.requests
-            rows: list[dict[str, Any]] = [_rate("simulate", total / seconds)]
-            files = RecFlowFiles(Path(scratch) / "world")
-            cache = DayCache(files, Path(scratch) / "cache")
-            cache.prepare(files.days[:1])
-            seconds = _cpu(lambda: cache.prepare(files.days[1:]))
-            rows.append(_rate("prepare", (total - args.requests) / seconds))
-            rows += _batches(cache, files, args)
-            peaks = {
-                days: _peak("prepare", str(files.folder), days) for days in sorted({1, (args.days + 1) // 2, args.days})
-            }
-    finally:
-        torch.set_num_threads(threads)
+    with threads(1), tempfile.TemporaryDirectory() as scratch:
+        config = WorldConfig(users=args.users, items=args.items, days=args.days, requests=args.requests)
+        seconds = _cpu(lambda: simulate(Path(scratch) / "world", config))
+        total = args.days * args.requests
+        rows: list[dict[str, Any]] = [_rate("simulate", total / seconds)]
+        files = RecFlowFiles(Path(scratch) / "world")
+        cache = DayCache(files, Path(scratch) / "cache")
+        cache.prepare(files.days[:1])
+        seconds = _cpu(lambda: cache.prepare(files.days[1:]))
+        rows.append(_rate("prepare", (total - args.requests) / seconds))
+        rows += _batches(cache, files, args)
+        peaks = {
+            days: in_own_process(measure_peak, "prepare", str(files.folder), days)
+            for days in sorted({1, (args.days + 1) // 2, args.days})
+        }
     rows += [{"part": f"prepare {days} days", "peak MB": peak} for days, peak in peaks.items()]
     return BenchResult(
         suite="data",
@@ -82,14 +70,6 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure opening a day, a shuffled batch and the negatives, ours and the research reader's in turns."""
-    import numpy as np
-    import torch
-    from torch.utils.data import default_collate
-
-    from recsys_topk.bench.research_reader import ResearchDataset, sample_negatives
-    from recsys_topk.datamodules import NegativeSource, expand
-    from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayShard
-
     day = files.days[-1]
     maker = BatchMaker(LAYOUTS["two-stage"], 50)
     rng = np.random.default_rng(0)
@@ -116,7 +96,7 @@ def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str,
     items = torch.cat(read_batch()[5:9], 1)
     sources: tuple[NegativeSource, ...] = ("in_batch", "uniform")
     for number, target in ((25, 6.0), (160, 25.0)):
-        research_mb = _peak("research", str(cache.path(day)), number)
+        research_mb = in_own_process(measure_peak, "research", str(cache.path(day)), number)
         for source in sources:
             ours = partial(
                 expand, batch, number, seed=1, group=4, source=source, catalogue=catalogue, pool_rows=pool_rows
@@ -124,7 +104,13 @@ def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str,
             row = _pair(
                 f"{number} negatives, {source}", ours, partial(sample_negatives, items, number), args, target_ms=target
             )
-            rows.append({**row, "extra MB": _peak(source, str(cache.path(day)), number), "research MB": research_mb})
+            rows.append(
+                {
+                    **row,
+                    "extra MB": in_own_process(measure_peak, source, str(cache.path(day)), number),
+                    "research MB": research_mb,
+                }
+            )
     return rows
 
 
@@ -153,14 +139,7 @@ def _cpu(call: Callable[[], Any]) -> float:
     return time.process_time() - began
 
 
-def _peak(what: str, where: str, number: int) -> float | None:
-    """Return `measure_peak` as another process finds it."""
-    command = [sys.executable, "-c", _PEAK, json.dumps([what, where, number])]
-    answer: Mapping[str, float | None] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return answer["mb"]
-
-
-def measure_peak(what: str, where: str, number: int) -> dict[str, float | None]:
+def measure_peak(what: str, where: str, number: int) -> float | None:
     """Return the peak resident size, in MB, of preparing `number` days, or its growth over one negative expansion.
 
     Args:
@@ -169,20 +148,11 @@ def measure_peak(what: str, where: str, number: int) -> dict[str, float | None]:
         number: Days, or negatives.
     """
     if what == "prepare":
-        from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles
-
         files = RecFlowFiles(where)
         with tempfile.TemporaryDirectory() as scratch:
             DayCache(files, scratch).prepare(files.days[:number])
         peak = resident("VmHWM")
-        return {"mb": None if peak is None else round(peak)}
-    import numpy as np
-    import torch
-
-    from recsys_topk.bench.research_reader import sample_negatives
-    from recsys_topk.datamodules import expand
-    from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayShard, PreparedDay
-
+        return None if peak is None else round(peak)
     torch.set_num_threads(1)
     folder = Path(where)
     day = PreparedDay(folder, folder.name[:10])
@@ -201,4 +171,4 @@ def measure_peak(what: str, where: str, number: int) -> dict[str, float | None]:
     kept = call(batch, items)
     after = resident("VmHWM")
     del kept
-    return {"mb": None if before is None or after is None else round(after - before)}
+    return None if before is None or after is None else round(after - before)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import argparse
 import time
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import torch
 
 from recsys_topk.bench.result import BenchResult
-from recsys_topk.bench.steps import Batch, baseline, peer_steps, step, subjects, too_big
+from recsys_topk.bench.subjects import Batch, baseline, one_pass, peer_passes, subjects, too_big
 from recsys_topk.bench.timing import (
     Shape,
+    clock_of,
     cpu_clock,
-    cuda_clock,
     growth_exponent,
+    in_own_process,
     interleaved,
-    peak_growth_elsewhere,
+    peak_growth,
     threads,
 )
-from recsys_topk.registry import nearest
+from recsys_topk.registry import suggest
 
 SHAPES = [
     *(Shape(1, n, n // 2) for n in (5, 10, 50, 100, 500, 1000)),
@@ -35,42 +37,39 @@ GROWTH = [1_000, 10_000, 100_000, 1_000_000]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the operator and loss suites."""
     parser.add_argument("--names", nargs="+", metavar="NAME", help="what to time; all by default")
-    parser.add_argument("--shapes", nargs="+", metavar="LISTSxITEMSxK", type=Shape.parse, help="e.g. 1024x200x10")
+    parser.add_argument("--shapes", nargs="+", metavar="LISTSxITEMSxK", type=_shape, help="e.g. 1024x200x10")
     parser.add_argument("--quick", action="store_true", help="three shapes, short runs, no memory or growth")
     parser.add_argument("--seconds", type=float, default=None, help="time for each measurement (1.0; 0.3 with --quick)")
     parser.add_argument("--peers", action="store_true", help="also time PyPI diffsort where it is installed")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
 
 
-def run_suite(suite: str, args: argparse.Namespace) -> BenchResult:
+def run(args: argparse.Namespace) -> BenchResult:
     """Time every chosen subject at every chosen shape."""
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no GPU here; leave --device out to use the CPU")
+    suite, clock = args.suite, clock_of(args.device)
+    shapes = [Shape.parse(shape) for shape in args.shapes or ()]
     known = subjects(suite)
     labels = args.names or list(known)
     for label in labels:
         if label not in known:
-            close = nearest(label, known)
-            raise ValueError(
-                f"unknown name {label!r}; {f'did you mean {close!r}? ' if close else ''}known: {', '.join(known)}"
-            )
+            raise ValueError(f"unknown name {label!r}; {suggest(label, known)}known: {', '.join(known)}")
     seconds = args.seconds if args.seconds is not None else (0.3 if args.quick else 1.0)
     rows: list[dict[str, Any]] = []
     notes = [_method(args.device)]
     with threads(1):
-        for shape in args.shapes or (QUICK if args.quick else SHAPES):
+        for shape in shapes or (QUICK if args.quick else SHAPES):
             batch = Batch.of(shape, args.device)
             for label in labels:
                 reason = too_big(suite, known[label], shape)
                 if reason is not None:
                     notes.append(f"skipped: {label} at {shape} ({reason})")
                     continue
-                rows.append(_row(label, shape, step(suite, known[label], shape, batch), batch, seconds, args.device))
+                rows.append(_row(label, shape, one_pass(suite, known[label], shape, batch), batch, seconds, clock))
                 if not args.quick:
                     rows[-1]["memory MB"] = _memory(suite, label, shape, args.device, batch)
             if args.peers:
-                for label, peer in peer_steps(shape, batch).items():
-                    rows.append(_row(label, shape, peer, batch, seconds, args.device))
+                for label, peer in peer_passes(shape, batch).items():
+                    rows.append(_row(label, shape, peer, batch, seconds, clock))
         if not args.quick and args.device == "cpu" and "dftopk" in labels and args.shapes is None:
             notes.append(_growth(suite, seconds))
     return BenchResult(suite, "F.binary_cross_entropy_with_logits, forward and backward, same scores", rows, notes)
@@ -85,12 +84,11 @@ def _method(device: str) -> str:
     )
 
 
-def _row(label: str, shape: Shape, method: Any, batch: Batch, seconds: float, device: str) -> dict[str, Any]:
+def _row(label: str, shape: Shape, method: Any, batch: Batch, seconds: float, clock: Any) -> dict[str, Any]:
     plain = baseline(batch)
-    clock = cuda_clock if device == "cuda" else cpu_clock
     ours, base = interleaved(method, plain, seconds, clock)
     row: dict[str, Any] = {"name": label, "shape": str(shape), "ratio": ours / base, "ms": ours, "baseline ms": base}
-    if device == "cpu":
+    if clock is cpu_clock:
         with threads(2):
             row["2-thread ms"], _ = interleaved(method, plain, seconds / 3, time.perf_counter_ns)
     return row
@@ -98,11 +96,31 @@ def _row(label: str, shape: Shape, method: Any, batch: Batch, seconds: float, de
 
 def _memory(suite: str, label: str, shape: Shape, device: str, batch: Batch) -> float | None:
     if device == "cpu":
-        return peak_growth_elsewhere(suite, label, shape)
+        try:
+            return in_own_process(growth_of, suite, label, shape)
+        except BrokenProcessPool:
+            return None  # the system ended it: too little memory
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    step(suite, subjects(suite)[label], shape, batch)()
+    one_pass(suite, subjects(suite)[label], shape, batch)()
     return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def growth_of(suite: str, label: str, shape: Shape) -> float:
+    """Return by how many MB one pass of a subject raises the peak resident memory of this process."""
+    torch.set_num_threads(1)
+    subject, small = subjects(suite)[label], Shape(2, 8, 3)
+    batch = Batch.of(shape, "cpu")
+
+    def warm_up() -> None:
+        one_pass(suite, subject, small, Batch.of(small, "cpu"))()
+        baseline(batch)()  # its gradient buffer belongs to any loss
+
+    return round(peak_growth(warm_up, one_pass(suite, subject, shape, batch)), 1)
+
+
+def _shape(text: str) -> str:
+    return str(Shape.parse(text))
 
 
 def _growth(suite: str, seconds: float) -> str:
@@ -112,7 +130,7 @@ def _growth(suite: str, seconds: float) -> str:
         shape = Shape(1, n, n // 100)
         batch = Batch.of(shape, "cpu")
         mine, plain = interleaved(
-            step(suite, subjects(suite)["dftopk"], shape, batch), baseline(batch), seconds, cpu_clock
+            one_pass(suite, subjects(suite)["dftopk"], shape, batch), baseline(batch), seconds, cpu_clock
         )
         ours.append(mine)
         base.append(plain)

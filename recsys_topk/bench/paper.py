@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from recsys_topk import losses
 from recsys_topk.bench.result import BenchResult
-from recsys_topk.bench.timing import cpu_clock, cuda_clock, threads
-from recsys_topk.registry import nearest
+from recsys_topk.bench.timing import clock_of, cpu_clock, cuda_clock, threads
+from recsys_topk.registry import suggest
 
 ROWS, DIM, HISTORY = 100, 8, 50
 ITEMS = (5, 10, 50, 100, 500, 1000)
@@ -67,12 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Time every chosen loss, and plain cross-entropy, at every length."""
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no GPU here; leave --device out to use the CPU")
+    clock_of(args.device)
     for name in args.names:
         if name not in losses.available():
-            close = nearest(name, losses.available())
-            raise ValueError(f"unknown loss {name!r}; {f'did you mean {close!r}? ' if close else ''}see `losses`")
+            raise ValueError(f"unknown loss {name!r}; {suggest(name, losses.available())}see `losses`")
     for items in args.items:
         if items < 2:
             raise ValueError(f"--items must be at least 2, so that k = N / 2 cuts something, got {items}")

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from recsys_topk.cli.console import table
 from recsys_topk.runs.provenance import cpu_model
+from recsys_topk.runs.text import table
 
 
 def machine() -> dict[str, Any]:
@@ -56,11 +56,29 @@ class BenchResult:
 
     def to_json(self) -> str:
         """Return everything as JSON."""
-        plain = {
-            "suite": self.suite,
-            "baseline": self.baseline,
-            "rows": [dict(row) for row in self.rows],
-            "notes": list(self.notes),
-            "machine": dict(self.machine),
-        }
-        return json.dumps(plain, indent=1)
+        return json.dumps(vars(self), indent=1) + "\n"
+
+
+def regressions(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], tolerance: float) -> list[str]:
+    """Return a sentence for every row whose ratio has grown by more than `tolerance`, and for none that is new.
+
+    Rows are matched by all their text. Ratios to a baseline of the same run travel between machines; times do not.
+
+    Example:
+        >>> regressions([{"name": "a", "ratio": 2.0}], [{"name": "a", "ratio": 3.2}], 0.5)
+        ['slower: a, ratio 3.20 against 2.00 (+60%)']
+    """
+    known = {_key(row): float(row["ratio"]) for row in before if row.get("ratio") is not None}
+    if not known:
+        raise ValueError("the file given to --check holds no row with a ratio; write one with --json")
+    lines = []
+    for row in after:
+        old = known.get(_key(row))
+        if old is not None and row.get("ratio") is not None and row["ratio"] > old * (1.0 + tolerance):
+            growth = row["ratio"] / old - 1.0
+            lines.append(f"slower: {' '.join(_key(row))}, ratio {row['ratio']:.2f} against {old:.2f} (+{growth:.0%})")
+    return lines
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(value for value in row.values() if isinstance(value, str))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from recsys_topk.bench.result import BenchResult
+from recsys_topk.bench.timing import in_own_process, peak_memory
+from recsys_topk.datamodules import CascadeBatch, Feature, Schema, Table, expand
+from recsys_topk.runs.memory import keep_freed_memory
+from recsys_topk.runs.quiet import quiet_libraries
 
 SMALL, LARGE = "train, rowwise", "train, rowwise, 1M items"
 # (what is timed, negatives, items in the vocabulary, embedding optimizer)
@@ -32,14 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--loss", default="dftopk")
-    parser.add_argument("--case", choices=sorted(CASES), help="run one case in this process")
-    parser.add_argument("--form", choices=("ours", "textbook"), default="ours", help="with --case")
+    parser.add_argument("--case", choices=sorted(CASES), help="run one case only")
 
 
 def random_schema(items: int, users: int) -> Any:
     """Return RecFlow's schema with the given vocabulary."""
-    from recsys_topk.datamodules import Feature, Schema, Table
-
     rows = {
         "user_id": users, "device_id": users, "gender": 3, "age": 8, "province": 36, "video_id": items,
         "author_id": max(items // 5, 1), "category_level_two": 140, "category_level_one": 40, "upload_type": 40,
@@ -60,10 +61,6 @@ def random_schema(items: int, users: int) -> Any:
 
 def random_batch(schema: Any, size: int, items: int, length: int, seed: int = 0) -> Any:
     """Return a batch as RecFlow's lists are: ten items a group, popular items in many lists, full histories."""
-    import torch
-
-    from recsys_topk.datamodules import CascadeBatch
-
     generator = torch.Generator().manual_seed(seed)
     vocabulary = schema.table("video_id").rows - 2
     # Popular items stand in many lists (density falls with the square root of the rank). Whatever the vocabulary, ten
@@ -98,23 +95,22 @@ def random_batch(schema: Any, size: int, items: int, length: int, seed: int = 0)
     )
 
 
-def run_case(options: argparse.Namespace) -> dict[str, float]:
-    """Time one case in this process; return milliseconds and megabytes."""
-    import torch
+def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, float]:
+    """Time one case in this process; return milliseconds and megabytes.
 
+    Args:
+        options: The options of the suite.
+        case: A key of `CASES`.
+        form: ``"ours"`` or ``"textbook"``.
+    """
     torch.set_num_threads(options.threads)
-    what, negatives, vocabulary, embedding_optimizer = CASES[options.case]
-    from recsys_topk.memory import keep_freed_memory
-    from recsys_topk.runs.quiet import quiet_libraries
-
+    what, negatives, vocabulary, embedding_optimizer = CASES[case]
     quiet_libraries()
-    if options.form == "ours":
+    if form == "ours":
         keep_freed_memory()  # as the training commands do; it slows the textbook form, whose tensors are too large
     from recsys_topk.bench.textbook import textbook
-    from recsys_topk.bench.timing import peak_memory
     from recsys_topk.cascades.module import CascadeModule
     from recsys_topk.cascades.optimizers import make_optimizer
-    from recsys_topk.datamodules import expand
 
     torch.manual_seed(0)
     schema = random_schema(vocabulary, vocabulary // 5)
@@ -125,7 +121,7 @@ def run_case(options: argparse.Namespace) -> dict[str, float]:
         group = len(schema.groups)
         return expand(batch, negatives, seed=1, group=group, source="in_batch").batch if negatives else batch
 
-    if options.form == "textbook":
+    if form == "textbook":
         stages = textbook(module.cascade, schema)
         optimizer: torch.optim.Optimizer = torch.optim.Adam(stages.parameters(), lr=1e-2)
         prepared = expanded()  # its sampling is left out of its time: it gets the negatives for nothing
@@ -141,7 +137,7 @@ def run_case(options: argparse.Namespace) -> dict[str, float]:
     def step() -> None:
         this = current()
         optimizer.zero_grad()
-        made = scores() if options.form == "textbook" else module(this)
+        made = scores() if form == "textbook" else module(this)
         module.objective(
             made, this.labels, this.mask, groups=this.group, quotas=module.cascade.quotas, k=module.k
         ).total.backward()
@@ -150,7 +146,7 @@ def run_case(options: argparse.Namespace) -> dict[str, float]:
     def evaluate() -> None:
         this = current()
         with torch.no_grad():
-            made = scores() if options.form == "textbook" else module(this)
+            made = scores() if form == "textbook" else module(this)
             module.update_metrics("test", made, this)
 
     action = step if what == "train" else evaluate
@@ -160,37 +156,7 @@ def run_case(options: argparse.Namespace) -> dict[str, float]:
         start = time.perf_counter()
         action()
         times.append(time.perf_counter() - start)
-    return {
-        "ms": statistics.median(times) * 1e3,
-        "MB": peak_memory(),
-    }
-
-
-def _in_own_process(options: argparse.Namespace, case: str, form: str) -> dict[str, float]:
-    """Run one case in a process of its own, so that its peak memory is its own."""
-    passed: Sequence[str] = [
-        f"--{name}={getattr(options, name)}"
-        for name in ("batch_size", "items", "history", "dim", "repeats", "threads", "loss")
-    ]
-    code = "import sys; from recsys_topk.bench.step import child; child(sys.argv[1:])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *passed, f"--case={case}", f"--form={form}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise ValueError(f"bench step, case {case!r} ({form}) failed: {done.stderr.strip().splitlines()[-1:]}")
-    milliseconds, megabytes = (float(x) for x in done.stdout.strip().splitlines()[-1].split())
-    return {"ms": milliseconds, "MB": megabytes}
-
-
-def child(argv: list[str]) -> None:
-    """Run one case and write its two numbers."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    measured = run_case(parser.parse_args(argv))
-    sys.stdout.write(f"{measured['ms']} {measured['MB']}\n")
+    return {"ms": statistics.median(times) * 1e3, "MB": peak_memory()}
 
 
 def run(options: argparse.Namespace) -> BenchResult:
@@ -199,11 +165,11 @@ def run(options: argparse.Namespace) -> BenchResult:
     names = [options.case] if options.case else list(CASES)
     by_name: dict[str, float] = {}
     for name in names:
-        ours = _in_own_process(options, name, "ours")
+        ours = in_own_process(run_case, options, name, "ours")
         by_name[name] = ours["ms"]
         row: dict[str, Any] = {"case": name, "ms": ours["ms"], "peak MB": ours["MB"]}
         if CASES[name][3] == "same":
-            theirs = _in_own_process(options, name, "textbook")
+            theirs = in_own_process(run_case, options, name, "textbook")
             row |= {"textbook ms": theirs["ms"], "textbook MB": theirs["MB"], "speed-up": theirs["ms"] / ours["ms"]}
             row["ratio"] = ours["ms"] / theirs["ms"]
         elif name == LARGE and SMALL in by_name:

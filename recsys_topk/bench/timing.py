@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from recsys_topk.bench.resident import resident
-
-Step = Callable[[], object]
+T = TypeVar("T")
+Pass = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def interleaved(method: Step, baseline: Step, seconds: float, clock: Callable[[], int]) -> tuple[float, float]:
+def interleaved(method: Pass, baseline: Pass, seconds: float, clock: Callable[[], int]) -> tuple[float, float]:
     """Return the medians of `method` and `baseline` in milliseconds, run in turns for about `seconds`.
 
     In turns, so that whatever slows the machine down slows both; medians, because interruptions only add.
@@ -69,9 +70,9 @@ def interleaved(method: Step, baseline: Step, seconds: float, clock: Callable[[]
     times: tuple[list[int], list[int]] = ([], [])
     deadline = time.monotonic() + seconds
     while len(times[0]) < least or (time.monotonic() < deadline and len(times[0]) < 2000):
-        for step, kept in zip((method, baseline), times, strict=True):
+        for one, kept in zip((method, baseline), times, strict=True):
             before = clock()
-            step()
+            one()
             kept.append(clock() - before)
     return statistics.median(times[0]) / 1e6, statistics.median(times[1]) / 1e6
 
@@ -87,6 +88,13 @@ def cuda_clock() -> int:
     return time.perf_counter_ns()
 
 
+def clock_of(device: str) -> Callable[[], int]:
+    """Return the clock for a device; raise if there is no such device."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no GPU here; leave --device out to use the CPU")
+    return cuda_clock if device == "cuda" else cpu_clock
+
+
 def growth_exponent(sizes: list[int], milliseconds: list[float]) -> float:
     """Return the slope of the least-squares line through log time over log size.
 
@@ -100,13 +108,25 @@ def growth_exponent(sizes: list[int], milliseconds: list[float]) -> float:
     return float((x * y).sum() / (x * x).sum())
 
 
+def resident(field: str) -> float | None:
+    """Return a resident size of this program in MB: ``"VmRSS"`` (now) or ``"VmHWM"`` (peak); None where not known.
+
+    `getrusage` would count what the process was before it became this program, a copy of its parent.
+    """
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    line = next(line for line in status.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) / 1024
+
+
 def peak_memory() -> float:
     """Return the peak resident memory of this program, in MB."""
     peak = resident("VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 if peak is None else peak
 
 
-def peak_growth(warm_up: Step, method: Step) -> float:
+def peak_growth(warm_up: Pass, method: Pass) -> float:
     """Return by how many MB `method` raises the peak resident memory of this process above its peak so far."""
     warm_up()
     before = peak_memory()
@@ -114,8 +134,7 @@ def peak_growth(warm_up: Step, method: Step) -> float:
     return peak_memory() - before
 
 
-def peak_growth_elsewhere(suite: str, label: str, shape: Shape) -> float | None:
-    """Return `peak_growth` of one step measured in a fresh process; None if that process failed."""
-    command = [sys.executable, "-m", "recsys_topk.bench.memory", suite, label, str(shape)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return float(done.stdout) if done.returncode == 0 else None
+def in_own_process(function: Callable[..., T], *arguments: object) -> T:
+    """Return what `function` returns in a fresh process, whose peak memory is its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()

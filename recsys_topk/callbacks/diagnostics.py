@@ -132,9 +132,7 @@ class Diagnostics(Callback):  # type: ignore[misc]  # lightning is untyped here
             if any(p.grad is not None for p in chosen):
                 pl_module.log(f"diagnostics/below_eps/{kind}", share_below(chosen, eps))
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         """Log what the objective did to the scores."""
         if self._call is None:
             return

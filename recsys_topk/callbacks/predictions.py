@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,7 @@ class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning
         self.path = path
         self._writer: pq.ParquetWriter | None = None
 
-    def write_on_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        prediction: dict[str, Tensor],
-        batch_indices: Sequence[int] | None,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int,
-    ) -> None:
+    def write_on_batch_end(self, trainer: pl.Trainer, _: Any, prediction: dict[str, Tensor], *rest: Any) -> None:
         """Append one batch."""
         rows = pa.table({name: column.numpy() for name, column in prediction.items()})
         if self._writer is None:
@@ -47,19 +37,21 @@ class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning
             self._writer = pq.ParquetWriter(self._partial, rows.schema)
         self._writer.write_table(rows)
 
-    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_predict_end(self, *_: Any) -> None:
         """Close the file and give it its name."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self._close():
             self._partial.replace(self.path)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, *_: Any) -> None:
         """Remove what was begun."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self._close():
             self._partial.unlink(missing_ok=True)
+
+    def _close(self) -> bool:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        return writer is not None
 
     @property
     def _partial(self) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -51,28 +51,28 @@ class Pace(Callback):  # type: ignore[misc]  # lightning is untyped here
         self._hook = pl_module.objective.register_forward_pre_hook(remember, with_kwargs=True)
         self._restart()
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         """Stop listening."""
-        self._remove()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Stop listening."""
-        self._remove()
+    on_exception = teardown
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_start(self, *_: Any) -> None:
         """Begin a new measurement: between epochs no requests are trained on."""
         self._restart()
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_start(self, *_: Any) -> None:
         """Stop the clock."""
         self._paused = time.monotonic()
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let the clock go on."""
+    def on_validation_end(self, *_: Any) -> None:
+        """Start the clock again."""
         self._since += time.monotonic() - self._paused
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, batch: Any, *__: Any
     ) -> None:
         """Measure, and log when the trainer does."""
         self._requests += batch.size * trainer.world_size
@@ -110,11 +110,6 @@ class Pace(Callback):  # type: ignore[misc]  # lightning is untyped here
 
     def _restart(self) -> None:
         self._requests, self._since = 0, time.monotonic()
-
-    def _remove(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
 
 
 class RichProgress(RichProgressBar):  # type: ignore[misc]  # lightning is untyped here
@@ -156,31 +151,30 @@ class PlainProgress(ProgressBar):  # type: ignore[misc]  # lightning is untyped 
         """Write again."""
         self._enabled = True
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         """Write a line if it is time to."""
         if self._due():
-            self._line(self._training(trainer, batch_idx + 1))
+            self._line(self._training(trainer, rest[3] + 1))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write a line with what validation found."""
         self._line(self._training(trainer, trainer.fit_loop.batch_idx + 1))
 
-    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+    def on_validation_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         """Write a line if it is time to."""
-        if self._due():
-            self._line(f"validation  batch {rest[2] + 1}/{sum(trainer.num_val_batches)}")
+        self._evaluating("validation", rest[3], trainer.num_val_batches)
 
-    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+    def on_test_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         """Write a line if it is time to."""
-        if self._due():
-            self._line(f"test  batch {rest[2] + 1}/{sum(trainer.num_test_batches)}")
+        self._evaluating("test", rest[3], trainer.num_test_batches)
 
-    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+    def on_predict_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         """Write a line if it is time to."""
+        self._evaluating("prediction", rest[3], trainer.num_predict_batches)
+
+    def _evaluating(self, what: str, batch_idx: int, batches: Sequence[float]) -> None:
         if self._due():
-            self._line(f"prediction  batch {rest[2] + 1}/{sum(trainer.num_predict_batches)}")
+            self._line(f"{what}  batch {batch_idx + 1}/{sum(batches)}")
 
     def _training(self, trainer: pl.Trainer, batches: int) -> str:
         last = "" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs}"

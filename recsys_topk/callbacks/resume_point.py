@@ -1,4 +1,4 @@
-"""`last.ckpt`: where a run that was stopped, by whatever, goes on with the same numbers."""
+"""`last.ckpt`: where a run that was stopped, by whatever, is resumed with the same numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WholeFileIO(TorchCheckpointIO):  # type: ignore[misc]  # lightning is unty
 
 
 class BestCheckpoint(ModelCheckpoint):  # type: ignore[misc]  # lightning is untyped here
-    """Keeps `best.ckpt`, the one with the largest value of a metric; a run's directory may be moved and go on.
+    """Keeps `best.ckpt`, the one with the largest value of a metric; a run's directory may be moved and resumed.
 
     Args:
         folder: Where it is written.
@@ -85,8 +85,8 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
     It is saved after a step once `minutes` have passed, at every `steps`-th step, before the step that validation
     follows (so that a kill during a long validation costs one step), and at the end of every epoch. A file gets its
     name only after what the step logged has been logged: rows and checkpoint never disagree. Inside an accumulation
-    of gradients, and between a step and its validation, nothing is saved, because Lightning could not go on there. With
-    `max_steps` it cannot go on between epochs either: the first step of the next one is saved instead of the end.
+    of gradients, and between a step and its validation, nothing is saved, because Lightning cannot resume there. With
+    `max_steps` it cannot resume between epochs either: the first step of the next one is saved instead of the end.
 
     The state of the random generators goes into every checkpoint, and comes back before the first batch.
 
@@ -136,18 +136,14 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
         self._publish(trainer)
         self._restore()
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Give the checkpoint of the step before its name; stop here if a signal came during it."""
         self._publish(trainer)
         self._restore()
         if self._wanted(trainer) and self.saved_step == trainer.global_step:
             raise TrainingStoppedError(self._signal or signal.SIGINT)
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, _: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Save if it is time to."""
         if trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches:
             return  # the end of the epoch saves; or gradients are being accumulated
@@ -155,7 +151,7 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
             self._save(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Forget what was saved after the step before: to go on from it would leave the validation out."""
+        """Forget what was saved after the step before: resuming from it would leave the validation out."""
         if trainer.training or trainer.state.fn == "fit":
             self._pending_step = None
             self._stop_if_wanted(trainer)

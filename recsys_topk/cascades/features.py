@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from recsys_topk.cascades.layout import PARTS, Layout, Parts, Use
+from recsys_topk.cascades.layout import PARTS, Layout, Parts
 from recsys_topk.cascades.tables import (
-    Bags,
     FusedOptimizer,
     configs_of,
     fused_collection,
     initialise,
     is_fused,
     is_plain,
+    join_bags,
+    make_bags,
     plain_collection,
     read_torchrec,
     read_weights,
@@ -110,6 +111,7 @@ class FeatureEmbedding(nn.Module):
             raise ValueError("the schema has no item features, so a stage cannot tell items apart; add one")
         self.layout = Layout(schema, _dimensions(schema, dim))
         self.fused = fused
+        self._applied: Callable[[Tensor], Tensor] | None = None
         place = torch.get_default_device() if device is None else torch.device(device)
         self._weighted = {name_of(parts): self._needs_weights(parts, place) for parts in self.groups}
         self.collections = nn.ModuleDict(
@@ -176,6 +178,10 @@ class FeatureEmbedding(nn.Module):
             initialise(collection)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # Tables that stages share are reached through each of them, and `to_empty` must not empty them twice.
+        if fn is self._applied:
+            return self
+        self._applied = fn
         before = [weight.device.type for weight in self.collections.parameters()]
         kernels_hold = {name: _addresses(part) for name, part in self.collections.items() if is_fused(part)}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -183,17 +189,22 @@ class FeatureEmbedding(nn.Module):
         for name, collection in self.collections.items():
             moved = name in kernels_hold and _addresses(collection) != kernels_hold[name]
             if moved or (materialised and self.fused is not None and is_plain(collection)):
-                self.collections[name] = self._fused_copy(name, collection)
+                self.collections[name] = self._rebuilt(name, collection)
         if materialised:
             self._register_columns(next(self.collections.parameters()).device)
             self.reset_parameters()
         return self
 
-    def _fused_copy(self, name: str, collection: nn.Module) -> nn.Module:
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_applied": None}
+
+    def _rebuilt(self, name: str, collection: nn.Module) -> nn.Module:
         """Return a fused collection with the weights of another, on their device; its optimizer state begins anew."""
         assert self.fused is not None
         weights = table_weights(collection)
         first = next(iter(weights.values()))
+        if first.is_meta:
+            return plain_collection(configs_of(collection), first.device, weighted=True)
         if first.dtype != torch.float32:
             raise ValueError(
                 f"tables with an optimizer inside backward hold float32, got {first.dtype}; "
@@ -261,8 +272,8 @@ class FeatureEmbedding(nn.Module):
             direct, static = readable(collection), needs_static_shapes(batch.items)
             weighted = static or self.layout.has_bags(parts) if direct else self._weighted[name_of(parts)]
             keys = {
-                key: _joined(
-                    [_bags(ids[part], self.layout.use(part, key), weighted, static and weighted) for part in parts]
+                key: join_bags(
+                    [make_bags(ids[part], self.layout.use(part, key), weighted, static and weighted) for part in parts]
                 )
                 for key in self.layout.keys[parts]
             }
@@ -295,31 +306,6 @@ def _ids(batch: CascadeBatch, history: HistoryForm) -> dict[Part, Tensor]:
     """Return the ids of each part, one row per vector that is wanted."""
     views = batch.history if history == "mean" else batch.history.flatten(0, 1)
     return {"request": batch.request, "items": batch.items, "history": views}
-
-
-def _bags(ids: Tensor, use: Use | None, weighted: bool, static: bool) -> Bags:
-    """Return the bags of one feature, one per row of `ids`; empty ones for a part that has no such feature."""
-    if use is None:
-        none = ids.new_empty(0, dtype=torch.float32) if weighted else None
-        return Bags(ids.new_empty(0), ids.new_zeros(len(ids)), none)
-    own = ids[..., use.columns]
-    present = own != use.table.padding
-    weights = present.float() if weighted else None
-    if weights is not None and use.bag:
-        weights = weights / weights.sum(-1, keepdim=True).clamp_min(1.0)
-    if static:
-        assert weights is not None
-        return Bags(own.flatten(), ids.new_full((len(own),), own.shape[1:].numel()), weights.flatten())
-    return Bags(own[present], present.flatten(1).sum(1), None if weights is None else weights[present])
-
-
-def _joined(bags: list[Bags]) -> Bags:
-    weights = [bag.weights for bag in bags if bag.weights is not None]
-    return Bags(
-        torch.cat([bag.ids for bag in bags]),
-        torch.cat([bag.lengths for bag in bags]),
-        torch.cat(weights) if weights else None,
-    )
 
 
 def _addresses(collection: nn.Module) -> list[int]:

@@ -24,28 +24,24 @@ class LearningCheck:
         self.positive_above = positive_above
         self.cut = min(cuts) if cuts else None
         self.quotas = list(quotas)
-        self.batches = 0
-        self._seen: torch.Tensor | None = None
+        self._seen: list[torch.Tensor] = []
 
     def add(self, batch: CascadeBatch) -> bool:
         """Count a batch; return whether there have been enough to call `finish`. Nothing is read on the host."""
-        positive = (batch.mask & (batch.labels > self.positive_above)).any(-1).sum()
-        longest = batch.mask.sum(-1).amax() if batch.mask.numel() else positive
-        now = torch.stack((positive, longest))
-        self._seen = (
-            now if self._seen is None else torch.stack((self._seen[0] + now[0], torch.maximum(self._seen, now)[1]))
-        )
-        self.batches += 1
-        return self.batches >= BATCHES
+        items = batch.mask & (batch.labels > self.positive_above)
+        longest = batch.mask.sum(-1).amax() if batch.size else batch.mask.sum()
+        self._seen.append(torch.stack((items.any(-1).sum(), longest)))
+        return len(self._seen) >= BATCHES
 
     def finish(self) -> None:
-        """Raise ValueError if the batches counted cannot teach anything. Reads two numbers."""
-        if self._seen is None:
+        """Raise ValueError if the batches counted cannot teach anything. Reads the counts, once."""
+        if not self._seen:
             return
-        lists, longest = (int(number) for number in self._seen.cpu())
+        counts = torch.stack(self._seen).cpu()
+        lists, longest = int(counts[:, 0].sum()), int(counts[:, 1].max())
         if lists == 0:
             raise ValueError(
-                f"no list of the first {self.batches} training batches has a label above {self.positive_above:g}, so "
+                f"no list of the first {len(counts)} training batches has a label above {self.positive_above:g}, so "
                 f"nothing is learned; check the labels, or set positive_above of the data or the loss "
                 f"(--loss.positive_above)"
             )

@@ -22,9 +22,9 @@ from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.base import registry as losses
 from recsys_topk.metrics.configured import DEFAULT, MetricEntry, configured_metrics
 from recsys_topk.metrics.mean import ListMean
-from recsys_topk.registry import nearest
+from recsys_topk.registry import suggest
 from recsys_topk.spec import build, describe
-from recsys_topk.trust import loading
+from recsys_topk.trust import inspect_names, loading
 
 Split = Literal["val", "test"]
 ObjectiveFactory = Callable[[RankingLoss, int], CascadeObjective]
@@ -59,8 +59,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         optimizer_options: Further arguments of the optimizer, e.g. ``{"eps": 1e-12}``.
         warmup_steps: Steps over which the learning rate rises to `lr`.
         validate: Raise on NaN or infinity among the scores instead of training on.
-        metrics: What to measure: names, or mappings of a name and options (`recsys_topk.metrics.configured`); None =
-            the joint recall and the recall of each stage.
+        metrics: What to measure: names, or mappings such as ``{"metric": "ndcg", "k": 5}`` (`configured_metrics`);
+            None = the joint recall and the recall of each stage.
         monitor: The metric that decides which checkpoint is best, by its logged name without the split, e.g.
             ``"joint_recall@10@20"``; None = the joint recall, or the first metric if that is not measured.
     """
@@ -87,6 +87,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         super().__init__()
         if k < 1:
             raise ValueError(f"k must be at least 1, how many items are wanted in the end; got k={k}")
+        if isinstance(schema, Mapping):  # as checkpoints hold it
+            inspect_names({"metrics": metrics}, "the description of a cascade")
         if isinstance(schema, Mapping) and "version" not in schema:
             loss, objective = _of_old_file(loss, objective)
         self.schema = schema if isinstance(schema, Schema) else Schema.from_dict(dict(schema))
@@ -244,9 +246,9 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         if name is None:
             return next((own for own, metric in metrics.items() if metric.whole_cascade), next(iter(metrics)))
         if name not in metrics:
-            close = nearest(name, metrics)
-            hint = f"did you mean {close!r}? " if close else ""
-            raise ValueError(f"cannot monitor {name!r}: it is not measured; {hint}available: {', '.join(metrics)}")
+            raise ValueError(
+                f"cannot monitor {name!r}: it is not measured; {suggest(name, metrics)}available: {', '.join(metrics)}"
+            )
         if not metrics[name].higher_is_better:
             raise ValueError(f"cannot monitor {name!r}: a higher value must be better; available: {', '.join(metrics)}")
         return name

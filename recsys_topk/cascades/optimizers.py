@@ -14,7 +14,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.tables import FusedOptimizer
-from recsys_topk.registry import nearest
+from recsys_topk.registry import suggest
 
 OptimizerName = Literal["adam", "adamw", "adagrad", "sgd"]
 EmbeddingOptimizerName = Literal["same", "rowwise_adagrad", "adagrad", "sgd"]
@@ -157,6 +157,4 @@ def warm_up(optimizer: Optimizer, steps: int) -> LambdaLR:
 
 
 def _unknown(kind: str, name: str, known: tuple[str, ...]) -> ValueError:
-    close = nearest(name, known)
-    hint = f"did you mean {close!r}? " if close else ""
-    return ValueError(f"unknown {kind} {name!r}; {hint}available: {', '.join(known)}")
+    return ValueError(f"unknown {kind} {name!r}; {suggest(name, known)}available: {', '.join(known)}")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, PoolingType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
+from recsys_topk.cascades.layout import Use
 from recsys_topk.datamodules.schema import Table
 
 
@@ -42,6 +43,39 @@ class Bags:
     ids: Tensor
     lengths: Tensor
     weights: Tensor | None
+
+
+def make_bags(ids: Tensor, use: Use | None, weighted: bool, static: bool) -> Bags:
+    """Return the bags of one feature, one per row of ids.
+
+    Args:
+        ids: The ids of a part, (rows, columns), or (rows, L, columns) for the sum over L views.
+        use: The feature; None = the part has no such feature, and its bags are empty.
+        weighted: Give weights: 1 for an id, 1 / number of real ids in a bag feature, 0 for padding.
+        static: Keep padding in the bags, so that their lengths do not depend on the ids; needs weights.
+    """
+    if use is None:
+        none = ids.new_empty(0, dtype=torch.float32) if weighted else None
+        return Bags(ids.new_empty(0), ids.new_zeros(len(ids)), none)
+    own = ids[..., use.columns]
+    present = own != use.table.padding
+    weights = present.float() if weighted else None
+    if weights is not None and use.bag:
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(1.0)
+    if static:
+        assert weights is not None
+        return Bags(own.flatten(), ids.new_full((len(own),), own.shape[1:].numel()), weights.flatten())
+    return Bags(own[present], present.flatten(1).sum(1), None if weights is None else weights[present])
+
+
+def join_bags(bags: list[Bags]) -> Bags:
+    """Return the bags of several parts, one after another."""
+    weights = [bag.weights for bag in bags if bag.weights is not None]
+    return Bags(
+        torch.cat([bag.ids for bag in bags]),
+        torch.cat([bag.lengths for bag in bags]),
+        torch.cat(weights) if weights else None,
+    )
 
 
 def table_config(table: Table, dim: int, features: Sequence[str], init_std: float) -> Any:

@@ -12,10 +12,10 @@ _OLD = {
 }  # fmt: skip
 # What `reference_quirks: true` asked for.
 _PUBLISHED = {
-    "recsys_topk.cascades.objectives.joint.JointObjective": "recsys_topk.reference.joint.PublishedJoint",
-    "recsys_topk.cascades.objectives.icc.ICCObjective": "recsys_topk.reference.icc.PublishedICC",
-    "recsys_topk.losses.arf.ARFLoss": "recsys_topk.reference.arf.PublishedARF",
-    "recsys_topk.losses.arf.ARFV2Loss": "recsys_topk.reference.arf.PublishedARFV2",
+    "recsys_topk.cascades.objectives.joint.JointObjective": "recsys_topk.reference.PublishedJoint",
+    "recsys_topk.cascades.objectives.icc.ICCObjective": "recsys_topk.reference.PublishedICC",
+    "recsys_topk.losses.arf.ARFLoss": "recsys_topk.reference.PublishedARF",
+    "recsys_topk.losses.arf.ARFV2Loss": "recsys_topk.reference.PublishedARFV2",
 }
 
 
@@ -33,13 +33,13 @@ def upgrade(model: Mapping[str, Any], whole: bool | None = None) -> dict[str, An
     Example:
         >>> loss = {"class_path": "recsys_topk.losses.arf.ARFLoss", "init_args": {"tau": 2.0, "reference_quirks": True}}
         >>> upgrade({"loss": loss, "k": 5})["loss"]
-        {'class_path': 'recsys_topk.reference.arf.PublishedARF', 'init_args': {'tau': 2.0}}
+        {'class_path': 'recsys_topk.reference.PublishedARF', 'init_args': {'tau': 2.0}}
     """
     whole = model.keys() >= _OLD and "metrics" not in model if whole is None else whole
     changed = dict(model)
     for name in ("loss", "objective"):
         given = model.get(name)
-        if isinstance(given, Mapping) and isinstance(given.get("init_args"), Mapping):
+        if isinstance(given, Mapping) and "class_path" in given and isinstance(given.get("init_args"), Mapping):
             changed[name] = _upgrade_class(given, drop_threshold=whole and name == "loss")
     return changed
 

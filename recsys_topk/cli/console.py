@@ -1,9 +1,8 @@
-"""What the commands write for people: lines and tables on standard output, one-line errors on standard error."""
+"""What the commands write for people: lines on standard output, one-line errors on standard error."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 
 
 def echo(text: str = "") -> None:
@@ -18,33 +17,11 @@ def warn(text: str) -> None:
     sys.stderr.flush()
 
 
-def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str] | None = None) -> str:
-    """Return rows as aligned text; numbers to the right, missing cells as a dash.
+def write_to(path: str, text: str) -> None:
+    """Write what `--out FILE` asks for, whole or not at all."""
+    from recsys_topk.runs.files import write_whole
 
-    Example:
-        >>> print(table([{"loss": "dftopk", "recall": 0.51234}, {"loss": "listnet", "recall": 0.5}]))
-        loss     recall
-        -------  ------
-        dftopk   0.5123
-        listnet  0.5000
-    """
-    if not rows:
-        return "(nothing)"
-    names = list(columns) if columns is not None else list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    numeric = [all(isinstance(row.get(name), (int, float, type(None))) for row in rows) for name in names]
-    widths = [max(len(name), *(len(line[i]) for line in cells)) for i, name in enumerate(names)]
-
-    def align(line: Sequence[str]) -> str:
-        padded = (c.rjust(w) if right else c.ljust(w) for c, w, right in zip(line, widths, numeric, strict=True))
-        return "  ".join(padded).rstrip()
-
-    return "\n".join([align(names), align(["-" * w for w in widths]), *(align(line) for line in cells)])
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
-    return str(value)
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise ValueError(f"--out must be a file that can be written, got {path!r}: {error.strerror}") from error

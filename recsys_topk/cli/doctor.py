@@ -1,4 +1,4 @@
-"""`recsys-topk doctor`: which versions are here, whether they fit together, and what mends what does not."""
+"""`recsys-topk doctor`: which versions are here, whether they fit together, and how to fix what does not."""
 
 from __future__ import annotations
 
@@ -12,15 +12,36 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from recsys_topk import __version__
-from recsys_topk.cli.console import echo, table
+from recsys_topk.cli.console import echo
+from recsys_topk.runs.text import table
 
-TORCH, TORCHREC, FBGEMM = "2.13.0", "1.9.2", "1.8.0"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+# Distribution -> the lowest release that fits, the first that does not, and how to install it.
+NEEDED: dict[str, tuple[str, str, str]] = {
+    "torch": ("2.13", "2.14", "pip install --no-deps torch==2.13.0"),
+    "fbgemm-gpu-cpu": ("1.8.0", "1.8.1", "pip install --no-deps fbgemm-gpu-cpu==1.8.0"),
+    "fbgemm-gpu": ("1.8.0", "1.8.1", "pip install --no-deps fbgemm-gpu==1.8.0"),
+    "torchrec": ("1.9.2", "1.9.3", "pip install --no-deps torchrec==1.9.2"),
+    # TorchRec's own pin of 1.0.3 is too old for Lightning.
+    "torchmetrics": ("1.9", "2", "pip install --no-deps 'torchmetrics>=1.9,<2'"),
+    "lightning": ("2.5", "2.7", "pip install 'lightning>=2.5,<2.7'"),
+    "jsonargparse": ("4.40", "4.54", "pip install 'jsonargparse>=4.40,<4.54'"),
+    **dict.fromkeys(("datasets", "pyarrow", "wandb", "tensordict"), ("0", "", "pip install '.[train]' (in a clone)")),
+}
+PROBE = """
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+table = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=3, feature_names=["f"])
+ebc = EmbeddingBagCollection(tables=[table])
+kjt = KeyedJaggedTensor(keys=["f"], values=torch.tensor([0, 2]), lengths=torch.tensor([1, 1]))
+ebc(kjt).values().sum().backward()
+"""
+GPU = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report: what was found, whether it is right, and the command that mends it."""
+    """One line of the report: what was found, whether it is right, and the command that fixes it."""
 
     part: str
     found: str
@@ -37,10 +58,6 @@ def installed(name: str) -> str | None:
         return None
 
 
-def _release(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("+")[0].split(".")[:3] if part.isdigit())
-
-
 def check_versions(found: Mapping[str, str | None], python: tuple[int, ...] = sys.version_info[:3]) -> list[Check]:
     """Judge a set of installed versions (a function of its arguments, so that broken sets can be tested).
 
@@ -48,98 +65,37 @@ def check_versions(found: Mapping[str, str | None], python: tuple[int, ...] = sy
         found: Version by distribution name; None = not installed.
         python: Version of the interpreter.
     """
-    checks = [
-        Check(
-            "python",
-            ".".join(map(str, python)),
-            python >= (3, 10),
-            ">= 3.10",
-            "install Python 3.10 or newer, then: make clean && make install PYTHON=python3.11",
-        )
-    ]
-    torch = found.get("torch")
-    cuda = torch is not None and "+cpu" not in torch and found.get("fbgemm-gpu-cpu") is None
-    torch_cure = (
-        f"pip install --no-deps torch=={TORCH}"
-        if cuda
-        else f"pip install --no-deps torch=={TORCH}+cpu --index-url {TORCH_INDEX}"
-    )
-    fits = torch is not None and _release(torch)[:2] == _release(TORCH)[:2]
-    checks.append(Check("torch", torch or "missing", fits, f"{TORCH} (what fbgemm {FBGEMM} was built for)", torch_cure))
-    fbgemm_name = "fbgemm-gpu" if cuda else "fbgemm-gpu-cpu"
-    fbgemm = found.get(fbgemm_name)
-    both = found.get("fbgemm-gpu") is not None and found.get("fbgemm-gpu-cpu") is not None
-    if both:
-        cure = f"pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && pip install --no-deps fbgemm-gpu-cpu=={FBGEMM}"
-        checks.append(Check("fbgemm", "both the CUDA and the CPU build", False, "one of the two", cure))
-    else:
-        wrong = found.get("fbgemm-gpu") if fbgemm is None else None
-        shown = f"fbgemm-gpu {wrong} (CUDA) beside a CPU torch" if wrong else fbgemm or "missing"
-        cure = f"pip install --no-deps {fbgemm_name}=={FBGEMM}"
-        cure = f"pip uninstall -y fbgemm-gpu && {cure}" if wrong else cure
-        checks.append(Check(fbgemm_name, shown, fbgemm == FBGEMM, FBGEMM, cure))
-    torchrec = found.get("torchrec")
-    cure = f"pip install --no-deps torchrec=={TORCHREC}"
-    checks.append(Check("torchrec", torchrec or "missing", torchrec == TORCHREC, TORCHREC, cure))
-    metrics = found.get("torchmetrics")
-    fine = metrics is not None and (1, 9) <= _release(metrics) < (2,)
-    cure = "pip install --no-deps 'torchmetrics>=1.9,<2'  (TorchRec's own pin of 1.0.3 is too old for Lightning)"
-    checks.append(Check("torchmetrics", metrics or "missing", fine, ">= 1.9, < 2", cure))
-    for name, low, high in (("lightning", (2, 5), (2, 7)), ("jsonargparse", (4, 40), (4, 54))):
+    shown = ".".join(map(str, python))
+    cure = "install Python 3.10 or newer, then: make clean && make install PYTHON=python3.11"
+    checks = [Check("python", shown, python >= (3, 10), ">= 3.10", cure)]
+    cuda = "+cpu" not in (found.get("torch") or "+cpu") and found.get("fbgemm-gpu-cpu") is None
+    ours, other = ("fbgemm-gpu", "fbgemm-gpu-cpu") if cuda else ("fbgemm-gpu-cpu", "fbgemm-gpu")
+    for name, (low, high, cure) in NEEDED.items():
         have = found.get(name)
-        fine = have is not None and low <= _release(have) < high
-        wanted = f">= {low[0]}.{low[1]}, < {high[0]}.{high[1]}"
-        cure = f"pip install '{name}>={low[0]}.{low[1]},<{high[0]}.{high[1]}'"
+        fine = have is not None and _release(low) <= _release(have) and (not high or _release(have) < _release(high))
+        wanted = f">= {low}, < {high}" if high else "any"
+        if name == other:
+            continue
+        if name == "torch" and not cuda:
+            cure = f"{cure}+cpu --index-url {TORCH_INDEX}"
+        if name == ours and found.get(other) is not None:
+            cure = f"pip uninstall -y {other} && {cure}"
+            if have is not None:
+                name, have, fine, wanted = "fbgemm", "both the CUDA and the CPU build", False, "one of the two"
+                cure = f"pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && {NEEDED[ours][2]}"
         checks.append(Check(name, have or "missing", fine, wanted, cure))
-    for name in ("datasets", "pyarrow", "wandb", "tensordict"):
-        have = found.get(name)
-        checks.append(
-            Check(
-                name,
-                have or "missing",
-                have is not None,
-                "any",
-                "make install (or, in a clone: pip install '.[train]')",
-            )
-        )
     return checks
 
 
-PARTS = (
-    "torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec", "torchmetrics", "lightning", "jsonargparse", "datasets",
-    "pyarrow", "wandb", "tensordict",
-)  # fmt: skip
-
-PROBE = """
-import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-table = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=3, feature_names=["f"])
-ebc = EmbeddingBagCollection(tables=[table])
-kjt = KeyedJaggedTensor(keys=["f"], values=torch.tensor([0, 2]), lengths=torch.tensor([1, 1]))
-ebc(kjt).values().sum().backward()
-"""
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("+")[0].split(".")[:3] if part.isdigit())
 
 
-def probe_torchrec() -> Check:
-    """Look a row up and differentiate it, in a process of its own: a mismatched fbgemm can crash the interpreter."""
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
-    reason = (done.stderr.strip().splitlines() or ["it crashed"])[-1]
-    found = "works" if done.returncode == 0 else reason[:100]
-    return Check("embedding look-up", found, done.returncode == 0, "forward and backward", "make clean && make install")
-
-
-def gpu() -> str:
-    """Say which GPU torch sees, in one phrase."""
-    code = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
+def _python(code: str) -> tuple[int, str]:
+    """Run code in a process of its own, which it may crash; return its status and the last line it wrote."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    name = done.stdout.strip()
-    return name if done.returncode == 0 and name else "none visible: train with --trainer.accelerator cpu"
-
-
-def loops() -> str:
-    """Say whether the compiled inner loops for a CPU are there, in one phrase."""
-    numba = installed("numba")
-    return f"numba {numba}" if numba else "none: pip install numba (extra 'fast') makes training on a CPU faster"
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    return done.returncode, lines[-1] if lines else ""
 
 
 def main(argv: list[str]) -> int:
@@ -147,20 +103,26 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="recsys-topk doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     options = parser.parse_args(argv)
-    checks = [*check_versions({name: installed(name) for name in PARTS}), probe_torchrec()]
-    device = gpu()
+    status, said = _python(PROBE)
+    found = "works" if status == 0 else (said or "it crashed")[:100]
+    cure = "make clean && make install"
+    checks = check_versions({name: installed(name) for name in NEEDED})
+    checks.append(Check("embedding look-up", found, status == 0, "forward and backward", cure))
+    gpu = _python(GPU)[1] or "none visible: train with --trainer.accelerator cpu"
+    numba = installed("numba")
+    loops = f"numba {numba}" if numba else "none: pip install numba (extra 'fast') makes training on a CPU faster"
+    fits = all(check.fine for check in checks)
     if options.json:
-        found = {"version": __version__, "gpu": device, "loops": loops(), "checks": [vars(check) for check in checks]}
-        echo(json.dumps(found, indent=1))
-    else:
-        echo(f"recsys-topk {__version__} on {platform.platform()}")
-        rows = [{"part": c.part, "found": c.found, "wanted": c.wanted, "": "ok" if c.fine else "WRONG"} for c in checks]
-        echo(table(rows))
-        echo(f"GPU: {device}")
-        echo(f"compiled loops: {loops()}")
-        for check in checks:
-            if not check.fine:
-                echo(f"to mend {check.part}: {check.cure}")
-        fits = all(check.fine for check in checks)
-        echo("everything fits together" if fits else "the losses work all the same: they need torch and numpy only")
-    return 0 if all(check.fine for check in checks) else 1
+        report = {"version": __version__, "gpu": gpu, "loops": loops, "checks": [vars(check) for check in checks]}
+        echo(json.dumps(report, indent=1))
+        return 0 if fits else 1
+    echo(f"recsys-topk {__version__} on {platform.platform()}")
+    rows = [{"part": c.part, "found": c.found, "wanted": c.wanted, "": "ok" if c.fine else "WRONG"} for c in checks]
+    echo(table(rows))
+    echo(f"GPU: {gpu}")
+    echo(f"compiled loops: {loops}")
+    for check in checks:
+        if not check.fine:
+            echo(f"to fix {check.part}: {check.cure}")
+    echo("everything fits together" if fits else "the losses work all the same: they need torch and numpy only")
+    return 0 if fits else 1

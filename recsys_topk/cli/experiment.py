@@ -1,13 +1,17 @@
-"""`recsys-topk experiment NAME`: one of the paper's experiments, or all of them, through the public commands."""
+"""`recsys-topk experiment NAME`: one of the paper's experiments, or all of them."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from recsys_topk.cli.console import echo, table
+from recsys_topk.cli.arguments import typed
+from recsys_topk.cli.console import echo
 from recsys_topk.experiments.definition import SIZES, Size, available, load
-from recsys_topk.experiments.runner import Clock, command_line, is_finished, read_record, run_experiment
+from recsys_topk.experiments.runner import Clock, ExperimentRun
+from recsys_topk.runs.text import table
 
 
 def main(argv: list[str]) -> int:
@@ -15,8 +19,8 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="recsys-topk experiment",
         description="Run the paper's experiments: on a simulated world, or, with --data.root, on RecFlow. Each is a "
-        "few `recsys-topk compare`, `stream` or `bench` commands, which are printed. What is finished is kept, so an "
-        "interrupted command goes on where it was. Further options go to every `recsys-topk fit`.",
+        "few comparisons, streams or benchmarks, printed as the commands that do the same. What is finished is kept: "
+        "an interrupted command is resumed. Further options go to every `recsys-topk fit`.",
         epilog="`recsys-topk experiment list` says what there is; `recsys-topk report runs/paper` makes a page of it.",
         allow_abbrev=False,
     )
@@ -27,15 +31,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="training runs at a time (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="NAMES", help="competitors to run, with commas between them")
     parser.add_argument("--out", help="folder of all experiments (default: runs/paper, with size full runs/paper-full)")
-    options, further = parser.parse_known_args(argv)
+    options, rest = parser.parse_known_args(argv)
     if options.name == "list":
         echo(table([{"experiment": name, "question": load(name).question} for name in available()]))
         return 0
     names = available() if options.name == "all" else [options.name]
     experiments = [load(name) for name in names]
-    for name in ("seeds", "jobs"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, got {getattr(options, name)}")
     size: Size = options.size or ("full" if options.root else "small")
     if size == "full" and not options.root and names != ["runtime"]:
         raise ValueError("--size full is the paper's RecFlow: give its folder with --data.root, or take --size small")
@@ -44,20 +45,25 @@ def main(argv: list[str]) -> int:
     for name in only:
         if name not in known:
             raise ValueError(f"--only {name!r}: no such competitor here; there are {', '.join(sorted(known))}")
-    if options.root:
-        further = ["--data.root", options.root, *further]
+    further = typed([*(["--data.root", options.root] if options.root else []), *rest])
     folder = Path(options.out or ("runs/paper" if size == "small" else "runs/paper-full"))
-    planned = [(experiment, experiment.steps(size, options.seeds, only)) for experiment in experiments]
-    plans = [(experiment, steps) for experiment, steps in planned if steps]
-    total = 0.0
-    for experiment, steps in plans:
-        record = read_record(folder / experiment.name)
-        for step in steps:
-            command = command_line(step, folder / experiment.name, options.jobs, further)
-            total += 0 if is_finished(record, command, folder / experiment.name, step) else step.weight
-    clock = Clock(total)
-    for number, (experiment, steps) in enumerate(plans, start=1):
-        echo(f"== {experiment.name} ({number} of {len(plans)}): {experiment.question}")
-        run_experiment(experiment, size, steps, folder / experiment.name, options.jobs, further, clock, echo)
+    works = []
+    for experiment in experiments:
+        steps = experiment.steps(size, options.seeds, only)
+        if steps:
+            works.append(ExperimentRun(experiment, size, steps, folder / experiment.name, options.jobs, further, bench))
+            works[-1].check()
+    clock = Clock(sum(work.weight() for work in works))
+    for number, work in enumerate(works, start=1):
+        echo(f"== {work.experiment.name} ({number} of {len(works)}): {work.experiment.question}")
+        work.run(clock, echo)
     echo(f"make a page of it: recsys-topk report {folder}")
     return 0
+
+
+def bench(suite: str, options: Mapping[str, Any]) -> tuple[str, str]:
+    """Run a benchmark; return its text for people and for a file."""
+    from recsys_topk.bench.suites import measure
+
+    result = measure(suite, options)
+    return result.text(), result.to_json()

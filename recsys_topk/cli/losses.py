@@ -7,53 +7,26 @@ import inspect
 import json
 from collections.abc import Sequence
 
-from recsys_topk.cli.console import echo, table
-from recsys_topk.losses.base import RankingLoss
+from recsys_topk.cli.console import echo
 from recsys_topk.losses.base import registry as losses
-from recsys_topk.operators.base import TopKOperator
 from recsys_topk.operators.base import registry as operators
+from recsys_topk.runs.text import table
+
+LOSS_FACTS = ("family", "label_kind", "cost", "requires_k", "sums_to_k", "paper")
+OPERATOR_FACTS = ("cost", "sums_to_k", "equivariant", "tie_fair", "deterministic", "exact_gradient", "paper")
+COLUMNS = {"label_kind": "labels", "requires_k": "needs k"}
 
 
-def loss_row(name: str, cls: type[RankingLoss]) -> dict[str, object]:
-    """Return what the table says about a loss; what only a top-k loss has is None for the others."""
-    operator = operators.classes().get(name) if cls.family == "top-k" else None
-    return {
-        "name": name,
-        "class": cls.__name__,
-        "family": cls.family,
-        "labels": cls.label_kind,
-        "cost": cls.cost,
-        "needs k": _yes(cls.requires_k),
-        "sums to k": None if operator is None else _yes(operator.sums_to_k),
-        "paper": cls.paper,
-        "options": options(cls),
-    }
+def row(name: str, cls: type, facts: Sequence[str]) -> dict[str, object]:
+    """Return what the table says about a class: the facts it declares, yes or no where they are, and its options."""
+    shown = {COLUMNS.get(fact, fact.replace("_", " ")): _text(getattr(cls, fact, None)) for fact in facts}
+    parameters = inspect.signature(cls).parameters.values()
+    options = {p.name: None if p.default is inspect.Parameter.empty else p.default for p in parameters}
+    return {"name": name, "class": cls.__name__, **shown, "options": options}
 
 
-def operator_row(name: str, cls: type[TopKOperator]) -> dict[str, object]:
-    """Return what the table says about an operator: its cost and what it declares."""
-    return {
-        "name": name,
-        "class": cls.__name__,
-        "cost": cls.cost,
-        "sums to k": _yes(cls.sums_to_k),
-        "equivariant": _yes(cls.equivariant),
-        "tie fair": _yes(cls.tie_fair),
-        "deterministic": _yes(cls.deterministic),
-        "exact gradient": _yes(cls.exact_gradient),
-        "paper": cls.paper,
-        "options": options(cls),
-    }
-
-
-def options(cls: type) -> dict[str, object]:
-    """Return the constructor's arguments with their defaults, as the command line takes them."""
-    found = inspect.signature(cls).parameters.values()
-    return {p.name: None if p.default is inspect.Parameter.empty else p.default for p in found}
-
-
-def _yes(fact: bool) -> str:
-    return "yes" if fact else "no"
+def _text(fact: object) -> object:
+    return {True: "yes", False: "no"}[fact] if isinstance(fact, bool) else fact
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,9 +36,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="as JSON, with the options of each")
     arguments = parser.parse_args(list(argv))
     if arguments.operators:
-        rows = [operator_row(name, cls) for name, cls in operators.classes().items()]
+        rows = [row(name, cls, OPERATOR_FACTS) for name, cls in operators.classes().items()]
     else:
-        rows = [loss_row(name, cls) for name, cls in losses.classes().items()]
+        rows = [row(name, cls, LOSS_FACTS) for name, cls in losses.classes().items()]
+        for one in rows:  # what only a top-k loss has is None for the others
+            operator = operators.classes().get(str(one["name"])) if one["family"] == "top-k" else None
+            one["sums to k"] = None if operator is None else _text(operator.sums_to_k)
     if arguments.json:
         echo(json.dumps(rows, indent=1))
     else:

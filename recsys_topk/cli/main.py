@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from recsys_topk import __version__
 from recsys_topk.cli.console import echo, warn
-from recsys_topk.registry import nearest
+from recsys_topk.registry import suggest
 
 # name -> (module with `main(argv) -> int`, what it does). The modules are imported when the command is run.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("recsys_topk.cli.sweep", "list the W&B sweeps, or print one for `wandb sweep`"),
     "dashboard": ("recsys_topk.cli.dashboard", "build the W&B workspace that shows the runs"),
     "losses": ("recsys_topk.cli.losses", "list the losses and operators"),
-    "doctor": ("recsys_topk.cli.doctor", "check the installation and say how to mend it"),
+    "doctor": ("recsys_topk.cli.doctor", "check the installation and say how to fix it"),
 }
 
 EXAMPLES = """examples:
@@ -58,9 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     command = arguments[0]
     if command not in COMMANDS:
-        close = nearest(command, COMMANDS)
-        hint = f"did you mean {close!r}? " if close else ""
-        warn(f"recsys-topk: unknown command {command!r}; {hint}commands: {', '.join(COMMANDS)}")
+        close = suggest(command, COMMANDS)
+        warn(f"recsys-topk: unknown command {command!r}; {close}commands: {', '.join(COMMANDS)}")
         return 2
     module_name = COMMANDS[command][0]
     try:

@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="recsys-topk prepare",
         description="Read a RecFlow data set once into the Arrow cache. Days already there are skipped, so an "
-        "interrupted run goes on where it was; `fit` does the same by itself for the days it needs.",
+        "interrupted run is resumed; `fit` does the same by itself for the days it needs.",
     )
     made.add_argument("--data.root", dest="root", required=True, help="folder that holds all_stage or data/all_stage")
     made.add_argument("--data.days", dest="days", help="a date or FIRST:LAST, both included (default: all)")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from recsys_topk.cli.console import echo, table, warn
+from recsys_topk.cli.console import echo, warn
 from recsys_topk.datamodules import WorldConfig
+from recsys_topk.runs.text import table
 
 
 def parser() -> argparse.ArgumentParser:

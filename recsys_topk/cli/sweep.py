@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 from pathlib import Path
 
 import yaml
 
 import recsys_topk
-from recsys_topk.cli.console import echo, table
-from recsys_topk.registry import nearest
-from recsys_topk.runs.files import write_whole
+from recsys_topk.cli.arguments import typed
+from recsys_topk.cli.console import echo, write_to
+from recsys_topk.registry import suggest
+from recsys_topk.runs import TrainingRun
+from recsys_topk.runs.text import table
 
 ARGS = "  - ${args}\n"
 
@@ -67,9 +67,7 @@ def main(argv: list[str]) -> int:
         echo("\nrecsys-topk sweep NAME --out NAME.yaml, then: wandb sweep NAME.yaml")
         return 0
     if options.name not in found:
-        close = nearest(options.name, found)
-        hint = f"did you mean {close!r}? " if close else ""
-        raise ValueError(f"unknown sweep {options.name!r}; {hint}sweeps: {', '.join(found)}")
+        raise ValueError(f"unknown sweep {options.name!r}; {suggest(options.name, found)}sweeps: {', '.join(found)}")
     text = found[options.name]
     if further:
         check(further, set(yaml.safe_load(text)["parameters"]))
@@ -77,10 +75,7 @@ def main(argv: list[str]) -> int:
     if options.out is None:
         echo(text.rstrip("\n"))
         return 0
-    try:
-        write_whole(options.out, text)
-    except OSError as error:
-        raise ValueError(f"--out must be a file that can be written, got {options.out!r}: {error.strerror}") from error
+    write_to(options.out, text)
     echo(f"written: {options.out}  (create the sweep with: wandb sweep {options.out})")
     return 0
 
@@ -97,14 +92,7 @@ def check(further: list[str], varied: set[str]) -> None:
         if option.startswith("--") and name in varied:
             raise ValueError(f"the sweep sets --{name} itself in every run; change it in the file, under `parameters`")
 
-    from recsys_topk.cli.training import run
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        try:
-            run(["fit", *further, "--print_config"])
-        except SystemExit as ended:
-            if ended.code:
-                raise
+    TrainingRun(typed(further)).options()
 
 
 def _row(name: str, text: str) -> dict[str, object]:

@@ -1,101 +1,54 @@
-"""`recsys-topk fit|validate|test|predict`: names and checkpoints are checked before Lightning is imported."""
+"""`recsys-topk fit|validate|test|predict`: a typed config, and what the run says."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import cast
 
+import yaml
+
+from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.console import echo
 from recsys_topk.cli.help import class_help, command_help
-from recsys_topk.runs.config import from_checkpoint, option_value, registries, rewrite, trusted_by, without_option
-from recsys_topk.runs.resume import LONGER, Resumption, plan
-from recsys_topk.trust import reading
-
-if TYPE_CHECKING:
-    from recsys_topk.runs.lightning_cli import CascadeCLI
-
-MODEL_COMMANDS = ("validate", "test", "predict")
+from recsys_topk.runs.config import KEYS, registry_of
+from recsys_topk.runs.run import Command, TrainingRun
 
 
 def main(argv: list[str]) -> int:
     """Run a training command; `argv` starts with its name."""
-    text = wanted_help(argv)
+    command, rest = cast("Command", argv[0]), argv[1:]
+    text = wanted_help(command, rest)
     if text is not None:
         echo(text)
         return 0
-    resumption = wanted_resumption(argv)
-    if resumption is not None and resumption.finished and not _goes_further(argv):
-        done = f"has finished ({resumption.epochs} epochs, {resumption.steps} steps); nothing is left to do"
-        echo(f"the run in {resumption.run.path} {done}. To train on, give --trainer.max_epochs N with a larger N")
-        return 0
-    run(argv, resumption)
+    shown = [argument for argument in rest if argument.partition("=")[0] == "--print_config"]
+    config = typed([argument for argument in rest if argument not in shown])
+    resume = config.pop("resume", None)
+    if resume is not None and command != "fit":
+        raise ValueError(f"--resume goes with fit; {command} takes --ckpt_path FILE")
+    run = TrainingRun(config, resume=resume, say=echo)
+    if shown:
+        echo(yaml.safe_dump(run.options(command), sort_keys=False).rstrip())
+    elif run.nothing_left:
+        echo(run.nothing_left)
+    else:
+        getattr(run, command)()
     return 0
 
 
-def wanted_resumption(argv: list[str]) -> Resumption | None:
-    """Return the run that `--resume` names, if it is given."""
-    command, *rest = argv
-    if not any(argument.partition("=")[0] == "--resume" for argument in rest):
-        return None
-    wanted = option_value(rest, "--resume")
-    if command != "fit":
-        raise ValueError(f"--resume goes with fit; {command} takes --ckpt_path FILE")
-    if not wanted or wanted.startswith("--"):
-        raise ValueError("--resume needs a value: last, a run's directory, or a checkpoint")
-    if option_value(rest, "--ckpt_path") is not None:
-        raise ValueError("--resume says where to go on from; leave --ckpt_path out")
-    with reading(trusted_by(rest)):
-        return plan(wanted, Path(option_value(rest, "--out") or "runs"), option_value(rest, "--name"))
-
-
-def _goes_further(argv: list[str]) -> bool:
-    return any(option_value(argv, f"--{option}") is not None for option in LONGER)
-
-
-def wanted_help(argv: list[str]) -> str | None:
+def wanted_help(command: Command, rest: list[str]) -> str | None:
     """Return the help that the arguments ask for, if they do."""
-    command, *rest = argv
     if "-h" in rest or "--help" in rest:
         return command_help(command)
-    for short, table in registries().items():
-        option = f"--{short}.help"
-        if any(argument.partition("=")[0] == option for argument in rest):
-            return class_help(table, option_value(rest, option) or option_value(rest, f"--{short}"))
+    if "--help_all" in rest:
+        from recsys_topk.runs.lightning_cli import CascadeCLI
+
+        return CascadeCLI(command, {}, build=False).help()
+    for key in KEYS:
+        for position, argument in enumerate(rest):
+            option, equals, name = argument.partition("=")
+            if option == f"--{key}.help":
+                others = rest[:position] + rest[position + 1 :]
+                if not equals and others[position : position + 1] and not others[position].startswith("--"):
+                    name = others.pop(position)
+                return class_help(registry_of(key), name or typed(others).get(key))
     return None
-
-
-def run(argv: list[str], resumption: Resumption | None = None, execute: bool = True) -> CascadeCLI:
-    """Run a training command and return its parts: trainer, model, data and run directory.
-
-    Args:
-        argv: The command and its options.
-        resumption: The run to go on with; None = a new one.
-        execute: False = only build the parts.
-    """
-    with reading((*trusted_by(argv), *(resumption.trust if resumption is not None else ()))):
-        return _run(without_option(argv, "--resume"), resumption, execute)
-
-
-def _run(argv: list[str], resumption: Resumption | None, execute: bool) -> CascadeCLI:
-    command, *rest = argv
-    for registry in registries().values():
-        registry.discover()
-    everything = "--help_all" in rest
-    arguments = ["--help" if argument == "--help_all" else argument for argument in rewrite(argv)]
-    if command in MODEL_COMMANDS and not everything:
-        checkpoint = option_value(rest, "--ckpt_path")
-        if checkpoint is None:
-            example = f"recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"
-            raise ValueError(f"{command} needs a trained model: {example}")
-        config, lines = from_checkpoint(checkpoint)
-        arguments.insert(1, f"--config={config}")
-        for line in lines:
-            echo(line)
-    if resumption is not None:
-        arguments[1:1] = resumption.arguments()
-        for line in resumption.lines:
-            echo(line)
-
-    from recsys_topk.runs.lightning_cli import run_cli
-
-    return run_cli(arguments, resumption, execute)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -200,7 +201,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             batch.plain(),
             number,
             seed=batch.draw_seed,
-            group=len(self.schema.groups),
+            group=self._sampled_group,
             source=source,
             pool_rows=batch.pool_rows,
             catalogue=None if source == "in_batch" else self.catalogue(batch.shard, batch.items.device),
@@ -223,6 +224,11 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `train_dataloader` resume where `state_dict` was taken."""
         self._state = state or None
+
+    @cached_property
+    def _sampled_group(self) -> int:
+        """The group of sampled negatives."""
+        return len(self.schema.groups)
 
     def _share(self) -> tuple[int, int]:
         """Return the number of this process and how many there are."""

@@ -20,7 +20,7 @@ NO_VALUES = torch.empty(0, 0)
 class CascadeBatch:
     """B requests, each with a list of N candidates that are indices into a pool of M distinct items.
 
-    An item is stored, embedded and encoded once, however many lists it stands in; adding negatives appends columns of
+    An item is stored, embedded and encoded once, however many lists contain it; adding negatives appends columns of
     indices and copies no features. Padding slots are masked, have label 0, group -1 and point at pool row 0.
 
     Attributes:

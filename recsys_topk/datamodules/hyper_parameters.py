@@ -22,7 +22,7 @@ class _NotPlainError(Exception):
 
 
 def hyper_parameters(built: Recorded) -> dict[str, Any]:
-    """Return the class path and all arguments, defaults included, that an object was built with, as plain values.
+    """Return the class path and the arguments that an object was built with, named defaults included, as plain values.
 
     Dataclasses become dicts, paths become strings, tuples become lists. Arguments that are no plain values (tensors,
     data frames) are named under ``"left_out"``. So a checkpoint loads with ``weights_only=True``.

@@ -1,55 +1,128 @@
-"""One run of a comparison: fit, test, and the numbers as JSON; `recsys_topk.runs.trials` gives it a process."""
+"""Comparisons: several competitors on the same data and batches, with seeds, spread and paired significance."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recsys_topk.runs.files import write_whole
-from recsys_topk.runs.trials import Trial, build, train
+from recsys_topk.runs.files import csv_text, write_whole
+from recsys_topk.runs.run import Say, TrainingRun
+from recsys_topk.runs.statistics import Runs, metric_names, summarise
+from recsys_topk.runs.text import table
+from recsys_topk.runs.trials import Competition, Tell, Trial, by_label, run_all, timed
+from recsys_topk.runs.wandb_logging import log_once
 
 if TYPE_CHECKING:
-    from recsys_topk.runs.lightning_cli import CascadeCLI
+    from matplotlib.figure import Figure
 
 
-def train_and_test(trial: Trial, say: Callable[[Any], None]) -> None:
-    """Train with the options of a trial, test, and write what was measured to its file.
+def compare(
+    competition: Competition,
+    facts: Mapping[str, Any],
+    say: Say,
+    left: Callable[[int, int], str] = lambda number, total: "",
+) -> None:
+    """Run what has not been run yet, then show and write the table and the plots.
 
-    `seconds` is the time of the training alone: what it reads is prepared before.
+    Args:
+        competition: Who competes.
+        facts: Where the numbers come from (`recsys_topk.runs.provenance`).
+        say: Takes the lines and the table.
+        left: Returns the time left, from the number of runs that are over and their total.
     """
-    cli = build(trial)
-    cli.datamodule.prepare_data()
-    seconds = train(cli, cli.run_command)
-    cli.trainer.test(cli.model, datamodule=cli.datamodule, ckpt_path=None, verbose=False)
-    metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items() if name.startswith("test/")}
-    found = {
-        **trial.identity(),
-        "seconds": seconds,
-        "metrics": metrics,
-        "device": device(cli),
-        "config": configuration(cli),
-    }
-    write_whole(trial.target, json.dumps(found, indent=1))
+    trials = competition.trials("trials")
+    todo = [trial for trial in trials if trial.read() is None]
+    run_all(train_and_test, todo, len(trials), competition, outcome, say, left=left)
+    results = {label: [trial.measured() for trial in runs] for label, runs in by_label(trials).items()}
+    rows = comparison_rows(results)
+    say(table(rows))
+    folder = competition.out
+    write_whole(folder / "comparison.json", json.dumps({"rows": rows, "runs": results, **facts}, indent=1))
+    write_whole(folder / "comparison.csv", csv_text(rows))
+    try:
+        figures = draw(rows)
+    except ImportError as error:
+        say(f"no plots: {error}")
+        figures = {}
+    from recsys_topk.reports import plots
+
+    for name, figure in figures.items():
+        write_whole(folder / f"{name}.svg", plots.svg(figure))
+    if competition.logger == "wandb":
+        pictures = {name: plots.png(figure) for name, figure in figures.items()}
+        log_once(folder, "compare", folder.name, facts, {"comparison": rows}, pictures)
+    written = ["comparison.json", "comparison.csv", *(f"{name}.svg" for name in figures)]
+    say(f"written: {', '.join(str(folder / name) for name in written)}")
 
 
-def configuration(cli: CascadeCLI) -> dict[str, Any]:
-    """Return every option of a run as it was resolved, but for those left at None."""
-    import yaml
+def train_and_test(trial: Trial, tell: Tell) -> None:
+    """Train one run, test it, and write what was measured to its file.
 
-    found = yaml.safe_load((cli.run.path / "config.yaml").read_text(encoding="utf-8"))
-    return {part: _given(found[part]) for part in ("seed_everything", "model", "data", "trainer") if part in found}
+    `seconds` is the time of the training alone: the data are prepared before.
+    """
+    run = trial.run()
+    run.data.prepare_data()
+    seconds = timed(run.fit)
+    metrics = {name: value for name, value in run.test().items() if name.startswith("test/")}
+    found = {"seconds": seconds, "metrics": metrics, "device": device(run), "config": _given(run.parts().options)}
+    write_whole(trial.target, json.dumps({**trial.identity(), **found}, indent=1))
 
 
 def _given(value: Any) -> Any:
+    """Return options without those left at None."""
     if isinstance(value, dict):
         return {name: _given(inner) for name, inner in value.items() if inner is not None}
     return value
 
 
-def device(cli: CascadeCLI) -> str:
+def device(run: TrainingRun) -> str:
     """Return what a run trained on: ``cpu``, or the name of the GPU."""
     import torch
 
-    place = cli.trainer.strategy.root_device
+    place = run.trainer.strategy.root_device
     return torch.cuda.get_device_name(place) if place.type == "cuda" else str(place.type)
+
+
+def outcome(trial: Trial) -> str:
+    """Return what to say of a run that is over."""
+    found = trial.measured()
+    joint = next(iter(found["metrics"].values()))
+    return f"{joint:.4f} ({found['seconds']:.0f} s)"
+
+
+def comparison_rows(results: Runs) -> list[dict[str, Any]]:
+    """Return the rows of the table: `summarise`, with the metrics by their names."""
+    joint = metric_names(results)[0]
+    return [
+        {"run": row["run"], joint: row["joint"], "+-": row["+-"], "p": row["p"], **row["alone"],
+         "seconds": row["seconds"]}
+        for row in summarise(results)
+    ]  # fmt: skip
+
+
+def draw(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+    """Return the plots of a comparison, by file name.
+
+    They show the joint recall with its spread, the recalls of each stage alone beside the joint one, and the joint
+    recall against the time of the training.
+    """
+    from recsys_topk.reports import plots
+
+    joint, *alone = (name for name in rows[0] if name.startswith("test/"))
+    short = {name: name.removeprefix("test/").partition("/")[0].replace("_", " ") for name in (joint, *alone)}
+    stages = {str(row["run"]): [(short[name], row[name]) for name in (*alone, joint)] for row in rows}
+    cost = {str(row["run"]): [(row["seconds"], row[joint])] for row in rows}
+    items = joint.rpartition("/")[2]
+    return {
+        "comparison-joint": plots.bars(
+            rows, joint, "+-", title="Mean over seeds and standard deviation",
+            xlabel=f"{short[joint]}, lists of {items}",
+        ),
+        "comparison-stages": plots.lines(
+            stages, ylabel=f"mean over seeds, lists of {items}", title="Each stage alone, and the cascade"
+        ),
+        "comparison-seconds": plots.lines(
+            cost, xlabel="seconds of training", ylabel=short[joint], title="What it costs"
+        ),
+    }  # fmt: skip

@@ -1,17 +1,20 @@
-"""What an experiment is: its question, the paper's protocol and figures, ours, the differences, and the commands."""
+"""What an experiment is: its question, the paper's protocol and figures, ours, the differences, and the runs."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import yaml
 
-from recsys_topk.registry import nearest
+from recsys_topk.registry import suggest
+from recsys_topk.runs.config import as_options, put
 
 Size = Literal["small", "full"]
 SIZES: tuple[Size, ...] = ("small", "full")
@@ -21,19 +24,46 @@ ORDER = ("main-table", "runtime", "tau", "negatives", "streaming")
 
 @dataclass(frozen=True)
 class Step:
-    """One command of an experiment.
+    """One part of an experiment: a comparison, a stream or a benchmark.
 
     Attributes:
-        command: ``compare``, ``stream`` or ``bench``, with its options.
+        run: ``"compare"``, ``"stream"`` or ``"bench"``.
         result: The file that it leaves in the experiment's folder.
+        common: The config of every run; for a benchmark, its options.
+        variants: The competitors: a config each, by label.
+        seeds: Runs of each.
         points: For a curve: which competitor and which x a label stands for.
-        weight: How long it takes relative to others: the number of training runs.
+        suite: For a benchmark: which one.
     """
 
-    command: tuple[str, ...]
+    run: str
     result: str
-    points: Mapping[str, tuple[str, float]]
-    weight: int
+    common: Mapping[str, Any]
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    seeds: int = 1
+    points: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    suite: str = ""
+
+    @property
+    def weight(self) -> int:
+        """How long it takes relative to others: the number of training runs."""
+        return 10 if self.run == "bench" else len(self.variants) * self.seeds
+
+    def command(self, folder: Path, jobs: int, further: Mapping[str, Any]) -> list[str]:
+        """Return the command that does the same, as a person would type it after ``recsys-topk``."""
+        if self.run == "bench":
+            options = [f"--{key}={value}" for key, value in self.common.items() if not isinstance(value, (list, bool))]
+            options += [f"--{key}" for key, value in self.common.items() if value is True]
+            lists = {key: value for key, value in self.common.items() if isinstance(value, list)}
+            options += [part for key, value in lists.items() for part in (f"--{key}", *value)]
+            return ["bench", self.suite, *options, "--json", str(folder / self.result)]
+        variants = [
+            part
+            for label, config in self.variants.items()
+            for part in ("--variant", f"{label}={shlex.join(as_options(config))}")
+        ]
+        common = [*as_options(self.common), "--seeds", str(self.seeds)]
+        return [self.run, *common, *variants, *as_options(further), "--jobs", str(jobs), "--out", str(folder)]
 
 
 @dataclass(frozen=True)
@@ -42,38 +72,39 @@ class Experiment:
 
     Attributes:
         name: Name of the file.
-        title: Heading.
-        question: What it asks.
-        subject: The competitor that the question is about.
-        show: How it is shown: ``table``, ``curve``, ``stream`` or ``runtime``.
-        figures: Which of the paper's figures stand beside it (`paper_figures`); None = none.
-        protocol: How the paper ran it.
-        found: What the paper found.
-        content: Everything else in the file.
+        content: What it holds: title, question, the paper's protocol and ours, the differences, and the steps.
     """
 
     name: str
-    title: str
-    question: str
-    subject: str
-    show: str
-    figures: str | None
-    protocol: str
-    found: str
     content: Mapping[str, Any]
 
-    def differences(self, size: Size) -> list[str]:
-        """Return in what our protocol differs from the paper's, a sentence or two each."""
-        return [*self.content["differences"]["both"], *self.content["differences"][size]]
+    @property
+    def question(self) -> str:
+        """What it asks."""
+        return str(self.content["question"])
+
+    def about(self, size: Size) -> dict[str, Any]:
+        """Return what a report says of it besides its numbers.
+
+        ``subject`` is the competitor that the question is about, ``show`` how it is shown (``table``, ``curve``,
+        ``stream`` or ``runtime``), ``figures`` which of the paper's figures stand beside it, ``protocol`` and ``found``
+        the paper's, ``ours`` how it is run here, ``differences`` in what that differs.
+        """
+        content = self.content
+        shown = {key: content.get(key) for key in ("title", "question", "subject", "show", "figures", "xlabel", "logx")}
+        differences = [*content["differences"]["both"], *content["differences"][size]]
+        return {**shown, **content["paper"], "ours": content["ours"][size], "differences": differences}
 
     def steps(self, size: Size, seeds: int | None = None, only: Sequence[str] = ()) -> list[Step]:
-        """Return the commands of the experiment, without where they write.
+        """Return the parts of the experiment that have something to run.
 
         Args:
             size: ``small`` for a simulated world, ``full`` as in the paper.
             seeds: Runs of each competitor; None = as many as the file says.
             only: Competitors to run; all if empty.
         """
+        if seeds is not None and seeds < 1:
+            raise ValueError(f"--seeds must be at least 1, got {seeds}")
         made = [_step(entry, seeds, only) for entry in self.content["sizes"][size]["steps"]]
         return [step for step in made if step.weight]
 
@@ -82,35 +113,28 @@ class Experiment:
         return list(dict.fromkeys(name for entry in self.content["sizes"][size]["steps"] for name in variants(entry)))
 
 
-def variants(entry: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the competitors of a step: their options, by name."""
-    return cast("Mapping[str, str]", entry.get("variants", {}))
+def variants(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the competitors of a step: their configs, by name."""
+    return cast("Mapping[str, Any]", entry.get("variants", {}))
 
 
 def _step(entry: Mapping[str, Any], seeds: int | None, only: Sequence[str]) -> Step:
-    command = shlex.split(entry["command"])
-    if command[0] == "bench":
-        return Step(tuple(command), entry["result"], {}, 10)
-    if seeds is not None:
-        command[command.index("--seeds") + 1] = str(seeds)
-    each = entry.get("each")
+    if entry["run"] == "bench":
+        return Step("bench", entry["result"], entry["options"], suite=entry["suite"])
+    each: dict[str, Any] = entry.get("each") or {}
     points: dict[str, tuple[str, float]] = {}
-    number = 0
-    for name, options in variants(entry).items():
+    made: dict[str, dict[str, Any]] = {}
+    for name, config in variants(entry).items():
         if only and name not in only:
             continue
-        if each is None:
-            command += ["--variant", f"{name}={options}"]
-            number += 1
-            continue
-        for value in each["values"]:
-            label = f"{name}, {each['label']} {value:g}"
-            command += ["--variant", f"{label}={options} {each['option']} {value:g}"]
-            points[label] = (name, float(value))
-            number += 1
-    runs = number * int(command[command.index("--seeds") + 1])
-    result = "comparison.json" if command[0] == "compare" else "stream.json"
-    return Step(tuple(command), result, points, runs)
+        for value in each["values"] if each else [None]:
+            label = name if value is None else f"{name}, {each['label']} {value:g}"
+            made[label] = deepcopy(config)
+            if value is not None:
+                put(made[label], each["option"], value)
+                points[label] = (name, float(value))
+    result = "comparison.json" if entry["run"] == "compare" else "stream.json"
+    return Step(entry["run"], result, entry["common"], made, entry["seeds"] if seeds is None else seeds, points)
 
 
 def available() -> list[str]:
@@ -127,34 +151,6 @@ def available() -> list[str]:
 def load(name: str) -> Experiment:
     """Return an experiment by name."""
     if name not in ORDER:
-        close = nearest(name, ORDER)
-        hint = f"did you mean {close!r}? " if close else ""
-        raise ValueError(f"unknown experiment {name!r}; {hint}experiments: {', '.join(ORDER)}, all")
-    content = _read(f"{name}.yaml")
-    return Experiment(
-        name=name,
-        title=content["title"],
-        question=content["question"],
-        subject=content["subject"],
-        show=content["show"],
-        figures=content["figures"],
-        protocol=content["paper"]["protocol"],
-        found=content["paper"]["found"],
-        content=content,
-    )
-
-
-@cache
-def paper_figures() -> Mapping[str, Any]:
-    """Return what the paper reports.
-
-    Example:
-        >>> paper_figures()["recall"]["joint"]["dftopk"][0]
-        0.404
-    """
-    return _read("figures.yaml")
-
-
-def _read(name: str) -> dict[str, Any]:
-    text = resources.files("recsys_topk.experiments").joinpath(name).read_text(encoding="utf-8")
-    return cast("dict[str, Any]", yaml.safe_load(text))
+        raise ValueError(f"unknown experiment {name!r}; {suggest(name, ORDER)}experiments: {', '.join(ORDER)}, all")
+    text = resources.files("recsys_topk.experiments").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    return Experiment(name, yaml.safe_load(text))

@@ -1,13 +1,9 @@
-"""Runs an experiment through the public commands, keeps what is finished, and says how long it will take."""
+"""Runs an experiment, keeps what is finished, and says how long it will take."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +13,8 @@ from typing import Any
 from recsys_topk.experiments.definition import Experiment, Size, Step
 from recsys_topk.runs.files import write_whole
 from recsys_topk.runs.provenance import provenance
+from recsys_topk.runs.run import Say
+from recsys_topk.runs.trials import Competition
 
 RECORD = "experiment.json"
 
@@ -41,102 +39,104 @@ class Clock:
         if done <= 0:
             return ""
         seconds = (time.monotonic() - self.start) * (self.total - done) / done
-        return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
+        return f" | about {seconds / 60:.0f} min left" if seconds > 90 else f" | about {seconds:.0f} s left"
 
 
-def command_line(step: Step, folder: Path, jobs: int, further: Sequence[str]) -> list[str]:
-    """Return the whole command of a step, as a person would type it after ``recsys-topk``.
+@dataclass(frozen=True)
+class ExperimentRun:
+    """What is to be run of one experiment, and how.
 
-    Args:
-        step: The step.
-        folder: Folder of the experiment.
+    Attributes:
+        experiment: The experiment.
+        size: ``small`` or ``full``.
+        steps: Its parts.
+        folder: Where it goes.
         jobs: Training runs at a time.
-        further: Options for every `fit`; benchmarks take none.
+        further: A config above that of every training run.
+        bench: Runs a benchmark by its name and options; returns its text for people, and for a file.
     """
-    if step.command[0] == "bench":
-        return [*step.command, "--json", str(folder / step.result)]
-    return [*step.command, *further, "--jobs", str(jobs), "--out", str(folder)]
+
+    experiment: Experiment
+    size: Size
+    steps: Sequence[Step]
+    folder: Path
+    jobs: int
+    further: Mapping[str, Any]
+    bench: Callable[[str, Mapping[str, Any]], tuple[str, str]]
+
+    def weight(self) -> int:
+        """Return the weight of what is not finished."""
+        record = read_record(self.folder)
+        return sum(step.weight for step in self.steps if self._finished(record, step) is None)
+
+    def check(self) -> None:
+        """Raise on a mistake in any of the runs, before the first begins."""
+        for step in self.steps:
+            if step.run != "bench":
+                self._competition(step).trials("trials")
+
+    def run(self, clock: Clock, say: Say) -> None:
+        """Run the steps that are not finished, and record what was run in ``experiment.json``."""
+        old = read_record(self.folder)
+        name = self.experiment.name
+        points = {label: list(point) for step in self.steps for label, point in step.points.items()}
+        record: dict[str, Any] = {**provenance(["recsys-topk", "experiment", name]), "name": name, "size": self.size}
+        record |= {"about": self.experiment.about(self.size), "points": points, "steps": []}
+        for step in self.steps:
+            entry = self._finished(old, step)
+            if entry is not None:
+                say(f"kept: {self.folder / step.result}")
+                record["steps"].append(entry)
+                continue
+            entry = self._entry(step)
+            say(f"$ recsys-topk {shlex.join(entry['command'])}")
+            record["steps"].append(entry)
+            write_whole(self.folder / RECORD, json.dumps(record, indent=1))
+            before = time.monotonic()
+            self._run(step, entry["command"], clock, say)
+            entry["seconds"] = time.monotonic() - before
+            clock.done += step.weight
+            write_whole(self.folder / RECORD, json.dumps(record, indent=1))
+        record["reference"] = old.get("reference") or reference(self.folder)
+        write_whole(self.folder / RECORD, json.dumps(record, indent=1))
+
+    def _entry(self, step: Step) -> dict[str, Any]:
+        command = step.command(self.folder, self.jobs, self.further)
+        what = {"run": step.run, "labels": list(step.variants), "seeds": step.seeds, "result": step.result}
+        return {"command": command, **what, "seconds": None}
+
+    def _finished(self, record: Mapping[str, Any], step: Step) -> dict[str, Any] | None:
+        """Return what was recorded of a step, if exactly this has been run to its end and left its result."""
+        command = self._entry(step)["command"]
+        for entry in record.get("steps", []):
+            if entry["command"] == command and entry["seconds"] is not None and (self.folder / step.result).is_file():
+                return dict(entry)
+        return None
+
+    def _run(self, step: Step, command: Sequence[str], clock: Clock, say: Say) -> None:
+        if step.run == "bench":
+            text, content = self.bench(step.suite, step.common)
+            say(text)
+            write_whole(self.folder / step.result, content)
+            return
+        from recsys_topk.experiments.compare import compare
+        from recsys_topk.experiments.stream import stream
+
+        def left(number: int, total: int) -> str:
+            return clock.left(step.weight * number / total)
+
+        execute = compare if step.run == "compare" else stream
+        execute(self._competition(step), provenance(["recsys-topk", *command]), say, left)
+
+    def _competition(self, step: Step) -> Competition:
+        common = {"config": [step.common, self.further]}
+        return Competition(step.variants, common, step.seeds, self.folder, self.jobs)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Return what was recorded of an experiment, or nothing."""
     path = folder / RECORD
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def is_finished(record: Mapping[str, Any], command: Sequence[str], folder: Path, step: Step) -> bool:
-    """Return whether exactly this command has been run to its end, and left its result."""
-    finished = [entry["command"] for entry in record.get("steps", []) if entry["seconds"] is not None]
-    return list(command) in finished and (folder / step.result).is_file()
-
-
-def run_experiment(
-    experiment: Experiment,
-    size: Size,
-    steps: Sequence[Step],
-    folder: Path,
-    jobs: int,
-    further: Sequence[str],
-    clock: Clock,
-    say: Callable[[str], None],
-) -> None:
-    """Run the steps that are not finished, and record what was run in ``experiment.json``.
-
-    Raises:
-        ValueError: If a command failed; what was finished before is kept.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    old = read_record(folder)
-    facts = provenance(["recsys-topk", "experiment", experiment.name])
-    points = {label: list(point) for step in steps for label, point in step.points.items()}
-    record: dict[str, Any] = {**facts, "name": experiment.name, "size": size, "points": points, "steps": []}
-    for step in steps:
-        command = command_line(step, folder, jobs, further)
-        if is_finished(old, command, folder, step):
-            say(f"kept: {folder / step.result}")
-            record["steps"].append(next(entry for entry in old["steps"] if entry["command"] == command))
-            continue
-        say(f"$ recsys-topk {shlex.join(command)}")
-        entry: dict[str, Any] = {"command": command, "result": step.result, "seconds": None}
-        record["steps"].append(entry)
-        write_whole(folder / RECORD, json.dumps(record, indent=1))
-        before = time.monotonic()
-        run_step(command, step.weight, clock, say)
-        entry["seconds"] = time.monotonic() - before
-        clock.done += step.weight
-        write_whole(folder / RECORD, json.dumps(record, indent=1))
-    record["reference"] = old.get("reference") or reference(folder)
-    write_whole(folder / RECORD, json.dumps(record, indent=1))
-
-
-def run_step(command: Sequence[str], weight: float, clock: Clock, say: Callable[[str], None]) -> None:
-    """Run one command in a process of its own, passing its lines on with the time left; it does not outlive us."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "recsys_topk", *command], stdout=subprocess.PIPE, text=True, bufsize=1
-    )
-    assert process.stdout is not None
-    first: int | None = None
-    try:
-        for line in process.stdout:
-            text = line.rstrip("\n")
-            counted = re.match(r"\[(\d+)/(\d+)\]", text)
-            if counted:
-                number, total = int(counted[1]), int(counted[2])
-                first = number if first is None else first
-                clock.total -= weight - weight * (total - first + 1) / total if number == first else 0.0
-                text += f" | {clock.left(weight * (number - first + 1) / total)}"
-            say(text)
-        status = process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-        signal.signal(signal.SIGTERM, before)
-    if status == 130:
-        raise KeyboardInterrupt
-    if status != 0:
-        raise ValueError(f"`recsys-topk {shlex.join(command)}` failed (status {status}); see above, mend it, run again")
 
 
 def reference(folder: Path) -> dict[str, dict[str, float]]:
@@ -148,7 +148,7 @@ def reference(folder: Path) -> dict[str, dict[str, float]]:
     if not path.is_file():
         return {}
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-    options = dict(next(iter(runs.values()))[0]["config"]["data"])
+    options = dict(next(iter(runs.values()))[0]["config"]["data"]["init_args"])
     if options.get("root") is not None:
         return {}
     from recsys_topk.datamodules import RecFlowDataModule, WorldConfig, reference_recalls

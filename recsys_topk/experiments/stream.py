@@ -1,28 +1,59 @@
-"""One run through the days: test on a day, train on it, save; `recsys_topk.runs.trials` gives it a process."""
+"""Streams: day by day, test on a day and then train on it, for several competitors."""
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import uuid
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from recsys_topk.runs.files import write_whole
-from recsys_topk.runs.trials import Trial, build, train
-
-if TYPE_CHECKING:
-    from recsys_topk.runs.lightning_cli import CascadeCLI
+from recsys_topk.runs.files import csv_text, write_whole
+from recsys_topk.runs.run import Say, TrainingRun
+from recsys_topk.runs.statistics import Runs, bands, curves, means, spread
+from recsys_topk.runs.text import table
+from recsys_topk.runs.trials import Competition, Tell, Trial, by_label, run_all, timed
 
 # There is no validation day in a stream, and `stream_days` keeps checkpoints of its own.
-PROTOCOL = ("--trainer.limit_val_batches=0", "--trainer.enable_checkpointing=false", "--trainer.num_sanity_val_steps=0")
+PROTOCOL = {"limit_val_batches": 0, "enable_checkpointing": False, "num_sanity_val_steps": 0}
 _SEED_STEP = 1_000_003
 
 
-def stream_days(trial: Trial, say: Callable[[Any], None]) -> None:
-    """Go on with a stream where it was, to the last day of the data; after each day save everything and tell it.
+def stream(
+    competition: Competition,
+    facts: Mapping[str, Any],
+    say: Say,
+    left: Callable[[int, int], str] = lambda number, total: "",
+) -> None:
+    """Run the days that have not been run yet, with a line for each, then show and write the curves.
+
+    Args:
+        competition: Who competes.
+        facts: Where the numbers come from (`recsys_topk.runs.provenance`).
+        say: Takes the lines and the table.
+        left: Returns the time left, from the number of runs that are over and their total.
+    """
+    trials = competition.trials("days")
+    for trial in trials:
+        trial.read()  # raises before anything runs if one of them was made with other options
+    rows = DayRows(max(len(trial.label) for trial in trials), say)
+
+    def done(trial: Trial) -> str:
+        write(competition.out, {**facts, "runs": collect(trials)}, say)
+        found = trial.measured()
+        joint = [next(iter(entry["metrics"].values())) for entry in found["days"]]
+        return f"{len(joint)} days tested, mean {statistics.fmean(joint) if joint else float('nan'):.4f}"
+
+    run_all(stream_days, trials, len(trials), competition, done, say, rows.heard, left)
+    runs = collect(trials)
+    say(table(curve_table(runs)))
+    say(f"written: {', '.join(map(str, write(competition.out, {**facts, 'runs': runs}, say)))}")
+
+
+def stream_days(trial: Trial, tell: Tell) -> None:
+    """Resume a stream where it was, to the last day of the data; after each day save everything and tell it.
 
     Every day begins by loading the checkpoint of the day before (weights, optimizer, schedule) and by seeding the
     random generators with the day's own seed. Thus it makes no difference whether the process is the same.
@@ -37,29 +68,35 @@ def stream_days(trial: Trial, say: Callable[[Any], None]) -> None:
     new = {**trial.identity(), "wandb_id": uuid.uuid4().hex[:8], "checkpoint": None, "first": None, "days": []}
     record = trial.read() or new
     os.environ["WANDB_RUN_ID"] = record["wandb_id"]
-    cli = build(trial, *PROTOCOL)
-    begin = _next_day(DayStream(cli.datamodule).days, record, trial.target)
+    run = trial.run(**PROTOCOL)
+    begin = _next_day(DayStream(run.data).days, record, trial.target)
     if begin is None:
-        cli.run.path.rmdir()  # made for a training that is not needed
+        run.directory.path.rmdir()  # made for a training that is not needed
         return
-    epochs = cli.trainer.max_epochs
+    epochs = run.trainer.max_epochs
     if epochs is None or epochs < 1:
         raise ValueError(f"--trainer.max_epochs is the number of passes over each day, at least 1; got {epochs}")
-    stream = DayStream(cli.datamodule, begin=begin)
-    _tell_wandb(cli, record, stream.days)
+    stream = DayStream(run.data, begin=begin)
+    _tell_wandb(run, record, stream.days)
     for step in stream:
         number = stream.days.index(step.day)
         before = None if record["checkpoint"] is None else str(trial.target.parent / record["checkpoint"])
         seed_everything((trial.seed + number * _SEED_STEP) % 2**32, verbose=False)
         entry: dict[str, Any] = {"day": step.day, "requests": step.train.requests}
         if step.test is not None:
-            (measured,) = cli.trainer.test(cli.model, datamodule=step.data, ckpt_path=before, verbose=False)
+            (measured,) = run.trainer.test(run.model, datamodule=step.data, ckpt_path=before, verbose=False)
             entry |= _metrics(measured)
-        cli.trainer.fit_loop.max_epochs = epochs * (number + 1)
-        entry["seconds"] = train(cli, partial(cli.trainer.fit, cli.model, datamodule=step.data, ckpt_path=before))
-        _save(cli, trial.target, record, entry)
-        _log_day(cli, entry, number + 1)
-        say({"names": list(cli.model.metrics["test"]), **entry})
+        run.trainer.fit_loop.max_epochs = epochs * (number + 1)
+        entry["seconds"] = timed(_fit, run, step.data, before)
+        _save(run, trial.target, record, entry)
+        _log_day(run, entry, number + 1)
+        tell({"names": list(run.model.metrics["test"]), **entry})
+
+
+def _fit(run: TrainingRun, data: Any, checkpoint: str | None) -> None:
+    run.trainer.fit(run.model, datamodule=data, ckpt_path=checkpoint)
+    if run.trainer.interrupted:
+        raise KeyboardInterrupt
 
 
 def _next_day(days: tuple[str, ...], record: Mapping[str, Any], target: Path) -> str | None:
@@ -79,9 +116,9 @@ def _metrics(measured: Mapping[str, float]) -> dict[str, Any]:
     return {"metrics": metrics, "candidates": int(next(iter(names.values()))[2])}
 
 
-def _save(cli: CascadeCLI, target: Path, record: dict[str, Any], entry: dict[str, Any]) -> None:
+def _save(run: TrainingRun, target: Path, record: dict[str, Any], entry: dict[str, Any]) -> None:
     old, new = record["checkpoint"], f"{target.stem}-{entry['day']}.ckpt"
-    cli.trainer.save_checkpoint(target.parent / new)
+    run.trainer.save_checkpoint(target.parent / new)
     if "metrics" in entry:
         record["days"].append(entry)
     else:
@@ -92,22 +129,107 @@ def _save(cli: CascadeCLI, target: Path, record: dict[str, Any], entry: dict[str
         (target.parent / old).unlink(missing_ok=True)
 
 
-def _tell_wandb(cli: CascadeCLI, record: Mapping[str, Any], days: tuple[str, ...]) -> None:
+def _tell_wandb(run: TrainingRun, record: Mapping[str, Any], days: tuple[str, ...]) -> None:
     """Define the axis; offline, where the part of an interrupted run is a run of its own, give it the days before."""
     from recsys_topk.runs.directory import offline_wandb
     from recsys_topk.runs.wandb_logging import wandb_loggers
 
-    for logger in wandb_loggers(cli.trainer.loggers):
+    for logger in wandb_loggers(run.trainer.loggers):
         logger.experiment.define_metric("stream/day")
-        for name in ("*", *cli.model.metrics["test"]):  # by name too: Lightning has defined `*`, W&B takes either glob
+        for name in ("*", *run.model.metrics["test"]):  # by name too: Lightning has defined `*`, W&B takes either glob
             logger.experiment.define_metric(f"stream/{name}", step_metric="stream/day")
         for entry in record["days"] if offline_wandb() else ():
-            _log_day(cli, entry, days.index(entry["day"]) + 1)
+            _log_day(run, entry, days.index(entry["day"]) + 1)
 
 
-def _log_day(cli: CascadeCLI, entry: Mapping[str, Any], number: int) -> None:
+def _log_day(run: TrainingRun, entry: Mapping[str, Any], number: int) -> None:
     from recsys_topk.runs.wandb_logging import wandb_loggers
 
-    for logger in wandb_loggers(cli.trainer.loggers) if "metrics" in entry else ():
+    for logger in wandb_loggers(run.trainer.loggers) if "metrics" in entry else ():
         metrics = {f"stream/{name}": value for name, value in entry["metrics"].items()}
         logger.experiment.log({"stream/day": number, "stream/date": entry["day"], **metrics})
+
+
+class DayRows:
+    """A table that grows by a line for each day of each run.
+
+    Args:
+        width: Width of the first column.
+        say: Takes the lines.
+    """
+
+    def __init__(self, width: int, say: Say) -> None:
+        self.width = max(width, len("run"))
+        self.say = say
+        self.head = False
+
+    def heard(self, trial: Trial, entry: Mapping[str, Any]) -> None:
+        """Write a day, with dashes for the first, which is not tested."""
+        names = entry["names"]
+        if not self.head:
+            self.head = True
+            self.say("  ".join([*self._cells("run", "seed", "day", "requests"), *names, "seconds"]))
+        cells = self._cells(trial.label, str(trial.seed), entry["day"], str(entry["requests"]))
+        metrics = entry.get("metrics")
+        cells += [(f"{metrics[name]:.4f}" if metrics else "-").rjust(len(name)) for name in names]
+        self.say("  ".join([*cells, f"{entry['seconds']:.1f}".rjust(len("seconds"))]))
+
+    def _cells(self, label: str, seed: str, day: str, requests: str) -> list[str]:
+        return [label.ljust(self.width), seed.rjust(4), day.ljust(10), requests.rjust(8)]
+
+
+def collect(trials: Sequence[Trial]) -> dict[str, list[dict[str, Any]]]:
+    """Return what has been measured so far, by label: seed, config, the first day, and the days tested."""
+    kept = ("seed", "given", "first", "days")
+    found = {label: [trial.read() for trial in runs] for label, runs in by_label(trials).items()}
+    return {
+        label: [{name: record[name] for name in kept} for record in records if record is not None]
+        for label, records in found.items()
+    }
+
+
+def curve_table(runs: Runs) -> list[dict[str, Any]]:
+    """Return a row for each day: the joint recall of each competitor, averaged over seeds; the last row is the mean."""
+    found = means(curves(runs))
+    days = sorted({day for line in found.values() for day in line})
+    rows: list[dict[str, Any]] = [
+        {"day": day, **{label: line[day] for label, line in found.items() if day in line}} for day in days
+    ]
+    mean = {label: statistics.fmean(line.values()) for label, line in found.items()}
+    return [*rows, {"day": "mean", **mean}] if rows else []
+
+
+def write(folder: Path, content: Mapping[str, Any], say: Say) -> list[Path]:
+    """Write stream.json, stream.csv (a line for each run and day) and stream.svg; return their paths."""
+    runs: Runs = content["runs"]
+    lines = [
+        {"run": label, "seed": record["seed"], "day": entry["day"], "requests": entry["requests"],
+         "seconds": entry["seconds"], **entry["metrics"]}
+        for label, records in runs.items() for record in records for entry in record["days"]
+    ]  # fmt: skip
+    files = {"stream.json": json.dumps(content, indent=1), "stream.csv": csv_text(lines)}
+    try:
+        files |= {"stream.svg": draw(runs)} if lines else {}
+    except ImportError as error:
+        say(f"no plot: {error}")
+    for name, text in files.items():
+        write_whole(folder / name, text)
+    return [folder / name for name in files]
+
+
+def draw(runs: Runs) -> str:
+    """Return the joint recall by day as SVG: means over seeds, in bands of their standard deviation."""
+    from recsys_topk.reports import plots
+
+    found = curves(runs)
+    lines = means(found)
+    around = bands(lines, {label: {day: spread(v) for day, v in line.items()} for label, line in found.items()})
+    entry = next(entry for records in runs.values() for record in records for entry in record["days"])
+    joint = next(iter(entry["metrics"])).replace("_", " ")
+    return plots.svg(
+        plots.lines(
+            {label: list(line.items()) for label, line in lines.items()},
+            ylabel=f"{joint}, lists of {entry['candidates']}", bands=around,
+            title="Each day tested with what was learned before it" + (" (mean, standard deviation)" if around else ""),
+        )
+    )  # fmt: skip

@@ -9,22 +9,24 @@ from recsys_topk.losses.arf import ARFLoss, ARFV2Loss
 from recsys_topk.losses.base import RankingLoss, registry
 from recsys_topk.losses.bce import BCELoss
 from recsys_topk.losses.dftopk import DFTopKLoss
-from recsys_topk.losses.diffsort import DiffSortLoss
-from recsys_topk.losses.hard import HardTopKLoss
 from recsys_topk.losses.lambdaloss import LambdaLoss
 from recsys_topk.losses.lambdarank import LambdaRankLoss
-from recsys_topk.losses.lapsum import LapSumLoss
 from recsys_topk.losses.listmle import ListMLELoss
 from recsys_topk.losses.listnet import ListNetLoss
-from recsys_topk.losses.neuralsort import NeuralSortLoss
-from recsys_topk.losses.perturbed import PerturbedTopKLoss
+from recsys_topk.losses.of_operators import (
+    DiffSortLoss,
+    HardTopKLoss,
+    LapSumLoss,
+    NeuralSortLoss,
+    PerturbedTopKLoss,
+    SigmoidTopKLoss,
+    SinkhornTopKLoss,
+    SoftSortLoss,
+    SparseTopKLoss,
+)
 from recsys_topk.losses.ranknet import RankNetLoss
-from recsys_topk.losses.sigmoid import SigmoidTopKLoss
-from recsys_topk.losses.sinkhorn import SinkhornTopKLoss
 from recsys_topk.losses.softmax import SoftmaxLoss
 from recsys_topk.losses.softmax_at_k import SoftmaxAtKLoss
-from recsys_topk.losses.softsort import SoftSortLoss
-from recsys_topk.losses.sparse import SparseTopKLoss
 from recsys_topk.losses.topk import TopKLoss
 
 __all__ = [
@@ -78,4 +80,7 @@ def __getattr__(name: str) -> Any:
         for cls in registry.classes().values():
             if cls.__name__ == name:
                 return cls
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}; the loss of an operator of another package is there once that "
+        "package is imported, or installed with an entry point of recsys_topk.operators"
+    )

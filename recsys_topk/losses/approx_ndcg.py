@@ -62,8 +62,8 @@ class ApproxNDCGLoss(RankingLoss):
     weighted by a learned variance.
 
     Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(p N) time for p items with a gain (with k, for all
-    items), O(N) memory a list beyond a buffer of fixed size. Use it to optimise NDCG itself; tau must fit the scale of
-    the scores, since the gradient vanishes where they lie far apart.
+    items), O(N) memory per list beyond a buffer of fixed size. Use it to optimise NDCG itself; tau must fit the scale
+    of the scores, since the gradient vanishes where they lie far apart.
 
     Args:
         tau: Temperature of the comparison.

@@ -13,7 +13,8 @@ from recsys_topk.checks import check_finite, check_k, check_labels, check_lists,
 from recsys_topk.losses.left_out import why_left_out
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
 from recsys_topk.operators.base import TopKOperator
-from recsys_topk.ops.count_true import count_true
+from recsys_topk.operators.base import registry as operators
+from recsys_topk.ops.count_true import count_true, every
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.positives import find_positives
@@ -25,7 +26,7 @@ Reduction = Literal["mean", "sum", "none"]
 LabelKind = Literal["grades", "places"]
 Option = TypeVar("Option")
 
-registry: Registry[RankingLoss]
+registry: LossRegistry
 
 
 class ListFacts(NamedTuple):
@@ -200,9 +201,9 @@ class RankingLoss(Recorded, nn.Module, ABC):
                 cut, proper = _cap(self._required(cut), x, items)
             readable = may_read(x)
             counted: Tensor | None = None
-            if proper is not None or not readable or not bool(positives.all()):
+            if proper is not None or not readable or not every(positives):
                 counted = positives > 0 if proper is None else (positives > 0) & proper
-                counted = None if readable and bool(counted.all()) else counted
+                counted = None if readable and every(counted) else counted
                 if readable and counted is not None and not self._warned and len(x) and not bool(counted.any()):
                     self._warn_of_nothing(y, mask, positives)
             if x.numel() == 0 or (self.requires_k and x.shape[1] < 2):
@@ -233,7 +234,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
     ) -> Tensor:
         """Return the loss of each list from input as it came: masked places and lists left out may hold anything.
 
-        Cleans and calls `per_list`; a loss with a fused kernel that digests such input overrides it.
+        Cleans and calls `per_list`; a loss whose kernel accepts such input overrides it.
         """
         x, y, valid = scores, labels, mask
         if valid is None:
@@ -292,7 +293,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
     def _harmless(
         self, x: Tensor, y: Tensor, mask: Tensor, k: int | Tensor | None, counted: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, int | Tensor | None]:
-        """Replace lists that are left out by one that every formula digests: equal scores, one positive, k = 1."""
+        """Replace lists that are left out by one that every formula accepts: equal scores, one positive, k = 1."""
         row = counted[:, None]
         dummy = torch.zeros_like(y)
         dummy[:, :1] = max(self.positive_above, 0.0) + 1.0
@@ -320,7 +321,26 @@ class RankingLoss(Recorded, nn.Module, ABC):
         return f"k={self.k}"
 
 
-registry = Registry("loss", "recsys_topk.losses", "recsys_topk.losses", RankingLoss)
+class LossRegistry(Registry[RankingLoss]):
+    """The losses by name: classes that register themselves, and for every operator without one, the loss made of it."""
+
+    def discover(self) -> None:
+        """Import every module that may define a loss or an operator, and make the losses of operators."""
+        from recsys_topk.losses.from_operator import loss_of
+
+        super().discover()
+        for name, operator in operators.classes().items():
+            if name not in self._classes:
+                self.register(name, loss_of(operator))
+
+    def register(self, name: str, cls: type[RankingLoss]) -> None:
+        """Add `cls` under `name`; a loss that was made of an operator gives way to one that is written out."""
+        if hasattr(self._classes.get(name), "made_of"):
+            del self._classes[name]
+        super().register(name, cls)
+
+
+registry = LossRegistry("loss", "recsys_topk.losses", "recsys_topk.losses", RankingLoss)
 
 
 def _cap(k: int | Tensor, scores: Tensor, items: Tensor | None) -> tuple[int | Tensor, Tensor | None]:

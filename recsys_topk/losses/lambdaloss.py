@@ -56,8 +56,8 @@ class LambdaLoss(RankingLoss):
     divides the weight of pairs with a rank beyond k by 1 - D(max(r_i, r_j)) (Jagerman et al. 2022).
 
     Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(p N) time for p items that are better than some
-    other, O(N) memory a list beyond a buffer of fixed size. Use it when NDCG@k is the goal; ``ndcg2pp`` is the paper's
-    best.
+    other, O(N) memory per list beyond a buffer of fixed size. Use it when NDCG@k is the goal; ``ndcg2pp`` is the
+    paper's best.
 
     Args:
         variant: ``"ndcg1"``, ``"ndcg2"`` or ``"ndcg2pp"``.

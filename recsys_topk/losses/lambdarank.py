@@ -37,7 +37,7 @@ class LambdaRankLoss(RankingLoss):
     weights. A pair counts if at least one of the two stands in the first k: that is what changes NDCG@k.
 
     Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(p N) time for p items that are better than some
-    other, O(N) memory a list beyond a buffer of fixed size. Use it when NDCG@k is the goal and labels are grades.
+    other, O(N) memory per list beyond a buffer of fixed size. Use it when NDCG@k is the goal and labels are grades.
 
     Args:
         sigma: Steepness of the logistic function.

@@ -20,8 +20,8 @@ class RankNetLoss(RankingLoss):
     L = 1/P sum over pairs with y_i > y_j of w_ij log(1 + exp(-sigma (x_i - x_j))), P the number of those pairs.
 
     Shapes: scores, labels and mask (B, N). Labels: graded, only their order matters unless weighted. Cost: O(p N) time
-    for p items that are better than some other, O(N) memory a list beyond a buffer of fixed size. Use it when the whole
-    order matters and labels are an order rather than a quantity. With binary labels it is the BPR loss.
+    for p items that are better than some other, O(N) memory per list beyond a buffer of fixed size. Use it when the
+    whole order matters and labels are an order rather than a quantity. With binary labels it is the BPR loss.
 
     Args:
         sigma: Steepness of the logistic function.

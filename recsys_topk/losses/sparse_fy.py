@@ -29,7 +29,7 @@ class SparseFenchelYoungLoss(RankingLoss):
     true items lead all others by tau, and its gradient is (p - y) / n: an item on the wrong side always has one, where
     the cross-entropy of the same membership (`sparse`) gives it none.
 
-    Shapes: scores, labels and mask (B, N). Labels: binary, or graded with `k`. Cost: O(N) a pass, a few passes.
+    Shapes: scores, labels and mask (B, N). Labels: binary, or graded with `k`. Cost: O(N) per pass, a few passes.
 
     Args:
         tau: Regularisation (l in the paper): the margin.

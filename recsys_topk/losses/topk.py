@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.numerics import is_full
-from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.base import SoftSelection, TopKOperator, registry
 from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import apply
 from recsys_topk.ops.fill_masked import fill_masked
@@ -62,38 +62,47 @@ class _CrossEntropy(torch.autograd.Function):
         return grad_p, fill_masked(grad_q, masked[0], 0.0) if masked else grad_q, None, None, None
 
 
-def clamp_selection(selection: SoftSelection) -> SoftSelection:
-    """Keep memberships inside [1e-6, 1 - 1e-6], with zero gradient outside: for operators with exact zeros and ones."""
-    low, high = math.log(CLAMP), math.log1p(-CLAMP)
-    return SoftSelection(selection.log_p.clamp(low, high), selection.log_q.clamp(low, high), selection.mask)
+def _build(operator: str | Mapping[str, Any]) -> TopKOperator:
+    if isinstance(operator, str):
+        return registry.get(operator)
+    unknown = set(operator) - {"class_path", "init_args"}
+    if unknown or "class_path" not in operator:
+        raise ValueError(
+            "an operator is described by its class_path and init_args, "
+            f"{{'class_path': 'lapsum', 'init_args': {{'tau': 2.0}}}}; got {dict(operator)!r}"
+        )
+    return registry.resolve(str(operator["class_path"]))(**operator.get("init_args", {}))
 
 
 class TopKLoss(RankingLoss):
     """Base of the losses that ask an operator which items it would select.
 
     L = mean over valid items of -(y log p + (1 - y) log(1 - p)), with p the operator's membership at k and y the true
-    top k (see `topk_target`). A subclass builds its operator and passes it on.
-
-    Class attributes:
-        clamped: The operator has memberships of exactly 0 and 1, which are moved to 1e-6 and 1 - 1e-6 here.
+    top k (see `topk_target`). Memberships of exactly 0 and 1 count as 1e-6 and 1 - 1e-6 (`TopKOperator.bounded`). Every
+    operator has such a loss under its own name (`recsys_topk.losses.from_operator`).
 
     Args:
-        operator: The operator whose membership is trained.
+        operator: The operator whose membership is trained: an object, a registry name, or its description,
+            ``{"class_path": ..., "init_args": {...}}``.
         k: How many items to select; required here or in the call.
         positive_above: Items with a label above this are positive; None = as the data says, else 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+
+    Example:
+        >>> loss = TopKLoss("lapsum", k=2)
+        >>> loss(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), torch.tensor([[1.0, 0.0, 0.0, 1.0]]))
+        tensor(0.9665)
     """
 
     label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
     family: ClassVar[str] = "top-k"
     requires_k: ClassVar[bool] = True
-    clamped: ClassVar[bool] = False
     operator: TopKOperator
 
     def __init__(
         self,
-        operator: TopKOperator,
+        operator: TopKOperator | str | Mapping[str, Any],
         *,
         k: int | Literal["positives"] | None = None,
         positive_above: float | None = None,
@@ -101,7 +110,7 @@ class TopKLoss(RankingLoss):
         validate: bool = False,
     ) -> None:
         super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
-        self.operator = operator
+        self.operator = operator if isinstance(operator, TopKOperator) else _build(operator)
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
@@ -116,4 +125,4 @@ class TopKLoss(RankingLoss):
 
     def clamp(self, selection: SoftSelection) -> SoftSelection:
         """Return the selection as it enters the cross-entropy: without exact zeros and ones."""
-        return clamp_selection(selection) if self.clamped else selection
+        return self.operator.bounded(selection)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from recsys_topk.metrics.mean import ListMean, registry
-from recsys_topk.registry import nearest
+from recsys_topk.registry import suggest
 
 MetricEntry = str | Mapping[str, Any]
 DEFAULT: tuple[str, ...] = ("joint_recall", "recall")
@@ -23,10 +23,10 @@ def configured_metrics(
 ) -> dict[str, ListMean]:
     """Return the metrics that a list of entries asks for, by the name under which they are logged.
 
-    An entry is a registry name (or class path), or a mapping with ``name`` and options: the arguments of the metric's
-    class, and ``stage`` for the name of the stage that is measured. Without ``stage`` there is one metric per stage;
-    a metric of the whole cascade has none. What an entry leaves out comes from the cascade: k, m (the stage's quota),
-    quotas, positive_above, and a linear gain where labels are places.
+    An entry is a registry name (or class path), or a mapping with that name as ``metric`` and options: the arguments
+    of the metric's class, and ``stage`` for the name of the stage that is measured. Without ``stage`` there is one
+    metric per stage; a metric of the whole cascade has none. What an entry leaves out comes from the cascade: k, m (the
+    stage's quota), quotas, positive_above, and a linear gain where labels are places.
 
     Args:
         entries: The list.
@@ -39,7 +39,7 @@ def configured_metrics(
         >>> metrics = configured_metrics(["joint_recall", "recall"], k=10, quotas={"retrieval": 30, "ranking": 20})
         >>> list(metrics)
         ['joint_recall@10@20', 'retrieval_recall@10@30', 'ranking_recall@10@20']
-        >>> list(configured_metrics([{"name": "ndcg", "k": 5, "stage": "ranking"}], k=10, quotas={"ranking": 20}))
+        >>> list(configured_metrics([{"metric": "ndcg", "k": 5, "stage": "ranking"}], k=10, quotas={"ranking": 20}))
         ['ranking_ndcg@5']
     """
     found: dict[str, ListMean] = {}
@@ -54,20 +54,18 @@ def configured_metrics(
 def _of_entry(
     entry: MetricEntry, k: int, quotas: Mapping[str, int], positive_above: float, labels: str
 ) -> dict[str, ListMean]:
-    options = {"name": entry} if isinstance(entry, str) else dict(entry)
-    name, stage = options.pop("name", None), options.pop("stage", None)
+    options = {"metric": entry} if isinstance(entry, str) else dict(entry)
+    name, stage = options.pop("metric", None), options.pop("stage", None)
     if not isinstance(name, str):
-        raise ValueError(f"a metric is a name or a mapping with a name, got {entry!r}")
+        raise ValueError(f"a metric is a name, or a mapping such as {{metric: ndcg, k: 5}}; got {entry!r}")
     cls = registry.resolve(name)
-    if not issubclass(cls, ListMean):
-        raise TypeError(f"metric {name!r} must be a subclass of recsys_topk.metrics.ListMean, got {cls!r}")
     accepted = inspect.signature(cls).parameters
     unknown = next((option for option in options if option not in accepted), None)
     if unknown is not None:
         known = [*accepted, *([] if cls.whole_cascade else ["stage"])]
-        close = nearest(unknown, known)
-        hint = f"did you mean {close!r}? " if close else ""
-        raise ValueError(f"metric {name!r} has no option {unknown!r}; {hint}it has: {', '.join(known)}")
+        raise ValueError(
+            f"metric {name!r} has no option {unknown!r}; {suggest(unknown, known)}it has: {', '.join(known)}"
+        )
     if stage is not None and (cls.whole_cascade or stage not in quotas):
         raise ValueError(
             f"metric {name!r} measures the whole cascade, so it takes no stage"

@@ -71,4 +71,4 @@ class ListMean(Metric):  # type: ignore[misc]  # torchmetrics is untyped here
         return (self.total / self.count).float()
 
 
-registry = Registry("metric", "recsys_topk.metrics", "recsys_topk.metrics")
+registry = Registry("metric", "recsys_topk.metrics", "recsys_topk.metrics", ListMean)

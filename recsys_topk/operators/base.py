@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, final
 
 import torch
@@ -12,11 +14,14 @@ from torch import Tensor, nn
 
 from recsys_topk.checks import check_finite, check_k, check_lists, check_positive
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full
-from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.count_true import count_true, every
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.topk_loss import Law
 from recsys_topk.registry import Registry
+from recsys_topk.spec import Recorded
+
+CLAMP = 1e-6
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,23 @@ class SoftSelection:
         return self.log_p.exp()
 
 
+def clamped(selection: SoftSelection) -> SoftSelection:
+    """Return memberships inside [1e-6, 1 - 1e-6], with zero gradient outside.
+
+    Example:
+        >>> certain = torch.tensor([[0.0, -math.inf]])
+        >>> clamped(SoftSelection(certain, certain.flip(1), torch.tensor([[True, True]]))).log_p.exp()
+        tensor([[1.0000e+00, 1.0000e-06]])
+    """
+    low, high = math.log(CLAMP), math.log1p(-CLAMP)
+    return SoftSelection(selection.log_p.clamp(low, high), selection.log_q.clamp(low, high), selection.mask)
+
+
 registry: Registry[TopKOperator]
 
 
-class TopKOperator(nn.Module, ABC):
-    """Base of all operators: checks, float32 arithmetic, masks and a k of its own for each list.
+class TopKOperator(Recorded, nn.Module, ABC):
+    """Base of all operators: checks, float32 arithmetic, masks and one k per list.
 
     A subclass sets `name` and the facts below, and writes `select`. Everything else is done here once: half precision
     is computed in float32, autocast is left, masked scores are replaced by 0 (so that NaN and infinity cannot leak),
@@ -63,6 +80,9 @@ class TopKOperator(nn.Module, ABC):
         exact_gradient: The gradient is that of the value (checked by finite differences).
         transformable: `torch.func.grad`, `vmap` and `jacrev` work; False for operators that draw random numbers.
         paper: Where the operator is from.
+        loss_defaults: Defaults of the loss of the same name (see `recsys_topk.losses.from_operator`) that differ from
+            those of the operator.
+        loss_leaves_out: Arguments that the loss does not take.
 
     Args:
         tau: Temperature; smaller is closer to the hard top k.
@@ -78,6 +98,8 @@ class TopKOperator(nn.Module, ABC):
     exact_gradient: ClassVar[bool] = True
     transformable: ClassVar[bool] = True
     paper: ClassVar[str] = ""
+    loss_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    loss_leaves_out: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, tau: float = 1.0, *, validate: bool = False) -> None:
         super().__init__()
@@ -104,6 +126,13 @@ class TopKOperator(nn.Module, ABC):
             k: One int, or an int64 tensor (B,), with 1 <= k < number of valid items in every list.
             mask: Boolean (B, N). `recsys_topk.numerics.is_full(mask)` tells that nothing is masked.
         """
+
+    def bounded(self, selection: SoftSelection) -> SoftSelection:
+        """Return the selection as it enters a cross-entropy, where log 0 must not occur.
+
+        The selection itself here; operators whose memberships are exactly 0 or 1 return `clamped` ones.
+        """
+        return selection
 
     @final  # type: ignore[misc]  # nn.Module declares forward as a writable attribute
     def forward(self, scores: Tensor, k: int | Tensor, mask: Tensor | None = None) -> SoftSelection:
@@ -132,8 +161,8 @@ class TopKOperator(nn.Module, ABC):
         count = torch.full(x.shape[:1], x.shape[1], device=x.device) if full else count_true(mask)
         wanted = torch.minimum(k.long() if isinstance(k, Tensor) else torch.full_like(count, k), count)
         proper = (wanted > 0) & (wanted < count)
-        if may_read(x) and len(x) and bool(proper.all()):
-            same = not isinstance(k, Tensor) and bool((wanted == k).all())
+        if may_read(x) and len(x) and every(proper):
+            same = not isinstance(k, Tensor) and every(wanted == k)
             selection = self.select(x if full else fill_masked(x, mask, 0.0), k if same else wanted, mask)
             if full:
                 return selection

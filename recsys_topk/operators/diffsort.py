@@ -27,7 +27,7 @@ class DiffSort(TopKOperator):
     A comparator on (a, b) puts alpha a + (1 - alpha) b on the lower and the rest on the upper wire, with
     alpha = F((b - a) / tau), F a distribution function (Cauchy by default); the relaxed values enter the next layer.
     Instead of an n x n matrix, the indicator of the k best outputs is carried back through the layers:
-    O(n) a layer, n layers for ``odd_even`` and log^2 n for ``bitonic``, and p and 1 - p are two such passes, so that
+    O(n) per layer, n layers for ``odd_even`` and log^2 n for ``bitonic``, and p and 1 - p are two such passes, so that
     neither is a difference.
 
     The result depends on the order of the items, and equal scores are not treated alike: it is a network. Masked

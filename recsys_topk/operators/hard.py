@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
-from recsys_topk.operators.base import SoftSelection, TopKOperator, registry
+from recsys_topk.operators.base import SoftSelection, TopKOperator, clamped, registry
 from recsys_topk.ops.dispatch import apply
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.sorting import sort_descending
@@ -19,7 +21,8 @@ class HardTopK(TopKOperator):
     """Membership 1 for the k best items and 0 for the rest; equal scores are taken in their order of appearance.
 
     Its gradient is 0, or, with `straight_through`, that of another operator: the value is hard, the backward pass is
-    the other's (log p and log(1 - p) each carry the other's gradient).
+    the other's (log p and log(1 - p) each carry the other's gradient). In a cross-entropy the value is clamped to
+    [1e-6, 1 - 1e-6] and the gradient is not; the loss of this name takes it from dftopk unless told otherwise.
 
     Args:
         tau: Temperature of the operator that lends its gradient; the value does not depend on it.
@@ -35,6 +38,7 @@ class HardTopK(TopKOperator):
     cost: ClassVar[str] = "n log n"
     tie_fair: ClassVar[bool] = False
     exact_gradient: ClassVar[bool] = False
+    loss_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"straight_through": "dftopk"})
 
     def __init__(self, tau: float = 1.0, straight_through: str | None = None, *, validate: bool = False) -> None:
         super().__init__(tau, validate=validate)
@@ -53,13 +57,20 @@ class HardTopK(TopKOperator):
             lent_p, lent_q = lent.log_p, lent.log_q
         return SoftSelection(straight_through(log_p, lent_p), straight_through(log_q, lent_q), mask)
 
+    def bounded(self, selection: SoftSelection) -> SoftSelection:
+        """Clamp the value alone: the lent gradient passes."""
+        value = clamped(SoftSelection(selection.log_p.detach(), selection.log_q.detach(), selection.mask))
+        return SoftSelection(
+            straight_through(value.log_p, selection.log_p), straight_through(value.log_q, selection.log_q), value.mask
+        )
+
     def extra_repr(self) -> str:
         """Show where the gradient comes from."""
         return f"straight_through={self.straight_through!r}"
 
 
 def hard_topk(scores: Tensor, k: int | Tensor, mask: Tensor) -> Tensor:
-    """Return which items are the k best of their list, boolean (B, N), exactly k a list."""
+    """Return which items are the k best of their list, boolean (B, N), exactly k per list."""
     filled = scores.detach() if is_full(mask) else fill_masked(scores.detach(), mask, -math.inf)
     _, order = sort_descending(filled)
     first = torch.arange(scores.shape[1], device=scores.device) < (k[:, None] if isinstance(k, Tensor) else k)

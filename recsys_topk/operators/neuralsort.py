@@ -53,6 +53,7 @@ class NeuralSort(TopKOperator):
     cost: ClassVar[str] = "n^2"
     sums_to_k: ClassVar[bool] = False
     exact_gradient: ClassVar[bool] = False
+    loss_leaves_out: ClassVar[tuple[str, ...]] = ("normalised",)
     paper: ClassVar[str] = "Grover et al. 2019, arXiv 1903.08850"
 
     def __init__(self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, *, validate: bool = False) -> None:

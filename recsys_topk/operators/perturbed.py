@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
-from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.base import SoftSelection, TopKOperator, clamped
 from recsys_topk.ops.centred import centred
 from recsys_topk.ops.dispatch import operation, refuse_second_derivative, under_transform
 from recsys_topk.ops.fill_masked import fill_masked
@@ -77,6 +77,10 @@ class PerturbedTopK(TopKOperator):
         log_p = torch.where(inside, safe.log(), torch.where(p > 0.0, 0.0, -math.inf))
         log_q = torch.where(inside, torch.log1p(-safe), torch.where(p > 0.0, -math.inf, 0.0))
         return SoftSelection(log_p, log_q, mask)
+
+    def bounded(self, selection: SoftSelection) -> SoftSelection:
+        """Clamp memberships of exactly 0 and 1."""
+        return clamped(selection)
 
     def extra_repr(self) -> str:
         """Show the temperature and the number of samples."""

@@ -47,7 +47,7 @@ class SigmoidTopK(TopKOperator):
 
 
 def sigmoid_selection(scores: Tensor, k: int | Tensor, mask: Tensor, tau: Tensor) -> SoftSelection:
-    """Return the logistic membership that sums to k, with a temperature of its own for each list.
+    """Return the logistic membership that sums to k, with one temperature per list.
 
     Args:
         scores: (B, N), 0 where masked.

@@ -52,6 +52,7 @@ class SoftSort(TopKOperator):
     cost: ClassVar[str] = "n log n"
     sums_to_k: ClassVar[bool] = False
     exact_gradient: ClassVar[bool] = False
+    loss_leaves_out: ClassVar[tuple[str, ...]] = ("normalised",)
     paper: ClassVar[str] = "Prillo and Eisenschlos 2020, arXiv 2006.16038"
 
     def __init__(self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, *, validate: bool = False) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
-from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.base import SoftSelection, TopKOperator, clamped
 from recsys_topk.ops.centred import centred
 from recsys_topk.ops.clip import clip_logs, clip_threshold
 from recsys_topk.ops.fill_masked import fill_masked
@@ -20,7 +20,7 @@ class SparseTopK(TopKOperator):
     """Projection of x / tau on {0 <= p <= 1, sum p = k}: memberships of exactly 0 and 1 away from the threshold.
 
     p_i = clip(x_i / tau - t, 0, 1), t solves sum_i p_i = k (Sander et al. 2023 with p = 2; the isotonic form is the
-    same map). Newton's method finds t, O(N) a pass, exact once the set of fractional items stops changing. The
+    same map). Newton's method finds t, O(N) per pass, exact once the set of fractional items stops changing. The
     gradient is (g - mean of g) / tau over the fractional items, and 0 elsewhere. Inside cross-entropy the membership
     is clamped to [1e-6, 1 - 1e-6].
 
@@ -49,3 +49,7 @@ class SparseTopK(TopKOperator):
         x, gap = centred(filled, ks)
         threshold = clip_threshold(x.detach() / self.tau, gap / self.tau, ks)
         return SoftSelection(*clip_logs(x, threshold, self.tau), mask)
+
+    def bounded(self, selection: SoftSelection) -> SoftSelection:
+        """Clamp memberships of exactly 0 and 1."""
+        return clamped(selection)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.numerics import at_least_float32, float32_island
-from recsys_topk.ops.dispatch import is_float32, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
 from recsys_topk.ops.parallel import checked, number_of_parts, over_lists
 from recsys_topk.ops.pooled_dot import gather
@@ -137,7 +137,7 @@ def attention_logits(history: Tensor, items: Tensor, weight: Tensor, candidates:
 @operation
 def logits(history: Tensor, items: Tensor, weight: Tensor, candidates: Tensor, lengths: Tensor) -> Tensor:
     """Return what `attention_logits` returns, for contiguous input of one dtype: by blocks that stay in the cache."""
-    blocked: Tensor = _Blocked.apply(history, gather(items, candidates), weight)  # type: ignore[no-untyped-call]
+    blocked: Tensor = apply(_Blocked, history, gather(items, candidates), weight)
     return blocked
 
 
@@ -145,7 +145,7 @@ def logits(history: Tensor, items: Tensor, weight: Tensor, candidates: Tensor, l
 def _numba(history: Tensor, items: Tensor, weight: Tensor, candidates: Tensor, lengths: Tensor) -> Tensor:
     candidates = checked(candidates, len(items), "candidates")
     lengths = checked(lengths, history.shape[1] + 1, "history lengths")
-    made: Tensor = _Compiled.apply(history, items, weight, candidates, lengths)  # type: ignore[no-untyped-call]
+    made: Tensor = apply(_Compiled, history, items, weight, candidates, lengths)
     return made
 
 

@@ -28,6 +28,17 @@ def _numpy(mask: Tensor) -> Tensor:
     return torch.from_numpy(count_rows(mask.numpy()))
 
 
+@operation
+def every(x: Tensor) -> bool:
+    """Return whether no entry is zero (reads the tensor)."""
+    return bool(x.all())
+
+
+@every.backend("numpy", is_real)
+def _every_numpy(x: Tensor) -> bool:
+    return bool(x.numpy().all())
+
+
 def count_rows(a: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """Return how many entries of each row are true: the narrower the sum, the more bytes numpy adds at once."""
     if len(a) == 1:
@@ -41,3 +52,10 @@ def count_rows(a: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
 def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
     for shape in ((3, 5), (1, 9), (2, 70_000), (4, 0), (0, 3)):
         yield (torch.rand(shape, generator=generator) > 0.5,)
+
+
+@sampled(every)
+def _every_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
+    yield (torch.tensor([1, 2]),)
+    yield (torch.tensor([[True, False]]),)
+    yield (torch.empty(0, dtype=torch.int64),)

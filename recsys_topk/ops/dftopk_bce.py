@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.numerics import LOWEST_EXPONENT, full_mask
-from recsys_topk.ops.dispatch import is_real, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.dispatch import apply, is_real, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.kth_pair import Array, Bools, add_shared, kth_pair, pair_numpy, scratch
 from recsys_topk.ops.logistic import logistic_logs
@@ -66,7 +66,7 @@ def dftopk_bce(
 
 @dftopk_bce.backend("numpy", lambda scores, target, *rest: is_real(scores) and is_real(target))
 def _numpy(scores: Tensor, *rest: Any) -> Tensor:
-    fused: Tensor = _FusedBCE.apply(scores, _Task(*rest))  # type: ignore[no-untyped-call]
+    fused: Tensor = apply(_FusedBCE, scores, _Task(*rest))
     return fused
 
 

@@ -23,7 +23,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 import torch
 from torch import Tensor
 
-from recsys_topk.registry import nearest
+from recsys_topk.registry import suggest
 
 SWITCH = "RECSYS_TOPK_BACKEND"
 BACKENDS = ("numpy", "numba", "triton")
@@ -46,9 +46,7 @@ def installed(name: str) -> bool:
 
 def _checked(mode: str, source: str) -> str:
     if mode not in MODES:
-        close = nearest(mode, MODES)
-        hint = f"did you mean {close!r}? " if close else ""
-        raise ValueError(f"{source} must be one of {', '.join(MODES)}, got {mode!r}; {hint}".rstrip("; "))
+        raise ValueError(f"{source} must be one of {', '.join(MODES)}, got {mode!r}. {suggest(mode, MODES)}".rstrip())
     if mode in BACKENDS and not installed(mode):
         raise ModuleNotFoundError(
             f"{source} asks for {mode!r}, which is not installed; run {INSTALL[mode]}, or choose 'auto' or 'torch'"
@@ -224,7 +222,6 @@ class Operation(Generic[P, T]):
 
     def _register(self, fake: Callable[..., Any]) -> Any:
         name = f"recsys_topk::{self.reference.__name__}"
-
         call: Callable[..., Any] = self
 
         def run(*args: Any) -> Any:
@@ -250,9 +247,8 @@ def _fold(function: Callable[..., Any], size: int, in_dims: Sequence[int | None]
         for x, dim in zip(args, in_dims, strict=True)
     ]
     done = function(*folded)
-    if isinstance(done, Tensor):
-        return done.view(size, -1, *done.shape[1:]), 0
-    return tuple(x.view(size, -1, *x.shape[1:]) for x in done), (0,) * len(done)
+    apart = [x.view(size, len(x) // size, *x.shape[1:]) for x in ([done] if isinstance(done, Tensor) else done)]
+    return (apart[0], 0) if isinstance(done, Tensor) else (tuple(apart), (0,) * len(apart))
 
 
 @overload
@@ -271,10 +267,10 @@ def operation(reference: Callable[..., Any] | None = None, *, fake: Callable[...
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """Call a `torch.autograd.Function` that has a `setup_context`, as `torch.func` needs it.
+    """Call a `torch.autograd.Function`, in eager mode without what ``Function.apply`` does for transforms.
 
-    ``Function.apply`` binds the arguments of such a function by its signature, which takes longer than the selection
-    of a short list. Outside of compilation and transforms that is not needed.
+    ``Function.apply`` unwraps its arguments and binds them to the signature of a function with `setup_context` (which
+    `torch.func` needs). That takes longer than the selection of a short list.
     """
     if is_eager():
         return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
@@ -286,9 +282,7 @@ def closed_form(function: type[torch.autograd.Function], reference: Callable[...
 
     Its backward starts with ``if wants_graph(): return through_reference(reference, inputs, grads)``.
     """
-    if under_transform():
-        return reference(*inputs)
-    return function.apply(*inputs)  # type: ignore[no-untyped-call]
+    return reference(*inputs) if under_transform() else apply(function, *inputs)
 
 
 def wants_graph() -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import is_real, operation, sampled
+from recsys_topk.ops.dispatch import apply, is_real, operation, sampled
 
 
 @operation
@@ -39,7 +39,7 @@ def _serves(x: Tensor, mask: Tensor, value: float) -> bool:
 @fill_masked.backend("numpy", _serves)
 def _numpy(x: Tensor, mask: Tensor, value: float) -> Tensor:
     if x.requires_grad and torch.is_grad_enabled():
-        filled: Tensor = _FillMasked.apply(x, mask, value)  # type: ignore[no-untyped-call]
+        filled: Tensor = apply(_FillMasked, x, mask, value)
         return filled
     return _fill_bits(x.detach(), mask, value)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import is_float32, operation, sampled, wants_graph
+from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
 from recsys_topk.ops.parallel import checked, number_of_parts, over_lists
 from recsys_topk.ops.pooled_dot import gather
@@ -36,7 +36,7 @@ def _serves(own: Tensor | None, requests: Tensor, items: Tensor, candidates: Ten
 def _numba(own: Tensor | None, requests: Tensor, items: Tensor, candidates: Tensor) -> Tensor:
     candidates = checked(candidates, len(items), "candidates")
     own = None if own is None else own.contiguous()
-    made: Tensor = _JoinRelu.apply(own, requests.contiguous(), items.contiguous(), candidates)  # type: ignore[no-untyped-call]
+    made: Tensor = apply(_JoinRelu, own, requests.contiguous(), items.contiguous(), candidates)
     return made.flatten(0, 1)
 
 
@@ -114,7 +114,7 @@ def join_backward(
 
 @sampled(join_relu)
 def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor | None, Tensor, Tensor, Tensor]]:
-    for lists, number, pool, width in ((3, 5, 8, 7), (1, 1, 1, 1)):
+    for lists, number, pool, width in ((3, 5, 8, 7), (1, 1, 1, 1), (0, 5, 8, 7)):
         requests = torch.randn(lists, width, generator=generator).requires_grad_()
         items = torch.randn(pool, width, generator=generator).requires_grad_()
         candidates = torch.randint(pool, (lists, number), generator=generator)

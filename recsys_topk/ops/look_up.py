@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import is_float32, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
 from recsys_topk.ops.parallel import at_once
 
@@ -74,7 +74,7 @@ def _serves(slots: Sequence[Slot], ids: Sequence[Tensor], tables: Sequence[Tenso
 def _numba(
     slots: Sequence[Slot], ids: Sequence[Tensor], tables: Sequence[Tensor], lengths: Tensor | None
 ) -> tuple[Tensor, ...]:
-    made: tuple[Tensor, ...] = _LookUp.apply(slots, ids, lengths, *tables)  # type: ignore[no-untyped-call]
+    made: tuple[Tensor, ...] = apply(_LookUp, slots, ids, lengths, *tables)
     return made
 
 

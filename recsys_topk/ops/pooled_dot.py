@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import is_float32, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
 from recsys_topk.ops.parallel import checked, number_of_parts, over_lists
 
@@ -37,7 +37,7 @@ def dot(requests: Tensor, items: Tensor, candidates: Tensor) -> Tensor:
 @dot.backend("numba", lambda requests, items, candidates: is_float32(requests, items))
 def _numba(requests: Tensor, items: Tensor, candidates: Tensor) -> Tensor:
     candidates = checked(candidates, len(items), "candidates")
-    made: Tensor = _Dot.apply(requests.contiguous(), items.contiguous(), candidates)  # type: ignore[no-untyped-call]
+    made: Tensor = apply(_Dot, requests.contiguous(), items.contiguous(), candidates)
     return made
 
 
@@ -101,7 +101,7 @@ def dot_backward(
 
 @sampled(dot)
 def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for lists, number, pool, width, dtype in ((3, 5, 8, 7, torch.float32), (1, 1, 1, 1, torch.float32)):
-        requests = torch.randn(lists, width, generator=generator, dtype=dtype).requires_grad_()
-        items = torch.randn(pool, width, generator=generator, dtype=dtype).requires_grad_()
+    for lists, number, pool, width in ((3, 5, 8, 7), (1, 1, 1, 1), (0, 5, 8, 7)):
+        requests = torch.randn(lists, width, generator=generator).requires_grad_()
+        items = torch.randn(pool, width, generator=generator).requires_grad_()
         yield requests, items, torch.randint(pool, (lists, number), generator=generator)

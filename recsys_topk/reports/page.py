@@ -5,23 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from recsys_topk.experiments.definition import paper_figures
 from recsys_topk.reports import plots
-from recsys_topk.reports.sections import Section
+from recsys_topk.reports.paper import paper_figures
+from recsys_topk.reports.results import Found
+from recsys_topk.reports.sections import Section, section_of
+from recsys_topk.runs.wandb_logging import log_once
 
 TEMPLATE = "page.html.jinja"
 
 
-def render(title: str, facts: Mapping[str, str], sections: Sequence[Section]) -> str:
-    """Return the page.
+def render(title: str, found: Sequence[Found], facts: Mapping[str, Any]) -> tuple[str, list[Section]]:
+    """Return the page and its sections: experiments in their own order, then everything else as it was found.
 
     Args:
         title: Its heading.
-        facts: What ran, on what, when and where: text by heading.
-        sections: Its sections, in order.
+        found: What `find_all` returned.
+        facts: Where the page comes from (`recsys_topk.runs.provenance`).
     """
+    found = sorted(found, key=_order)
+    sections = [section_of(one) for one in found]
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -37,10 +42,10 @@ def render(title: str, facts: Mapping[str, str], sections: Sequence[Section]) ->
     ]
     names = anchors([section.title for section in sections])
     page: str = environment.from_string(text).render(
-        title=title, facts=facts, sections=list(zip(names, sections, drawn, strict=True)),
+        title=title, facts=describe(found, facts), sections=list(zip(names, sections, drawn, strict=True)),
         source=paper_figures()["source"],
     )  # fmt: skip
-    return page
+    return page, sections
 
 
 def code(text: str) -> Any:
@@ -84,14 +89,25 @@ def anchors(titles: Sequence[str]) -> list[str]:
     return made
 
 
-def describe(found: Sequence[Any], when: str, versions: Mapping[str, str], machine: str) -> dict[str, str]:
+def log_page(target: Path, sections: Sequence[Section], facts: Mapping[str, Any]) -> None:
+    """Log the page, and every table and plot of it, as one W&B run; offline without a key."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    pictures: dict[str, bytes] = {}
+    for name, section in zip(anchors([one.title for one in sections]), sections, strict=True):
+        for number, table in enumerate(section.tables, start=1):
+            rows = [{column: row.get(column) for column in table.columns} for row in table.rows]
+            tables[f"report/{name}/table-{number}"] = rows
+        for number, (figure, _) in enumerate(section.figures, start=1):
+            pictures[f"report/{name}/plot-{number}"] = plots.png(figure)
+    log_once(target.parent, "report", target.stem, facts, tables, pictures, {"report/page": target})
+
+
+def describe(found: Sequence[Found], made: Mapping[str, Any]) -> dict[str, str]:
     """Return the facts on top of a page, from what was found.
 
     Args:
         found: What `find_all` returned.
-        when: When the page is made.
-        versions: Versions of the packages, if the results do not say.
-        machine: This machine, if the results do not say.
+        made: Where the page comes from.
     """
     flat = [part for one in found for part in (one, *one.parts)]
     contents = [one.content for one in flat]
@@ -104,7 +120,7 @@ def describe(found: Sequence[Any], when: str, versions: Mapping[str, str], machi
         str(run["device"]) for one in flat if one.kind == "comparison"
         for runs in one.content["runs"].values() for run in runs if "device" in run
     )  # fmt: skip
-    known = next((content["versions"] for content in contents if content.get("versions")), versions)
+    known = next((content["versions"] for content in contents if content.get("versions")), made["versions"])
     seeds = sorted(
         {len(runs) for one in flat if one.kind in ("comparison", "stream") for runs in one.content["runs"].values()}
     )
@@ -112,18 +128,23 @@ def describe(found: Sequence[Any], when: str, versions: Mapping[str, str], machi
     facts = {"What": ", ".join(dict.fromkeys(_what(one) for one in found)), "Data": _data(flat) or "none"}
     if started:
         facts["When"] = " to ".join(dict.fromkeys([started[0], started[-1]])) + " UTC"
-    facts["Machine"] = "; ".join(cpus) or machine
+    facts["Machine"] = "; ".join(cpus) or f"{made['machine']['cpu']}, {made['machine']['cores']} cores"
     if devices:
         facts["Trained on"] = ", ".join(devices)
     if seeds:
         low, high = seeds[0], seeds[-1]
         facts["Seeds"] = f"{low} of each" if low == high else f"{low} to {high} of each"
     facts["Versions"] = ", ".join(f"{name} {number}" for name, number in known.items())
-    facts["Page made"] = when
+    facts["Page made"] = f"{made['started'][:16].replace('T', ' ')} UTC"
     return facts
 
 
-def _what(one: Any) -> str:
+def _order(one: Found) -> int:
+    known = ("main-table", "runtime", "tau", "negatives", "streaming")
+    return known.index(one.content["name"]) if one.kind == "experiment" else len(known)
+
+
+def _what(one: Found) -> str:
     if one.kind == "experiment":
         return f"experiment {one.content['name']} ({one.content['size']})"
     if one.kind == "bench":
@@ -131,7 +152,7 @@ def _what(one: Any) -> str:
     return f"{one.kind} {one.path.parent.name if one.path.is_file() else one.path.name}"
 
 
-def _data(flat: Sequence[Any]) -> str:
+def _data(flat: Sequence[Found]) -> str:
     """Return what the runs were trained on, from their resolved options."""
     options: list[Mapping[str, Any]] = []
     for one in flat:
@@ -142,7 +163,8 @@ def _data(flat: Sequence[Any]) -> str:
                 run["config"]["data"] for runs in one.content["runs"].values() for run in runs if "config" in run
             ]
     texts: dict[str, None] = {}
-    for data in options:
+    for given in options:
+        data = given.get("init_args", given)
         if data.get("root"):
             texts[f"RecFlow layout in {data['root']}"] = None
         else:

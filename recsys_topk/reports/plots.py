@@ -1,4 +1,4 @@
-"""Plots as SVG text: bars and lines, the same bytes for the same numbers, the same colour for the same loss.
+"""Plots: bars and lines, as SVG the same bytes for the same numbers, the same colour for the same loss.
 
 matplotlib (the extra `plot`) is imported when something is drawn. Text stays text, so that an SVG can be searched and
 needs no font file; matplotlib's own font, which the layout is measured with, is wider than the usual replacements.
@@ -11,11 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
-
-from recsys_topk.runs.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,8 +64,8 @@ def bars(
     title: str = "",
     reference: Mapping[str, float] | None = None,
     xlabel: str = "",
-) -> str:
-    """Return horizontal bars as SVG, in the order given.
+) -> Figure:
+    """Return horizontal bars, in the order given.
 
     Args:
         rows: One bar each; a row whose `value` is None is left empty.
@@ -80,23 +77,9 @@ def bars(
         xlabel: Below the axis; `value` if empty.
 
     Example:
-        >>> bars([{"run": "dftopk", "recall": 0.5}], "recall")[:4]
+        >>> svg(bars([{"run": "dftopk", "recall": 0.5}], "recall"))[:4]
         '<svg'
     """
-    with _style():
-        return svg(bars_figure(rows, value, error, label, title, reference, xlabel))
-
-
-def bars_figure(
-    rows: Sequence[Mapping[str, Any]],
-    value: str,
-    error: str | None = None,
-    label: str = "run",
-    title: str = "",
-    reference: Mapping[str, float] | None = None,
-    xlabel: str = "",
-) -> Figure:
-    """Return what `bars` draws as a matplotlib figure, e.g. for `png`."""
     if not rows:
         raise ValueError("nothing to draw: bars needs at least one row")
     with _style():
@@ -141,8 +124,8 @@ def lines(
     logy: bool = False,
     bands: Bands | None = None,
     dashed: Sequence[str] | None = None,
-) -> str:
-    """Return lines with markers as SVG.
+) -> Figure:
+    """Return lines with markers.
 
     Args:
         series: The points (x, y) of each line, by label. x is a number or a string; dates (YYYY-MM-DD) stand in
@@ -156,24 +139,9 @@ def lines(
         dashed: Labels of the lines to draw dashed.
 
     Example:
-        >>> lines({"dftopk": [("2024-01-14", 0.3), ("2024-01-15", 0.4)]}, ylabel="joint recall")[:4]
+        >>> svg(lines({"dftopk": [("2024-01-14", 0.3), ("2024-01-15", 0.4)]}, ylabel="joint recall"))[:4]
         '<svg'
     """
-    with _style():
-        return svg(lines_figure(series, xlabel, ylabel, title, logx, logy, bands, dashed))
-
-
-def lines_figure(
-    series: Series,
-    xlabel: str = "",
-    ylabel: str = "",
-    title: str = "",
-    logx: bool = False,
-    logy: bool = False,
-    bands: Bands | None = None,
-    dashed: Sequence[str] | None = None,
-) -> Figure:
-    """Return what `lines` draws as a matplotlib figure, e.g. for `png`."""
     if not any(series.values()):
         raise ValueError("nothing to draw: lines needs at least one point")
     places = _places(series)
@@ -234,16 +202,6 @@ def png(figure: Figure, dpi: int = 150) -> bytes:
     with _style():
         figure.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", pad_inches=0.08, metadata={"Software": None})
     return buffer.getvalue()
-
-
-def write_svg(path: str | Path, text: str) -> None:
-    """Write what `bars` or `lines` returned, whole or not at all."""
-    write_whole(path, text)
-
-
-def write_png(path: str | Path, content: bytes) -> None:
-    """Write what `png` returned, whole or not at all."""
-    write_whole(path, content)
 
 
 @contextmanager

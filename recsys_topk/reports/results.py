@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
+
+from recsys_topk.runs.documents import read_yaml
+from recsys_topk.runs.trials import file_name
 
 LOOKED_FOR = (
     "experiment.json (recsys-topk experiment), comparison.json (compare), stream.json (stream), "
@@ -70,10 +72,8 @@ def _find(path: Path) -> Iterator[Found]:
             note = "the comparison was not finished: it has no comparison.json, and this shows the runs that it has"
             yield Found("comparison", path, {"runs": runs}, missing=(note,))
     elif (path / "metrics.csv").is_file() and (path / "config.yaml").is_file():
-        import yaml
-
         text = (path / "config.yaml").read_text(encoding="utf-8")
-        yield Found("fit", path, {"config": yaml.safe_load(text), "text": text})
+        yield Found("fit", path, {"config": read_yaml(text, str(path / "config.yaml")), "text": text})
     else:
         for entry in sorted(path.iterdir()):
             if not entry.name.startswith(".") and (entry.is_dir() or entry.suffix == ".json"):
@@ -110,21 +110,22 @@ def _experiment(folder: Path) -> Found:
     record = read_json(folder / "experiment.json")
     parts: list[Found] = []
     missing: list[str] = []
+    if "about" not in record:
+        raise ValueError(f"{str(folder)!r} was made by an older version; run that experiment again")
     for step in record["steps"]:
-        command = step["command"]
         result = folder / step["result"]
         part = _from_file(result) if result.is_file() else None
-        if command[0] in ("compare", "stream"):
-            wanted = len(labels_of(command)) * int(command[command.index("--seeds") + 1])
-            there = 0 if part is None else _count(part.content["runs"], labels_of(command))
-            if there < wanted and command[0] == "compare":
-                runs = _trials(folder, command)  # the file is written when all of them are there
-                if _count(runs, labels_of(command)) > there:
-                    there, part = _count(runs, labels_of(command)), Found("comparison", folder, {"runs": runs})
+        if step["run"] != "bench":
+            wanted = len(step["labels"]) * step["seeds"]
+            there = 0 if part is None else _count(part.content["runs"], step["labels"])
+            if there < wanted and step["run"] == "compare":
+                runs = _trials(folder, step)  # the file is written when all of them are there
+                if _count(runs, step["labels"]) > there:
+                    there, part = _count(runs, step["labels"]), Found("comparison", folder, {"runs": runs})
             if there < wanted:
                 missing.append(f"{wanted - there} of {wanted} runs are not there yet")
         if part is None:
-            missing.append(f"no result yet of `recsys-topk {command[0]}` ({step['result']})")
+            missing.append(f"no result yet of `recsys-topk {step['run']}` ({step['result']})")
         else:
             parts.append(part)
     return Found("experiment", folder, record, tuple(parts), tuple(missing))
@@ -134,23 +135,10 @@ def _count(runs: Mapping[str, Sequence[Any]], labels: Sequence[str]) -> int:
     return sum(len(runs.get(label, ())) for label in labels)
 
 
-def labels_of(command: Sequence[str]) -> list[str]:
-    """Return the labels of the `--variant` options of a command.
-
-    Example:
-        >>> labels_of(["compare", "--variant", "smooth=--loss dftopk --loss.tau 9", "--seeds", "1"])
-        ['smooth']
-    """
-    return [value.partition("=")[0] for option, value in pairwise(command) if option == "--variant"]
-
-
-def _trials(folder: Path, command: Sequence[str]) -> dict[str, list[Any]]:
-    from recsys_topk.runs.trials import file_name
-
-    seeds = int(command[command.index("--seeds") + 1])
+def _trials(folder: Path, step: Mapping[str, Any]) -> dict[str, list[Any]]:
     runs: dict[str, list[Any]] = {}
-    for label in labels_of(command):
-        files = [folder / "trials" / f"{file_name(label)}-s{seed}.json" for seed in range(seeds)]
+    for label in step["labels"]:
+        files = [folder / "trials" / f"{file_name(label)}-s{seed}.json" for seed in range(step["seeds"])]
         there = [read_json(file) for file in files if file.is_file()]
         if there:
             runs[label] = there

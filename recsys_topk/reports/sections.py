@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import shlex
 import statistics
@@ -10,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from recsys_topk.experiments.definition import Experiment, load, paper_figures
 from recsys_topk.reports import plots, verdicts
+from recsys_topk.reports.paper import paper_figures
 from recsys_topk.reports.results import Found
-from recsys_topk.reports.tables import Column, Table, Value, heading, metric_names, short_name, summary_rows
+from recsys_topk.reports.tables import Table, heading, short_name
+from recsys_topk.runs.metrics_file import read_rows
+from recsys_topk.runs.statistics import Runs, bands, curves, means, metric_names, spread, summarise
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,43 +85,38 @@ def _fill(section: Section, found: Found) -> None:
 
 
 def _experiment(found: Found) -> Section:
-    record = found.content
-    experiment = load(record["name"])
-    section = Section(experiment.title, experiment.question)
+    record, about = found.content, found.content["about"]
+    section = Section(about["title"], about["question"])
     section.missing += found.missing
-    size = record["size"]
-    section.protocol = {
-        "The paper": experiment.protocol,
-        "It found": experiment.found,
-        "Here": experiment.content["ours"][size],
-    }
-    section.differences = experiment.differences(size)
+    section.protocol = {"The paper": about["protocol"], "It found": about["found"], "Here": about["ours"]}
+    section.differences = about["differences"]
     section.commands = [f"recsys-topk {shlex.join(step['command'])}" for step in record["steps"]]
-    simulated = size == "small" and not any("--data.root" in step["command"] for step in record["steps"])
-    if experiment.show == "runtime":
-        runtime(section, experiment, [part.content for part in found.parts])
+    simulated = record["size"] == "small" and not any("--data.root" in step["command"] for step in record["steps"])
+    reference = record.get("reference") or {}
+    if about["show"] == "runtime":
+        runtime(section, about["subject"], [part.content for part in found.parts])
     for part in found.parts:
-        if experiment.show == "table":
-            comparison(section, part.content["runs"], experiment, record.get("reference") or {}, simulated)
-        elif experiment.show == "curve":
-            curve(section, part.content["runs"], experiment, record["points"], record.get("reference") or {}, simulated)
-        elif experiment.show == "stream":
-            stream(section, part.content["runs"], experiment)
+        if about["show"] == "table":
+            comparison(section, part.content["runs"], about, reference, simulated)
+        elif about["show"] == "curve":
+            curve(section, part.content["runs"], about, record["points"], reference, simulated)
+        elif about["show"] == "stream":
+            stream(section, part.content["runs"], about["subject"])
     return section
 
 
 def comparison(
     section: Section,
-    runs: Mapping[str, Sequence[Mapping[str, Any]]],
-    experiment: Experiment | None = None,
+    runs: Runs,
+    about: Mapping[str, Any] | None = None,
     reference: Mapping[str, Mapping[str, float]] | None = None,
     simulated: bool = False,
 ) -> None:
     """Add bars, a table and, for an experiment, a verdict beside the paper's figures."""
-    rows = summary_rows(runs)
+    rows = summarise(runs)
     rows_by_joint = sorted(rows, key=lambda row: -row["joint"])
     names = metric_names(runs)
-    figures = paper_figures()["recall"] if experiment and experiment.figures == "recall" else {}
+    figures = paper_figures()["recall"] if about and about["figures"] == "recall" else {}
     faulty = paper_figures()["faulty"]
     theirs = {kind: {name: line[0] for name, line in figures[kind].items()} for kind in _kinds(names) if figures}
     drawn: list[dict[str, Any]] = []
@@ -129,7 +125,7 @@ def comparison(
         if figures and row["run"] in theirs["joint"]:
             drawn.append({"run": f"{row['run']}{PAPER}", "joint": theirs["joint"][row["run"]]})
     lines = {name: recalls["joint"] for name, recalls in (reference or {}).items()}
-    figure = plots.bars_figure(
+    figure = plots.bars(
         drawn, "joint", "+-", title="Joint recall", reference=lines or None,
         xlabel=f"{short_name(names[0])} recall, mean over seeds, standard deviation",
     )  # fmt: skip
@@ -138,30 +134,21 @@ def comparison(
             patch.set_facecolor(GREY)
     note = "Grey: the paper." if figures else ""
     section.figures.append((figure, f"{note} {NOT_COMPARABLE if figures and simulated else ''}".strip()))
-    columns = [
-        Column("run", "text"), Column(heading(names[0])), Column("±"), Column("p", digits=3),
-        *(Column(heading(name)) for name in names[1:]),
-    ]  # fmt: skip
-    if figures:
-        columns += [Column(f"paper, {kind}", "paper") for kind in theirs]
-    columns += [Column("seconds", digits=0), Column("seeds", digits=0)]
-    body: list[list[Value]] = []
-    for row in rows_by_joint:
-        cells: list[Value] = [row["run"], row["joint"], row["+-"], row["p"], *row["alone"].values()]
-        cells += [theirs[kind].get(row["run"]) for kind in theirs]
-        cells += [row["seconds"], row["seeds"]]
-        body.append(cells)
+    body = [_recalls(row, names, {"p": row["p"]}, theirs, row["run"]) for row in rows_by_joint]
+    body = [
+        {**cells, "seconds": row["seconds"], "seeds": row["seeds"]}
+        for cells, row in zip(body, rows_by_joint, strict=True)
+    ]
     for name, recalls in (reference or {}).items():
-        known = list(recalls.values())
-        body.append([name, known[0], None, None, *known[1:], *[None] * (len(columns) - 3 - len(known))])
+        body.append({"run": name, **dict(zip(map(heading, names), recalls.values(), strict=False))})
     caption = f"Means over seeds; ± is the standard deviation, p a paired t-test against {rows[0]['run']}."
     if reference:
         caption += " Random, popularity and oracle rank without learning; the oracle knows the true utility."
     notes = [f"The paper's {name}: {why}." for name, why in faulty.items() if figures and name in theirs["joint"]]
-    section.tables.append(Table(caption, columns, body, notes))
-    if experiment is not None:
+    section.tables.append(Table(caption, body, notes, {"p": 3}))
+    if about is not None:
         paper = theirs.get("joint", {})
-        section.verdict += verdicts.table_verdict(rows, experiment.subject, paper, list(faulty))
+        section.verdict += verdicts.table_verdict(rows, about["subject"], paper, list(faulty))
         section.verdict += _learned(rows, reference or {})
     elif len(rows) > 1:
         best = rows_by_joint[0]
@@ -179,42 +166,44 @@ def _learned(rows: Sequence[Mapping[str, Any]], reference: Mapping[str, Mapping[
 
 def curve(
     section: Section,
-    runs: Mapping[str, Sequence[Mapping[str, Any]]],
-    experiment: Experiment,
+    runs: Runs,
+    about: Mapping[str, Any],
     points: Mapping[str, Sequence[Any]],
     reference: Mapping[str, Mapping[str, float]],
     simulated: bool,
 ) -> None:
     """Add joint recall over x, one line a competitor, with the paper's lines dashed."""
     names = metric_names(runs)
-    what = str(experiment.content["xlabel"])
-    rows = {(points[row["run"]][0], float(points[row["run"]][1])): row for row in summary_rows(runs)}
+    what = str(about["xlabel"])
+    rows = {(points[row["run"]][0], float(points[row["run"]][1])): row for row in summarise(runs)}
     competitors = list(dict.fromkeys(name for name, _ in rows))
     ours = {c: {x: row["joint"] for (name, x), row in sorted(rows.items()) if name == c} for c in competitors}
-    theirs = _paper_curves(experiment, "joint")
+    theirs = _paper_curves(about, "joint")
     theirs = {name: line for name, line in theirs.items() if name in ours}
     series: dict[str, list[tuple[Any, float]]] = {name: list(line.items()) for name, line in ours.items()}
-    bands = {}
-    for name, line in ours.items():
-        spread = [rows[name, x]["+-"] or 0.0 for x in line]
-        if any(spread):
-            low = [y - s for y, s in zip(line.values(), spread, strict=True)]
-            bands[name] = (low, [y + s for y, s in zip(line.values(), spread, strict=True)])
+    around = bands(ours, {name: {x: rows[name, x]["+-"] for x in line} for name, line in ours.items()})
     dashed = {f"{name}{PAPER}": list(line.items()) for name, line in theirs.items()}
-    log = bool(experiment.content.get("logx"))
+    log = bool(about["logx"])
     joint = short_name(names[0])
-    figure = plots.lines_figure(
+    figure = plots.lines(
         {**series, **dashed}, xlabel=what, ylabel=f"{joint} recall", title=f"Joint recall by {what}", logx=log,
-        bands=bands, dashed=list(dashed),
+        bands=around, dashed=list(dashed),
     )  # fmt: skip
     caption = "Solid: here, mean and standard deviation over seeds. Dashed: the paper. "
     section.figures.append((figure, caption + (NOT_COMPARABLE if simulated else "")))
-    section.tables.append(_curve_table(rows, names, theirs, experiment, what))
+    papers = {kind: _paper_curves(about, kind) for kind in _kinds(names)}
+    body = []
+    for (name, x), row in rows.items():
+        beside = {kind: known.get(name, {}) for kind, known in papers.items()}
+        cells = _recalls({**row, "run": name}, names, {}, beside, x)
+        body.append({"run": name, what: x, **cells, "seeds": row["seeds"]})
+    caption = "Means over seeds; ± is the standard deviation of the joint recall."
+    section.tables.append(Table(caption, body, digits={what: None}))
     if len(ours) == 1:
         ((name, line),) = ours.items()
         section.verdict += verdicts.peak_verdict(line, theirs.get(name, {}), name, what)
     else:
-        section.verdict += verdicts.growth_verdict(ours, theirs, experiment.subject, what)
+        section.verdict += verdicts.growth_verdict(ours, theirs, about["subject"], what)
     if "popularity" in reference:
         level = reference["popularity"]["joint"]
         below = sum(row["joint"] <= level for row in rows.values())
@@ -223,35 +212,27 @@ def curve(
         )
 
 
-def _curve_table(
-    rows: Mapping[tuple[str, float], Mapping[str, Any]],
+def _recalls(
+    row: Mapping[str, Any],
     names: Sequence[str],
-    theirs: Mapping[str, Mapping[float, float]],
-    experiment: Experiment,
-    what: str,
-) -> Table:
-    columns = [
-        Column("run", "text"), Column(what, digits=None), Column(heading(names[0])), Column("±"),
-        *(Column(heading(name)) for name in names[1:]),
-    ]  # fmt: skip
-    kinds = _kinds(names)
-    columns += [Column(f"paper, {kind}", "paper") for kind in kinds]
-    columns.append(Column("seeds", digits=0))
-    papers = {kind: _paper_curves(experiment, kind) for kind in kinds}
-    body: list[list[Value]] = []
-    for (name, x), row in rows.items():
-        beside = [papers[kind].get(name, {}).get(x) for kind in kinds]
-        body.append([name, x, row["joint"], row["+-"], *row["alone"].values(), *beside, row["seeds"]])
-    return Table("Means over seeds; ± is the standard deviation of the joint recall.", columns, body)
+    more: Mapping[str, Any],
+    paper: Mapping[str, Mapping[Any, Any]],
+    at: Any,
+) -> dict[str, Any]:
+    """Return the cells of a competitor: its recalls, and those of the paper beside them."""
+    joint, *alone = map(heading, names)
+    ours = {"run": row["run"], joint: row["joint"], "±": row["+-"], **more}
+    ours |= dict(zip(alone, row["alone"].values(), strict=True))
+    return {**ours, **{f"paper, {kind}": known.get(at) for kind, known in paper.items()}}
 
 
-def _paper_curves(experiment: Experiment, kind: str) -> dict[str, dict[float, float]]:
+def _paper_curves(about: Mapping[str, Any], kind: str) -> dict[str, dict[float, float]]:
     """Return the paper's curves of one kind of recall, by competitor and x."""
     figures = paper_figures()
-    if experiment.figures == "tau":
+    if about["figures"] == "tau":
         x = map(float, figures["tau"]["tau"])
-        return {experiment.subject: dict(zip(x, figures["tau"][kind], strict=True))}
-    if experiment.figures != "recall":
+        return {about["subject"]: dict(zip(x, figures["tau"][kind], strict=True))}
+    if about["figures"] != "recall":
         return {}
     negatives = [float(x) for x in figures["recall"]["negatives"]]
     return {name: dict(zip(negatives, line, strict=False)) for name, line in figures["recall"][kind].items()}
@@ -262,51 +243,37 @@ def _kinds(names: Sequence[str]) -> list[str]:
     return ["joint", *(kind for name in names[1:] for kind in ("retrieval", "ranking") if kind in name)]
 
 
-def stream(
-    section: Section, runs: Mapping[str, Sequence[Mapping[str, Any]]], experiment: Experiment | None = None
-) -> None:
+def stream(section: Section, runs: Runs, subject: str | None = None) -> None:
     """Add joint recall by day, one line a competitor."""
-    curves: dict[str, dict[str, list[float]]] = {}
-    metric = "joint recall"
-    for label, seeds in runs.items():
-        for run in seeds:
-            for day in run["days"]:
-                metric = next(iter(day["metrics"]))
-                curves.setdefault(label, {}).setdefault(day["day"], []).append(day["metrics"][metric])
-    if not curves:
+    found = curves(runs)
+    if not found:
         section.missing.append("no day has been tested yet")
         return
-    means = {label: {day: statistics.fmean(v) for day, v in sorted(line.items())} for label, line in curves.items()}
-    bands = {}
-    for label, line in curves.items():
-        spread = {day: statistics.stdev(v) if len(v) > 1 else 0.0 for day, v in sorted(line.items())}
-        if any(spread.values()):
-            low = [means[label][day] - s for day, s in spread.items()]
-            bands[label] = (low, [means[label][day] + s for day, s in spread.items()])
-    figure = plots.lines_figure(
-        {label: list(line.items()) for label, line in means.items()},
-        ylabel=f"{short_name(metric)} recall", title="Joint recall by day", bands=bands,
+    by_day = means(found)
+    metric = next(iter(next(day for found in runs.values() for run in found for day in run["days"])["metrics"]))
+    around = bands(by_day, {label: {day: spread(v) for day, v in line.items()} for label, line in found.items()})
+    figure = plots.lines(
+        {label: list(line.items()) for label, line in by_day.items()},
+        ylabel=f"{short_name(metric)} recall", title="Joint recall by day", bands=around,
     )  # fmt: skip
     section.figures.append((figure, "Each day is tested with what was learned before it; mean and standard deviation."))
-    days = sorted({day for line in means.values() for day in line})
-    body: list[list[Value]] = []
-    for label, by_day in sorted(means.items(), key=lambda pair: -statistics.fmean(pair[1].values())):
+    days = sorted({day for line in by_day.values() for day in line})
+    body = []
+    for label, line in sorted(by_day.items(), key=lambda pair: -statistics.fmean(pair[1].values())):
         each = [statistics.fmean(day["metrics"][metric] for day in run["days"]) for run in runs[label] if run["days"]]
-        spread_of_means = statistics.stdev(each) if len(each) > 1 else None
-        body.append([label, statistics.fmean(each), spread_of_means, *(by_day.get(day) for day in days), len(each)])
-    columns = [Column("run", "text"), Column("mean"), Column("±"), *(Column(day) for day in days)]
+        by_name = {day: line.get(day) for day in days}
+        body.append({"run": label, "mean": statistics.fmean(each), "±": spread(each), **by_name, "seeds": len(each)})
     caption = f"{short_name(metric)} recall by day; mean over days, ± its standard deviation over seeds."
-    section.tables.append(Table(caption, [*columns, Column("seeds", digits=0)], body))
-    if experiment is not None:
-        section.verdict += verdicts.stream_verdict(means, experiment.subject)
+    section.tables.append(Table(caption, body))
+    if subject is not None:
+        section.verdict += verdicts.stream_verdict(by_day, subject)
     else:
-        best = max(means, key=lambda label: statistics.fmean(means[label].values()))
-        section.verdict.append(
-            f"Best of {len(means)} over {len(days)} days is {best}, {statistics.fmean(means[best].values()):.3f}."
-        )
+        mean = {label: statistics.fmean(line.values()) for label, line in by_day.items()}
+        best = max(mean, key=lambda label: mean[label])
+        section.verdict.append(f"Best of {len(mean)} over {len(days)} days is {best}, {mean[best]:.3f}.")
 
 
-def runtime(section: Section, experiment: Experiment, results: Sequence[Mapping[str, Any]]) -> None:
+def runtime(section: Section, subject: str, results: Sequence[Mapping[str, Any]]) -> None:
     """Add milliseconds over the length of a list: the operator alone, and in the paper's protocol beside the paper."""
     here: dict[str, dict[str, dict[float, float]]] = {}
     device, busy = "cpu", ""
@@ -329,20 +296,22 @@ def runtime(section: Section, experiment: Experiment, results: Sequence[Mapping[
         dashed: dict[str, list[tuple[Any, float]]] = {}
         if what == WITH_MODEL:
             dashed = {f"{name}{PAPER}": sorted(line.items()) for name, line in paper.items() if name in lines}
-        figure = plots.lines_figure(
+        figure = plots.lines(
             {**series, **dashed}, xlabel="items in the list", ylabel="ms", logx=True, logy=True, dashed=list(dashed),
             title=what,
         )  # fmt: skip
         note = f"One list, k = N / 2, forward and backward, {device}."
         section.figures.append((figure, f"{note} Dashed: the paper, on its own machine." if dashed else note))
     shown = sorted({n for lines in here.values() for line in lines.values() for n in line})
-    body: list[list[Value]] = []
-    for what, lines in {**here, f"Paper, {device}": paper}.items():
-        body += [[name, what, *(line.get(n) for n in shown)] for name, line in lines.items()]
-    kinds = [Column(f"N = {n:g}", digits=None) for n in shown]
+    columns = {n: f"N = {n:g}" for n in shown}
+    body = [
+        {"run": name, "timed": what, **{column: line.get(n) for n, column in columns.items()}}
+        for what, lines in {**here, f"Paper, {device}": paper}.items()
+        for name, line in lines.items()
+    ]
     caption = f"Milliseconds of one pass, {device}. The paper's are from another machine and other implementations."
-    section.tables.append(Table(caption, [Column("run", "text"), Column("timed", "text"), *kinds], body))
-    section.verdict += verdicts.runtime_verdict(here, {WITH_MODEL: paper}, experiment.subject)
+    section.tables.append(Table(caption, body, digits=dict.fromkeys(columns.values())))
+    section.verdict += verdicts.runtime_verdict(here, {WITH_MODEL: paper}, subject)
     section.verdict += [busy] if busy else []
 
 
@@ -352,42 +321,43 @@ def bench(section: Section, result: Mapping[str, Any]) -> None:
     if not rows:
         section.missing.append("the benchmark has no rows")
         return
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    texts = {key for key in keys if any(isinstance(row.get(key), str) for row in rows)}
-    columns = [Column(key, "text" if key in texts else "number", None) for key in keys]
     caption = f"ratio 1 = {result['baseline']}. {' '.join(result['notes'])} {_machine(result)}"
-    section.tables.append(Table(caption, columns, [[row.get(key) for key in keys] for row in rows]))
-    series: dict[str, list[tuple[Any, float]]] = {}
-    for row in rows:
-        if {"name", "shape", "ms"} <= set(row) and row["ms"]:
-            lists, items, _ = (int(part) for part in str(row["shape"]).split("x"))
-            series.setdefault(str(row["name"]), []).append((lists * items, float(row["ms"])))
-    if any(len(line) > 1 for line in series.values()):
-        figure = plots.lines_figure(
-            {name: sorted(line) for name, line in series.items()}, xlabel="lists x items", ylabel="ms", logx=True,
-            logy=True, title=f"bench {result['suite']}",
-        )  # fmt: skip
-        section.figures.append((figure, "Both axes are logarithmic."))
+    section.tables.append(Table(caption, rows, digits=dict.fromkeys(key for row in rows for key in row)))
+    if len({row.get("shape") for row in rows if row.get("ms")}) > 1:
+        section.figures.append((bench_figure(result), "Both axes are logarithmic."))
+
+
+def bench_figure(result: Mapping[str, Any]) -> Figure:
+    """Return milliseconds over the number of scores of a benchmark with shapes, one line a name."""
+    series: dict[str, dict[Any, float]] = {}
+    for row in result["rows"]:
+        lists, items, _ = (int(part) for part in str(row["shape"]).split("x"))
+        series.setdefault(str(row["name"]), {})[lists * items] = float(row["ms"])
+        series.setdefault("plain cross-entropy", {})[lists * items] = float(row["baseline ms"])
+    return plots.lines(
+        {name: sorted(line.items()) for name, line in series.items()}, xlabel="lists x items", ylabel="ms", logx=True,
+        logy=True, title=f"bench {result['suite']}", dashed=["plain cross-entropy"],
+    )  # fmt: skip
 
 
 def fit(section: Section, found: Found) -> None:
     """Add the metrics of a single run: the last value of each, and how they went."""
-    with (found.path / "metrics.csv").open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    curves: dict[str, list[tuple[Any, float]]] = {}
-    for line in lines:
-        for name, text in line.items():
+    logged: dict[str, list[tuple[Any, float]]] = {}
+    for row in read_rows(found.path / "metrics.csv"):
+        for name, text in row.items():
             if name not in ("epoch", "step") and text and math.isfinite(float(text)):
-                curves.setdefault(name, []).append((int(line["step"]), float(text)))
-    if not curves:
+                logged.setdefault(name, []).append((int(row["step"]), float(text)))
+    if not logged:
         section.missing.append("metrics.csv has no values yet")
-    rows: list[list[Value]] = [[name, line[-1][1], max(y for _, y in line), len(line)] for name, line in curves.items()]
-    columns = [Column("metric", "text"), Column("last"), Column("largest"), Column("values", digits=0)]
-    section.tables.append(Table("What the run logged.", columns, rows))
+    rows = [
+        {"metric": name, "last": line[-1][1], "largest": max(y for _, y in line), "values": len(line)}
+        for name, line in logged.items()
+    ]
+    section.tables.append(Table("What the run logged.", rows))
     for title, start in (("Loss", "train/loss"), ("Validation", "val/")):
-        chosen = {n.partition("/")[2]: c for n, c in curves.items() if n.startswith(start) and len(c) > 1}
+        chosen = {n.partition("/")[2]: c for n, c in logged.items() if n.startswith(start) and len(c) > 1}
         if chosen:
-            section.figures.append((plots.lines_figure(chosen, xlabel="step", title=title), f"{title} by step."))
+            section.figures.append((plots.lines(chosen, xlabel="step", title=title), f"{title} by step."))
     config = found.content["config"] or {}
     loss = (config.get("model") or {}).get("loss") or {}
     section.question = (

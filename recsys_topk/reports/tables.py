@@ -1,60 +1,55 @@
-"""Tables of a report: columns that know how they are written, and rows of plain values."""
+"""Tables of a report: rows of plain values by column, and how they are written."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 from recsys_topk.reports.verdicts import short
 
-Value = str | int | float | None
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column.
-
-    Attributes:
-        name: Heading.
-        kind: ``text``, ``number``, or ``paper`` for a number that the paper reports.
-        digits: Digits after the point; None = three that matter.
-    """
-
-    name: str
-    kind: Literal["text", "number", "paper"] = "number"
-    digits: int | None = 4
-
-    def show(self, value: Value) -> str:
-        """Return a value as text; nothing for None.
-
-        Example:
-            >>> Column("recall").show(0.51237), Column("ms", digits=None).show(1234.5), Column("p").show(None)
-            ('0.5124', '1,230', '')
-        """
-        if value is None:
-            return ""
-        if isinstance(value, str):
-            return value
-        if self.digits is not None:
-            return f"{value:.{self.digits}f}"
-        return short(value)
+COUNTS = ("seconds", "seeds", "values")  # columns without digits after the point
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its caption and notes below; every row has a value for each column."""
+    """A table with its caption above and notes below.
+
+    Attributes:
+        caption: What it shows.
+        rows: Values by column; a row may leave columns out.
+        notes: Sentences below it.
+        digits: Digits after the point by column; None = three that matter. Four if a column is not here.
+    """
 
     caption: str
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[Value]]
+    rows: Sequence[Mapping[str, Any]]
     notes: Sequence[str] = ()
+    digits: Mapping[str, int | None] = field(default_factory=dict)
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns of all rows."""
+        return list(dict.fromkeys(column for row in self.rows for column in row))
 
-def metric_names(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Return the names of the metrics of runs, the joint recall first."""
-    return list(next(iter(runs.values()))[0]["metrics"])
+    def kind(self, column: str) -> str:
+        """Return ``text``, ``number``, or ``paper`` for a number that the paper reports."""
+        if column.startswith("paper, "):
+            return "paper"
+        return "text" if any(isinstance(row.get(column), str) for row in self.rows) else "number"
+
+    def show(self, column: str, value: Any) -> str:
+        """Return a value as text; nothing for None.
+
+        Example:
+            >>> table = Table("", [], digits={"ms": None})
+            >>> table.show("recall", 0.51237), table.show("ms", 1234.5), table.show("seeds", 3), table.show("p", None)
+            ('0.5124', '1,230', '3', '')
+        """
+        if value is None or isinstance(value, str):
+            return value or ""
+        digits = self.digits.get(column, 0 if column in COUNTS else 4)
+        return short(value) if digits is None else f"{value:.{digits}f}"
 
 
 def short_name(metric: str) -> str:
@@ -75,37 +70,3 @@ def heading(metric: str) -> str:
         'retrieval @10@30'
     """
     return short_name(metric).replace("@", " @", 1)
-
-
-def summary_rows(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return a row for each competitor of a comparison, also of one that is not finished.
-
-    ``joint`` is the mean over seeds of the first metric, ``+-`` its standard deviation, ``p`` that of a paired
-    two-sided t-test against the first competitor over the seeds that both have, ``alone`` the means of the other
-    metrics by name, ``seconds`` and ``seeds`` what they say.
-    """
-    from recsys_topk.cli.compare import paired_p_value
-
-    joint, *alone = metric_names(runs)
-    first = next(iter(runs))
-    seeds_of_first = _by_seed(runs[first], joint)
-    rows = []
-    for label, found in runs.items():
-        values = _by_seed(found, joint)
-        shared = [values[seed] - seeds_of_first[seed] for seed in values if seed in seeds_of_first]
-        rows.append(
-            {
-                "run": label,
-                "joint": statistics.fmean(values.values()),
-                "+-": statistics.stdev(values.values()) if len(values) > 1 else None,
-                "p": None if label == first else paired_p_value(shared),
-                "alone": {name: statistics.fmean(run["metrics"][name] for run in found) for name in alone},
-                "seconds": statistics.fmean(run["seconds"] for run in found),
-                "seeds": len(values),
-            }
-        )
-    return rows
-
-
-def _by_seed(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]:
-    return {run.get("seed", number): run["metrics"][metric] for number, run in enumerate(runs)}

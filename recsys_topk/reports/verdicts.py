@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 Curves = Mapping[str, Mapping[float, float]]
 
@@ -61,7 +62,7 @@ def kendall(one: Mapping[str, float], two: Mapping[str, float]) -> float | None:
 
 
 def table_verdict(
-    rows: Sequence[Mapping[str, float | str | None]],
+    rows: Sequence[Mapping[str, Any]],
     subject: str,
     paper: Mapping[str, float],
     faulty: Sequence[str] = (),
@@ -74,12 +75,12 @@ def table_verdict(
         paper: The paper's joint recall, by run.
         faulty: Runs of the paper that came from faulty code.
     """
-    ours = {str(row["run"]): _number(row["joint"]) for row in rows}
+    ours = {str(row["run"]): row["joint"] for row in rows}
     if subject not in ours:
         return [f"{subject} has not been run here, so nothing can be said of its place."]
     by_name = {str(row["run"]): row for row in rows}
     spread = by_name[subject].get("+-")
-    shown = f"{ours[subject]:.3f}" + ("" if spread is None else f" ± {_number(spread):.3f}")
+    shown = f"{ours[subject]:.3f}" + ("" if spread is None else f" ± {spread:.3f}")
     said = [f"Here {subject} is {ordinal(place(ours, subject))} of {len(ours)} by joint recall ({shown})"]
     shared = {name: value for name, value in ours.items() if name in paper}
     theirs = {name: paper[name] for name in shared}
@@ -94,7 +95,7 @@ def table_verdict(
         text = f"Best here is {best} with {ours[best]:.3f}, {ours[best] - ours[subject]:.3f} above {subject}"
         p = by_name[best].get("p")
         tested = p is not None and next(iter(by_name)) == subject
-        said.append(text + (f" (p = {_number(p):.3f})." if tested else "."))
+        said.append(text + (f" (p = {p:.3f})." if tested else "."))
     relatives = {name: value for name, value in ours.items() if name != subject and name.startswith(f"{subject} ")}
     for name in relatives:
         said.append(f"{name} is {ordinal(place(ours, name))} of {len(ours)} ({ours[name]:.3f}).")
@@ -242,8 +243,3 @@ def stream_verdict(curves: Mapping[str, Mapping[str, float]], subject: str) -> l
         f"{ordinal(place(by_day[last], subject))} on the last."
     )
     return said
-
-
-def _number(value: float | str | None) -> float:
-    assert isinstance(value, (int, float)), value
-    return float(value)

@@ -1,47 +1,44 @@
-"""From what people type to what LightningCLI reads: short options, registry names, packaged configs, checkpoints.
+"""The config of a run: a plain dict, built from packaged configs, files and options, with names in place of classes.
 
-`--loss dftopk --loss.tau 1` becomes `--model.loss recsys_topk.losses.dftopk.DFTopKLoss --model.loss.tau 1`, and the
-same in YAML (`loss: dftopk`). What is parsed, saved and stored in checkpoints is then always the plain class path.
+A config has the keys of LightningCLI (`model`, `data`, `trainer`, `seed_everything`, `ckpt_path`) and those of a run
+(`out`, `name`, `logger`, ...). Five keys are shorter ways to say something:
 
-A config may hold options for losses that are chosen by name, `losses: {lapsum: {tau: 5}}`, so that `--loss lapsum` on
-top of it gets them; what is typed overrides them.
+- `config`: a name, a file, a dict, or a list of them, merged below the other keys in their order;
+- `trust`: packages that the files may name classes of (`recsys_topk.trust`);
+- `loss` and `objective`: the same as `model.loss` and `model.objective`;
+- `losses`: options for losses that are chosen by name, ``{"lapsum": {"tau": 5}}``, used for the loss that the merged
+  config chooses, whatever the order; options given for the chosen loss itself win.
+
+A loss, objective or data module is a registry name, a class name or a class path, or a dict with that as `class_path`
+and its options beside it or in `init_args`.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from recsys_topk.registry import Registry, nearest
+from recsys_topk.registry import Registry, suggest
 from recsys_topk.runs.documents import CONFIG_SUFFIXES, inspect_config, read_yaml, read_yaml_file
 from recsys_topk.runs.own_runs import recall
-from recsys_topk.trust import TEXT_KEYS, names_of_typed, reading
+from recsys_topk.trust import TEXT_KEYS, class_path, from_file, names_of_typed, reading
 
 CONFIGS = "recsys_topk.runs.configs"
-# Arguments of an objective that the module gives.
-GIVEN = ("loss", "stages")
-
-# RecFlow's labels are places in a ranking (29..20 for the best group), not grades: an exponential gain or a softmax
-# over them would see the first item only.
-FOR_RECFLOW_LABELS: dict[str, dict[str, Any]] = {
-    "approx_ndcg": {"gain": "linear"},
-    "lambdaloss": {"gain": "linear"},
-    "lambdarank": {"gain": "linear"},
-    "listnet": {"target": "normalised"},
-}
+# Arguments that the run itself gives to a class.
+GIVEN = ("self", "loss", "stages")
+KEYS = ("loss", "objective", "data")
+DEFAULTS = {"loss": "dftopk", "data": "recflow"}
 
 
-def registries() -> dict[str, Registry[Any]]:
-    """Return the tables whose names may stand on the command line, by the option that takes them."""
-    from recsys_topk.cascades.objectives.base import registry as objectives
-    from recsys_topk.losses.base import registry as losses
-
-    return {"loss": losses, "objective": objectives}
+def registry_of(key: str) -> Registry[Any]:
+    """Return the table of the classes that a key of a config may name; each is imported when it is asked for."""
+    homes = {"loss": "losses.base", "objective": "cascades.objectives.base", "data": "datamodules.base"}
+    table: Registry[Any] = importlib.import_module(f"recsys_topk.{homes[key]}").registry
+    return table
 
 
 def packaged_configs() -> list[str]:
@@ -51,55 +48,172 @@ def packaged_configs() -> list[str]:
     )
 
 
-def rewrite(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a training command in the form that LightningCLI reads.
+def read_config(name: str) -> dict[str, Any]:
+    """Return the content of a config: a file, a packaged one by name, or YAML text."""
+    source = f"config {name if len(name) < 40 else name[:40] + '...'!r}"
+    if "\n" in name or ": " in name:
+        content = read_yaml(name, source)
+    elif Path(name).is_file():
+        content = read_yaml_file(Path(name))
+    elif name in packaged_configs():
+        content = read_yaml(resources.files(CONFIGS).joinpath(f"{name}.yaml").read_text(encoding="utf-8"), source)
+    else:
+        known = packaged_configs()
+        raise FileNotFoundError(f"no config file {name!r}; {suggest(name, known)}packaged configs: {', '.join(known)}")
+    content = {} if content is None else content
+    if not isinstance(content, dict):
+        raise ValueError(f"{source} must be a mapping of options, got {type(content).__name__}")
+    for key in ("config", "trust"):
+        if key in content:
+            raise ValueError(f"{source} has the key {key!r}, which only the user can give; remove it")
+    inspect_config(content, source)
+    _check_shape(content, source)
+    return content
+
+
+def _check_shape(content: Mapping[Any, Any], source: str) -> None:
+    """Raise if a part of a config is not of the kind that `resolve` takes."""
+    kinds: dict[str, tuple[type, ...]] = {"model": (dict,), "trainer": (dict,), "losses": (dict,), "init_args": (dict,)}
+    kinds |= dict.fromkeys(KEYS, (dict, str))
+    model, losses = content.get("model"), content.get("losses")
+    parts = [content, *(part for part in (model, losses) if isinstance(part, dict))]
+    parts += [value for part in parts for key, value in part.items() if key in KEYS and isinstance(value, dict)]
+    for part in parts:
+        for key, value in part.items():
+            expected = (dict,) if part is losses else kinds.get(key)
+            if not isinstance(key, str):
+                raise ValueError(f"{source}: the name of an option must be text, got {key!r}")
+            if expected and value is not None and not isinstance(value, expected):
+                named = " or a name" if str in expected else ""
+                raise ValueError(f"{source}: {key} must be a mapping of options{named}, got {value!r:.40}")
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `below` overridden by `above`, dict by dict.
+
+    The options of a class do not reach another one: a dict with another `class_path` replaces the one below it. A key
+    that ends in ``+`` appends to the list below it.
 
     Example:
-        >>> rewrite(["fit", "--loss.tau", "2", "--loss=dftopk"])
-        ['fit', '--model.loss=recsys_topk.losses.dftopk.DFTopKLoss', '--model.loss.tau', '2']
+        >>> merge({"a": {"x": 1, "y": [2]}, "b": 3}, {"a": {"x": 4, "y+": 5}})
+        {'a': {'x': 4, 'y': [2, 5]}, 'b': 3}
+        >>> merge({"class_path": "A", "init_args": {"tau": 1}}, {"class_path": "B"})
+        {'class_path': 'B'}
     """
-    with reading(trusted_by(arguments)):
-        for option, value in _typed(arguments):
-            key = _key(option)
-            if _is_file(value) and key not in (*TEXT_KEYS, "config", "c"):  # the path of a config for one option
-                inspect_config({key: value}, option)
-        return _rewrite(without_option(arguments, "--trust"))
+    merged = dict(below)
+    if "class_path" in below and above.get("class_path", below["class_path"]) != below["class_path"]:
+        merged = {}
+    for key, value in above.items():
+        before = merged.get(key.removesuffix("+"))
+        if key.endswith("+"):
+            merged[key[:-1]] = [*_several(before), *_several(value)]
+        elif isinstance(value, Mapping):
+            merged[key] = merge(before if isinstance(before, Mapping) else {}, value)
+        else:
+            merged[key] = value
+    return merged
 
 
-def trusted_by(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return what the user trusts by typing these arguments: `--trust`, and the packages of classes that are named.
-
-    What a file names is not typed; a file in the directory of a run that the user started keeps that run's trust.
+def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config in its long form: configs merged, names replaced by class paths, options checked.
 
     Example:
-        >>> trusted_by(["fit", "--loss", "mine.MyLoss", "--trust", "theirs", "--out", "runs.old", "--config", "a.yaml"])
-        ('mine', 'theirs')
+        >>> resolve({"loss": "lapsum", "losses": {"lapsum": {"tau": 5}}})["model"]["loss"]
+        {'class_path': 'recsys_topk.losses.lapsum.LapSumLoss', 'init_args': {'tau': 5}}
+    """
+    if not from_file():  # in a `TrainingRun`, it has said what is trusted
+        with reading(trusted_by(config)):
+            return resolve(config)
+    by_loss: dict[str, dict[str, Any]] = {}
+    merged: dict[str, Any] = {}
+    for layer in _layers(config):
+        for name, options in (layer.pop("losses", None) or {}).items():
+            by_loss.setdefault(registry_of("loss").resolve(name).name, {}).update(options)
+        merged = merge(merged, _long_form(layer))
+    model = merged.setdefault("model", {})
+    for key in KEYS:
+        holder = merged if key == "data" else model
+        chosen = holder.get(key) or {}
+        if not chosen and key not in DEFAULTS:
+            continue
+        named = chosen.get("class_path") or DEFAULTS.get(key) or _default_objective(model["loss"])
+        cls = registry_of(key).resolve(named)
+        given = {**(by_loss.get(cls.name, {}) if key == "loss" else {}), **chosen.get("init_args", {})}
+        check_options(key, cls, given)
+        holder[key] = {"class_path": class_path(cls), "init_args": given}
+    return merged
+
+
+def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
+    """Raise if a class has no such option, with the nearest one that it has."""
+    parameters = inspect.signature(cls).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters if parameter.name not in GIVEN]
+    for option in given:
+        if option not in known:
+            close = suggest(option, known, f"--{key}.{{}}")
+            raise ValueError(
+                f"{cls.__name__} has no option {option!r} (--{key}.{option}); {close}it has: {', '.join(known)}"
+            )
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a config as dotted keys and values, without the level of `init_args`.
+
+    Example:
+        >>> flat({"loss": {"class_path": "dftopk", "init_args": {"tau": 1}}, "model": {"lr": 0.1}})
+        {'loss': 'dftopk', 'loss.tau': 1, 'model.lr': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        key = prefix if name in ("class_path", "init_args") and prefix else f"{prefix}.{name}".lstrip(".")
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, key)
+        elif not (name == "init_args" and prefix):
+            found[key] = value
+    return found
+
+
+def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a config that was typed, or written in a program, trusts: the packages of the classes it names.
+
+    What a file names is not typed. A file in the directory of a run that this user started has that run's trust.
+
+    Example:
+        >>> trusted_by({"loss": "mine.MyLoss", "out": "runs.old", "config": ["a.yaml"], "model": {"k": 3}})
+        ('mine',)
     """
     found: list[str] = []
-    for option, value in _typed(arguments):
-        key = _key(option)
-        if option == "--trust":
-            found += filter(None, value.split(","))
-        elif option in ("-c", "--config", "--ckpt_path"):
-            found += recall(value) if _is_file(value) else ()
-        elif key not in (*TEXT_KEYS, "resume") and not _is_file(value):
-            found += _typed_names(value)
+    files: list[tuple[str, str]] = []
+
+    def walk(key: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                walk(str(name).rstrip("+").rpartition(".")[2], inner)
+        elif isinstance(value, (list, tuple)):
+            for inner in value:
+                walk(key, inner)
+        elif isinstance(value, str) and key == "trust":
+            found.extend(filter(None, value.split(",")))
+        elif isinstance(value, str) and key in ("config", "ckpt_path"):
+            found.extend(recall(value) if _is_file(value) else ())
+        elif isinstance(value, str) and _is_file(value) and key not in TEXT_KEYS:
+            files.append((key, value))  # the path of a config for one option
+        elif isinstance(value, str) and key not in TEXT_KEYS and key != "resume":
+            try:
+                content = read_yaml(value, "an option")
+            except ValueError:
+                return
+            if isinstance(content, str):
+                found.extend(names_of_typed(content))
+            else:
+                walk(key, content)
+
+    walk("", config)
+    for key, value in files:
+        inspect_config({key: value}, f"--{key}", tuple(found))
     return tuple(dict.fromkeys(found))
-
-
-def _key(option: str) -> str:
-    return option.lstrip("-").rstrip("+").rpartition(".")[2]
-
-
-def _typed(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the options with their values, empty for an option that has none."""
-    found = []
-    for position, argument in enumerate(arguments):
-        if argument.startswith("-"):
-            option, equals, value = argument.partition("=")
-            following = arguments[position + 1] if not equals and position + 1 < len(arguments) else ""
-            found.append((option, value if equals or following.startswith("--") else following))
-    return found
 
 
 def _is_file(value: str) -> bool:
@@ -108,245 +222,73 @@ def _is_file(value: str) -> bool:
     return 0 < len(value) < 1024 and "\n" not in value and "\0" not in value and Path(value).is_file()
 
 
-def _typed_names(value: str) -> list[str]:
-    try:
-        content = read_yaml(value, "an option")
-    except ValueError:
-        return []
-    waiting: list[Any] = [content]
-    found: list[str] = []
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, str):
-            found += names_of_typed(part)
-        elif isinstance(part, (dict, list)):
-            waiting += part.values() if isinstance(part, dict) else part
-    return found
-
-
-def _rewrite(arguments: Sequence[str]) -> list[str]:
-    tables = registries()
-    command, rest = list(arguments[:1]), list(arguments[1:])
-    classes: list[str] = []
-    chosen: dict[str, type] = {}
-    others: list[str] = []
-    configs: list[dict[str, Any]] = []
-    by_loss = {name: dict(options) for name, options in FOR_RECFLOW_LABELS.items()}
-    position = 0
-    while position < len(rest):
-        option, equals, value = rest[position].partition("=")
-        following = rest[position + 1] if not equals and position + 1 < len(rest) else ""
-        short = option[2:].split(".")[0] if option.startswith("--") else ""
-        if option == f"--{short}" and short in tables:
-            cls = chosen[short] = _named(tables[short], value if equals else following)
-            position += 1 if equals else 2
-            classes.append(f"--model.{short}={_path(cls)}")
-            if short == "loss":
-                classes += [f"--model.loss.{key}={given}" for key, given in by_loss.get(cls.name, {}).items()]
-        elif short in tables:
-            others.append(f"--model.{rest[position][2:]}")
-            position += 1
-        elif option in ("-c", "--config"):
-            content = read_config(value if equals else following)
-            position += 1 if equals else 2
-            for name, options in (content.pop("losses", None) or {}).items():
-                tables["loss"].resolve(name)
-                by_loss.setdefault(name, {}).update(options)
-            configs.append(resolve_names(content, tables, by_loss))
-        else:
-            others.append(rest[position])
-            position += 1
-    for short in tables:
-        typed = [argument.partition("=")[2] for argument in classes if argument.startswith(f"--model.{short}=")]
-        keep_last_class(configs, short, typed[-1] if typed else None)
-    for short, cls in chosen.items():
-        check_options(short, cls, others)
-    # A class must be named before its options, and a file is overridden by what is typed.
-    return [*command, *(f"--config={dump(content)}" for content in configs), *classes, *others]
-
-
-def check_options(short: str, cls: type, arguments: Sequence[str]) -> None:
-    """Raise if an option of a class that was named is not one of its own, with the nearest one that is.
-
-    Args:
-        short: ``"loss"`` or ``"objective"``.
-        cls: The class.
-        arguments: Rewritten arguments.
-    """
-    parameters = inspect.signature(cls).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    known = [parameter.name for parameter in parameters if parameter.name not in GIVEN]
-    head = f"--model.{short}."
-    for argument in arguments:
-        option = argument.removeprefix(head).partition("=")[0].split(".")[0]
-        if argument.startswith(head) and option not in (*known, "help", "class_path", "init_args"):
-            close = nearest(option, known)
-            hint = f"did you mean --{short}.{close}? " if close else ""
-            raise ValueError(
-                f"{cls.__name__} has no option {option!r} (--{short}.{option}); {hint}it has: {', '.join(known)}"
-            )
-
-
-def keep_last_class(configs: Sequence[dict[str, Any]], short: str, typed: str | None) -> None:
-    """Remove `model.loss` (or objective) from configs that name another class than the one that counts in the end.
-
-    The parser would hand the options of the first class on to the last wherever both have one of that name: the
-    temperature of a config's DFTopK to a SigmoidTopKLoss that is asked for on the command line.
-    """
-    last = typed
-    for content in reversed(configs):
-        given = (content.get("model") or {}).get(short)
-        if not isinstance(given, dict) or "class_path" not in given:
-            continue
-        if last is None:
-            last = given["class_path"]
-        elif given["class_path"] != last:
-            del content["model"][short]
-
-
-def _named(table: Registry[Any], name: str) -> Any:
-    if not name:
-        raise ValueError(f"--{table.kind} needs a name; available: {', '.join(table.available())}")
-    return table.resolve(name)
-
-
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def read_config(name: str) -> dict[str, Any]:
-    """Return the content of a config: a file, a packaged one by name, or YAML text."""
-    path = Path(name)
-    if "\n" in name or ": " in name:
-        source = f"the config {name[:40]!r}..." if len(name) > 40 else f"the config {name!r}"
-        content = read_yaml(name, source)
-    elif path.is_file():
-        source = f"config {name!r}"
-        content = read_yaml_file(path)
-    elif name in packaged_configs():
-        source = f"config {name!r}"
-        content = read_yaml(resources.files(CONFIGS).joinpath(f"{name}.yaml").read_text(encoding="utf-8"), source)
-    else:
-        close = nearest(name, packaged_configs())
-        hint = f"did you mean {close!r}? " if close else ""
-        raise FileNotFoundError(f"no config file {name!r}; {hint}packaged configs: {', '.join(packaged_configs())}")
-    content = {} if content is None else content
-    if not isinstance(content, dict):
-        raise ValueError(f"{source} must be a mapping of options, got {type(content).__name__}")
-    inspect_config(content, source)
-    return content
-
-
-def resolve_names(
-    content: dict[str, Any], tables: Mapping[str, Registry[Any]], by_loss: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Move `loss` and `objective` below `model`, replace names by class paths, and add the options for the loss."""
-    from recsys_topk.cascades.upgrade import upgrade
-
-    resolved = dict(content)
-    model = upgrade(resolved.get("model") or {})
-    for short, table in tables.items():
-        given = resolved.pop(short, None) or model.get(short)
-        if isinstance(given, str):
-            given = {"class_path": given}
-        if isinstance(given, dict) and "class_path" in given:
-            cls = _named(table, str(given["class_path"]))
-            options = {**(by_loss.get(cls.name, {}) if short == "loss" else {}), **(given.get("init_args") or {})}
-            model[short] = {"class_path": _path(cls), **({"init_args": options} if options else {})}
-    if model:
-        resolved["model"] = model
-    return resolved
-
-
-def read_checkpoint(path: str) -> dict[str, Any]:
-    """Return the content of a checkpoint that `recsys-topk fit` wrote, its tensors mapped, not read."""
-    import pickle
-
-    import torch
-
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no checkpoint {path!r}; give the path of a .ckpt file written by `recsys-topk fit`")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise ValueError(
-            f"{path!r} cannot be read: it is damaged, or no checkpoint ({type(error).__name__}); take another, e.g. "
-            f"best.ckpt beside it"
-        ) from error
-    if not isinstance(content, dict) or "stages" not in (content.get("hyper_parameters") or {}):
-        raise ValueError(f"{path!r} was not written by `recsys-topk fit`: it describes no cascade")
-    return content
-
-
-def describe_checkpoint(path: str, content: Mapping[str, Any]) -> list[str]:
-    """Return lines saying what a checkpoint restores."""
-    model = content["hyper_parameters"]
-    data = content.get("datamodule_hyper_parameters") or {}
-    stages = ", ".join(f"{stage['name']} ({stage['kind']}, {stage['quota']})" for stage in model["stages"])
-    lines = [
-        f"restored from {path}:",
-        f"  loss       {_short(model['loss'])}",
-        f"  objective  {_short(model['objective'])}",
-        f"  stages     {stages}",
-    ]
-    if data:
-        shown = ", ".join(f"{name}={value}" for name, value in data.items() if isinstance(value, (int, str, float)))
-        lines.append(f"  data       {shown}")
-    return lines
-
-
-def from_checkpoint(path: str) -> tuple[str, list[str]]:
-    """Return the config that a checkpoint was trained with, and lines saying what is restored.
-
-    It goes before everything else on the command line, so that whatever is typed overrides it.
-    """
-    from recsys_topk.datamodules import data_spec
-
-    content = read_checkpoint(path)
-    model = {name: value for name, value in content["hyper_parameters"].items() if name != "schema"}
-    saved = content.get("datamodule_hyper_parameters") or {}
-    inspect_config({"model": content["hyper_parameters"], "data": saved}, f"checkpoint {path!r}")
-    data = data_spec(saved)["init_args"]
-    return dump({"model": model, **({"data": data} if data else {})}), describe_checkpoint(path, content)
-
-
-def _short(spec: Mapping[str, Any]) -> str:
-    left_out = ("positive_above", "reduction", "validate")  # the framework's business
-    given = {name: value for name, value in spec["init_args"].items() if name not in left_out and value is not None}
-    arguments = ", ".join(f"{name}={value}" for name, value in given.items())
-    return f"{str(spec['class_path']).rpartition('.')[2]}({arguments})"
-
-
-def dump(content: Mapping[str, Any]) -> str:
-    """Return a config as YAML text that cannot be mistaken for a file name."""
-    return "\n" + yaml.safe_dump(dict(content), sort_keys=False)
-
-
-def option_value(arguments: Sequence[str], option: str) -> str | None:
-    """Return the value given to `option`, as `--option value` or `--option=value`, or None."""
-    for position, argument in enumerate(arguments):
-        if argument == option and position + 1 < len(arguments):
-            return arguments[position + 1]
-        if argument.startswith(f"{option}="):
-            return argument.partition("=")[2]
-    return None
-
-
-def without_option(arguments: Sequence[str], option: str) -> list[str]:
-    """Return the arguments without `option` and its value.
+def put(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set the option with a dotted key; options of a class go to its `init_args`.
 
     Example:
-        >>> without_option(["--a", "1", "--b=2", "--c"], "--a"), without_option(["--a", "1", "--b=2"], "--b")
-        (['--b=2', '--c'], ['--a', '1'])
+        >>> config = {"loss": "dftopk"}
+        >>> put(config, "loss.tau", 2)
+        >>> config
+        {'loss': {'class_path': 'dftopk', 'init_args': {'tau': 2}}}
     """
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if skip:
-            skip = False
-        elif argument == option:
-            skip = True
-        elif not argument.startswith(f"{option}="):
-            kept.append(argument)
-    return kept
+    name, _, rest = key.partition(".")
+    before = config.get(name)
+    if rest:
+        name = f"{name}+" if before is None and f"{name}+" in config else name
+        found = config.get(name)
+        last = found[-1] if isinstance(found, list) else found
+        inner: Any = {"class_path": last, "init_args": {}} if isinstance(last, str) else last or {}
+        config[name] = [*found[:-1], inner] if isinstance(found, list) else inner
+        put(inner.get("init_args", inner), rest, value)
+    elif name.endswith("+"):
+        config[name] = [*config.get(name, []), value]
+    elif isinstance(before, dict) and isinstance(value, str):
+        config[name] = {"class_path": value, "init_args": before.get("init_args", before)}
+    else:
+        config[name] = value
+
+
+def as_options(config: Mapping[str, Any]) -> list[str]:
+    """Return a config as the options that a person would type.
+
+    Example:
+        >>> as_options({"config": "simulated", "loss": {"class_path": "dftopk", "tau": 9}})
+        ['--config', 'simulated', '--loss', 'dftopk', '--loss.tau', '9']
+    """
+    return [part for key, value in flat(config).items() for one in _several(value) for part in (f"--{key}", str(one))]
+
+
+def _several(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for below in _several(config.get("config")):
+        yield from _layers(below) if isinstance(below, Mapping) else [read_config(below)]
+    yield {key: value for key, value in config.items() if key not in ("config", "trust")}
+
+
+def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with `loss` and `objective` below `model`, each part with its class path and `init_args`."""
+    short = {key: layer[key] for key in ("loss", "objective") if layer.get(key) is not None}
+    long = {key: value for key, value in layer.items() if key not in ("loss", "objective")}
+    if short or long.get("model"):
+        from recsys_topk.cascades.upgrade import upgrade
+
+        long["model"] = upgrade({**(long.get("model") or {}), **short})
+    for key in KEYS:
+        holder = long if key == "data" else long.get("model", {})
+        part = holder.get(key)
+        if part is None:
+            continue
+        part = {"class_path": part} if isinstance(part, str) else dict(part)
+        name, options = part.pop("class_path", None), {**(part.pop("init_args", None) or {}), **part}
+        holder[key] = {"init_args": options}
+        if name is not None:
+            holder[key]["class_path"] = class_path(registry_of(key).resolve(str(name)))
+    return long
+
+
+def _default_objective(loss: Mapping[str, Any]) -> str:
+    """Return the objective that a module takes for a loss if none is named."""
+    return "independent" if registry_of("loss").resolve(loss["class_path"])().operator is None else "joint"

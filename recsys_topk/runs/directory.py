@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys_topk.cli.console import echo
+from recsys_topk.runs.files import write_whole
 
 Status = Literal["running", "interrupted", "failed", "finished"]
 HANDED_DOWN = "RECSYS_TOPK_RUN"
@@ -42,7 +44,7 @@ class RunDirectory:
     """A new directory for one run; a name that is taken gets a number, so that no run writes over another.
 
     `run.json` in it holds what is known of the run: its status, how far it is, its W&B id. While a process trains, it
-    holds a lock, so that no second one goes on with the same run.
+    holds a lock, so that no second one resumes the same run.
 
     Args:
         parent: The folder of all runs.
@@ -51,25 +53,17 @@ class RunDirectory:
 
     def __init__(self, parent: Path, name: str) -> None:
         self._lock: Any = None
+        check_name(name)
         if not first_process() and HANDED_DOWN in os.environ:
             self.path = Path(os.environ[HANDED_DOWN])
             return
         try:
             parent.mkdir(parents=True, exist_ok=True)
+            self.path = _new_folder(parent, name)
         except (FileExistsError, NotADirectoryError):
             raise ValueError(f"--out {str(parent)!r} is a file, or lies in one; give a folder for the runs") from None
         except PermissionError:
-            raise ValueError(f"--out {str(parent)!r} cannot be created here; give a folder you may write to") from None
-        number = 1
-        while True:
-            self.path = parent / (name if number == 1 else f"{name}-{number}")
-            try:
-                self.path.mkdir()
-                break
-            except FileExistsError:
-                number += 1
-            except PermissionError:
-                raise ValueError(f"--out {str(parent)!r} is not yours to write to; give another folder") from None
+            raise ValueError(f"--out {str(parent)!r} is not yours to write to; give another folder") from None
         os.environ[HANDED_DOWN] = str(self.path)
 
     @classmethod
@@ -91,9 +85,7 @@ class RunDirectory:
     def record(self, **facts: Any) -> None:
         """Add to what is known of the run."""
         if first_process():
-            partial = self.path / ".run.json.partial"
-            partial.write_text(json.dumps({**self.facts, **facts}, indent=1) + "\n", encoding="utf-8")
-            partial.replace(self.path / "run.json")
+            write_whole(self.path / "run.json", json.dumps({**self.facts, **facts}, indent=1) + "\n")
 
     @property
     def busy(self) -> bool:
@@ -126,16 +118,33 @@ class RunDirectory:
             self._lock.release()
             self._lock = None
 
-    def echo_files(self) -> None:
-        """Print the path of every file that the run wrote."""
+    def files(self) -> list[str]:
+        """Return a line for every file that the run wrote."""
         files = sorted(path for path in self.path.rglob("*") if path.is_file() and "wandb" not in path.parts)
-        echo("written:")
-        for path in files:
-            if not path.name.startswith("."):
-                echo(f"  {path}  ({path.stat().st_size / 1024:.0f} KB)")
-        offline = sorted(self.path.glob("wandb/offline-run-*"))
-        for path in offline:
-            echo(f"  {path}  (upload with: wandb sync {path})")
+        lines = [f"{path}  ({path.stat().st_size / 1024:.0f} KB)" for path in files if not path.name.startswith(".")]
+        return [*lines, *map(sync_line, sorted(self.path.glob("wandb/offline-run-*")))]
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    for number in itertools.count(1):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError
+
+
+def check_name(name: str) -> None:
+    """Raise if a name would put the directory elsewhere than into its parent."""
+    if name in ("", ".", "..") or any(part in name for part in ("/", "\\", "\0")):
+        raise ValueError(
+            f"--name must be a plain name, without path separators, got {name!r}; --out says where it goes"
+        )
+
+
+def sync_line(path: Path) -> str:
+    """Return an offline W&B run with the command that uploads it."""
+    return f"{path}  (upload with: wandb sync {path})"
 
 
 def offline_wandb() -> bool:

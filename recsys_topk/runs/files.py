@@ -33,15 +33,22 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         raise
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, with a column for every key that any of them has.
+def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, head: bool = True) -> str:
+    """Return rows as CSV.
+
+    Args:
+        rows: Values by column; a row may leave columns out.
+        columns: The columns; None = every key that any row has.
+        head: Begin with a line of the columns.
 
     Example:
         >>> csv_text([{"run": "dftopk", "recall": 0.5}, {"run": "listnet"}]).split()
         ['run,recall', 'dftopk,0.5', 'listnet,']
     """
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
-    writer.writeheader()
+    names = columns or list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    if head:
+        writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from recsys_topk.runs.files import csv_text, write_whole
 
 
 class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
@@ -19,7 +21,7 @@ class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
 
     Args:
         folder: The run's directory.
-        keep_before: Go on with the file that is there, without its rows of this step and later, which will be logged
+        keep_before: Resume the file that is there, without its rows of this step and later, which will be logged
             again; None = begin a new file.
 
     Attributes:
@@ -32,7 +34,7 @@ class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
         self.columns: list[str] = []
         self.dropped = 0
         if keep_before is not None:
-            self._go_on(keep_before)
+            self._resume(keep_before)
 
     @property
     def name(self) -> str:
@@ -60,26 +62,20 @@ class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
         if set(row) - set(self.columns):
             rows = read_rows(self.path)
             self.columns = sorted({*self.columns, *row})
-            self._write([*rows, row])
+            write_whole(self.path, csv_text([*rows, row], self.columns))
         else:
             with self.path.open("a", newline="", encoding="utf-8") as file:
-                file.write(_text([row], self.columns))
+                file.write(csv_text([row], self.columns, head=False))
 
-    def _go_on(self, keep_before: int) -> None:
+    def _resume(self, keep_before: int) -> None:
         rows = read_rows(self.path)
         kept = [row for row in rows if row["step"] and int(row["step"]) < keep_before]
         self.dropped = len(rows) - len(kept)
         self.columns = sorted({name for row in kept for name, value in row.items() if value})
         if kept:
-            self._write(kept)
+            write_whole(self.path, csv_text(kept, self.columns))
         else:
             self.path.unlink(missing_ok=True)
-
-    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        header = _text([dict(zip(self.columns, self.columns, strict=True))], self.columns)
-        partial.write_text(header + _text(rows, self.columns), encoding="utf-8", newline="")
-        partial.replace(self.path)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -89,10 +85,3 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
     return [{name: value or "" for name, value in row.items()} for row in csv.DictReader(io.StringIO(whole))]
-
-
-def _text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, columns, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writerows(rows)
-    return buffer.getvalue()

@@ -12,11 +12,12 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recsys_topk.runs.directory import first_process
 from recsys_topk.runs.files import write_whole
-from recsys_topk.trust import trusted
 
 TOKEN = "trust_token"
 MAX_BYTES = 1_000_000
@@ -28,14 +29,15 @@ def state_home() -> Path:
     return (Path(chosen).expanduser() if chosen else Path.home() / ".local" / "state") / "recsys_topk" / "runs"
 
 
-def remember(run: Path) -> dict[str, Any]:
-    """Record what is trusted now for a run; return what its run.json is to hold.
+def remember(run: Path, trusted: Sequence[str]) -> dict[str, Any]:
+    """Record what is trusted for a run; return what its run.json is to hold.
 
     Args:
         run: The run's directory.
+        trusted: Packages and class paths.
     """
-    names = list(trusted())
-    if not names:
+    names = list(dict.fromkeys(trusted))
+    if not names or not first_process():
         return {}
     token = secrets.token_hex(16)
     record = {"path": str(run.resolve()), "token": token, "trusted": names}

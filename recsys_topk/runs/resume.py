@@ -1,4 +1,4 @@
-"""`recsys-topk fit --resume`: which run, from which checkpoint, and what may be changed on the way."""
+"""Resuming a run: which one, from which checkpoint, and which options may change."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recsys_topk.datamodules import Schema
-from recsys_topk.runs.config import describe_checkpoint, dump, read_checkpoint
+from recsys_topk.runs.checkpoint import describe_checkpoint, read_checkpoint
+from recsys_topk.runs.config import flat
 from recsys_topk.runs.directory import RunDirectory
 from recsys_topk.runs.documents import inspect_config, read_yaml_file
 from recsys_topk.runs.own_runs import recall
 
-# Options that may differ from the run's. These say how long to train, where things are and what is shown or kept;
+# Options that may differ from the run's. These say how long to train, where things are and what is shown or kept.
 FREE = (
     "out", "name", "logger", "log_checkpoints", "save_every_minutes", "save_every_n_steps", "ckpt_path", "weights_only",
     "trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.min_epochs", "trainer.min_steps",
     "trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.log_every_n_steps", "trainer.profiler",
     "trainer.default_root_dir", "data.num_workers", "data.cache_dir", "data.eval_batch_size",
 )  # fmt: skip
-# and these are the machine's: the run goes on, but not to the same last digit.
+# These depend on the machine: the run is resumed, but its last digits may differ.
 MACHINE = (
     "trainer.accelerator", "trainer.strategy", "trainer.devices", "trainer.num_nodes", "trainer.precision",
     "trainer.callbacks", "trainer.plugins", "trainer.deterministic", "trainer.benchmark", "data.root",
@@ -30,12 +30,12 @@ LONGER = ("trainer.max_epochs", "trainer.max_steps", "trainer.max_time")
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run that is to go on.
+    """A run that is to be resumed.
 
     Attributes:
         run: Its directory.
-        checkpoint: Where it goes on from.
-        config: The options it was started with, as config.yaml holds them.
+        checkpoint: Where it is resumed from.
+        config: The options it was started with.
         steps: Optimizer steps done.
         epochs: Whole epochs done.
         inside: Whether the checkpoint lies inside an epoch.
@@ -50,21 +50,16 @@ class Resumption:
     epochs: int
     inside: bool
     lines: tuple[str, ...]
-    trust: tuple[str, ...] = ()
+    trust: tuple[str, ...]
 
     @property
     def finished(self) -> bool:
         """Whether the run had come to its end."""
         return self.run.facts.get("status") == "finished"
 
-    def arguments(self) -> list[str]:
-        """Return what goes before everything that is typed."""
-        config = {name: value for name, value in self.config.items() if name not in ("ckpt_path", "weights_only")}
-        return [f"--config={dump(config)}", f"--ckpt_path={self.checkpoint}"]
-
 
 def find_run(wanted: str, out: Path, name: str | None = None) -> tuple[RunDirectory, Path]:
-    """Return the directory of the run to go on with, and its checkpoint.
+    """Return the directory of the run to resume, and its checkpoint.
 
     Args:
         wanted: ``"last"`` for the newest unfinished run in `out`; or a run's directory, its name in `out`, or a
@@ -90,20 +85,21 @@ def find_run(wanted: str, out: Path, name: str | None = None) -> tuple[RunDirect
     return run, path
 
 
-def plan(wanted: str, out: Path, name: str | None = None) -> Resumption:
+def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumption:
     """Find the run, and read from its config and checkpoint what is restored."""
     run, checkpoint = find_run(wanted, out, name)
     content = read_checkpoint(str(checkpoint))
-    config = read_yaml_file(run.path / "config.yaml")
-    if not isinstance(config, dict):
+    saved = read_yaml_file(run.path / "config.yaml")
+    if not isinstance(saved, dict):
         raise ValueError(f"{run.path / 'config.yaml'} is no config of a run")
+    config = {name: value for name, value in saved.items() if name not in ("ckpt_path", "weights_only")}
     own = recall(run.path)
-    kept = {name: value for name, value in config.items() if name != "weights_only"}  # see `Resumption.arguments`
-    inspect_config(kept, str(run.path / "config.yaml"), own)
-    inspect_config(content["hyper_parameters"], str(checkpoint), own)
+    inspect_config(config, str(run.path / "config.yaml"), own)
     loop = (content.get("loops") or {}).get("fit_loop")
     if "optimizer_states" not in content or not loop:
-        raise ValueError(f"{str(checkpoint)!r} holds weights only, and training cannot go on from it; take last.ckpt")
+        raise ValueError(
+            f"{str(checkpoint)!r} holds weights only, so training cannot be resumed from it; take last.ckpt"
+        )
     steps, epochs = int(content["global_step"]), int(loop["epoch_progress"]["current"]["processed"])
     batches = int(loop["epoch_loop.batch_progress"]["current"]["ready"])
     inside = _inside(loop)
@@ -113,63 +109,37 @@ def plan(wanted: str, out: Path, name: str | None = None) -> Resumption:
     return Resumption(run, checkpoint, config, steps, epochs, inside, tuple(lines), own)
 
 
-def check_changes(resumption: Resumption, options: Mapping[str, Any]) -> list[str]:
+def check_changes(resumption: Resumption, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Raise if an option differs from the run's that may not; return a line for each that makes numbers drift.
 
     Args:
         resumption: The run.
-        options: The options after what was typed, as config.yaml would hold them.
+        then: All options that the run was started with.
+        now: All options that it is to be resumed with.
     """
-    before, after = _flat(resumption.config), _flat(options)
-    changed = [key for key in after if key in before and before[key] != after[key]]
-    changed += [key for key in after if key not in before and after[key] is not None and key.startswith("model.")]
+    before, after = flat(then), flat(now)
+    changed = [key for key in after if before.get(key) != after[key]]
     refused = [key for key in changed if not _among(key, (*FREE, *MACHINE))]
     if refused:
-        chosen = next((key for key in refused if key.endswith(".class_path")), refused[0])
-        others = f" (and {len(refused) - 1} more)" if len(refused) > 1 and not chosen.endswith(".class_path") else ""
+        chosen = next((key for key in refused if key in ("model.loss", "model.objective", "data")), refused[0])
+        others = f" (and {len(refused) - 1} more)" if len(refused) > 1 and chosen == refused[0] else ""
         raise ValueError(
-            f"--resume goes on with the options of the run in {resumption.run.path}: {chosen} is "
-            f"{before.get(chosen)!r} there, and {after[chosen]!r} was given{others}; leave it out, or start a new run "
-            f"without --resume"
+            f"--resume takes the options of the run in {resumption.run.path}: {chosen} is {before.get(chosen)!r} "
+            f"there, and {after[chosen]!r} was given{others}; leave it out, or start a new run without --resume"
         )
-    target = options["trainer"].get("max_epochs")
+    target = now["trainer"].get("max_epochs")
     if target is not None and 0 <= target <= resumption.epochs:
         raise ValueError(
             f"the run in {resumption.run.path} has trained {resumption.epochs} epochs, and --trainer.max_epochs is "
             f"{target}; give more to train on"
         )
-    if not resumption.inside and options["trainer"].get("max_steps", -1) != -1:
+    if not resumption.inside and now["trainer"].get("max_steps", -1) != -1:
         raise ValueError(
             f"{resumption.checkpoint} was saved between two epochs, from where Lightning cannot count on to "
             f"--trainer.max_steps; give --trainer.max_steps=-1 --trainer.max_epochs N"
         )
     machine = [key for key in changed if _among(key, MACHINE)]
     return [f"{key}: {before[key]!r} -> {after[key]!r}; the numbers may differ in the last digits" for key in machine]
-
-
-def check_schema(path: str, content: Mapping[str, Any], schema: Any) -> None:
-    """Raise if a checkpoint was trained on other features than the data have.
-
-    Args:
-        path: The checkpoint.
-        content: What it holds.
-        schema: The data's `Schema`.
-    """
-    then = Schema.from_dict(content["hyper_parameters"]["schema"]).to_dict()
-    now = schema.to_dict()
-    if then == now:
-        return
-    rows = [{table["name"]: table["rows"] for table in part["tables"]} for part in (then, now)]
-    name = next((name for name in {**rows[0], **rows[1]} if rows[0].get(name) != rows[1].get(name)), None)
-    if name is not None:
-        found = [f"{part[name]} rows" if name in part else "no such table" for part in rows]
-        what = f"its table {name} has {found[0]}, and the data's {found[1]}"
-    else:
-        what = f"{', '.join(key for key in now if then.get(key) != now[key])} differ"
-    raise ValueError(
-        f"the checkpoint {str(path)!r} was trained on other data than these: {what}; give the data it was trained on "
-        f"(--data.root)"
-    )
 
 
 def _newest(out: Path, name: str | None) -> RunDirectory:
@@ -216,13 +186,3 @@ def _inside(loop: Mapping[str, Any]) -> bool:
 
 def _among(key: str, names: tuple[str, ...]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
-def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in options.items():
-        if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found

@@ -1,4 +1,4 @@
-"""What a training command says before it begins and when it has ended, or was stopped."""
+"""What a run says before it begins and when it has ended, or was stopped."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint
 from recsys_topk.cascades.features import table_sizes
-from recsys_topk.cli.console import echo, table
 from recsys_topk.runs.directory import first_process
 from recsys_topk.runs.metrics_file import MetricsFile, read_rows
+from recsys_topk.runs.text import table
 from recsys_topk.runs.wandb_logging import log_summary, log_table, log_weights, wandb_loggers
 
 if TYPE_CHECKING:
-    from recsys_topk.runs.lightning_cli import CascadeCLI
+    from recsys_topk.runs.run import Command, TrainingRun
 
 LARGEST = 3
 
@@ -32,65 +32,60 @@ def table_rows(model: Any) -> list[dict[str, object]]:
     return rows
 
 
-def announce(cli: CascadeCLI) -> None:
+def announce(run: TrainingRun, command: Command) -> None:
     """Say what is trained or measured, how large it is, and where the run goes."""
     if not first_process():
         return
-    model = cli.model
+    model = run.model
     stages = " -> ".join(f"{config.name} ({config.kind}, {config.quota})" for config in model.cascade.configs)
     trained = f"{model.loss.name} under {model.objective.name}" if model.objective.uses_loss else model.objective.name
-    echo(f"{cli.subcommand}: {trained}; {stages}")
+    run.say(f"{command}: {trained}; {stages}")
     parameters = list(model.parameters())
     count = sum(parameter.numel() for parameter in parameters)
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters) / 2**20
-    echo(f"  {count:,} parameters ({size:,.1f} MB); the largest tables:")
+    run.say(f"  {count:,} parameters ({size:,.1f} MB); the largest tables:")
     for line in table(table_rows(model)).splitlines():
-        echo(f"  {line}")
-    if cli.resumption is None:
-        echo(f"  run directory {cli.run.path}")
-        return
-    dropped = sum(logger.dropped for logger in cli.trainer.loggers if isinstance(logger, MetricsFile))
-    again = f"; {dropped} rows of metrics.csv that came later will be logged again" if dropped else ""
-    echo(f"  run directory {cli.run.path}, after step {cli.resumption.steps}{again}")
+        run.say(f"  {line}")
+    where = f"  run directory {run.directory.path}"
+    if run.resumption is not None:
+        dropped = sum(logger.dropped for logger in run.trainer.loggers if isinstance(logger, MetricsFile))
+        again = f"; {dropped} rows of metrics.csv that came later will be logged again" if dropped else ""
+        where += f", after step {run.resumption.steps}{again}"
+    run.say(where)
 
 
-def report_end(cli: CascadeCLI) -> None:
-    """Print what was reached and what was written; let W&B have it too."""
+def report_end(run: TrainingRun, command: Command) -> None:
+    """Say what was reached and what was written; let W&B have it too."""
     if not first_process():
         return
-    metrics = _metrics(cli)
-    shown = {name: value for name, value in metrics.items() if not name.startswith("train/")}
+    shown = {name: value for name, value in run.metrics.items() if not name.startswith("train/")}
     if shown:
-        echo(table([{"metric": name, "value": value} for name, value in shown.items()]))
-    best = next((part for part in cli.trainer.checkpoint_callbacks if isinstance(part, BestCheckpoint)), None)
-    if best is not None and best.best_model_score is not None:
-        echo(f"best {best.monitor} {float(best.best_model_score):.4f} (best.ckpt)")
-    for logger in wandb_loggers(cli.trainer.loggers):
-        log_table(logger, f"tables/{'val' if cli.subcommand in ('fit', 'validate') else cli.subcommand}", shown)
-        if cli.subcommand == "fit":
-            log_summary(logger, read_rows(cli.run.path / "metrics.csv"))
-        if cli.subcommand == "fit" and cli.config["fit"].log_checkpoints:
-            found = {label: cli.run.path / "checkpoints" / f"{label}.ckpt" for label in ("best", "last")}
-            log_weights(logger, cli.run.path.name, {k: path for k, path in found.items() if path.is_file()}, shown)
-    cli.run.echo_files()
+        run.say(table([{"metric": name, "value": value} for name, value in shown.items()]))
+    best = next((part for part in run.trainer.checkpoint_callbacks if isinstance(part, BestCheckpoint)), None)
+    if command == "fit" and best is not None and best.best_model_score is not None:
+        run.say(f"best {best.monitor} {float(best.best_model_score):.4f} (best.ckpt)")
+    path = run.directory.path
+    for logger in wandb_loggers(run.trainer.loggers):
+        log_table(logger, f"tables/{'val' if command in ('fit', 'validate') else command}", shown)
+        if command == "fit":
+            log_summary(logger, read_rows(path / "metrics.csv"))
+            found = {label: path / "checkpoints" / f"{label}.ckpt" for label in ("best", "last")}
+            if run.parts().config["fit"].log_checkpoints:
+                log_weights(logger, path.name, {k: file for k, file in found.items() if file.is_file()}, shown)
+    if command == run.parts().command:
+        run.say("\n  ".join(["written:", *run.directory.files()]))
 
 
-def report_stop(cli: CascadeCLI) -> None:
-    """Print what was reached until training was stopped, and the command that goes on."""
+def report_stop(run: TrainingRun) -> None:
+    """Say what was reached until training was stopped, and the command that resumes it."""
     if not first_process():
         return
-    metrics = _metrics(cli)
-    if metrics:
-        echo(table([{"metric so far": name, "value": value} for name, value in metrics.items()]))
-    if cli.subcommand != "fit":
-        return
-    point = next((part for part in cli.trainer.checkpoint_callbacks if isinstance(part, ResumePoint)), None)
+    if run.metrics:
+        run.say(table([{"metric so far": name, "value": value} for name, value in run.metrics.items()]))
+    step = run.trainer.global_step
+    point = next((part for part in run.trainer.checkpoint_callbacks if isinstance(part, ResumePoint)), None)
     if point is None or point.saved_step is None or not point.path.is_file():
-        echo(f"stopped after step {cli.trainer.global_step}, before the first checkpoint")
+        run.say(f"stopped after step {step}, before the first checkpoint")
         return
-    echo(f"stopped after step {cli.trainer.global_step}; {point.path} holds step {point.saved_step}. Go on with:")
-    echo(f"  recsys-topk fit --resume {shlex.quote(str(cli.run.path))}")
-
-
-def _metrics(cli: CascadeCLI) -> dict[str, float]:
-    return {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
+    run.say(f"stopped after step {step}; {point.path} holds step {point.saved_step}. Resume it with:")
+    run.say(f"  recsys-topk fit --resume {shlex.quote(str(run.directory.path))}")

@@ -21,7 +21,7 @@ LIGHTNING = "pytorch-lightning_version"
 
 
 def make_wandb(run: RunDirectory) -> WandbLogger:
-    """Return the logger of a run; a resumed run goes on under the id that `run.json` or the environment holds."""
+    """Return the logger of a run; a resumed run keeps the id that `run.json` or the environment holds."""
     known = run.facts.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
     logger = WandbLogger(
         name=run.path.name, id=known, save_dir=str(run.path), project="recsys-topk", offline=offline_wandb()
@@ -95,3 +95,43 @@ def log_weights(logger: WandbLogger, name: str, checkpoints: Mapping[str, Path],
             torch.save({key: content[key] for key in (*KEPT, LIGHTNING) if key in content}, bare)
             artifact.add_file(str(bare), name=bare.name)
         logger.experiment.log_artifact(artifact, aliases=["latest", *checkpoints])
+
+
+def log_once(
+    folder: Path,
+    job: str,
+    name: str,
+    config: Mapping[str, Any],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
+    pictures: Mapping[str, bytes],
+    pages: Mapping[str, Path] | None = None,
+) -> None:
+    """Log tables, pictures and pages as one W&B run of its own, offline without a key.
+
+    Args:
+        folder: Where W&B writes.
+        job: Type of the run.
+        name: Name of the run and of its group.
+        config: Its config.
+        tables: Rows by key.
+        pictures: PNG images by key.
+        pages: HTML files by key.
+    """
+    import wandb
+
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        wandb.init(
+            project="recsys-topk", name=name, group=name, job_type=job, config=dict(config), dir=str(folder.resolve()),
+            mode="offline" if offline_wandb() else "online", settings=wandb.Settings(silent=True),
+        ) as run,
+    ):  # fmt: skip
+        logged: dict[str, Any] = {key: wandb.Html(str(path)) for key, path in (pages or {}).items()}
+        for key, rows in tables.items():
+            columns = list(rows[0])
+            logged[key] = wandb.Table(columns, [[row[column] for column in columns] for row in rows])
+        for number, (key, content) in enumerate(pictures.items()):
+            picture = Path(scratch) / f"{number}.png"
+            picture.write_bytes(content)
+            logged[key] = wandb.Image(str(picture))
+        run.log(logged)

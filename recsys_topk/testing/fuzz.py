@@ -20,7 +20,7 @@ from recsys_topk.operators.base import registry as operators
 from recsys_topk.testing.lists import JUNK_SCORES
 
 BATCH = 256
-TEMPERATURES = (0.05, 1.0, 20.0)
+TEMPERATURES = (1e-3, 0.05, 1.0, 20.0, 500.0)
 DTYPES = (torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SCALES = (0.0, 1e-3, 1.0, 1.0, 10.0, 1e3, 1e5, 1e7, 1e30)
 OFFSETS = (0.0, 0.0, 0.0, 1.0, -1e3, 1e6, -1e7)

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from recsys_topk.bench.steps import Batch, step, subjects, too_big
-from recsys_topk.bench.timing import Shape, growth_exponent, interleaved, peak_growth, peak_growth_elsewhere
-from recsys_topk.cli.bench import main, regressions
+from recsys_topk.bench.isolated import growth_of
+from recsys_topk.bench.result import regressions
+from recsys_topk.bench.subjects import Batch, one_pass, subjects, too_big
+from recsys_topk.bench.timing import Shape, growth_exponent, in_own_process, interleaved, peak_growth
+from recsys_topk.cli.bench import main
 
 FAST = ["--quick", "--shapes", "2x9x3", "--seconds", "0.01"]
 
@@ -20,7 +22,7 @@ def test_every_subject_runs_forward_and_backward(suite: str) -> None:
     shape = Shape(3, 12, 4)
     for subject in subjects(suite).values():
         batch = Batch.of(shape, "cpu")
-        step(suite, subject, shape, batch)()
+        one_pass(suite, subject, shape, batch)()
         assert batch.scores.grad is not None
         assert batch.scores.grad.isfinite().all(), subject.label
 
@@ -89,14 +91,11 @@ def test_measuring() -> None:
     assert growth_exponent([1, 10, 100], [3.0, 30.0, 300.0]) == pytest.approx(1.0)
     grown = peak_growth(lambda: None, lambda: torch.ones(60_000_000).sum())
     assert grown >= 0.0
-    elsewhere = peak_growth_elsewhere("losses", "dftopk", Shape(2, 9, 3))
-    assert elsewhere is not None
-    assert elsewhere < 50.0
-    assert peak_growth_elsewhere("losses", "no-such-loss", Shape(2, 9, 3)) is None
+    assert in_own_process(growth_of, "losses", "dftopk", Shape(2, 9, 3)) < 50.0
 
 
 def test_memory_in_a_fresh_process_does_not_count_what_the_parent_holds() -> None:
     """The child of a large process once reported a growth of 0 for everything."""
     ballast = torch.ones(150_000_000)  # 600 MB
-    assert peak_growth_elsewhere("losses", "neuralsort", Shape(1024, 100, 10)) > 2.0
+    assert in_own_process(growth_of, "losses", "neuralsort", Shape(1024, 100, 10)) > 2.0
     del ballast

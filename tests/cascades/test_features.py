@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from recsys_topk.cascades import features
+from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.features import Embedded, FeatureEmbedding, HistoryForm
 from recsys_topk.cascades.optimizers import fused_optimizer, make_optimizer, table_collections
+from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.stages.din import DIN
 from recsys_topk.cascades.stages.mlp import MLPStage
 from recsys_topk.cascades.stages.two_tower import TwoTower
@@ -225,6 +230,24 @@ def test_tables_are_initialised_when_they_are_materialised(name: str) -> None:
     assert all(wanted(collection) for collection in embedding.collections.values())
 
 
+@pytest.mark.parametrize("name", ["same", "adagrad"])
+def test_shared_tables_are_materialised_once(name: str) -> None:
+    stages = [StageConfig("two_tower", "retrieval", 5), StageConfig("mlp", "ranking", 3)]
+    with torch.device("meta"):
+        cascade = Cascade(RECFLOW, stages, share_embeddings=True, fused=fused_optimizer(name, 0.1))
+    cascade.to_empty(device="cpu")
+    embedding = cascade.stages["ranking"].embedding
+    assert embedding is cascade.stages["retrieval"].embedding
+    assert weights_of(embedding)["video_id"].std().item() == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_moved_embedding_can_be_pickled_and_copied() -> None:
+    embedding = FeatureEmbedding(MIXED, 4).to("cpu")
+    batch = random_batch(MIXED)
+    for again in (pickle.loads(pickle.dumps(embedding)), copy.deepcopy(embedding)):
+        assert_same(again(batch), embedding(batch))
+
+
 class Moved(nn.Module):
     """What `.to(another device)` does to the parameters: new memory with the same values."""
 
@@ -246,6 +269,7 @@ def test_fused_tables_follow_their_weights_to_other_memory() -> None:
     moved = weights_of(embedding)["video_id"]
     old = next(weight for name, weight in before.items() if ".video_id." in name)
     assert (moved[used] < old[used]).all()
+    assert all(is_plain(collection) for collection in copy.deepcopy(embedding).to("meta").collections.values())
     with pytest.raises(ValueError, match=r"hold float32, got torch\.float64"):
         embedding.double()
 
@@ -259,6 +283,32 @@ def test_defused_tables_are_plain_with_the_same_weights_and_tell_their_optimizer
     assert all(is_plain(collection) for collection in embedding.collections.values())
     assert all(torch.equal(weight, before[name]) for name, weight in embedding.state_dict().items())
     assert embedding(random_batch(MIXED)).items.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch scripts what the next line imports
+def test_the_optimizer_of_defused_tables_can_be_applied_later() -> None:
+    """What a strategy does: plain tables first, their optimizer inside backward after it has placed them."""
+    from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+
+    torch.manual_seed(0)
+    fused = FeatureEmbedding(RECFLOW, 4, fused=fused_optimizer("sgd", 0.5))
+    later = FeatureEmbedding(RECFLOW, 4, fused=fused_optimizer("sgd", 0.5))
+    later.load_state_dict(fused.state_dict())
+    asked = later.defuse()
+    assert asked is not None
+    apply_optimizer_in_backward(asked.optimizer, later.collections.parameters(), dict(asked.options))
+    assert make_optimizer_parameters(MLPStage(later, hidden=(8,))) == ["mlp.first", "mlp.tail.1"]
+    batch = random_batch(RECFLOW)
+    for embedding in (fused, later):
+        embedding(batch).items.square().sum().backward()
+    for name, weight in fused.state_dict().items():
+        torch.testing.assert_close(later.state_dict()[name], weight, rtol=1e-5, atol=1e-6)
+
+
+def make_optimizer_parameters(stage: nn.Module) -> list[str]:
+    """Return the layers that the ordinary optimizer of a stage updates."""
+    chosen = {id(p) for group in make_optimizer("sgd", stage, 0.1, {}).param_groups for p in group["params"]}
+    return sorted({name.rpartition(".")[0] for name, p in stage.named_parameters() if id(p) in chosen})
 
 
 class OwnTables(nn.Module):

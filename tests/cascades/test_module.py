@@ -24,6 +24,8 @@ from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.losses import DFTopKLoss
 from recsys_topk.metrics import NDCGAt
 from recsys_topk.reference import PublishedJoint
+from recsys_topk.runs.documents import inspect_config
+from recsys_topk.trust import UntrustedError
 from tests.cascades.batches import random_batch, recflow_like_schema
 
 SCHEMA = recflow_like_schema()
@@ -268,7 +270,12 @@ def test_a_whole_old_config_is_upgraded_and_a_part_of_one_is_not() -> None:
 
 
 def test_metrics_are_a_configured_list_and_the_monitored_one_is_named(tmp_path: Path) -> None:
-    entries = ["recall", {"name": "ndcg", "k": 2, "stage": "ranking"}, {"name": "joint_recall", "k": 1}, "kendall_tau"]
+    entries = [
+        "recall",
+        {"metric": "ndcg", "k": 2, "stage": "ranking"},
+        {"metric": "joint_recall", "k": 1},
+        "kendall_tau",
+    ]
     model = module(metrics=entries, monitor="ranking_ndcg@2")
     run = trainer(tmp_path, enable_checkpointing=True)
     results = run.validate(model, batches(2), verbose=False)[0]
@@ -299,11 +306,11 @@ def test_gains_of_a_configured_ndcg_follow_the_labels() -> None:
     ("options", "message"),
     [
         ({"metrics": ["recal"]}, "did you mean 'recall'"),
-        ({"metrics": [{"name": "recall", "kk": 3}]}, "metric 'recall' has no option 'kk'; did you mean 'k'"),
-        ({"metrics": [{"name": "recall", "stage": "rerank"}]}, "names stage 'rerank'; the stages are retrieval"),
-        ({"metrics": [{"name": "joint_recall", "stage": "ranking"}]}, "measures the whole cascade"),
+        ({"metrics": [{"metric": "recall", "kk": 3}]}, "metric 'recall' has no option 'kk'; did you mean 'k'"),
+        ({"metrics": [{"metric": "recall", "stage": "rerank"}]}, "names stage 'rerank'; the stages are retrieval"),
+        ({"metrics": [{"metric": "joint_recall", "stage": "ranking"}]}, "measures the whole cascade"),
         ({"metrics": ["recall", "recall"]}, "two metrics would be logged as 'retrieval_recall@3@8'"),
-        ({"metrics": [{"k": 3}]}, "a mapping with a name"),
+        ({"metrics": [{"k": 3}]}, "or a mapping such as"),
         ({"metrics": []}, "name at least one"),
         ({"monitor": "val/joint_recall@3@5"}, "did you mean 'joint_recall@3@5'"),
     ],
@@ -311,6 +318,20 @@ def test_gains_of_a_configured_ndcg_follow_the_labels() -> None:
 def test_mistakes_in_metrics_are_named(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         module(**options)
+
+
+@pytest.mark.parametrize("entry", ["tests.cascades.batches.Metric", {"metric": "tests.cascades.batches.Metric"}])
+def test_a_file_cannot_name_a_metric_of_a_package_that_is_not_trusted(tmp_path: Path, entry: object) -> None:
+    with pytest.raises(UntrustedError, match=r"tests\.cascades\.batches\.Metric"):
+        inspect_config({"model": {"metrics": [entry]}}, "config.yaml")
+    run = trainer(tmp_path)
+    run.strategy.connect(module())
+    run.save_checkpoint(tmp_path / "model.ckpt")
+    content = torch.load(tmp_path / "model.ckpt", weights_only=True)
+    content["hyper_parameters"]["metrics"] = [entry]
+    torch.save(content, tmp_path / "model.ckpt")
+    with pytest.raises(UntrustedError, match=r"tests\.cascades\.batches\.Metric"):
+        CascadeModule.load_from_checkpoint(tmp_path / "model.ckpt")
 
 
 class OwnTerms(CascadeObjective):

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import registry
+from recsys_topk.cascades.objectives.base import CascadeObjective, registry
 from recsys_topk.cascades.objectives.independent import IndependentObjective
 from recsys_topk.cascades.objectives.joint import JointObjective
-from recsys_topk.losses import DFTopKLoss
+from recsys_topk.losses import DFTopKLoss, RankingLoss
 from recsys_topk.losses import registry as losses
 from recsys_topk.spec import build, describe
 
@@ -151,8 +151,8 @@ def test_wrong_number_of_stages_is_named() -> None:
 
 def test_description_rebuilds_the_objective() -> None:
     objective = JointObjective(DFTopKLoss(tau=3.0, k=5), 2, stage_k="quota", weighting="fixed")
-    loss = build(describe(objective.loss))
-    again = build(describe(objective, leave_out=("loss", "stages")), loss, 2)
+    loss = build(describe(objective.loss), base=RankingLoss)
+    again = build(describe(objective, leave_out=("loss", "stages")), loss, 2, base=CascadeObjective)
     assert isinstance(again, JointObjective)
     assert (again.stage_k, again.weights.log_variance, again.loss.operator.tau, again.loss.k) == ("quota", None, 3.0, 5)
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from recsys_topk.cli.dashboard import DIAGNOSTICS
-from tests.cli import wandb_files
+from recsys_topk.cli.main import main
+from recsys_topk.reports.workspace import DIAGNOSTICS
+from tests import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
 Command = Callable[..., Result]
@@ -146,6 +147,14 @@ def test_the_streaming_panels_show_what_a_stream_logs(
         assert set(config["metrics"]) <= streamed.history
         assert config["metrics"] or any(re.search(config["metricRegex"], name) for name in streamed.history)
     assert streamed.config["loss"] == "dftopk"
+
+
+def test_another_cascade_has_another_metric(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboard", "--print", "--metric", "joint_recall@5@50"]) == 0
+    shown = capsys.readouterr().out
+    assert "val/joint_recall@5@50" in shown
+    assert "stream/joint_recall@5@50" in shown
+    assert "@10@20" not in shown
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def test_json_holds_options_and_what_an_operator_declares(capsys):
     assert main(["--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["lambdaloss"]["options"]["variant"] == "ndcg2pp"
-    assert rows["lambdaloss"]["options"]["gain"] == "exponential"
+    assert rows["lambdaloss"]["options"]["gain"] is None
     assert rows["lambdaloss"]["sums to k"] is None
     assert rows["dftopk"]["sums to k"] == "no"
     assert rows["dftopk"]["needs k"] == "yes"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.wandb_files import history, records
 from tests.conftest import Result
+from tests.wandb_files import history, records
 
 RECORDED = Path(__file__).parents[1] / "reports" / "recorded"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

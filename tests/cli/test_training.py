@@ -73,7 +73,7 @@ def test_fit_writes_checkpoint_config_and_metrics_and_says_where(trained: Path) 
     assert 0.0 < found["val/joint_recall@10@20"] <= 1.0
     assert {"train/loss", "train/loss_retrieval", "train/loss_ranking", "train/loss_joint"} <= set(found)
     assert "train/requests_per_second" in (run / "metrics.csv").read_text().splitlines()[0]
-    (line,) = [line for line in said.splitlines() if line.startswith("epoch 1/1")]
+    line = [line for line in said.splitlines() if line.startswith("epoch 1/1")][-1]  # a slow machine shows more
     assert re.search(r"batch 4/4  loss \d\.\d+  requests/s [\d,]+  batch joint recall 0\.\d+", line)
     assert json.loads((run / "run.json").read_text()) == {"status": "finished", "steps": 4, "epochs": 1}
 
@@ -176,6 +176,14 @@ def test_yaml_with_short_names_and_an_objective(recsys_topk: Command, tmp_path: 
         (["fit", "--loss", "bce", "--loss.tau", "3"], ["BCELoss has no option 'tau'", "it has: "]),
         (["fit", "--loss.tua=3", "--loss", "dftopk"], ["has no option 'tua'", "did you mean --loss.tau?"]),
         (["fit", "--data.batch_size", "many"], ["batch_size", "many"]),
+        (["fit", "--data", "recflo"], ["unknown data", "did you mean 'recflow'"]),
+        (["fit", "--data.rot", "x"], ["RecFlowDataModule has no option 'rot'", "did you mean --data.root?"]),
+        (["fit", "--name", "../elsewhere"], ["--name must be a plain name", "'../elsewhere'", "--out"]),
+        (["fit", "--model.k", "0", *TINY_WORLD], ["k must be at least 1"]),
+        (["fit", "--model.dim", "0", *TINY_WORLD], ["dimensions must be at least 1"]),
+        (["fit", "--model.k", "40", *TINY_WORLD], ["nothing is learned", "at most 40 items", "quotas [30, 20]"]),
+        (["fit", "--name", ".."], ["--name must be a plain name"]),
+        (["demo", "--name", "a/b"], ["--name must be a plain name"]),
         (["fit", "--config", "simulate"], ["no config file 'simulate'", "did you mean 'simulated'"]),
         (["test"], ["needs a trained model", "--ckpt_path"]),
         (["test", "--ckpt_path", "none.ckpt"], ["no checkpoint 'none.ckpt'"]),
@@ -220,8 +228,6 @@ def test_help_of_a_loss_shows_its_options(recsys_topk: Command) -> None:
 
 def test_packaged_configs_parse(capsys: pytest.CaptureFixture[str]) -> None:
     for name in packaged_configs():
-        with pytest.raises(SystemExit) as stop:
-            main(["fit", "--config", name, "--print_config"])
+        assert main(["fit", "--config", name, "--print_config"]) == 0
         shown = capsys.readouterr()
-        assert stop.value.code in (0, None), (name, shown.err)
         assert "class_path: recsys_topk.losses" in shown.out

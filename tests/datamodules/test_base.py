@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,33 @@ def test_data_modules_are_found_by_name_class_name_and_path() -> None:
     assert isinstance(datamodules.get("recflow", batch_size=3), RecFlowDataModule)
     with pytest.raises(UnknownNameError, match="unknown data module 'recflw'; did you mean 'recflow'"):
         datamodules.get("recflw")
+
+
+_PLUGIN = """
+from recsys_topk.datamodules import RecFlowDataModule
+
+class Logs(RecFlowDataModule):
+    name = "logs"
+"""
+_USE = """
+from recsys_topk.datamodules import available, get, restore
+data = get("logs", batch_size=3)
+print(available(), type(restore(data.hparams)).__name__)
+"""
+
+
+def test_an_installed_package_adds_a_data_module_that_files_may_name(tmp_path: Path) -> None:
+    (tmp_path / "team_data.py").write_text(_PLUGIN)
+    info = tmp_path / "team_data-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: team-data\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[recsys_topk.datamodules]\nlogs = team_data\n")
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", _USE], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "('logs', 'recflow') Logs"
 
 
 def test_names_import_from_the_top() -> None:

@@ -53,6 +53,7 @@ def test_pair_memory_reports_time_and_memory(monkeypatch, capsys):
 PLUGIN_IN_USE = """
 from recsys_topk import losses, operators
 from recsys_topk.cli.losses import main
+from recsys_topk.spec import build
 from recsys_topk.testing import check_loss, check_operator
 import torch
 
@@ -67,6 +68,8 @@ assert scores.grad[0, 1] == -1
 p = operators.get("cauchy", tau=0.1)(scores, k=1).p
 assert p[0, 0] > 0.9 > p[0, 2]
 assert "margin" in losses.available()
+described = {"class_path": "recsys_topk_extras.margin.MarginLoss", "init_args": {"margin": 0.5}}  # as in a checkpoint
+assert build(described, base=losses.RankingLoss).name == "margin"
 assert "cauchy" in operators.available()
 main([])
 check_loss(losses.registry.resolve("margin"))

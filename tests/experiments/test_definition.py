@@ -2,53 +2,64 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from recsys_topk.experiments.definition import SIZES, Size, available, load, paper_figures
-from recsys_topk.reports.results import labels_of
-from recsys_topk.runs.config import rewrite
-from recsys_topk.runs.trials import add_options, plan
+from recsys_topk.bench.suites import SUITES
+from recsys_topk.cli.compare import read
+from recsys_topk.experiments.definition import SIZES, Size, available, load
+from recsys_topk.reports.paper import paper_figures
+from recsys_topk.runs.config import flat
+from recsys_topk.runs.trials import Competition
 
 FOLDER = Path(__file__).parents[2] / "recsys_topk" / "experiments"
 
 
+def plain(config: Mapping[str, Any]) -> dict[str, str]:
+    """What is typed is text, and what a file holds is not."""
+    return {key: str(value).lower() for key, value in flat(config).items()}
+
+
 def test_every_file_is_an_experiment() -> None:
-    assert sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "figures") == sorted(available())
+    assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == sorted(available())
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", available())
 def test_an_experiment_says_everything_and_its_commands_parse(name: str, size: Size) -> None:
     experiment = load(name)
-    texts = [experiment.title, experiment.question, experiment.protocol, experiment.found]
-    assert all(isinstance(text, str) and text for text in [*texts, experiment.content["ours"][size]])
-    assert experiment.differences(size)
-    assert all(isinstance(text, str) for text in experiment.differences(size))
+    about = experiment.about(size)
+    for key in ("title", "question", "subject", "show", "protocol", "found", "ours"):
+        assert isinstance(about[key], str)
+        assert about[key]
+    assert about["differences"]
+    assert all(isinstance(text, str) for text in about["differences"])
     steps = experiment.steps(size)
     assert steps
     for step in steps:
-        if step.command[0] == "bench":
+        if step.run == "bench":
+            assert step.suite in SUITES
             continue
-        parser = argparse.ArgumentParser()
-        add_options(parser, out="unused")
-        options, further = parser.parse_known_args(step.command[1:])
-        trials = plan(options, further, "trials")
+        trials = Competition(step.variants, step.common, step.seeds, Path("unused")).trials("trials")
         assert len(trials) == step.weight
-        for trial in trials:
-            rewrite(["fit", *trial.arguments])
-        config = "paper-small" if size == "small" else "recflow-2stage"
-        assert further[further.index("--config") + 1] == config
+        assert step.common["config"] == ("paper-small" if size == "small" else "recflow-2stage")
+        # The command that is shown asks for the same runs.
+        shown = read(step.command(Path("unused"), 1, {})[1:], step.run, "")
+        for one, two in zip(trials, shown.trials("trials"), strict=True):
+            assert (one.label, one.seed, one.target) == (two.label, two.seed, two.target)
+            assert plain(one.config) == plain(two.config)
 
 
 def test_curves_know_which_label_stands_where() -> None:
     (step,) = load("negatives").steps("small", seeds=5, only=["lapsum"])
-    assert labels_of(step.command) == [f"lapsum, negatives {n}" for n in (0, 5, 10, 15, 20, 25)]
+    assert list(step.variants) == [f"lapsum, negatives {n}" for n in (0, 5, 10, 15, 20, 25)]
     assert step.points["lapsum, negatives 15"] == ("lapsum", 15.0)
     assert step.weight == 30
-    assert "lapsum, negatives 15=--loss lapsum --data.train_negatives 15" in step.command
+    command = step.command(Path("p"), 1, {})
+    assert "lapsum, negatives 15=--loss lapsum --data.train_negatives 15" in command
 
 
 def test_figures_are_complete_and_as_printed() -> None:

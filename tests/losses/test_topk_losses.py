@@ -83,7 +83,7 @@ def brute_force(name: str, x: Tensor, y: Tensor, mask: Tensor, k: Tensor, **argu
         boundary = labels.sort(descending=True).values[wanted - 1]
         target = ((labels > 0) & (labels >= boundary)).double()
         p = get_operator(name, **{**ARGUMENTS.get(name, {}), **arguments})(items[None], wanted).p[0]
-        p = p.clamp(1e-6, 1.0 - 1e-6) if registry.resolve(name).clamped else p  # type: ignore[attr-defined]
+        p = p.clamp(1e-6, 1.0 - 1e-6) if name in ("hard", "perturbed", "sparse") else p
         losses.append(F.binary_cross_entropy(p, target))
     return torch.stack(losses)
 

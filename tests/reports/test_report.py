@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from recsys_topk.cli.main import main
-from recsys_topk.experiments.definition import paper_figures
+from recsys_topk.reports.paper import paper_figures
 from recsys_topk.reports.verdicts import (
     growth_verdict,
     kendall,

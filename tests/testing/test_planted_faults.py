@@ -115,6 +115,30 @@ class ForgetsValidation(Sound):
         super().__setattr__(name, False if name == "validate" else value)
 
 
+class ClosedForm(torch.autograd.Function):
+    """log(1 + exp(x)) with its gradient taken down in the forward: a second derivative finds nothing."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.sigmoid())
+        return F.softplus(x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0]
+
+
+class HasASilentSecondDerivative(Sound):
+    def each(self, scores, labels):
+        return ClosedForm.apply(scores) - scores * (labels > self.positive_above)
+
+
+class ReadsValues(Sound):
+    def per_list(self, scores, labels, mask, k):
+        return super().per_list(scores * (1.0 if scores.detach().numpy().any() else 2.0), labels, mask, k)
+
+
 LOSSES = {
     IgnoresTheMask: "masked items are inert",
     CouplesLists: "lists do not influence each other",
@@ -122,6 +146,8 @@ LOSSES = {
     IsNegative: "losses are finite and not negative",
     Overflows: "great scores are digested",
     HasTheWrongGradient: "the gradient is that of the value",
+    HasASilentSecondDerivative: "second derivatives are right or refused",
+    ReadsValues: "transforms give the same",
     IsRandom: "the same input gives the same loss",
     BreaksTheGraph: "compilation changes nothing",
     WritesIntoItsInput: "inputs are left alone",
@@ -212,7 +238,21 @@ class HasADetachedThreshold(SoundOperator):
         return SoftSelection(F.logsigmoid(z), F.logsigmoid(-z), mask)
 
 
+class HasASilentSecondDerivativeToo(SoundOperator):
+    def select(self, scores, k, mask):
+        z = (scores - masked_mean(scores, mask)[:, None]) / self.tau
+        return SoftSelection(z - ClosedForm.apply(z), -ClosedForm.apply(z), mask)
+
+
+class WorksOutsideTransformsOnly(SoundOperator):
+    def select(self, scores, k, mask):
+        assert scores.tolist()
+        return super().select(scores, k, mask)
+
+
 OPERATORS = {
+    HasASilentSecondDerivativeToo: "second derivatives are right or refused",
+    WorksOutsideTransformsOnly: "transforms give the same",
     IsNotTieFair: "ties are fair",
     GivesTheThresholdToOneOfTheTied: "order of items does not matter",
     DoesNotSumToK: "membership is a probability",

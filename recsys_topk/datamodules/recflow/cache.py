@@ -63,7 +63,7 @@ class DayCache:
         """Prepare the days that are missing, one at a time; memory is that of one day.
 
         A day appears by a rename when it is whole, so a process that is killed or fails loses the day it was at and
-        no other. A second process waits for the day that the first is at and goes on with the next.
+        no other. A second process waits for the day that the first prepares and continues with the next.
 
         Args:
             days: The days wanted.

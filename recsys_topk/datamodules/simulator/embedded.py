@@ -1,4 +1,4 @@
-"""The simulated world that stands in where no data set is given, made once in the user's cache folder."""
+"""The simulated world that is used if no data set is given, made once in the user's cache folder."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def reference_recalls(
         k: True items wanted.
 
     Returns:
-        By ranker (``"random"``, ``"popularity"``, ``"oracle"``): ``"joint"`` and one recall a stage alone
+        By ranker (``"random"``, ``"popularity"``, ``"oracle"``): ``"joint"`` and one recall per stage alone
         (``"recall@10@30"``), means over the requests with a positive.
     """
     truth = GroundTruth.load(datamodule.cache.files.folder.parent)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from recsys_topk.datamodules.folders import whole_folder
 from recsys_topk.datamodules.recflow.days import midnight, parse_day
 from recsys_topk.datamodules.recflow.layout import ORDERED_STAGES, SLOTS, STAGES
-from recsys_topk.datamodules.simulator.cascade_simulation import PROPOSALS, SHOWN, Proposer, run_cascade
+from recsys_topk.datamodules.simulator.funnel import PROPOSALS, SHOWN, Proposer, run_funnel
 from recsys_topk.datamodules.simulator.ground_truth import GroundTruth, reference_recalls
 from recsys_topk.datamodules.simulator.world import DAY_MS, World, WorldConfig
 
@@ -150,7 +150,7 @@ def _write_day(folder: Path, world: World, views: _Views, number: int, day: str)
     seen = _Views.none(config.requests)
     for rows in _waves(users):
         before = views.of(users[rows])
-        outcome = run_cascade(world, proposer, rng, users[rows], time_ms[rows], before.item)
+        outcome = run_funnel(world, proposer, rng, users[rows], time_ms[rows], before.item)
         for stage, items in outcome.groups.items():
             groups[stage][rows] = items
         viewed[rows], playing[rows] = outcome.viewed, outcome.playing_ms

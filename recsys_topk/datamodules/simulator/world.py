@@ -33,10 +33,10 @@ class WorldConfig:
     """Size and character of a simulated world.
 
     Args:
-        users: Users; each has a few requests a day.
+        users: Users; each makes a few requests per day.
         items: Items over all days; three quarters exist before the first day, the rest are uploaded during it.
         days: Days, from `start` on.
-        requests: Requests a day.
+        requests: Requests per day.
         seed: The same seed gives the same world, byte for byte.
         start: First day.
         dim: Length of the taste vectors.
@@ -204,7 +204,7 @@ class World:
 
 
 _PROFILE: Final = (0, 3, 8, 31)
-"""Number of devices (0 = one a user), genders, ages and provinces."""
+"""Number of devices (0 = one per user), genders, ages and provinces."""
 
 
 def _unit(rng: np.random.Generator, rows: int, dim: int) -> Array:

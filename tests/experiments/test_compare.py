@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
@@ -17,10 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from recsys_topk.cli.compare import paired_p_value, summarise
+from recsys_topk.cli.arguments import typed
 from recsys_topk.runs.files import write_whole
-from recsys_topk.runs.trials import competitors, plan
-from tests.cli import wandb_files
+from recsys_topk.runs.statistics import paired_p_value, summarise
+from recsys_topk.runs.trials import Competition, by_name
+from tests import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
 JOINT = "test/joint_recall@10@20/80"
@@ -49,7 +49,7 @@ def test_p_value_equals_numerical_integration(differences: list[float]) -> None:
 
 def test_summary() -> None:
     rows = summarise({"a": made_up(0.5, 0.6, 0.7), "b": made_up(0.6, 0.71, 0.79)})
-    assert rows[0][JOINT] == pytest.approx(0.6)
+    assert rows[0]["joint"] == pytest.approx(0.6)
     assert rows[0]["+-"] == pytest.approx(0.1)
     assert rows[0]["p"] is None
     assert rows[1]["p"] == pytest.approx(paired_p_value([0.1, 0.11, 0.09]))
@@ -122,12 +122,10 @@ def test_the_file_alone_tells_how_it_was_made(compared: Path) -> None:
     assert content["versions"]["torch"] == torch.__version__
     assert content["machine"]["cores"] == os.cpu_count()
     assert datetime.fromisoformat(content["started"]).tzinfo is not None
-    assert content["arguments"]["further"] == OPTIONS
     (first, second) = content["runs"]["list net"]
     assert (first["seed"], second["seed"]) == (0, 1)
-    assert first["arguments"][-4:] == ["--loss", "listnet", "--seed_everything=0", "--data.seed=0"]
-    assert first["config"]["data"]["train_negatives"] == 5
-    assert first["config"]["model"]["loss"]["init_args"]["target"] == "normalised"
+    assert (first["given"]["seed_everything"], first["given"]["data"]["init_args"]["seed"]) == (0, 0)
+    assert first["config"]["data"]["init_args"]["train_negatives"] == 5
     assert first["device"] == "cpu"
     with (compared / "c" / "comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -168,7 +166,7 @@ def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
     assert other.returncode == 2
     (line,) = other.stderr.splitlines()
     assert "dftopk-s0.json was made with other options" in line
-    assert "--data.batch_size=30" in line
+    assert "--data.batch_size was '60' and is '30' now" in line
     assert "another --out" in line
     assert {path.name: path.read_text() for path in trials.glob("*.json")} == after
 
@@ -187,8 +185,7 @@ def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
 
 def finished(folder: Path, *further: str) -> None:
     """Write the file of a run as if it were over."""
-    options = argparse.Namespace(losses="dftopk", variant=[], seeds=1, out=str(folder), logger="csv", jobs=1)
-    (trial,) = plan(options, further)
+    (trial,) = Competition(by_name(["dftopk"]), typed(further), seeds=1, out=folder).trials("trials")
     write_whole(trial.target, json.dumps({**trial.identity(), **made_up(0.5)[0]}))
 
 
@@ -200,7 +197,7 @@ def test_without_matplotlib_there_is_a_table_and_a_word_about_it(
     done = in_process(tmp_path, "compare", "--losses", "dftopk", "--seeds", "1", "--out", "c")
     assert done.returncode == 0, done.stderr
     assert "0.5000" in done.stdout
-    assert "plots need matplotlib: pip install 'recsys-topk[plot]'" in done.stderr
+    assert "plots need matplotlib: pip install 'recsys-topk[plot]'" in done.stdout
     assert sorted(path.name for path in (tmp_path / "c").glob("comparison*")) == ["comparison.csv", "comparison.json"]
 
 
@@ -215,11 +212,11 @@ def test_an_edited_config_is_another_comparison(
     Path("mine.yaml").write_text("data: {batch_size: 64}\n")
     done = in_process(tmp_path, *arguments)
     assert done.returncode == 2
-    assert "a config file has changed" in done.stderr
+    assert "--data.batch_size was 32 and is 64 now" in done.stderr
 
 
 def test_published_objectives_compete_by_name() -> None:
-    assert competitors("bce,icc", []) == {"bce": ["--loss", "bce"], "icc": ["--objective", "icc"]}
+    assert by_name(["bce", "icc"]) == {"bce": {"loss": "bce"}, "icc": {"objective": "icc"}}
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(finished: Path, capsys: pytes
         (["--resume", "last"], ["no unfinished run in 'runs'", "dftopk-tau1-neg5-s42, has finished"]),
         (["--resume", "last", "--name", "other"], ["no run named 'other' in 'runs'"]),
         (["--resume", "runs/other"], ["'runs/other'", "no such directory or checkpoint", "--resume last"]),
-        (["--resume"], ["--resume needs a value", "last"]),
+        (["--resume"], ["--resume needs a value"]),
         (["--resume", "RUN", "--ckpt_path", "x.ckpt"], ["leave --ckpt_path out"]),
         (["--resume", "RUN", "--loss", "listnet"], ["DFTopKLoss", "ListNetLoss", "without --resume"]),
         (["--resume", "RUN", "--data.batch_size", "7"], ["data.batch_size is 5 there, and 7 was given"]),

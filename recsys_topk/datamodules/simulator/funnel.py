@@ -22,8 +22,8 @@ _SHORT_SHARE: Final = 0.08
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What happened to n requests.
+class FunnelResult:
+    """What the stages and the user did with n requests.
 
     Attributes:
         groups: By stage, (n, SLOTS) item ids, best or drawn first, -1 = nothing.
@@ -82,9 +82,9 @@ def _first_in_row(items: Array) -> Array:
     return first
 
 
-def run_cascade(
+def run_funnel(
     world: World, proposer: Proposer, rng: np.random.Generator, users: Array, time_ms: Array, seen: Array
-) -> Outcome:
+) -> FunnelResult:
     """Pass requests through the stages; each scores by utility plus its own noise and keeps its best.
 
     Args:
@@ -128,7 +128,7 @@ def run_cascade(
     value = world.utility(users, time_ms, np.maximum(shown, 0))
     viewed = (shown >= 0) & (rng.random(shown.shape) < 1 / (1 + np.exp(1.5 - value)))
     playing = world.duration_ms[np.maximum(shown, 0)] * np.where(viewed, 0.5, 0.1) * rng.random(shown.shape) + 1
-    return Outcome(groups, viewed, playing.astype(np.int64))
+    return FunnelResult(groups, viewed, playing.astype(np.int64))
 
 
 def _order(scores: Array, valid: Array) -> Array:

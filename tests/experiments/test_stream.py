@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cli import wandb_files
+from tests import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
 # Noise in the loss, negatives and a rising learning rate: whatever a new process could get wrong.
@@ -74,7 +74,8 @@ def test_the_files_hold_every_day(streamed: Path) -> None:
     assert found["machine"]["cores"] == os.cpu_count()
     (run,) = found["runs"]["perturbed"]
     assert run["seed"] == 0
-    assert run["arguments"] == [*OPTIONS, "--loss", "perturbed", "--seed_everything=0", "--data.seed=0"]
+    assert run["given"]["model"]["loss"]["class_path"].endswith(".PerturbedTopKLoss")
+    assert run["given"]["data"]["init_args"]["seed"] == 0
     assert run["first"]["day"] == DAYS[0]
     assert "metrics" not in run["first"]
     assert [day["day"] for day in run["days"]] == DAYS[1:]
@@ -144,13 +145,12 @@ def test_the_numbers_are_those_of_a_loop_written_by_hand(
     streamed: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One optimizer for all days, whose state is never saved or loaded."""
-    from recsys_topk.cli.training import run as training
+    from recsys_topk.runs import TrainingRun
 
     monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
     (run,) = content(streamed)["runs"]["dftopk"]
-    options = [*run["arguments"], "--out", str(tmp_path)]
-    cli = training(["fit", *options, "--trainer.enable_progress_bar=false"], execute=False)
-    model, data = cli.model, cli.datamodule
+    alone = TrainingRun({"config": run["given"], "out": str(tmp_path)})
+    model, data = alone.model, alone.data
     made = model.configure_optimizers()
     optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
     for number, day in enumerate(DAYS):
@@ -210,4 +210,4 @@ def test_a_stream_with_other_options_is_not_gone_on_with(streamed: Path, in_proc
     done = in_process(streamed, *STREAM, "--model.lr=0.5")
     assert done.returncode == 2
     assert "dftopk-s0.json was made with other options" in done.stderr
-    assert "--model.lr=0.5" in done.stderr
+    assert "--model.lr was None and is '0.5' now" in done.stderr

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recsys_topk import losses, operators
-from recsys_topk.bench.timing import Shape, Step
+from recsys_topk.bench.timing import Pass, Shape
 from recsys_topk.losses.topk import TopKLoss, selection_bce
 
 GIGABYTE = 2**30
@@ -67,7 +67,7 @@ class Batch:
         return cls(scores.to(device).requires_grad_(), labels.to(device), mask.to(device), ks.to(device))
 
 
-def step(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Step:
+def one_pass(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Pass:
     """Return one forward and backward pass of a subject.
 
     An operator is timed with the cross-entropy of its membership, since something has to be differentiated.
@@ -82,12 +82,12 @@ def step(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Step:
     return _backward(batch, lambda: loss(batch.scores, batch.labels))
 
 
-def baseline(batch: Batch) -> Step:
+def baseline(batch: Batch) -> Pass:
     """Return one forward and backward pass of plain binary cross-entropy on the same batch."""
     return _backward(batch, lambda: F.binary_cross_entropy_with_logits(batch.scores, batch.labels))
 
 
-def _backward(batch: Batch, value: Callable[[], Tensor]) -> Step:
+def _backward(batch: Batch, value: Callable[[], Tensor]) -> Pass:
     def run() -> None:
         batch.scores.grad = None
         value().backward()  # type: ignore[no-untyped-call]
@@ -117,13 +117,13 @@ def too_big(suite: str, subject: Subject, shape: Shape) -> str | None:
     return None
 
 
-def peer_steps(shape: Shape, batch: Batch) -> dict[str, Step]:
+def peer_passes(shape: Shape, batch: Batch) -> dict[str, Pass]:
     """Return one pass of each installed peer implementation (PyPI diffsort), by label."""
     if importlib.util.find_spec("diffsort") is None or shape.lists * shape.items**2 > 2e6:
         return {}
     from diffsort import DiffSortNet  # type: ignore[import-not-found,unused-ignore]
 
-    steps = {}
+    passes = {}
     for network in ("odd_even", "bitonic"):
         net = DiffSortNet(network, shape.items, steepness=1.0, distribution="cauchy", device=batch.scores.device)
 
@@ -132,5 +132,5 @@ def peer_steps(shape: Shape, batch: Batch) -> dict[str, Step]:
             p = matrix[:, :, -shape.k :].sum(2).clamp(1e-6, 1.0 - 1e-6)
             return F.binary_cross_entropy(p, batch.labels)
 
-        steps[f"PyPI diffsort {network}"] = _backward(batch, value)
-    return steps
+        passes[f"PyPI diffsort {network}"] = _backward(batch, value)
+    return passes

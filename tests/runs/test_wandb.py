@@ -16,8 +16,8 @@ from recsys_topk.datamodules import RecFlowDataModule
 from recsys_topk.losses import get
 from recsys_topk.runs.directory import RunDirectory, run_name
 from recsys_topk.runs.wandb_logging import make_wandb
+from tests import wandb_files
 from tests.cascades.test_module import SCHEMA, STAGES
-from tests.cli import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
 Command = Callable[..., Result]
@@ -32,7 +32,7 @@ JOINT = "val/joint_recall@10@20"
         ("lapsum", {"tau": 0.05}, "independent", 5, 42, "lapsum-tau0.05-independent-neg5-s42"),
         ("listnet", {}, None, 0, 42, "listnet-neg0-s42"),
         ("listnet", {}, "icc", 0, 42, "icc-neg0-s42"),
-        ("bce", {}, "fs-ranknet", 10, None, "fs-ranknet-neg10-unseeded"),
+        ("bce", {}, "fs_ranknet", 10, None, "fs_ranknet-neg10-unseeded"),
     ],
 )
 def test_names_tell_runs_apart(
@@ -86,7 +86,7 @@ def test_config_history_and_axes(logged: Path) -> None:
     assert len([r for r in found if r.HasField("config")]) == 1
     config = wandb_files.config(found)
     assert config["model"]["loss"]["init_args"]["tau"] == 3.0
-    assert config["data"]["eval_negatives"] == 40
+    assert config["data"]["init_args"]["eval_negatives"] == 40
     assert config["trainer"]["max_epochs"] == 2
     rows = wandb_files.history(found)
     steps = [row["trainer/global_step"] for row in rows if "train/loss_joint" in row]

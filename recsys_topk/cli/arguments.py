@@ -1,0 +1,37 @@
+"""From typed options to a config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from recsys_topk.runs.config import put
+
+REPEATED = ("config", "trust")
+
+
+def typed(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return typed options as a config; values stay text, which is read by type when the run is built.
+
+    Example:
+        >>> typed(["--loss.tau", "2", "--loss=dftopk", "--config", "simulated"])
+        {'loss': {'class_path': 'dftopk', 'init_args': {'tau': '2'}}, 'config': ['simulated']}
+        >>> typed(["--trainer.callbacks+=my.Callback", "--trainer.callbacks.every", "3"])
+        {'trainer': {'callbacks+': [{'class_path': 'my.Callback', 'init_args': {'every': '3'}}]}}
+    """
+    config: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        option, equals, value = rest.pop(0).partition("=")
+        if option != "-c" and not option.startswith("--"):
+            raise ValueError(f"{option!r} is not an option; options are given as --NAME VALUE or --NAME=VALUE")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ValueError(f"{option} needs a value; --help says which")
+            value = rest.pop(0)
+        name = "config" if option == "-c" else option[2:]
+        if name in REPEATED:
+            config.setdefault(name, []).append(value)
+        else:
+            put(config, name, value)
+    return config

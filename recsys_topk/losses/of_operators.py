@@ -1,0 +1,92 @@
+"""The losses of the operators of this package, by name: made by `loss_of`, declared here for type checkers and editors.
+
+A new operator needs no entry: its loss is found by name, ``losses.get("name")`` and ``--loss name``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+from recsys_topk import operators
+from recsys_topk.losses.from_operator import loss_of
+from recsys_topk.losses.topk import TopKLoss
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from recsys_topk.losses.base import Reduction
+    from recsys_topk.operators.diffsort import Distribution, Network
+
+    class Shared(TypedDict, total=False):
+        """What every loss takes; see `TopKLoss`."""
+
+        k: int | Literal["positives"] | None
+        positive_above: float | None
+        reduction: Reduction
+        validate: bool
+
+    class DiffSortLoss(TopKLoss):
+        """Cross-entropy of `DiffSort`."""
+
+        def __init__(
+            self,
+            tau: float = 1.0,
+            network: Network = "bitonic",
+            distribution: Distribution = "cauchy",
+            **shared: Unpack[Shared],
+        ) -> None: ...
+
+    class HardTopKLoss(TopKLoss):
+        """Cross-entropy of `HardTopK`."""
+
+        def __init__(
+            self, tau: float = 1.0, straight_through: str | None = "dftopk", **shared: Unpack[Shared]
+        ) -> None: ...
+
+    class LapSumLoss(TopKLoss):
+        """Cross-entropy of `LapSum`."""
+
+        def __init__(self, tau: float = 1.0, **shared: Unpack[Shared]) -> None: ...
+
+    class NeuralSortLoss(TopKLoss):
+        """Cross-entropy of `NeuralSort`."""
+
+        def __init__(self, tau: float = 1.0, eps: float = 0.0, **shared: Unpack[Shared]) -> None: ...
+
+    class PerturbedTopKLoss(TopKLoss):
+        """Cross-entropy of `PerturbedTopK`."""
+
+        def __init__(
+            self, tau: float = 1.0, samples: int = 64, seed: int | None = None, **shared: Unpack[Shared]
+        ) -> None: ...
+
+    class SigmoidTopKLoss(TopKLoss):
+        """Cross-entropy of `SigmoidTopK`."""
+
+        def __init__(self, tau: float = 1.0, **shared: Unpack[Shared]) -> None: ...
+
+    class SinkhornTopKLoss(TopKLoss):
+        """Cross-entropy of `SinkhornTopK`."""
+
+        def __init__(self, tau: float = 1.0, **shared: Unpack[Shared]) -> None: ...
+
+    class SoftSortLoss(TopKLoss):
+        """Cross-entropy of `SoftSort`."""
+
+        def __init__(self, tau: float = 1.0, eps: float = 0.0, **shared: Unpack[Shared]) -> None: ...
+
+    class SparseTopKLoss(TopKLoss):
+        """Cross-entropy of `SparseTopK`."""
+
+        def __init__(self, tau: float = 1.0, **shared: Unpack[Shared]) -> None: ...
+
+else:
+    DiffSortLoss = loss_of(operators.DiffSort)
+    HardTopKLoss = loss_of(operators.HardTopK)
+    LapSumLoss = loss_of(operators.LapSum)
+    NeuralSortLoss = loss_of(operators.NeuralSort)
+    PerturbedTopKLoss = loss_of(operators.PerturbedTopK)
+    SigmoidTopKLoss = loss_of(operators.SigmoidTopK)
+    SinkhornTopKLoss = loss_of(operators.SinkhornTopK)
+    SoftSortLoss = loss_of(operators.SoftSort)
+    SparseTopKLoss = loss_of(operators.SparseTopK)

@@ -1,0 +1,227 @@
+"""`TrainingRun`: a config in, a trained and measured cascade out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from recsys_topk.runs.checkpoint import config_of, describe_checkpoint, read_checkpoint
+from recsys_topk.runs.config import resolve, trusted_by
+from recsys_topk.runs.directory import RunDirectory, Status
+from recsys_topk.runs.own_runs import remember
+from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
+from recsys_topk.trust import reading
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from recsys_topk.runs.lightning_cli import CascadeCLI
+
+Command: TypeAlias = Literal["fit", "validate", "test", "predict"]
+Say: TypeAlias = Callable[[str], None]
+
+log = logging.getLogger(__name__)
+
+
+class TrainingRun:
+    """One run: its directory, model, data and trainer, from a config.
+
+    The parts are built when they are first needed. After `fit`, the other methods measure the trained weights in the
+    same directory. Without it they take those of `ckpt_path`, with the model and the data of the checkpoint, and make
+    a directory of their own.
+
+    Args:
+        config: What to train or measure; see `recsys_topk.runs.config`. Everything has a default.
+        resume: Resume a run: ``"last"`` for the newest unfinished one in `out`, a run's directory or name, or a
+            checkpoint inside its directory. Its options are restored; `config` may change how long it trains.
+        trust: Packages whose classes a config file, checkpoint or run directory may name, e.g. ``["my_package"]``; see
+            `recsys_topk.trust`. Those of the classes that `config` names itself are trusted.
+        say: Takes what is worth telling people, a line at a time; by default it is logged.
+
+    Example::
+
+        run = TrainingRun({"loss": "dftopk", "data": {"root": "path/to/recflow"}, "trainer": {"max_epochs": 2}})
+        run.fit()
+        recalls = run.test()
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        resume: str | Path | None = None,
+        trust: Sequence[str] = (),
+        say: Say = log.info,
+    ) -> None:
+        self.config = dict(config)
+        self.trust = (*trust, *trusted_by(config))
+        self.say = say
+        self.resumption: Resumption | None = None
+        self._parts: CascadeCLI | None = None
+        if resume is not None:
+            if config.get("ckpt_path") is not None:
+                raise ValueError("--resume says where to resume from; leave --ckpt_path out")
+            with reading(self.trust):
+                self.resumption = plan_resumption(str(resume), Path(config.get("out") or "runs"), config.get("name"))
+            self.trust = (*self.trust, *self.resumption.trust)
+
+    @property
+    def nothing_left(self) -> str | None:
+        """Why there is nothing to resume, None if there is something."""
+        found = self.resumption
+        if found is None or not found.finished:
+            return None
+        trainer = self.config.get("trainer") or {}
+        if any(trainer.get(option.removeprefix("trainer.")) is not None for option in LONGER):
+            return None
+        return (
+            f"the run in {found.run.path} has finished ({found.epochs} epochs, {found.steps} steps); nothing is left "
+            f"to do. To train on, give --trainer.max_epochs N with a larger N"
+        )
+
+    @property
+    def trainer(self) -> pl.Trainer:
+        """Lightning's trainer."""
+        return self.parts().trainer
+
+    @property
+    def model(self) -> Any:
+        """The `CascadeModule`."""
+        return self.parts().model
+
+    @property
+    def data(self) -> Any:
+        """The data module."""
+        return self.parts().datamodule
+
+    @property
+    def directory(self) -> RunDirectory:
+        """Where the run writes."""
+        return self.parts().directory
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The newest value of every metric."""
+        return {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+
+    def options(self, command: Command = "fit") -> dict[str, Any]:
+        """Return the whole config, defaults filled in; raise on a mistake. Nothing is built."""
+        return self._read(command, build=False).options
+
+    def parts(self, command: Command = "fit") -> CascadeCLI:
+        """Return trainer, model and data, built at the first call."""
+        if self._parts is None:
+            self._parts = self._read(command, build=True)
+        return self._parts
+
+    def fit(self) -> dict[str, float]:
+        """Train; return the newest metrics.
+
+        Raises:
+            KeyboardInterrupt: If it was interrupted; `resume` continues from ``last.ckpt``. SIGTERM gives a SystemExit.
+        """
+        parts = self.parts("fit")
+
+        from recsys_topk.callbacks.resume_point import TrainingStoppedError
+        from recsys_topk.runs.summary import announce, report_end, report_stop
+        from recsys_topk.runs.wandb_logging import wandb_loggers
+
+        self.directory.claim()
+        self.directory.record(status="running", **remember(self.directory.path, self.trust))
+        for logger in wandb_loggers(self.trainer.loggers):
+            self.directory.record(wandb_id=logger.version)
+        announce(self, "fit")
+        status: Status = "failed"
+        try:
+            self.trainer.fit(**parts._prepare_subcommand_kwargs("fit"))
+            status = "finished"
+        except (TrainingStoppedError, SystemExit) as stop:
+            if not self.trainer.interrupted:
+                raise
+            status = "interrupted"
+            report_stop(self)
+            number = stop.signal_number if isinstance(stop, TrainingStoppedError) else signal.SIGINT
+            if number == signal.SIGTERM and "WANDB_SWEEP_ID" in os.environ:
+                # Early termination: a W&B agent takes any status above 0 for a failure, and gives up after a few.
+                raise SystemExit(0) from None
+            raise (KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)) from None
+        except RuntimeError as error:
+            _complain_of_weights(error)
+            raise
+        finally:
+            self.directory.record(status=status, steps=self.trainer.global_step, epochs=self.trainer.current_epoch)
+            self.directory.release()
+        report_end(self, "fit")
+        return self.metrics
+
+    def validate(self) -> dict[str, float]:
+        """Measure on the validation days; return the metrics."""
+        return self._measure("validate")
+
+    def test(self) -> dict[str, float]:
+        """Measure on the test days; return the metrics."""
+        return self._measure("test")
+
+    def predict(self) -> Path:
+        """Write every candidate's scores, fate and rank for the test days; return the Parquet file."""
+        self._measure("predict")
+        return self.directory.path / "predictions.parquet"
+
+    def _measure(self, command: Command) -> dict[str, float]:
+        own = self.parts(command).command != "fit"
+
+        from recsys_topk.runs.summary import announce, report_end
+
+        if own:
+            announce(self, command)
+        quietly = {"return_predictions": False} if command == "predict" else {"verbose": False}
+        checkpoint = self.parts().config[command].ckpt_path if own else None
+        try:
+            getattr(self.trainer, command)(self.model, datamodule=self.data, ckpt_path=checkpoint, **quietly)
+        except SystemExit:
+            raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
+        except RuntimeError as error:
+            _complain_of_weights(error)
+            raise
+        report_end(self, command)
+        return self.metrics
+
+    def _read(self, command: Command, build: bool) -> CascadeCLI:
+        with reading(self.trust):
+            config, lines = self._config(command)
+            resolve(config)  # names are checked before Lightning is imported
+            for line in lines if build else ():
+                self.say(line)
+
+            from recsys_topk.runs.guard import guarded
+            from recsys_topk.runs.lightning_cli import CascadeCLI
+
+            with guarded():
+                return CascadeCLI(command, config, self.resumption, self.say, build)
+
+    def _config(self, command: Command) -> tuple[dict[str, Any], Sequence[str]]:
+        """Return the config, above that of the run to resume or of the checkpoint, and lines on what is restored."""
+        if self.resumption is not None:
+            below, checkpoint = self.resumption.config, str(self.resumption.checkpoint)
+            return {"config": [below, self.config], "ckpt_path": checkpoint}, self.resumption.lines
+        if command == "fit":
+            return self.config, ()
+        checkpoint = self.config.get("ckpt_path") or ""
+        if not checkpoint:
+            example = f"recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"
+            raise ValueError(f"{command} needs a trained model: {example}")
+        content = read_checkpoint(checkpoint)
+        return {"config": [config_of(content), self.config]}, describe_checkpoint(checkpoint, content)
+
+
+def _complain_of_weights(error: RuntimeError) -> None:
+    """Raise an error of one line if weights do not fit the model."""
+    if "loading state_dict" in str(error):
+        first = " ".join(str(error).split("\n\t")[1:2])
+        raise ValueError(
+            f"the checkpoint's weights do not fit this model; give the options it was trained with. {first}"
+        ) from error

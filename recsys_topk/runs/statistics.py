@@ -1,0 +1,107 @@
+"""Statistics over the seeds of runs: what comparisons, streams and reports share."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+Runs: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Return the standard deviation; None for fewer than two values."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def metric_names(runs: Runs) -> list[str]:
+    """Return the names of the metrics of runs, the joint recall first."""
+    return list(next(iter(runs.values()))[0]["metrics"])
+
+
+def summarise(runs: Runs) -> list[dict[str, Any]]:
+    """Return a row for each competitor of a comparison, also of one that is not finished.
+
+    ``joint`` is the mean over seeds of the first metric, ``+-`` its standard deviation, ``p`` that of a paired
+    two-sided t-test against the first competitor over the seeds that both have, ``alone`` the means of the other
+    metrics by name, ``seconds`` and ``seeds`` what they say.
+    """
+    joint, *alone = metric_names(runs)
+    first = next(iter(runs))
+    by_seed = {
+        label: {run.get("seed", number): run["metrics"][joint] for number, run in enumerate(found)}
+        for label, found in runs.items()
+    }
+    return [
+        {
+            "run": label,
+            "joint": statistics.fmean(values.values()),
+            "+-": spread(list(values.values())),
+            "p": None
+            if label == first
+            else paired_p_value([values[s] - by_seed[first][s] for s in values if s in by_seed[first]]),
+            "alone": {name: statistics.fmean(run["metrics"][name] for run in runs[label]) for name in alone},
+            "seconds": statistics.fmean(run["seconds"] for run in runs[label]),
+            "seeds": len(values),
+        }
+        for label, values in by_seed.items()
+    ]
+
+
+def curves(runs: Runs) -> dict[str, dict[str, list[float]]]:
+    """Return the joint recall of each seed of a stream, by label and day."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for label, records in runs.items():
+        for record in records:
+            for entry in record["days"]:
+                joint = next(iter(entry["metrics"].values()))
+                found.setdefault(label, {}).setdefault(entry["day"], []).append(joint)
+    return {label: dict(sorted(by_day.items())) for label, by_day in found.items()}
+
+
+def means(found: Mapping[str, Mapping[Any, Sequence[float]]]) -> dict[str, dict[Any, float]]:
+    """Return the means over seeds of curves."""
+    return {label: {x: statistics.fmean(values) for x, values in line.items()} for label, line in found.items()}
+
+
+def bands(
+    found: Mapping[str, Mapping[Any, float]], spreads: Mapping[str, Mapping[Any, float | None]]
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Return the mean minus and plus the standard deviation of every curve that has any."""
+    return {
+        label: (
+            [y - (spreads[label][x] or 0.0) for x, y in line.items()],
+            [y + (spreads[label][x] or 0.0) for x, y in line.items()],
+        )
+        for label, line in found.items()
+        if any(spreads[label].values())
+    }
+
+
+def paired_p_value(differences: Sequence[float]) -> float | None:
+    """Return the two-sided p of a t-test that the mean of `differences` is 0; None for fewer than two of them.
+
+    The distribution function of Student's t with n degrees of freedom, by its finite series (Abramowitz and Stegun
+    26.7.3, 26.7.4).
+
+    Example:
+        >>> round(paired_p_value([1.0, 2.0, 3.0]), 4)
+        0.0742
+    """
+    if len(differences) < 2:
+        return None
+    spread = statistics.stdev(differences)
+    if spread == 0.0:
+        return 1.0 if statistics.fmean(differences) == 0.0 else 0.0
+    n = len(differences) - 1
+    t = abs(statistics.fmean(differences)) / (spread / math.sqrt(len(differences)))
+    angle = math.atan(t / math.sqrt(n))
+    cosine = math.cos(angle)
+    odd = n % 2
+    term, series = cosine**odd, 0.0
+    for j in range(odd, n - odd, 2):
+        series += term
+        term *= cosine * cosine * (j + 1) / (j + 2)
+    inside = math.sin(angle) * series
+    return 1.0 - ((angle + inside) * 2 / math.pi if odd else inside)

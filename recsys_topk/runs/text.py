@@ -1,0 +1,37 @@
+"""Tables as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str] | None = None) -> str:
+    """Return rows as aligned text; numbers to the right, missing cells as a dash.
+
+    Example:
+        >>> print(table([{"loss": "dftopk", "recall": 0.51234}, {"loss": "listnet", "recall": 0.5}]))
+        loss     recall
+        -------  ------
+        dftopk   0.5123
+        listnet  0.5000
+    """
+    if not rows:
+        return "(nothing)"
+    names = list(columns) if columns is not None else list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    numeric = [all(isinstance(row.get(name), (int, float, type(None))) for row in rows) for name in names]
+    widths = [max(len(name), *(len(line[i]) for line in cells)) for i, name in enumerate(names)]
+
+    def align(line: Sequence[str]) -> str:
+        padded = (c.rjust(w) if right else c.ljust(w) for c, w, right in zip(line, widths, numeric, strict=True))
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([align(names), align(["-" * w for w in widths]), *(align(line) for line in cells)])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
+    return str(value)

@@ -1,0 +1,175 @@
+"""Every operator is trainable as a loss of its own name, without a second file."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recsys_topk import losses, operators
+from recsys_topk.losses import LapSumLoss, TopKLoss, of_operators
+from recsys_topk.losses.base import RankingLoss
+from recsys_topk.losses.base import registry as loss_registry
+from recsys_topk.losses.from_operator import loss_of
+from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.base import registry as operator_registry
+from recsys_topk.spec import build, describe
+
+SCORES, LABELS = torch.tensor([[3.0, 1.0, 2.0, 0.0]]), torch.tensor([[1.0, 0.0, 0.0, 1.0]])
+
+# What version 0.1.0 gave, whose losses were classes in files of their own.
+BEFORE: dict[str, tuple[dict[str, Any], float]] = {
+    "DiffSortLoss": ({}, 0.8084),
+    "HardTopKLoss": ({}, 6.9078),
+    "LapSumLoss": ({}, 0.9665),
+    "NeuralSortLoss": ({}, 1.5747),
+    "PerturbedTopKLoss": ({"seed": 0}, 1.1609),
+    "SigmoidTopKLoss": ({}, 0.8377),
+    "SinkhornTopKLoss": ({}, 0.6956),
+    "SoftSortLoss": ({}, 0.9866),
+    "SparseTopKLoss": ({"tau": 2.0}, 3.8724),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_the_value_and_the_class_path_are_those_of_version_0_1(name: str) -> None:
+    options, value = BEFORE[name]
+    cls = getattr(losses, name)
+    assert float(cls(k=2, **options)(SCORES, LABELS)) == pytest.approx(value, abs=6e-5)
+    old = importlib.import_module(f"recsys_topk.losses.{cls.name}")
+    assert getattr(old, name) is cls
+    assert cls.__module__ == old.__name__
+
+
+def test_every_operator_has_a_loss() -> None:
+    assert set(operators.available()) <= set(losses.available())
+    for name in operators.available():
+        assert type(losses.get(name).operator) is operators.registry.resolve(name)
+
+
+def declared() -> dict[str, dict[str, str | None]]:
+    """The arguments that type checkers see, by class: name to default."""
+    found = {}
+    for node in ast.walk(ast.parse(Path(inspect.getfile(of_operators)).read_text())):
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Loss"):
+            (init,) = [one for one in node.body if isinstance(one, ast.FunctionDef)]
+            names = [argument.arg for argument in init.args.args[1:]]
+            found[node.name] = dict(zip(names, map(ast.literal_eval, init.args.defaults), strict=True))
+    return found
+
+
+def test_type_checkers_see_the_arguments_that_there_are() -> None:
+    seen = declared()
+    assert seen.keys() == BEFORE.keys()
+    for name, arguments in seen.items():
+        real = list(inspect.signature(getattr(losses, name)).parameters.values())
+        assert {one.name: one.default for one in real if one.kind is not one.KEYWORD_ONLY} == arguments
+        assert [one.name for one in real[len(arguments) :]] == ["k", "positive_above", "reduction", "validate"]
+
+
+def test_arguments_have_types_and_descriptions() -> None:
+    signature = inspect.signature(losses.registry.resolve("perturbed"))
+    assert (signature.parameters["tau"].annotation, signature.parameters["seed"].annotation) == (float, int | None)
+    text = losses.registry.resolve("perturbed").__doc__ or ""
+    assert "samples: Number of noised copies." in text
+    assert "k: How many items to select" in text
+    assert "Berthet et al. 2020" in text
+    with pytest.raises(TypeError, match="unexpected keyword argument 'taus'"):
+        losses.get("lapsum", taus=1.0)
+
+
+class Steep(TopKOperator):
+    """Logistic membership around the mean.
+
+    Args:
+        tau: Temperature.
+        power: Steepness.
+    """
+
+    cost: ClassVar[str] = "n"
+    sums_to_k: ClassVar[bool] = False
+
+    def __init__(self, tau: float = 1.0, power: int = 2, *, validate: bool = False) -> None:
+        super().__init__(tau, validate=validate)
+        self.power = power
+
+    def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
+        z = (scores - scores.mean(1, keepdim=True)) * self.power / self.tau
+        return SoftSelection(nn.functional.logsigmoid(z), nn.functional.logsigmoid(-z), mask)
+
+
+@pytest.fixture
+def steep() -> Iterator[type[TopKOperator]]:
+    """An operator of somebody else's program, registered for one test."""
+    Steep.name = "steep"
+    operator_registry.register("steep", Steep)
+    yield Steep
+    operator_registry._classes.pop("steep")
+    loss_registry._classes.pop("steep", None)
+
+
+def test_an_operator_of_another_package_is_a_loss_at_once(steep: type[TopKOperator]) -> None:
+    loss = losses.get("steep", power=3, k=2)
+    assert (type(loss).__name__, type(loss).__module__) == ("SteepLoss", "recsys_topk.losses")
+    assert isinstance(loss.operator, Steep)
+    assert loss.operator.power == 3
+    copy = pickle.loads(pickle.dumps(loss))
+    rebuilt = build(describe(loss), base=RankingLoss)
+    for other in (copy, rebuilt):
+        assert torch.equal(other(SCORES, LABELS), loss(SCORES, LABELS))
+    assert "power: Steepness." in (type(loss).__doc__ or "")
+
+
+def test_a_loss_that_is_written_out_wins(steep: type[TopKOperator]) -> None:
+    made = losses.registry.resolve("steep")
+
+    class Written(TopKLoss):
+        name: ClassVar[str] = "steep"
+        cost: ClassVar[str] = "n"
+
+        def __init__(self) -> None:
+            super().__init__(Steep(), k=2)
+
+    assert losses.registry.resolve("steep") is Written is not made
+
+
+def test_options_must_have_names() -> None:
+    class Vague(TopKOperator):
+        cost: ClassVar[str] = "n"
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+
+        def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
+            raise NotImplementedError
+
+    Vague.name = "vague"
+    with pytest.raises(TypeError, match=r"takes \*options; write the options out"):
+        loss_of(Vague)
+
+
+def test_a_loss_with_an_operator_object_is_described_by_plain_values() -> None:
+    """The operator itself stood among the hyper-parameters."""
+    loss = TopKLoss(operators.LapSum(tau=3.0), k=2)
+    plain = describe(loss)
+    assert plain["init_args"] == {
+        "operator": {"class_path": "recsys_topk.operators.lapsum.LapSum", "init_args": {"tau": 3.0}},
+        "k": 2,
+    }
+    again = build(plain, base=RankingLoss)
+    assert float(again(SCORES, LABELS)) == float(LapSumLoss(3.0, k=2)(SCORES, LABELS))
+    assert describe(again) == plain
+
+
+@pytest.mark.parametrize("operator", [{"tau": 1.0}, {"class_path": "lapsum", "tau": 1.0}])
+def test_a_description_of_an_operator_that_is_none_is_refused(operator: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="an operator is described by its class_path and init_args"):
+        TopKLoss(operator)

@@ -1,0 +1,60 @@
+"""Metrics from a configured list, with one that somebody else wrote."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from recsys_topk.metrics import JointRecall, KendallTau, ListMean, NDCGAt, RecallAt, configured_metrics
+from recsys_topk.metrics.functional import top
+from recsys_topk.metrics.mean import registry
+
+QUOTAS = {"retrieval": 30, "ranking": 20}
+
+
+class OwnPrecision(ListMean):
+    """As docs/metrics.md shows it."""
+
+    name: ClassVar[str] = "own_precision"
+
+    def __init__(self, m: int, positive_above: float = 0.0) -> None:
+        super().__init__()
+        self.m, self.positive_above = m, positive_above
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}@{self.m}"
+
+    def update(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:
+        hits = top(scores, self.m, mask) & (labels > self.positive_above)
+        self.add(hits.sum(-1) / self.m, torch.ones_like(hits[:, 0]))
+
+
+def test_an_own_metric_is_found_by_name_and_by_class_path_and_gets_what_its_arguments_ask_for() -> None:
+    for name in ("own_precision", f"{__name__}.OwnPrecision"):
+        made = configured_metrics([name], k=10, quotas=QUOTAS, positive_above=7.0)
+        assert list(made) == ["retrieval_own_precision@30", "ranking_own_precision@20"]
+        assert [(metric.m, metric.positive_above, metric.stage) for metric in made.values()] == [
+            (30, 7.0, 0),
+            (20, 7.0, 1),
+        ]
+    metric = OwnPrecision(2)
+    metric.update(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1.0, 0.0, 1.0]]))
+    assert metric.compute() == 0.5
+
+
+def test_every_registered_metric_can_be_configured_by_its_name_alone() -> None:
+    names = {"joint_recall": JointRecall, "recall": RecallAt, "ndcg": NDCGAt, "kendall_tau": KendallTau}
+    assert names.items() <= registry.classes().items()
+    for name, cls in names.items():
+        made = configured_metrics([name], k=10, quotas=QUOTAS)
+        assert {type(metric) for metric in made.values()} == {cls}
+        assert [metric.stage for metric in made.values()] == ([None] if cls.whole_cascade else [0, 1])
+
+
+def test_a_class_that_is_no_metric_is_refused() -> None:
+    with pytest.raises((TypeError, ValueError), match="ListMean"):
+        configured_metrics(["recsys_topk.losses.DFTopKLoss"], k=10, quotas=QUOTAS)

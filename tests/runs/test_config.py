@@ -1,0 +1,117 @@
+"""Configs: names, merging, and what typed options become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recsys_topk.cli.arguments import typed
+from recsys_topk.runs.config import as_options, flat, resolve
+
+DFTOPK = "recsys_topk.losses.dftopk.DFTopKLoss"
+LAPSUM = "recsys_topk.losses.lapsum.LapSumLoss"
+
+
+def loss(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = resolve(typed(arguments))["model"]["loss"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (["--loss", "dftopk"], {}),
+        (["--loss=DFTopKLoss"], {}),
+        (["--loss", DFTOPK, "--loss.tau", "3"], {"tau": "3"}),
+        (["--loss.tau=3", "--loss", "dftopk"], {"tau": "3"}),
+        (["--model.loss", "dftopk", "--model.loss.tau", "3"], {"tau": "3"}),
+        (["--loss.init_args.tau", "3"], {"tau": "3"}),
+    ],
+)
+def test_a_loss_is_named_in_many_ways(arguments: list[str], options: dict[str, str]) -> None:
+    assert loss(*arguments) == {"class_path": DFTOPK, "init_args": options}
+
+
+def test_what_is_typed_is_above_the_configs() -> None:
+    config = resolve(typed(["--loss.tau", "3", "--config", "loss: dftopk\nmodel: {lr: 0.1, k: 3}\n", "--model.k=5"]))
+    assert config["model"] == {"lr": 0.1, "k": "5", "loss": {"class_path": DFTOPK, "init_args": {"tau": "3"}}}
+
+
+@pytest.mark.parametrize("order", [["--loss", "lapsum", "--config", "C"], ["--config", "C", "--loss", "lapsum"]])
+def test_a_loss_chosen_by_name_gets_the_options_of_the_config_in_either_order(order: list[str]) -> None:
+    config = "losses: {lapsum: {tau: 5}, dftopk: {tau: 500}}\nloss: dftopk\n"
+    arguments = [config if argument == "C" else argument for argument in order]
+    assert loss(*arguments) == {"class_path": LAPSUM, "init_args": {"tau": 5}}
+    assert loss(*arguments, "--loss.tau", "7")["init_args"] == {"tau": "7"}
+
+
+def test_the_published_temperature_is_kept_in_either_order() -> None:
+    one = loss("--loss", "lapsum", "--config", "recflow-2stage")
+    assert one == loss("--config", "recflow-2stage", "--loss", "lapsum")
+    assert one["init_args"] == {"tau": 5}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--config", "recflow-2stage", "--loss", "sigmoid"],
+        ["--config", "recflow-2stage", "--config", "loss: sigmoid\n"],
+    ],
+)
+def test_options_of_a_loss_that_is_replaced_do_not_reach_its_successor(arguments: list[str]) -> None:
+    """Sigmoid would train at DFTopK's tau of 500."""
+    assert loss(*arguments)["init_args"] == {}
+    assert loss("--config", "recflow-2stage", "--loss", "dftopk")["init_args"] == {"tau": 500}
+
+
+def test_options_of_an_objective_that_is_not_named_go_to_the_one_that_the_loss_takes() -> None:
+    joint = resolve(typed(["--loss", "neuralsort", "--loss.eps", "1e-6", "--objective.eps", "1e-6"]))["model"]
+    assert joint["objective"]["class_path"].endswith(".JointObjective")
+    assert joint["objective"]["init_args"] == joint["loss"]["init_args"] == {"eps": "1e-6"}
+    alone = resolve({"loss": "listnet", "objective": {"weighting": "equal"}})["model"]["objective"]
+    assert alone["class_path"].endswith(".IndependentObjective")
+
+
+def test_data_are_a_flat_dict_or_a_class_with_options() -> None:
+    flat_form = resolve({"data": {"root": "x"}})["data"]
+    assert flat_form == resolve({"data": {"class_path": "recflow", "init_args": {"root": "x"}}})["data"]
+    assert flat_form == resolve(typed(["--data", "recflow", "--data.root", "x"]))["data"]
+    assert flat_form["init_args"] == {"root": "x"}
+
+
+def test_appended_callbacks_have_their_options() -> None:
+    config = {"config": {"trainer": {"callbacks": ["a.A"]}}}
+    config |= typed(["--trainer.callbacks+=b.B", "--trainer.callbacks.every", "3", "--trainer.callbacks+", "c.C"])
+    assert resolve(config)["trainer"]["callbacks"] == [
+        "a.A", {"class_path": "b.B", "init_args": {"every": "3"}}, "c.C",
+    ]  # fmt: skip
+
+
+def test_a_resolved_config_stays_as_it_is() -> None:
+    once = resolve(typed(["--config", "recflow-3stage", "--objective", "icc", "--data.root", "x"]))
+    assert resolve(once) == once
+
+
+def test_typed_options_come_back() -> None:
+    arguments = ["--config", "simulated", "--loss", "dftopk", "--loss.tau", "9", "--data.world.users", "40"]
+    assert flat(typed(as_options(typed(arguments)))) == flat(typed(arguments))
+    assert sorted(as_options(typed(arguments))) == sorted(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--loss"], "--loss needs a value"),
+        (["--loss", "--model.k", "3"], "--loss needs a value"),
+        (["dftopk"], "'dftopk' is not an option"),
+        (["--config", "losses: {lapsun: {tau: 5}}\n"], "did you mean 'lapsum'"),
+        (["--config", "config: simulated\n"], "the key 'config'"),
+        (["--config", "- 1\n- 2\n"], "must be a mapping"),
+        (["--data.rot", "x"], "did you mean --data.root"),
+        (["--data", "recflw"], "did you mean 'recflow'"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        resolve(typed(arguments))

@@ -1,0 +1,97 @@
+"""`TrainingRun` in Python: the numbers of the command line, and what goes wrong."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recsys_topk.runs import TrainingRun
+from tests.conftest import TINY_WORLD, Result
+
+WORLD = {"users": 40, "items": 300, "days": 4, "requests": 120}
+CONFIG: dict[str, Any] = {
+    "loss": {"class_path": "lapsum", "tau": 3},
+    "data": {"world": WORLD, "batch_size": 60, "eval_negatives": 40, "train_negatives": 5},
+    "trainer": {"log_every_n_steps": 1, "enable_progress_bar": False},
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Path:
+    """An empty folder to work in, within this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
+    return tmp_path
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    """metrics.csv without what a clock measured."""
+    with (run / "metrics.csv").open() as file:
+        return [{k: v for k, v in row.items() if k != "train/requests_per_second"} for row in csv.DictReader(file)]
+
+
+def test_a_run_of_python_ends_at_the_numbers_of_the_command_line(
+    here: Path, recsys_topk: Callable[..., Result]
+) -> None:
+    run = TrainingRun({**CONFIG, "name": "python"})
+    last = run.fit()
+    options = [*TINY_WORLD, "--data.train_negatives=5", "--trainer.enable_progress_bar=false"]
+    done = recsys_topk("fit", "--loss", "lapsum", "--loss.tau", "3", "--name", "typed", *options)
+    assert done.returncode == 0, done.stderr
+    assert rows(here / "runs" / "python") == rows(here / "runs" / "typed")
+    assert last["val/joint_recall@10@20"] == pytest.approx(
+        float(rows(here / "runs" / "typed")[-1]["val/joint_recall@10@20"]), abs=1e-6
+    )
+    one, two = (
+        torch.load(here / "runs" / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for name in ("python", "typed")
+    )
+    assert list(one) == list(two)
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+    tested = run.test()
+    best = {"ckpt_path": str(here / "runs" / "typed" / "checkpoints" / "last.ckpt"), "name": "typed"}
+    assert TrainingRun(best).test() == pytest.approx(tested, abs=1e-6)
+    assert (here / "runs" / "test-typed").is_dir()
+    assert not (here / "runs" / "test-python").exists()
+
+
+def test_nothing_is_written_to_the_standard_streams(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    capfd.readouterr()
+    TrainingRun({**CONFIG, "trainer": {"limit_train_batches": 1, "limit_val_batches": 1}}, say=said.append).fit()
+    assert capfd.readouterr().out == ""
+    assert any("lapsum under joint" in line for line in said)
+
+
+def test_the_options_are_those_that_are_saved(here: Path) -> None:
+    run = TrainingRun({**CONFIG, "trainer": {"limit_train_batches": 1, "limit_val_batches": 1}, "name": "x"})
+    options = run.options()
+    assert options["model"]["loss"]["init_args"]["tau"] == 3.0
+    assert not Path("runs").exists()
+    run.fit()
+    again = TrainingRun({"config": "runs/x/config.yaml"}).options()
+    assert {**again, "name": "x"} == options
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"loss": "dftpk"}, "did you mean 'dftopk'"),
+        ({"trainer": {"max_epoch": 1}}, "did you mean --trainer.max_epochs"),
+        ({"model": {"lrr": 1}}, "no option --model.lrr"),
+        ({"data": {"rot": "x"}}, "did you mean --data.root"),
+        ({"name": "../x"}, "plain name"),
+        ({"name": "a\\b"}, "plain name"),
+    ],
+)
+def test_mistakes_are_errors_of_one_line(config: dict[str, Any], words: str, here: Path) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        TrainingRun(config).fit()
+    assert len(str(caught.value).splitlines()) == 1
+    assert not list(here.rglob("*.ckpt"))
