@@ -188,11 +188,15 @@ class RankingLoss(Recorded, nn.Module, ABC):
             y = labels if labels.dtype == x.dtype else labels.to(x.dtype)
             law = self._law()
             if law is not None and x.shape[1] > 1:
-                chosen = None if k is None and self.k == "positives" else self._required(self.k if k is None else k)
+                own = self.k if k is None else k
+                chosen = None if isinstance(own, str) else self._required(own)
                 arguments = (x, y, mask, chosen, self.positive_above, law)
                 mean = self.reduction == "mean" and weights is None
                 if topk_loss.backend_for(*arguments, mean) != "torch":
-                    return self._finish(topk_loss(*arguments, mean), mean, y, mask, weights)
+                    value, left = topk_loss(*arguments, mean)
+                    if left is not None and not self._warned and not bool(left.any()):
+                        self._warn_of_nothing(y, mask, find_positives(y, mask, self.positive_above)[1])
+                    return value if mean else self._reduce(value, left, weights)
             positive, positives = find_positives(y, mask, self.positive_above)
             items = None if mask is None else count_true(mask)
             cut = self._cut(k, positives)
@@ -215,19 +219,6 @@ class RankingLoss(Recorded, nn.Module, ABC):
     def _law(self) -> Law | None:
         """Return the law under which one kernel serves the whole call, where there is one."""
         return None
-
-    def _finish(
-        self,
-        found: tuple[Tensor, Tensor | None],
-        mean: bool,
-        labels: Tensor,
-        mask: Tensor | None,
-        weights: Tensor | None,
-    ) -> Tensor:
-        value, counted = found
-        if counted is not None and not self._warned and not bool(counted.any()):
-            self._warn_of_nothing(labels, mask, find_positives(labels, mask, self.positive_above)[1])
-        return value if mean else self._reduce(value, counted, weights)
 
     def _lists(
         self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts

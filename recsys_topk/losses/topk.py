@@ -14,7 +14,7 @@ from recsys_topk.operators.base import SoftSelection, TopKOperator, registry
 from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import apply
 from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.topk_loss import CLAMP, Law
+from recsys_topk.ops.topk_loss import Law
 from recsys_topk.ops.topk_target import topk_target
 
 
@@ -120,8 +120,7 @@ class TopKLoss(RankingLoss):
 
     def _law(self) -> Law | None:
         plain = type(self).per_list is TopKLoss.per_list and type(self).clamp is TopKLoss.clamp
-        law = self.operator.law() if plain else None
-        return law if law is not None and self.clamped == (law.name == "clip") else None
+        return self.operator.law() if plain else None
 
     def clamp(self, selection: SoftSelection) -> SoftSelection:
         """Return the selection as it enters the cross-entropy: without exact zeros and ones."""

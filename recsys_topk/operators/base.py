@@ -17,11 +17,9 @@ from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is
 from recsys_topk.ops.count_true import count_true, every
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.topk_loss import Law
+from recsys_topk.ops.topk_loss import CLAMP, Law
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
-
-CLAMP = 1e-6
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ class TopKOperator(Recorded, nn.Module, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "select" in cls.__dict__ and "law" not in cls.__dict__:
+        if {"select", "bounded"} & cls.__dict__.keys() and "law" not in cls.__dict__:
             cls.law = TopKOperator.law  # type: ignore[method-assign]  # another membership has another law
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)

@@ -307,6 +307,8 @@ def logistic_threshold(v: Any, size: Any, valid: Any, k: Any, base: Any, gap: An
     steep, wanted = ONE / tau, f32(k)
     low, high = -tau * f32(math.log(wanted)), gap + tau * f32(math.log(f32(valid) - wanted))
     b = min(max(guess, low), high)
+    if gap > f32(20.0) * tau:  # else no item that matters is more than 40 tau away
+        b = HALF * gap
     last = INFINITY
     for turn in range(100):
         near = nearest(v, size, base, b, steep)
