@@ -95,26 +95,35 @@ def topk_loss(
     return losses, None if may_read(scores) and bool(counted.all()) else counted
 
 
+def membership_logs(x: Tensor, valid: Tensor, ks: Tensor, law: Law) -> tuple[Tensor, Tensor]:
+    """Return log p and log(1 - p) of a law's membership as they enter a cross-entropy, (B, N) each.
+
+    Args:
+        x: (B, N), 0 where masked.
+        valid: Boolean (B, N).
+        ks: (B,), 1 <= k < number of valid items.
+        law: Any but ``"fenchel_young"``.
+    """
+    if law.name == "dftopk":
+        kept, cut = kth_pair(x, ks, valid)
+        return logistic_logs((x - (cut + law.alpha * (kept - cut))) / law.tau)
+    moved, gap = centred(torch.where(valid, x, -math.inf), ks)
+    fixed = moved.detach()
+    if law.name == "logistic":
+        tau = torch.full_like(gap, law.tau)
+        return logistic_logs(from_threshold(moved, logistic_threshold(fixed, gap, ks, tau), tau, "logistic"))
+    if law.name == "laplace":
+        return laplace_logs(moved, laplace_threshold(fixed, gap, ks, law.tau), law.tau)
+    log_p, log_q = clip_logs(moved, clip_threshold(fixed / law.tau, gap / law.tau, ks), law.tau)
+    low, high = math.log(CLAMP), math.log1p(-CLAMP)
+    return log_p.clamp(low, high), log_q.clamp(low, high)
+
+
 def _list_losses(x: Tensor, target: Tensor, valid: Tensor, ks: Tensor, items: Tensor, law: Law) -> Tensor:
     """Return the loss of each list, (B,), for 1 <= k < number of valid items and scores of 0 where masked."""
     if law.name == "fenchel_young":
         return _fenchel_young(x, target, valid, items, law.tau)
-    if law.name == "dftopk":
-        kept, cut = kth_pair(x, ks, valid)
-        log_p, log_q = logistic_logs((x - (cut + law.alpha * (kept - cut))) / law.tau)
-    else:
-        moved, gap = centred(torch.where(valid, x, -math.inf), ks)
-        fixed = moved.detach()
-        if law.name == "logistic":
-            tau = torch.full_like(gap, law.tau)
-            z = from_threshold(moved, logistic_threshold(fixed, gap, ks, tau), tau, "logistic")
-            log_p, log_q = logistic_logs(z)
-        elif law.name == "laplace":
-            log_p, log_q = laplace_logs(moved, laplace_threshold(fixed, gap, ks, law.tau), law.tau)
-        else:
-            threshold = clip_threshold(fixed / law.tau, gap / law.tau, ks)
-            logs = clip_logs(moved, threshold, law.tau)
-            log_p, log_q = (y.clamp(math.log(CLAMP), math.log1p(-CLAMP)) for y in logs)
+    log_p, log_q = membership_logs(x, valid, ks, law)
     chosen = torch.where(valid, torch.where(target, log_p, log_q), 0.0)
     return -chosen.sum(1) / items
 
@@ -157,7 +166,7 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
     losses, counted = np.empty(lists, np.float32), np.empty(lists, np.bool_)
     gradient = torch.empty(lists, n) if wants else None
     out = losses[:, None] if gradient is None else gradient.numpy()
-    loop, code, width = _loop(law.name)
+    loop, code, width = compiled_law(law.name)
     like = np.empty(-(-n // width) * width, np.float32)
     numbers = [np.float32(z) for z in (above, law.tau, law.alpha, 1.0 / lists if mean else 1.0)]
     found: list[tuple[int, float]] = []
@@ -178,7 +187,8 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
     return apply(_WithGradient, scores, gradient, _Result(value, factor, rest)), which
 
 
-def _loop(name: str) -> tuple[Any, int, int]:
+def compiled_law(name: LawName) -> tuple[Any, int, int]:
+    """Return the compiled loop of a law, its code there, and what lists are padded to a multiple of."""
     from recsys_topk.ops.compiled import rows
 
     return {

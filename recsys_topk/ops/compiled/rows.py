@@ -31,6 +31,7 @@ INFINITY = f32(np.inf)
 LOWEST = f32(-80.0)  # exp of less is not a normal number
 TINY = f32(1.1754944e-38)
 EPS = f32(1.1920929e-07)
+LOG_2 = f32(0.6931472)
 SIGN, EXPONENT, BIAS = i32(31), i32(23), i32(127)
 MAGNITUDE = i32(0x7FFFFFFF)
 SMALLEST, LARGEST = i32(-0x80000000), i32(0x7FFFFFFF)
@@ -429,8 +430,9 @@ def clamped_logs(p: Any, size: Any) -> Any:
 
 @compiled
 def begin_list(
-    law: Any, x: Any, y: Any, mask: Any, ks: Any, k: Any, above: Any, b: Any, v: Any, s: Any, size: Any, normal: Any
-) -> Any:
+    law: Any, x: Any, y: Any, mask: Any, ks: Any, k: Any, quota: Any, above: Any, b: Any, v: Any, s: Any, size: Any,
+    normal: Any,
+) -> Any:  # fmt: skip
     """Copy list b and find its k-th pair.
 
     Args:
@@ -440,6 +442,7 @@ def begin_list(
         mask: Which items are real.
         ks: One k for each list.
         k: One for all.
+        quota: Which pair to find instead of the k-th; -1 = the k-th.
         above: Items with a label above this are positive.
         b: The list.
         v: Receives the scores, -inf where masked.
@@ -466,7 +469,9 @@ def begin_list(
             rank = i32(0)
             for i in range(size):
                 rank += i32(s[i] < ZERO)
-        if rank == valid:  # tied labels make every item true
+        if quota >= 0:
+            rank = i32(min(quota, np.int64(valid)))
+        if rank == valid:  # tied labels make every item true, or the quota lets every item through
             state = i32(2)
         else:
             if f32(rank) != normal[0] or f32(valid) != normal[1]:
@@ -527,7 +532,7 @@ def dftopk_lists(
     number_counted, whole = 0, 0.0
     normal = np.zeros(4, f32)
     for b in range(first, last):
-        state, _, valid, kept, cut, _, _ = begin_list(law, x, y, mask, ks, k, above, b, v, s, size, normal)
+        state, _, valid, kept, cut, _, _ = begin_list(law, x, y, mask, ks, k, -1, above, b, v, s, size, normal)
         if state < 0:
             return -1, 0.0
         if state != 1:
@@ -582,7 +587,7 @@ def threshold_lists(
     number_counted, whole = 0, 0.0
     normal = np.zeros(4, f32)
     for b in range(first, last):
-        state, rank, valid, kept, cut, mean, variance = begin_list(law, x, y, mask, ks, k, above, b, v, s, size, normal)
+        state, rank, valid, kept, cut, mean, variance = begin_list(law, x, y, mask, ks, k, -1, above, b, v, s, size, normal)
         if state < 0:
             return -1, 0.0
         if state != 1:
@@ -655,7 +660,7 @@ def clip_lists(
     number_counted, whole = 0, 0.0
     normal = np.zeros(4, f32)
     for b in range(first, last):
-        state, rank, valid, kept, cut, _, _ = begin_list(law, x, y, mask, ks, k, above, b, v, s, size, normal)
+        state, rank, valid, kept, cut, _, _ = begin_list(law, x, y, mask, ks, k, -1, above, b, v, s, size, normal)
         if state < 0:
             return -1, 0.0
         if state != 1:
@@ -703,3 +708,226 @@ def clip_lists(
         whole += value
         number_counted += 1
     return number_counted, whole
+
+
+@inlined
+def log_positive(x: Any) -> Any:
+    """Return log(x) of a normal number x > 0."""
+    bits = as_bits(x)
+    mantissa = as_float((bits & i32(0x7FFFFF)) | i32(0x3F800000))
+    return f32((bits >> EXPONENT) - BIAS) * LOG_2 + log1p_unit(mantissa - ONE)
+
+
+@compiled
+def stage_term(
+    law: Any, v: Any, s: Any, u: Any, d: Any, w: Any, own: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any,
+    variance: Any, z: Any, tau: Any, alpha: Any,
+) -> Any:  # fmt: skip
+    """Return the summed loss of one stage of one list.
+
+    Args:
+        law: DFTOPK, LOGISTIC or LAPLACE.
+        v: Scores, -inf where masked.
+        s: -1 for the true items and 1 for the others.
+        u: Receives (x - b) / tau.
+        d: Receives the derivatives of the item losses with respect to u.
+        w: Receives what the threshold moves with each item, not normalised.
+        own: The item losses of the true items are added to it.
+        rank: k.
+        valid: Number of items.
+        kept: x_[k].
+        cut: x_[k+1].
+        mean: Of the scores.
+        variance: Of the scores.
+        z: Normal quantile of k.
+        tau: Temperature.
+        alpha: Of the dftopk law.
+    """
+    size, steep = len(v), ONE / tau
+    base, b, near = cut, ZERO, ZERO
+    if law == DFTOPK:
+        base = cut + alpha * (kept - cut)
+        kepts, cuts = i32(0), i32(0)
+        for i in range(size):
+            kepts += i32(v[i] == kept)
+            cuts += i32(v[i] == cut)
+        at_kept, at_cut = alpha / f32(kepts), (ONE - alpha) / f32(cuts)
+        for i in range(size):
+            w[i] = (at_kept if v[i] == kept else ZERO) + (at_cut if v[i] == cut else ZERO)
+    else:
+        spread = variance + (f32(2.9) if law == LOGISTIC else TWO) * tau * tau
+        guess = mean + z * f32(math.sqrt(spread)) - cut
+        if law == LOGISTIC:
+            b, near = logistic_threshold(v, size, valid, rank, cut, kept - cut, guess, tau)
+        else:
+            b, near = laplace_threshold(v, size, valid, rank, cut, kept - cut, guess, tau)
+    unit = f32(math.exp(-near))
+    terms = ZERO
+    if law == LAPLACE:
+        for i in range(size):
+            x = distance(v[i], base, b) * steep
+            t = x * s[i]
+            share = exp_negative(near - abs(x))
+            e = share * unit
+            m = ONE if t >= ZERO else e / (TWO - e)
+            loss = (t if t > ZERO else ZERO) + log1p_unit(m)
+            terms += loss
+            own[i] += loss * (HALF - HALF * s[i])
+            u[i], d[i], w[i] = x, m * s[i], share
+    else:
+        for i in range(size):
+            x = distance(v[i], base, b) * steep
+            t = x * s[i]
+            share = exp_negative(near - abs(x))
+            e = share * unit
+            inverse = ONE / (ONE + e)
+            loss = (t if t > ZERO else ZERO) + log1p_unit(e)
+            terms += loss
+            own[i] += loss * (HALF - HALF * s[i])
+            u[i], d[i] = x, s[i] * (ONE if t >= ZERO else e) * inverse
+            share *= inverse * inverse
+            w[i] = share if law == LOGISTIC else w[i]
+    if law != DFTOPK:
+        weight = ZERO
+        for i in range(size):
+            weight += w[i]
+        share = ONE / weight
+        for i in range(size):
+            w[i] *= share
+    return terms
+
+
+@compiled
+def write_gradient(v: Any, d: Any, w: Any, rate: Any, out: Any) -> None:
+    """Write the derivative with respect to the scores: d_i less what the threshold moves; 0 where masked."""
+    pull = ZERO
+    for i in range(len(d)):
+        pull += d[i]
+    for i in range(len(out)):
+        out[i] = (d[i] - w[i] * pull) * rate if v[i] > -INFINITY else ZERO
+
+
+@compiled
+def survive(law: Any, u: Any, low: Any, unit: Any, p: Any, q: Any, r: Any) -> None:
+    """Add a stage to the survival: p becomes p p_m and q becomes q + q_m p, in units of `unit` = exp(-low).
+
+    Args:
+        law: DFTOPK, LOGISTIC or LAPLACE.
+        u: (x - b) / tau of the stage.
+        low: The smallest u of all stages, at least 0, which keeps the digits of probabilities near 1.
+        unit: exp(-low).
+        p: Probability of having survived the stages so far.
+        q: One minus that, divided by `unit`.
+        r: Receives d log p_m / du, divided by `unit`.
+    """
+    for i in range(len(u)):
+        up = u[i] > ZERO
+        share = exp_negative(low[i] - abs(u[i]))
+        e = share * unit[i]
+        if law == LAPLACE:
+            inner, outer, slope = HALF * share, ONE - HALF * e, share / (TWO - e)
+            passed, failed, rise = (outer, inner, slope) if up else (inner, outer, ONE)
+        else:
+            inverse = ONE / (ONE + e)
+            inner = share * inverse
+            passed, failed = (inverse, inner) if up else (inner, inverse)
+            rise = failed
+        q[i] += failed * p[i]
+        p[i] *= passed
+        r[i] = rise
+
+
+@compiled
+def joint_lists(
+    first: Any, last: Any, law: Any, x: Any, y: Any, mask: Any, k: Any, quotas: Any, above: Any, tau: Any, alpha: Any,
+    wants: Any, buffers: Any, losses: Any, counted: Any, own_gradient: Any, joint_gradient: Any,
+) -> Any:  # fmt: skip
+    """Write the terms of the joint objective and their gradients for lists first <= b < last.
+
+    For an item that is true, the loss of surviving all stages is the sum of its losses in the stages. For another one
+    it is -log q, q = 1 - prod_m p_m, with the derivative prod_m p_m / q d log p_m / du_m.
+
+    Args:
+        first: First list.
+        last: One past the last list.
+        law: DFTOPK, LOGISTIC or LAPLACE.
+        x: Scores of the M stages, (M, B, N) float32, or a tuple of M such (B, N).
+        y: Labels, (B, N) float32.
+        mask: (B, N) bool, or (0, 0): all items are real.
+        k: Number of items wanted; -1 = each list's number of positives.
+        quotas: (M,) int64, where each stage cuts; -1 = at k.
+        above: Items with a label above this are positive.
+        tau: Temperature.
+        alpha: Of the dftopk law.
+        wants: Whether to write gradients.
+        buffers: (5 M + 6, N rounded up to a multiple of WIDTH) float32, overwritten.
+        losses: (M + 1, B) float32, written: the losses of the stages and of the survival.
+        counted: (M + 1, B) bool, written: where they count.
+        own_gradient: (M, B, N) float32, written: of the losses of the stages.
+        joint_gradient: (M, B, N) float32, written: of the loss of survival.
+
+    Returns:
+        0, or -1 if a score, or its square, is not finite.
+    """
+    stages, n, size = len(x), y.shape[1], buffers.shape[1]
+    s, own, low, unit, p, q = buffers[0], buffers[1], buffers[2], buffers[3], buffers[4], buffers[5]
+    at = 6 + stages * np.arange(5)
+    v, u, d = buffers[at[0] : at[1]], buffers[at[1] : at[2]], buffers[at[2] : at[3]]
+    w, r = buffers[at[3] : at[4]], buffers[at[4] :]
+    none = np.zeros(0, np.int64)
+    normal = np.zeros(4, f32)
+    rate = ONE / tau
+    for b in range(first, last):
+        own[:] = ZERO
+        low[:] = INFINITY
+        active = 0
+        share = ONE
+        for m in range(stages):
+            state, rank, valid, kept, cut, mean, variance = begin_list(
+                law, x[m], y, mask, none, k, quotas[m], above, b, v[m], s, size, normal
+            )
+            if state < 0:
+                return -1
+            counted[m, b] = state == 1
+            losses[m, b] = ZERO
+            if state != 1:
+                continue
+            active += 1
+            share = ONE / f32(valid)
+            terms = stage_term(
+                law, v[m], s, u[m], d[m], w[m], own, rank, valid, kept, cut, mean, variance, normal[2], tau, alpha
+            )
+            losses[m, b] = terms * share
+            a = u[m]
+            for i in range(size):
+                low[i] = a[i] if a[i] < low[i] else low[i]
+        counted[stages, b] = active > 0
+        losses[stages, b] = ZERO
+        if active:
+            for i in range(size):
+                low[i] = low[i] if low[i] > ZERO else ZERO
+                unit[i] = exp_negative(-low[i])
+            p[:] = ONE
+            q[:] = ZERO
+            for m in range(stages):
+                if counted[m, b]:
+                    survive(law, u[m], low, unit, p, q, r[m])
+            terms = ZERO
+            for i in range(size):
+                odds = p[i] / q[i]
+                others = low[i] - log_positive(q[i]) if low[i] > ZERO else log1p_unit(min(odds, ONE))
+                terms += own[i] if s[i] < ZERO else others
+                p[i] = odds
+            losses[stages, b] = terms * share
+        if wants:
+            for m in range(stages):
+                if counted[m, b]:
+                    write_gradient(v[m], d[m], w[m], rate * share, own_gradient[m, b])
+                    a, c = d[m], r[m]
+                    for i in range(size):
+                        a[i] = a[i] if s[i] < ZERO else p[i] * c[i]
+                    write_gradient(v[m], a, w[m], rate * share, joint_gradient[m, b])
+                else:
+                    own_gradient[m, b, :] = ZERO
+                    joint_gradient[m, b, :] = ZERO
+    return 0
