@@ -118,7 +118,7 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
     failed: list[int] = []
 
     def run(part: int, first: int, last: int) -> None:
-        buffers = scratch(like, 5 * stages + 6)
+        buffers = scratch(like, 4 * stages + 5)
         failed.append(
             joint_lists(first, last, code, x, y, m, wanted, cuts, *numbers, wants, buffers, losses, counted, own, joint)
         )

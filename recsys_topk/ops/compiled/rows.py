@@ -720,10 +720,10 @@ def log_positive(x: Any) -> Any:
 
 @compiled
 def stage_term(
-    law: Any, v: Any, s: Any, u: Any, d: Any, w: Any, own: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any,
+    law: Any, v: Any, s: Any, u: Any, d: Any, w: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any,
     variance: Any, z: Any, tau: Any, alpha: Any,
 ) -> Any:  # fmt: skip
-    """Return the summed loss of one stage of one list.
+    """Return the summed losses of all items and of the true items in one stage of one list.
 
     Args:
         law: DFTOPK, LOGISTIC or LAPLACE.
@@ -731,8 +731,7 @@ def stage_term(
         s: -1 for the true items and 1 for the others.
         u: Receives (x - b) / tau.
         d: Receives the derivatives of the item losses with respect to u.
-        w: Receives what the threshold moves with each item, not normalised.
-        own: The item losses of the true items are added to it.
+        w: Receives how far the threshold moves with each item.
         rank: k.
         valid: Number of items.
         kept: x_[k].
@@ -747,13 +746,6 @@ def stage_term(
     base, b, near = cut, ZERO, ZERO
     if law == DFTOPK:
         base = cut + alpha * (kept - cut)
-        kepts, cuts = i32(0), i32(0)
-        for i in range(size):
-            kepts += i32(v[i] == kept)
-            cuts += i32(v[i] == cut)
-        at_kept, at_cut = alpha / f32(kepts), (ONE - alpha) / f32(cuts)
-        for i in range(size):
-            w[i] = (at_kept if v[i] == kept else ZERO) + (at_cut if v[i] == cut else ZERO)
     else:
         spread = variance + (f32(2.9) if law == LOGISTIC else TWO) * tau * tau
         guess = mean + z * f32(math.sqrt(spread)) - cut
@@ -762,39 +754,54 @@ def stage_term(
         else:
             b, near = laplace_threshold(v, size, valid, rank, cut, kept - cut, guess, tau)
     unit = f32(math.exp(-near))
-    terms = ZERO
-    if law == LAPLACE:
+    terms, own, weight = ZERO, ZERO, ZERO
+    for i in range(size):
+        u[i] = distance(v[i], base, b) * steep
+    if law == DFTOPK:
+        kepts, cuts = i32(0), i32(0)
         for i in range(size):
-            x = distance(v[i], base, b) * steep
-            t = x * s[i]
-            share = exp_negative(near - abs(x))
-            e = share * unit
-            m = ONE if t >= ZERO else e / (TWO - e)
-            loss = (t if t > ZERO else ZERO) + log1p_unit(m)
+            t = u[i] * s[i]
+            e = exp_negative(-abs(t))
+            loss = (t if t > ZERO else ZERO) + log1p_unit(e)
             terms += loss
-            own[i] += loss * (HALF - HALF * s[i])
-            u[i], d[i], w[i] = x, m * s[i], share
-    else:
+            own += loss * (HALF - HALF * s[i])
+            d[i] = s[i] * (ONE if t >= ZERO else e) / (ONE + e)
         for i in range(size):
-            x = distance(v[i], base, b) * steep
-            t = x * s[i]
-            share = exp_negative(near - abs(x))
+            kepts += i32(v[i] == kept)
+            cuts += i32(v[i] == cut)
+        at_kept, at_cut = alpha / f32(kepts), (ONE - alpha) / f32(cuts)
+        for i in range(size):
+            w[i] = (at_kept if v[i] == kept else ZERO) + (at_cut if v[i] == cut else ZERO)
+        return terms, own
+    if law == LOGISTIC:
+        for i in range(size):
+            t = u[i] * s[i]
+            share = exp_negative(near - abs(t))
             e = share * unit
             inverse = ONE / (ONE + e)
             loss = (t if t > ZERO else ZERO) + log1p_unit(e)
             terms += loss
-            own[i] += loss * (HALF - HALF * s[i])
-            u[i], d[i] = x, s[i] * (ONE if t >= ZERO else e) * inverse
+            own += loss * (HALF - HALF * s[i])
             share *= inverse * inverse
-            w[i] = share if law == LOGISTIC else w[i]
-    if law != DFTOPK:
-        weight = ZERO
+            weight += share
+            d[i] = s[i] * (ONE if t >= ZERO else e) * inverse
+            w[i] = share
+    else:
         for i in range(size):
-            weight += w[i]
-        share = ONE / weight
-        for i in range(size):
-            w[i] *= share
-    return terms
+            t = u[i] * s[i]
+            share = exp_negative(near - abs(t))
+            e = share * unit
+            m = ONE if t >= ZERO else e / (TWO - e)
+            loss = (t if t > ZERO else ZERO) + log1p_unit(m)
+            terms += loss
+            own += loss * (HALF - HALF * s[i])
+            weight += share
+            d[i] = m * s[i]
+            w[i] = share
+    per = ONE / weight
+    for i in range(size):
+        w[i] *= per
+    return terms, own
 
 
 @compiled
@@ -808,8 +815,8 @@ def write_gradient(v: Any, d: Any, w: Any, rate: Any, out: Any) -> None:
 
 
 @compiled
-def survive(law: Any, u: Any, low: Any, unit: Any, p: Any, q: Any, r: Any) -> None:
-    """Add a stage to the survival: p becomes p p_m and q becomes q + q_m p, in units of `unit` = exp(-low).
+def survive(law: Any, u: Any, low: Any, unit: Any, p: Any, q: Any) -> None:
+    """Add a stage to the survival: q becomes q + q_m p and p becomes p p_m, q in units of exp(-low).
 
     Args:
         law: DFTOPK, LOGISTIC or LAPLACE.
@@ -818,23 +825,37 @@ def survive(law: Any, u: Any, low: Any, unit: Any, p: Any, q: Any, r: Any) -> No
         unit: exp(-low).
         p: Probability of having survived the stages so far.
         q: One minus that, divided by `unit`.
-        r: Receives d log p_m / du, divided by `unit`.
     """
-    for i in range(len(u)):
-        up = u[i] > ZERO
-        share = exp_negative(low[i] - abs(u[i]))
-        e = share * unit[i]
-        if law == LAPLACE:
-            inner, outer, slope = HALF * share, ONE - HALF * e, share / (TWO - e)
-            passed, failed, rise = (outer, inner, slope) if up else (inner, outer, ONE)
-        else:
-            inverse = ONE / (ONE + e)
-            inner = share * inverse
-            passed, failed = (inverse, inner) if up else (inner, inverse)
-            rise = failed
-        q[i] += failed * p[i]
-        p[i] *= passed
-        r[i] = rise
+    if law == LAPLACE:
+        for i in range(len(u)):
+            share = HALF * exp_negative(low[i] - abs(u[i]))
+            rest = ONE - share * unit[i]
+            up = u[i] > ZERO
+            q[i] += (share if up else rest) * p[i]
+            p[i] *= rest if up else share
+    else:
+        for i in range(len(u)):
+            share = exp_negative(low[i] - abs(u[i]))
+            inverse = ONE / (ONE + share * unit[i])
+            share *= inverse
+            up = u[i] > ZERO
+            q[i] += (share if up else inverse) * p[i]
+            p[i] *= inverse if up else share
+
+
+@compiled
+def survival_slopes(law: Any, u: Any, low: Any, unit: Any, odds: Any, s: Any, d: Any) -> None:
+    """Replace the derivatives d of the items that are not true by those of -log q: p / q d log p_m / du."""
+    if law == LAPLACE:
+        for i in range(len(u)):
+            share = exp_negative(low[i] - abs(u[i]))
+            rise = share / (TWO - share * unit[i]) if u[i] > ZERO else ONE
+            d[i] = d[i] if s[i] < ZERO else odds[i] * rise
+    else:
+        for i in range(len(u)):
+            share = exp_negative(low[i] - abs(u[i]))
+            rise = (share if u[i] > ZERO else ONE) / (ONE + share * unit[i])
+            d[i] = d[i] if s[i] < ZERO else odds[i] * rise
 
 
 @compiled
@@ -851,7 +872,7 @@ def joint_lists(
         first: First list.
         last: One past the last list.
         law: DFTOPK, LOGISTIC or LAPLACE.
-        x: Scores of the M stages, (M, B, N) float32, or a tuple of M such (B, N).
+        x: Scores of the M stages, (M, B, N) float32.
         y: Labels, (B, N) float32.
         mask: (B, N) bool, or (0, 0): all items are real.
         k: Number of items wanted; -1 = each list's number of positives.
@@ -860,7 +881,7 @@ def joint_lists(
         tau: Temperature.
         alpha: Of the dftopk law.
         wants: Whether to write gradients.
-        buffers: (5 M + 6, N rounded up to a multiple of WIDTH) float32, overwritten.
+        buffers: (4 M + 5, N rounded up to a multiple of WIDTH) float32, overwritten.
         losses: (M + 1, B) float32, written: the losses of the stages and of the survival.
         counted: (M + 1, B) bool, written: where they count.
         own_gradient: (M, B, N) float32, written: of the losses of the stages.
@@ -869,64 +890,55 @@ def joint_lists(
     Returns:
         0, or -1 if a score, or its square, is not finite.
     """
-    stages, n, size = len(x), y.shape[1], buffers.shape[1]
-    s, own, low, unit, p, q = buffers[0], buffers[1], buffers[2], buffers[3], buffers[4], buffers[5]
-    at = 6 + stages * np.arange(5)
-    v, u, d = buffers[at[0] : at[1]], buffers[at[1] : at[2]], buffers[at[2] : at[3]]
-    w, r = buffers[at[3] : at[4]], buffers[at[4] :]
+    stages, size = x.shape[0], buffers.shape[1]
+    s, low, unit, p, q = buffers[0], buffers[1], buffers[2], buffers[3], buffers[4]
     none = np.zeros(0, np.int64)
     normal = np.zeros(4, f32)
     rate = ONE / tau
     for b in range(first, last):
-        own[:] = ZERO
         low[:] = INFINITY
-        active = 0
-        share = ONE
+        p[:] = ONE
+        q[:] = ZERO
+        share, joint = ZERO, ZERO
         for m in range(stages):
+            v, u, d, w = buffers[5 + 4 * m], buffers[6 + 4 * m], buffers[7 + 4 * m], buffers[8 + 4 * m]
             state, rank, valid, kept, cut, mean, variance = begin_list(
-                law, x[m], y, mask, none, k, quotas[m], above, b, v[m], s, size, normal
+                law, x[m], y, mask, none, k, quotas[m], above, b, v, s, size, normal
             )
             if state < 0:
                 return -1
             counted[m, b] = state == 1
             losses[m, b] = ZERO
-            if state != 1:
-                continue
-            active += 1
-            share = ONE / f32(valid)
-            terms = stage_term(
-                law, v[m], s, u[m], d[m], w[m], own, rank, valid, kept, cut, mean, variance, normal[2], tau, alpha
-            )
-            losses[m, b] = terms * share
-            a = u[m]
-            for i in range(size):
-                low[i] = a[i] if a[i] < low[i] else low[i]
-        counted[stages, b] = active > 0
-        losses[stages, b] = ZERO
-        if active:
+            if state == 1:
+                share = ONE / f32(valid)
+                terms, own = stage_term(
+                    law, v, s, u, d, w, rank, valid, kept, cut, mean, variance, normal[2], tau, alpha
+                )
+                losses[m, b] = terms * share
+                joint += own
+                for i in range(size):
+                    low[i] = u[i] if u[i] < low[i] else low[i]
+        if share > ZERO:
             for i in range(size):
                 low[i] = low[i] if low[i] > ZERO else ZERO
                 unit[i] = exp_negative(-low[i])
-            p[:] = ONE
-            q[:] = ZERO
             for m in range(stages):
                 if counted[m, b]:
-                    survive(law, u[m], low, unit, p, q, r[m])
-            terms = ZERO
+                    survive(law, buffers[6 + 4 * m], low, unit, p, q)
             for i in range(size):
                 odds = p[i] / q[i]
-                others = low[i] - log_positive(q[i]) if low[i] > ZERO else log1p_unit(min(odds, ONE))
-                terms += own[i] if s[i] < ZERO else others
+                others = low[i] - log_positive(q[i]) if low[i] > ZERO else log1p_unit(odds)
+                joint += others * (HALF + HALF * s[i])
                 p[i] = odds
-            losses[stages, b] = terms * share
+        losses[stages, b] = joint * share
+        counted[stages, b] = share > ZERO
         if wants:
             for m in range(stages):
+                v, u, d, w = buffers[5 + 4 * m], buffers[6 + 4 * m], buffers[7 + 4 * m], buffers[8 + 4 * m]
                 if counted[m, b]:
-                    write_gradient(v[m], d[m], w[m], rate * share, own_gradient[m, b])
-                    a, c = d[m], r[m]
-                    for i in range(size):
-                        a[i] = a[i] if s[i] < ZERO else p[i] * c[i]
-                    write_gradient(v[m], a, w[m], rate * share, joint_gradient[m, b])
+                    write_gradient(v, d, w, rate * share, own_gradient[m, b])
+                    survival_slopes(law, u, low, unit, p, s, d)
+                    write_gradient(v, d, w, rate * share, joint_gradient[m, b])
                 else:
                     own_gradient[m, b, :] = ZERO
                     joint_gradient[m, b, :] = ZERO
