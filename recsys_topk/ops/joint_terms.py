@@ -113,15 +113,14 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
     gradients = torch.empty(2, stages, lists, n) if wants else torch.empty(2, stages, 1, 1)
     _, code, width = compiled_law(law.name)
     like = np.empty(-(-n // width) * width, np.float32)
-    numbers = [np.float32(z) for z in (above, law.tau, law.alpha)]
+    bound, tau, alpha = np.float32(above), np.float32(law.tau), np.float32(law.alpha)
     wanted, own, joint = -1 if k is None else k, gradients[0].numpy(), gradients[1].numpy()
+    given = (code, x, y, m, wanted, cuts, bound, tau, alpha, wants)
     failed: list[int] = []
 
     def run(part: int, first: int, last: int) -> None:
         buffers = scratch(like, 4 * stages + 5)
-        failed.append(
-            joint_lists(first, last, code, x, y, m, wanted, cuts, *numbers, wants, buffers, losses, counted, own, joint)
-        )
+        failed.append(joint_lists(first, last, *given, buffers, losses, counted, own, joint))
 
     over_lists(run, lists)
     if any(failed):  # by scores that are not finite, or too large to square
