@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -160,11 +159,14 @@ class LabelOrder:
         self.candidate = beats if candidate is None else beats & candidate
         self.mask = mask
         self._labels = labels
+        self._rows: Tensor | None = None
 
-    @cached_property
+    @property
     def rows(self) -> Tensor:
-        """Indices that cover the items with something below them, (B, P)."""
-        return better_items(self.candidate)
+        """Indices that cover the items with something below them, (B, P); found when first asked for."""
+        if self._rows is None:
+            self._rows = better_items(self.candidate)
+        return self._rows
 
     def weights(self, values: Tensor, kind: Literal["ones", "differences"], **rest: Any) -> PairWeights:
         """Return weights of the pairs by values that grow with the label; `rest` as in `PairWeights`."""
