@@ -38,6 +38,9 @@ LawName = Literal["dftopk", "logistic", "laplace", "clip", "fenchel_young"]
 # Memberships of exactly 0 and 1 enter a cross-entropy as this and one minus this.
 CLAMP = 1e-6
 
+# Items below which handing lists to another thread takes longer than the loop.
+ALONE = 1 << 15
+
 _NO_MASK = np.zeros((0, 0), np.bool_)
 _ONE_K = np.zeros(0, np.int64)
 
@@ -175,7 +178,10 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
         buffers = scratch(like, 3)
         found.append(loop(first, last, code, x, y, m, many, one, *numbers, wants, buffers, losses, counted, out))
 
-    over_lists(run, lists)
+    if x.size < ALONE:
+        run(0, 0, lists)
+    else:
+        over_lists(run, lists)
     number = sum(part[0] for part in found)
     if any(part[0] < 0 for part in found):  # of scores that are not finite, or too large to square
         return topk_loss.reference(scores, *rest)

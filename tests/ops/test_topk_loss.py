@@ -180,7 +180,7 @@ def test_a_kept_graph_gives_the_same_gradient_twice(name, reduction):
 
 
 def test_threads_share_the_lists():
-    x, labels = torch.randn(37, 20), (torch.rand(37, 20) < 0.3).float()
+    x, labels = torch.randn(37, 1000), (torch.rand(37, 1000) < 0.3).float()  # enough items for more than one
     loss = losses.get("dftopk", k=4, reduction="none")
     one = loss(x, labels)
     before = torch.get_num_threads()
