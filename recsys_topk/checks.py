@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
+from typing import SupportsIndex
+
 import torch
 from torch import Tensor
 
@@ -14,14 +18,9 @@ def check_lists(scores: Tensor, mask: Tensor | None, **others: Tensor | None) ->
         mask: Boolean, True = a real item; or None.
         **others: Further (B, N) tensors by the name the user knows them by.
     """
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"scores must be a torch.Tensor of shape (lists, items), got {type(scores).__name__}")
+    check_scores(scores)
     if scores.dim() != 2:
-        raise ValueError(
-            f"scores must have shape (lists, items), got {tuple(scores.shape)}; for one list pass scores[None, :]"
-        )
-    if not scores.is_floating_point():
-        raise TypeError(f"scores must be floating point, got {scores.dtype}; call scores.float()")
+        raise ValueError(f"scores must have shape (lists, items), got {tuple(scores.shape)}; {_reshape(scores)}")
     if mask is not None:
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             given = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -33,37 +32,94 @@ def check_lists(scores: Tensor, mask: Tensor | None, **others: Tensor | None) ->
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
         if tensor.shape != scores.shape:
+            hint = ""
+            if name == "labels" and tensor.shape == scores.shape[:1]:
+                hint = f"; if they are the index of one positive item per list, pass one_hot(labels, {scores.shape[1]})"
+                hint += " of torch.nn.functional"
             raise ValueError(
-                f"{name} must have the shape of scores, {tuple(scores.shape)}, and has {tuple(tensor.shape)}"
+                f"{name} must have the shape of scores, {tuple(scores.shape)}, and has {tuple(tensor.shape)}{hint}"
             )
         if tensor.device != scores.device:
             raise ValueError(f"{name} is on {tensor.device} and scores are on {scores.device}; move one to the other")
 
 
-def check_k(k: int | Tensor, scores: Tensor, *, read: bool) -> None:
-    """Raise unless `k` is a non-negative int, or one non-negative integer per list.
+def check_scores(scores: Tensor) -> None:
+    """Raise unless `scores` is an ordinary floating tensor, of any shape."""
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores must be a torch.Tensor of shape (lists, items), got {type(scores).__name__}")
+    if scores.is_nested:
+        raise TypeError(
+            "scores must be an ordinary tensor, got a nested one; losses take its items and the lengths of its lists: "
+            "loss(scores.values(), labels.values(), lengths=scores.offsets().diff())"
+        )
+    if not scores.is_floating_point():
+        raise TypeError(f"scores must be floating point, got {scores.dtype}; call scores.float()")
+
+
+def _reshape(scores: Tensor) -> str:
+    if scores.dim() < 2:
+        return "for one list pass scores[None, :]; for many lists in 1-D tensors pass list_ids or lengths to the loss"
+    if scores.shape[-1] == 1:
+        return "for one score per item pass scores.squeeze(-1)"
+    return "make one list of each row, scores.flatten(0, -2), and the same for labels and mask"
+
+
+def check_k(k: float | Tensor, scores: Tensor, *, lists: int | None = None, read: bool) -> int | Tensor:
+    """Return `k` as an int or a tensor (B,), or raise unless it is an integer >= 0, or one per list.
+
+    Integers of numpy and 0-d tensors are one int; a 0-d tensor that may not be read becomes one per list.
 
     Args:
         k: The number of items to select.
-        scores: The scores it applies to, (B, N).
+        scores: The scores it applies to.
+        lists: Number of lists; None = the rows of scores.
         read: Whether a tensor's values may be looked at (a device synchronisation on a GPU).
     """
+    lists = scores.shape[0] if lists is None else lists
     if isinstance(k, Tensor):
         if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
-            raise TypeError(f"k must hold integers, got {k.dtype}; a fractional k has no meaning here: call k.long()")
-        if k.shape != scores.shape[:1]:
-            raise ValueError(
-                f"k must be one int, or one int per list of shape ({scores.shape[0]},), got {tuple(k.shape)}"
+            raise TypeError(
+                f"k must hold integers, got {k.dtype}; call k.long(). Only operators with fractional_k take a fraction"
             )
-        if k.device != scores.device:
+        if k.device != scores.device and k.dim() > 0:
             raise ValueError(f"k is on {k.device} and scores are on {scores.device}; move one to the other")
-        if read and bool((k < 0).any()):
-            raise ValueError(f"k must not be negative, got {int(k.min())}")
-        return
-    if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt)):
-        raise TypeError(f"k must be an int or an integer tensor with one entry per list, got {k!r}")
-    if k < 0:
-        raise ValueError(f"k must not be negative, got {k}")
+        if k.dim() == 0:
+            k = int(k) if read else k.to(scores.device).expand(lists)
+        elif k.shape != (lists,):
+            raise ValueError(f"k must be one int, or one int per list of shape ({lists},), got {tuple(k.shape)}")
+        if isinstance(k, Tensor):
+            if read and bool((k < 0).any()):
+                raise ValueError(f"k must not be negative, got {int(k.min())}")
+            return k
+    # A symbolic integer of torch.compile stays as it is.
+    number: int = k if type(k) in (int, torch.SymInt) else check_int("k", k)  # type: ignore[assignment]
+    if number < 0:
+        raise ValueError(f"k must not be negative, got {number}")
+    return number
+
+
+def check_fractional_k(k: float | Tensor, scores: Tensor, *, read: bool) -> int | Tensor:
+    """Return `k` as `check_k` does; a float, or a floating tensor, becomes one floating k per list, (B,)."""
+    if not isinstance(k, float) and not (isinstance(k, Tensor) and k.is_floating_point()):
+        return check_k(k, scores, read=read)
+    if isinstance(k, float) or k.dim() == 0:
+        k = torch.as_tensor(k, dtype=torch.float64, device=scores.device).expand(scores.shape[0])
+    if k.shape != scores.shape[:1]:
+        raise ValueError(f"k must be one number, or one per list of shape ({scores.shape[0]},), got {tuple(k.shape)}")
+    if k.device != scores.device:
+        raise ValueError(f"k is on {k.device} and scores are on {scores.device}; move one to the other")
+    if read and not bool(((k >= 0) & torch.isfinite(k)).all()):
+        raise ValueError(f"k must be finite and not negative, got {k.tolist()}")
+    return k
+
+
+def check_int(name: str, value: object) -> int:
+    """Return `value` as an int, or raise unless it is an integer: of Python, of numpy, or a 0-d tensor."""
+    truth = isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
+    if not truth and isinstance(value, SupportsIndex):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)
+    raise TypeError(f"{name} must be an int or an integer tensor with one entry per list, got {value!r}")
 
 
 def check_positive(name: str, value: float) -> float:
@@ -84,21 +140,25 @@ def check_finite(scores: Tensor, mask: Tensor) -> None:
     """Raise, naming the first place, if a valid score is NaN or infinite (reads the tensors)."""
     bad = ~torch.isfinite(scores) & mask
     if bool(bad.any()):
-        row, column = (int(i) for i in bad.nonzero()[0])
         raise ValueError(
-            f"{int(bad.sum())} of {int(mask.sum())} valid scores are not finite; the first is scores[{row}, {column}] "
-            f"= {scores[row, column].item()}. Mask it, or look for overflow in the model that made it"
+            f"{int(bad.sum())} of {int(mask.sum())} valid scores are not finite; the first is scores"
+            f"{_first(bad, scores)}. Mask it, or look for overflow in the model that made it"
         )
+
+
+def _first(bad: Tensor, values: Tensor) -> str:
+    """Return the first place where `bad`, and its value, e.g. ``[0, 3] = nan``."""
+    place = tuple(bad.nonzero()[0].tolist())
+    return f"{list(place)} = {values[place].item()}"
 
 
 def check_labels(labels: Tensor, mask: Tensor) -> None:
     """Raise, naming the first place, if a valid label is not a finite number >= 0 (reads the tensors)."""
     bad = ~(torch.isfinite(labels) & (labels >= 0)) & mask
     if bool(bad.any()):
-        row, column = (int(i) for i in bad.nonzero()[0])
         raise ValueError(
             f"labels must be finite and >= 0 (bigger is better); {int(bad.sum())} of {int(mask.sum())} valid ones are "
-            f"not, the first is labels[{row}, {column}] = {labels[row, column].item()}. Mask items that have no label"
+            f"not, the first is labels{_first(bad, labels)}. Mask items that have no label"
         )
 
 
@@ -106,8 +166,7 @@ def check_weights(weights: Tensor) -> None:
     """Raise, naming the first place, if the weight of a list is not a finite number >= 0 (reads the tensor)."""
     bad = ~(torch.isfinite(weights) & (weights >= 0))
     if bool(bad.any()):
-        row = int(bad.nonzero()[0])
         raise ValueError(
             f"weights must be finite and >= 0; {int(bad.sum())} of {len(weights)} are not, the first is "
-            f"weights[{row}] = {weights[row].item()}. Give lists that should not count the weight 0"
+            f"weights{_first(bad, weights)}. Give lists that should not count the weight 0"
         )

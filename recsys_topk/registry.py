@@ -27,7 +27,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         >>> nearest("dftpk", ["dftopk", "lapsum"])
         'dftopk'
     """
-    matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
+    matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from recsys_topk.registry import suggest
 from recsys_topk.trust import inspect_names, load_class, reading
 
 
@@ -17,9 +18,15 @@ class Recorded:
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Create the object and record the arguments by name."""
         self = super().__new__(cls)
-        bound = inspect.signature(cls.__init__).bind_partial(self, *args, **kwargs)
-        arguments = dict(bound.arguments)
-        arguments.pop(next(iter(inspect.signature(cls.__init__).parameters)))
+        signature = inspect.signature(cls.__init__)
+        own, *options = signature.parameters
+        if not any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values()):
+            unknown = next((name for name in kwargs if name not in options), None)
+            if unknown is not None:
+                hint = suggest(unknown, options)
+                raise TypeError(f"{cls.__name__} has no option {unknown!r}; {hint}it has: {', '.join(options)}")
+        arguments = dict(signature.bind_partial(self, *args, **kwargs).arguments)
+        arguments.pop(own)
         arguments.update(arguments.pop("kwargs", {}))
         object.__setattr__(self, "_arguments", arguments)
         return self

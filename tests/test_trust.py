@@ -19,16 +19,16 @@ import yaml
 
 from recsys_topk import trust
 from recsys_topk.cascades.module import CascadeModule
+from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.main import main
 from recsys_topk.losses import DFTopKLoss, RankingLoss
 from recsys_topk.losses import registry as losses
 from recsys_topk.registry import Registry, suggest
-from recsys_topk.runs import documents
 from recsys_topk.runs.config import merge, packaged_configs, read_config, resolve, trusted_by
-from recsys_topk.runs.own_runs import recall, remember
 from recsys_topk.spec import build
-from recsys_topk.trust import UntrustedError, inspect_names, is_allowed, load_class, reading
+from recsys_topk.trust import UntrustedError, documents, inspect_names, is_allowed, load_class, reading
+from recsys_topk.trust.own_runs import recall, remember
 from tests.conftest import TINY_WORLD
 
 FIXTURES = Path(__file__).parent / "fixtures" / "v0_1"
@@ -147,6 +147,25 @@ def test_load_from_checkpoint_runs_nothing(way: str, payload: Payload, tmp_path:
     assert not payload.ran
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("loss", "evil_payload.MyLoss"),
+        ("loss", EVIL),
+        ("objective", "evil_payload.Evil"),
+        ("objective", EVIL),
+        ("stages", [{**STAGE, "kind": "evil_payload.Evil"}]),
+        ("stages", [StageConfig("evil_payload.Evil", "retrieval", 30)]),
+        ("metrics", ["evil_payload.Evil"]),
+    ],
+)
+def test_the_hyper_parameters_of_a_checkpoint_run_nothing(name: str, value: Any, payload: Payload) -> None:
+    hyper_parameters = torch.load(CHECKPOINT, weights_only=True)["hyper_parameters"]
+    with pytest.raises(UntrustedError, match="evil_payload"):
+        CascadeModule(**{**hyper_parameters, name: value})
+    assert not payload.ran
+
+
 def test_code_in_the_options_of_a_stage_does_not_run(payload: Payload, tmp_path: Path) -> None:
     options = {"stmt": "1", "setup": f"open({str(payload.marker)!r}, 'w')"}
     path = changed(tmp_path / "stranger.ckpt", stages=[{**STAGE, "kind": "timeit.Timer", "options": options}])
@@ -197,6 +216,8 @@ IN_CONFIGS = {
     ),
     "dict_kwargs": "trainer: {logger: {class_path: CSVLogger, dict_kwargs: {f: evil_payload.run}}}",
     "yaml in a string": "trainer: {callbacks: '[{class_path: evil_payload.Evil}]'}",
+    "quoted twice": """trainer: {callbacks: ["'evil_payload.Evil'"]}""",
+    "padded": 'trainer: {callbacks: [" evil_payload.Evil\\n"]}',
     "yaml in yaml in a string": """trainer: {callbacks: '["{class_path: evil_payload.Evil}"]'}""",
 }
 
@@ -209,9 +230,54 @@ def test_a_config_runs_nothing(way: str, as_text: bool, refuses: Callable[..., s
     assert as_text or "stranger.yaml" in error
 
 
+@pytest.mark.parametrize("text", ["{class_path: evil_payload.X, d: 2024-99-99}", "{class_path: evil_payload.X"])
+def test_text_with_a_class_that_cannot_be_read_is_refused(text: str, refuses: Callable[..., str]) -> None:
+    refuses("fit", "--config", yaml.safe_dump({"trainer": {"callbacks": [text]}}), names=("refused", "class_path"))
+
+
 def test_a_callback_made_of_code_is_refused_by_any_name(refuses: Callable[..., str]) -> None:
     for name in ("LambdaCallback", "lightning.pytorch.callbacks.LambdaCallback"):
         refuses("fit", "--config", f"trainer: {{callbacks: [{{class_path: {name}}}]}}", names=(name, "--trust"))
+
+
+@pytest.mark.parametrize("text", ["callbacks: [{name: x}]", "callbacks: [{evil.X: null}]", "logger: {name: x}"])
+def test_a_class_that_is_not_named_is_missing(text: str, refuses: Callable[..., str]) -> None:
+    error = refuses("fit", "--config", f"trainer: {{{text}}}", names=("class_path is missing",))
+    assert "--trust" not in error
+
+
+def test_no_advice_to_trust_a_broad_package() -> None:
+    for path in ("lightning.pytorch.callbacks.LambdaCallback", "os.system", "recsys_topk.runs.run.TrainingRun"):
+        with pytest.raises(UntrustedError, match=rf"--trust {path} \(in Python: trust=\['{path}'\]\)"):
+            trust.check_name(path, where="it")
+
+
+@pytest.mark.parametrize(
+    ("option", "path"),
+    [
+        ("callbacks", "recsys_topk.callbacks.predictions.PredictionWriter"),
+        ("callbacks", "PredictionWriter"),
+        ("callbacks", "recsys_topk.runs.lightning_cli.PredictionWriter"),
+        ("callbacks", "recsys_topk.callbacks.resume_point.ResumePoint"),
+        ("logger", "recsys_topk.runs.metrics_file.MetricsFile"),
+        ("plugins", "recsys_topk.callbacks.resume_point.WholeFileIO"),
+    ],
+)
+def test_a_file_names_no_class_of_ours_that_writes_files(option: str, path: str, refuses: Callable[..., str]) -> None:
+    victim = Path("victim")
+    victim.write_text("precious")
+    spec = {"class_path": path, "init_args": {"path": str(victim)}}
+    refuses("fit", "--config", yaml.safe_dump({"trainer": {option: [spec]}}), names=(path, "--trust"))
+    assert victim.read_text() == "precious"
+
+
+def test_a_file_may_name_what_configures_a_run() -> None:
+    for path in (
+        "recsys_topk.callbacks.diagnostics.Diagnostics", "recsys_topk.cascades.stage.StageConfig",
+        "recsys_topk.datamodules.simulator.world.WorldConfig", "recsys_topk.reference.PublishedARF",
+        "recsys_topk.operators.DFTopK", *(trust.class_path(cls) for cls in losses.classes().values()),
+    ):  # fmt: skip
+        assert is_allowed(path), path
 
 
 @pytest.mark.parametrize("content", ["class_path: evil_payload.Evil", "evil_payload.Evil", "'[evil_payload.Evil]'"])
@@ -244,6 +310,7 @@ def test_a_config_that_is_typed_for_one_option_runs_nothing(
         "model: {objective: evil_payload.run}",
         "trainer: {strategy: {class_path: DDPStrategy, init_args: {ddp_comm_hook: evil_payload.run}}}",
         "trainer: {callbacks: [LambdaCallback]}",
+        "trainer: {callbacks: [{class_path: PredictionWriter, init_args: {path: victim}}]}",
         "trainer: {callbacks: inner.yaml}",
     ],
 )
@@ -255,14 +322,14 @@ def test_the_parser_itself_imports_nothing_else(
     monkeypatch.setattr("recsys_topk.runs.config.inspect_config", lambda *_: None)
     unresolved = merge(resolve({}), yaml.safe_load(text))
     monkeypatch.setattr("recsys_topk.runs.lightning_cli.resolve", lambda config: unresolved)
-    name = "LambdaCallback" if "Lambda" in text else "evil_payload"
+    name = next((name for name in ("LambdaCallback", "PredictionWriter") if name in text), "evil_payload")
     refuses("fit", "--config", text, names=(name, "--trust"))
 
 
 def test_the_parser_of_other_programs_is_left_as_it_was() -> None:
     from jsonargparse import _common, get_loader
 
-    from recsys_topk.runs.guard import guarded
+    from recsys_topk.trust.guard import guarded
 
     before = dict(_common.parsing_settings), get_loader("yaml")
     with guarded():
@@ -327,6 +394,66 @@ def test_a_run_directory_cannot_say_that_it_is_trusted(
     refuses("fit", "--resume", str(run), names=("evil_payload", "--trust"))
 
 
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch, world_cache: Path) -> dict[str, Any]:
+    """What Lightning's trainer is asked to load; nothing is trained."""
+    found: dict[str, Any] = {}
+
+    def note(trainer: Any, model: Any, *, ckpt_path: Any = None, weights_only: Any = None, **_: Any) -> None:
+        found.update(ckpt_path=ckpt_path, weights_only=weights_only)
+
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", str(world_cache))
+    for command in ("fit", "test"):
+        monkeypatch.setattr(f"lightning.pytorch.Trainer.{command}", note)
+    return found
+
+
+@pytest.mark.parametrize("plugin", ["TorchCheckpointIO", "lightning.pytorch.plugins.AsyncCheckpointIO"])
+def test_a_config_cannot_choose_how_checkpoints_are_read(plugin: str, refuses: Callable[..., str]) -> None:
+    refuses("fit", "--config", f"trainer: {{plugins: [{plugin}]}}", names=(plugin, "--trust"))
+
+
+def test_a_checkpoint_is_not_downloaded(refuses: Callable[..., str], tmp_path: Path) -> None:
+    """A local file that `Path` takes for the URL is not what Lightning would load."""
+    decoy = tmp_path / "http:" / "127.0.0.1:9" / "x.ckpt"
+    decoy.parent.mkdir(parents=True)
+    shutil.copy(CHECKPOINT, decoy)
+    url = "http://127.0.0.1:9/x.ckpt"
+    typed = ["--config", str(FIXTURES / "small.yaml"), "--ckpt_path", url]
+    for arguments in (["fit", *typed], ["test", *typed], ["test", "--config", f"ckpt_path: {url}", *typed[2:]]):
+        refuses(*arguments, names=(url, "local file"))
+
+
+def test_lightning_loads_the_file_that_was_checked(payload: Payload, loaded: dict[str, Any], tmp_path: Path) -> None:
+    """Lightning downloads whatever begins with http."""
+    file = run_directory(tmp_path / "httprun") / "checkpoints" / "last.ckpt"
+    for arguments in (["fit", "--resume", "httprun"], ["test", "--ckpt_path", "httprun/checkpoints/last.ckpt"]):
+        loaded.clear()
+        assert main(arguments) == 0
+        assert loaded == {"ckpt_path": str(file.resolve()), "weights_only": True}
+
+
+@pytest.mark.parametrize("address", ["ftp://127.0.0.1:9/x", "simplecache::ftp", "{a: 'ftp://127.0.0.1:9/x'}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: {dirpath: ADDRESS}}]}",
+        "trainer: {callbacks: {class_path: OnExceptionCheckpoint, init_args: {dirpath: ADDRESS}}}",
+        "trainer: {logger: {class_path: CSVLogger, init_args: {save_dir: ADDRESS}}}",
+        "trainer: {profiler: {class_path: SimpleProfiler, init_args: {dirpath: ADDRESS, filename: a}}}",
+        "data: {root: ADDRESS}",
+        "out: ADDRESS",
+    ],
+)
+def test_a_file_cannot_name_a_host(text: str, address: str, refuses: Callable[..., str]) -> None:
+    refuses("fit", "--config", text.replace("ADDRESS", json.dumps(address)), names=("address", "local paths only"))
+
+
+def test_a_checkpoint_cannot_name_a_host(refuses: Callable[..., str], tmp_path: Path) -> None:
+    path = changed(tmp_path / "stranger.ckpt", data={"root": "s3://theirs/x"})
+    refuses("test", "--ckpt_path", str(path), names=("stranger.ckpt' (data.root)", "s3://theirs/x", "local paths only"))
+
+
 def test_a_file_cannot_turn_safe_loading_off(refuses: Callable[..., str]) -> None:
     for text in ("weights_only: false", "fit.weights_only: 'false'"):
         refuses("fit", "--config", f"{text}\n", names=("weights_only",))
@@ -379,6 +506,12 @@ def test_bounds_leave_ordinary_documents_alone() -> None:
 )  # fmt: skip
 def test_a_config_of_another_shape_is_one_line_of_error(text: str, refuses: Callable[..., str]) -> None:
     refuses("fit", "--config", text, names=())
+
+
+@pytest.mark.parametrize("arguments", [["--config", "binary.yaml"], ["--config", "trainer: {callbacks: binary.yaml}"]])
+def test_the_error_on_a_config_that_is_no_text_names_it(arguments: list[str], refuses: Callable[..., str]) -> None:
+    Path("binary.yaml").write_bytes(b"\xff\xfe\x00a")
+    refuses("fit", *arguments, names=("binary.yaml is not a text file in UTF-8",))
 
 
 # What is allowed.

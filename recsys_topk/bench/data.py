@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from recsys_topk.bench.research_reader import ResearchDataset, sample_negatives
 from recsys_topk.bench.result import BenchResult
-from recsys_topk.bench.timing import in_own_process, resident, threads
+from recsys_topk.bench.timing import Pass, in_own_process, resident, threads
 from recsys_topk.datamodules import NegativeSource, WorldConfig, expand, simulate
 from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayCache, DayShard, PreparedDay, RecFlowFiles
+from recsys_topk.reference.research_reader import ResearchDataset, sample_negatives
 
 LISTS: Final = 1024
+SOURCES: Final[tuple[NegativeSource, ...]] = ("in_batch", "uniform")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,18 +43,16 @@ def run(args: argparse.Namespace) -> BenchResult:
         config = WorldConfig(users=args.users, items=args.items, days=args.days, requests=args.requests)
         seconds = _cpu(lambda: simulate(Path(scratch) / "world", config))
         total = args.days * args.requests
-        rows: list[dict[str, Any]] = [_rate("simulate", total / seconds)]
+        rows: list[dict[str, Any]] = [{"part": "simulate", "requests/s": round(total / seconds)}]
         files = RecFlowFiles(Path(scratch) / "world")
         cache = DayCache(files, Path(scratch) / "cache")
         cache.prepare(files.days[:1])
         seconds = _cpu(lambda: cache.prepare(files.days[1:]))
-        rows.append(_rate("prepare", (total - args.requests) / seconds))
+        rows.append({"part": "prepare", "requests/s": round((total - args.requests) / seconds)})
         rows += _batches(cache, files, args)
-        peaks = {
-            days: in_own_process(measure_peak, "prepare", str(files.folder), days)
-            for days in sorted({1, (args.days + 1) // 2, args.days})
-        }
-    rows += [{"part": f"prepare {days} days", "peak MB": peak} for days, peak in peaks.items()]
+        for days in sorted({1, (args.days + 1) // 2, args.days}):
+            peak = in_own_process(measure_peak, "prepare", str(files.folder), days)
+            rows.append({"part": f"prepare {days} days", "peak MB": peak})
     return BenchResult(
         suite="data",
         baseline="research-style reader (a Python loop per request) and sampler ((B, 40 B) index tensors)",
@@ -73,64 +72,38 @@ def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str,
     day = files.days[-1]
     maker = BatchMaker(LAYOUTS["two-stage"], 50)
     rng = np.random.default_rng(0)
-    opened = cache.open(day)
+    opened, research = cache.open(day), ResearchDataset(files.folder, day)
 
-    def open_day() -> Any:
-        fresh = cache.open(day)
-        return maker.make(fresh, rng.permutation(len(fresh))[:1])
+    def make(prepared: Any, lists: int) -> Any:
+        return maker.make(prepared, rng.permutation(len(prepared))[:lists])
 
-    research = ResearchDataset(files.folder, day)
-
-    def read_batch() -> Any:
+    def read() -> Any:
         return default_collate([research[int(i)] for i in rng.permutation(len(research))[:LISTS]])
 
+    def pair(part: str, ours: Pass, theirs: Pass, target: float | None = None) -> dict[str, Any]:
+        ours()
+        mine = [_cpu(ours) * 1000 for _ in range(args.repeats)]
+        other = statistics.median(_cpu(theirs) * 1000 for _ in range(args.research_repeats))
+        best = statistics.median([*mine, *(_cpu(ours) * 1000 for _ in range(args.repeats))])
+        return {"part": part, "ms": best, "research ms": round(other), "ratio": best / other, "target ms": target}
+
     rows = [
-        _pair("open a day", open_day, lambda: ResearchDataset(files.folder, day), args),
-        _pair(
-            "batch", lambda: maker.make(opened, rng.permutation(len(opened))[:LISTS]), read_batch, args, target_ms=6.0
-        ),
+        pair("open a day", lambda: make(cache.open(day), 1), lambda: ResearchDataset(files.folder, day)),
+        pair("batch", lambda: make(opened, LISTS), read, 6.0),
     ]
-    made = maker.make(opened, rng.permutation(len(opened))[:LISTS])
-    batch, pool_rows = made.plain(), made.pool_rows
-    catalogue = DayShard(opened, maker).catalogue()
-    items = torch.cat(read_batch()[5:9], 1)
-    sources: tuple[NegativeSource, ...] = ("in_batch", "uniform")
+    made = make(opened, LISTS)
+    pool = {"catalogue": DayShard(opened, maker).catalogue(), "pool_rows": made.pool_rows}
+    items = torch.cat(read()[5:9], 1)
     for number, target in ((25, 6.0), (160, 25.0)):
-        research_mb = in_own_process(measure_peak, "research", str(cache.path(day)), number)
-        for source in sources:
-            ours = partial(
-                expand, batch, number, seed=1, group=4, source=source, catalogue=catalogue, pool_rows=pool_rows
-            )
-            row = _pair(
-                f"{number} negatives, {source}", ours, partial(sample_negatives, items, number), args, target_ms=target
-            )
-            rows.append(
-                {
-                    **row,
-                    "extra MB": in_own_process(measure_peak, source, str(cache.path(day)), number),
-                    "research MB": research_mb,
-                }
-            )
+        growth = {
+            source: in_own_process(measure_peak, source, str(cache.path(day)), number)
+            for source in (*SOURCES, "research")
+        }
+        for source in SOURCES:
+            ours = partial(expand, made.plain(), number, seed=1, group=4, source=source, **pool)
+            row = pair(f"{number} negatives, {source}", ours, partial(sample_negatives, items, number), target)
+            rows.append({**row, "extra MB": growth[source], "research MB": growth["research"]})
     return rows
-
-
-def _rate(part: str, rate: float) -> dict[str, Any]:
-    return {"part": part, "requests/s": round(rate)}
-
-
-def _pair(
-    part: str,
-    ours: Callable[[], Any],
-    research: Callable[[], Any],
-    args: argparse.Namespace,
-    target_ms: float | None = None,
-) -> dict[str, Any]:
-    ours()
-    mine = [_cpu(ours) * 1000 for _ in range(args.repeats)]
-    theirs = [_cpu(research) * 1000 for _ in range(args.research_repeats)]
-    mine += [_cpu(ours) * 1000 for _ in range(args.repeats)]
-    best, other = statistics.median(mine), statistics.median(theirs)
-    return {"part": part, "ms": best, "research ms": round(other), "ratio": best / other, "target ms": target_ms}
 
 
 def _cpu(call: Callable[[], Any]) -> float:

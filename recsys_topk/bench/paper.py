@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from recsys_topk import losses
 from recsys_topk.bench.result import BenchResult
 from recsys_topk.bench.timing import clock_of, cpu_clock, cuda_clock, threads
-from recsys_topk.registry import suggest
 
 ROWS, DIM, HISTORY = 100, 8, 50
 ITEMS = (5, 10, 50, 100, 500, 1000)
@@ -68,14 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> BenchResult:
     """Time every chosen loss, and plain cross-entropy, at every length."""
     clock_of(args.device)
-    for name in args.names:
-        if name not in losses.available():
-            raise ValueError(f"unknown loss {name!r}; {suggest(name, losses.available())}see `losses`")
-    for items in args.items:
-        if items < 2:
-            raise ValueError(f"--items must be at least 2, so that k = N / 2 cuts something, got {items}")
-    if args.repeats < 2:
-        raise ValueError(f"--repeats must be at least 2, got {args.repeats}")
+    wrong = [name for name, least in (("items", min(args.items)), ("repeats", args.repeats)) if least < 2]
+    if wrong:
+        raise ValueError(f"--{wrong[0]} must be at least 2, got {getattr(args, wrong[0])}")
+    classes = {name: losses.registry.resolve(name) for name in args.names}
     rows: list[dict[str, Any]] = []
     with threads(args.threads):
         for items in args.items:
@@ -84,9 +79,8 @@ def run(args: argparse.Namespace) -> BenchResult:
             labels = torch.zeros(1, items, device=args.device)
             labels[0, torch.randperm(items)[: items // 2]] = 1.0
             base, _ = _milliseconds(model, labels, F.binary_cross_entropy_with_logits, args)
-            for name in args.names:
-                needs_k = losses.registry.resolve(name).requires_k
-                loss = losses.get(name, **({"k": items // 2} if needs_k else {}), **OPTIONS.get(name, {}))
+            for name, cls in classes.items():
+                loss = cls(**({"k": items // 2} if cls.requires_k else {}), **OPTIONS.get(name, {}))
                 ms, cpu = _milliseconds(model, labels, loss, args)
                 shape = f"1x{items}x{items // 2}"
                 rows.append({"name": name, "shape": shape, "ratio": ms / base, "ms": ms, "baseline ms": base})

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from recsys_topk.bench.result import BenchResult
 from recsys_topk.bench.timing import in_own_process, peak_memory
-from recsys_topk.datamodules import CascadeBatch, Feature, Schema, Table, expand
+from recsys_topk.datamodules import CascadeBatch, Schema, expand
+from recsys_topk.datamodules.recflow.layout import LAYOUTS, recflow_schema
 from recsys_topk.runs.memory import keep_freed_memory
 from recsys_topk.runs.quiet import quiet_libraries
 
@@ -39,27 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", choices=sorted(CASES), help="run one case only")
 
 
-def random_schema(items: int, users: int) -> Any:
+def random_schema(items: int, users: int) -> Schema:
     """Return RecFlow's schema with the given vocabulary."""
-    rows = {
+    counts = {
         "user_id": users, "device_id": users, "gender": 3, "age": 8, "province": 36, "video_id": items,
         "author_id": max(items // 5, 1), "category_level_two": 140, "category_level_one": 40, "upload_type": 40,
-        "weekday": 7, "hour": 24, "minute": 60,
     }  # fmt: skip
-    shared = ("video_id", "author_id", "category_level_two", "category_level_one", "upload_type")
-    clock = ("weekday", "hour", "minute")
-    user = ("user_id", "device_id", "gender", "age", "province")
-    return Schema(
-        tables=tuple(Table(name, count + 2, 2 if name == "category_level_one" else 0) for name, count in rows.items()),
-        request=tuple(Feature(name, name) for name in (*clock, *user)),
-        history=tuple(Feature(name, name) for name in shared),
-        items=(*(Feature(n, n) for n in shared), *(Feature(f"upload_{n}", n) for n in clock)),
-        groups=("rank_pos", "rank_neg", "coarse_neg", "prerank_neg"),
-        positive_above=7.0,
-    )
+    return recflow_schema(counts, LAYOUTS["two-stage"])
 
 
-def random_batch(schema: Any, size: int, items: int, length: int, seed: int = 0) -> Any:
+def random_batch(schema: Schema, size: int, items: int, length: int, seed: int = 0) -> CascadeBatch:
     """Return a batch as RecFlow's lists are: ten items a group, popular items in many lists, full histories."""
     generator = torch.Generator().manual_seed(seed)
     vocabulary = schema.table("video_id").rows - 2
@@ -70,12 +59,9 @@ def random_batch(schema: Any, size: int, items: int, length: int, seed: int = 0)
     ids, candidates = torch.unique(about[drawn], return_inverse=True)
 
     def rows(kind: str, count: int) -> torch.Tensor:
-        columns = []
-        for feature in getattr(schema, kind):
-            table = schema.table(feature.table)
-            column = (torch.rand(count, generator=generator).pow(2) * (table.rows - 3)).long() + 3
-            columns.append(column.clamp_max(table.rows - 1))
-        return torch.stack(columns, 1)
+        sizes = torch.tensor([schema.table(feature.table).rows for feature in getattr(schema, kind)])
+        drawn = torch.rand(count, len(sizes), generator=generator).pow(2) * (sizes - 3)
+        return torch.minimum(drawn.long() + 3, sizes - 1)
 
     features = rows("items", len(ids))
     features[:, 0] = ids + 1
@@ -108,7 +94,7 @@ def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, flo
     quiet_libraries()
     if form == "ours":
         keep_freed_memory()  # as the training commands do; it slows the textbook form, whose tensors are too large
-    from recsys_topk.bench.textbook import textbook
+    from recsys_topk.bench.textbook import Textbook
     from recsys_topk.cascades.module import CascadeModule
     from recsys_topk.cascades.optimizers import make_optimizer
 
@@ -117,37 +103,29 @@ def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, flo
     module = CascadeModule(schema, loss=options.loss, dim=options.dim, embedding_optimizer=embedding_optimizer)
     batch = random_batch(schema, options.batch_size, options.items, options.history)
 
-    def expanded() -> Any:
+    def expanded() -> CascadeBatch:
         group = len(schema.groups)
         return expand(batch, negatives, seed=1, group=group, source="in_batch").batch if negatives else batch
 
+    model: torch.nn.Module = module
+    current, optimizer = expanded, make_optimizer("adam", module, 1e-2, {})
     if form == "textbook":
-        stages = textbook(module.cascade, schema)
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(stages.parameters(), lr=1e-2)
+        model = Textbook(module.cascade, schema)
         prepared = expanded()  # its sampling is left out of its time: it gets the negatives for nothing
-
-        def scores() -> list[torch.Tensor]:
-            return [stage(prepared) for stage in stages]
-
-        current: Callable[[], Any] = lambda: prepared  # noqa: E731
-    else:
-        optimizer = make_optimizer("adam", module, 1e-2, {})
-        current = expanded
+        current, optimizer = lambda: prepared, torch.optim.Adam(model.parameters(), lr=1e-2)
 
     def step() -> None:
         this = current()
         optimizer.zero_grad()
-        made = scores() if form == "textbook" else module(this)
         module.objective(
-            made, this.labels, this.mask, groups=this.group, quotas=module.cascade.quotas, k=module.k
+            model(this), this.labels, this.mask, groups=this.group, quotas=module.cascade.quotas, k=module.k
         ).total.backward()
         optimizer.step()
 
     def evaluate() -> None:
         this = current()
         with torch.no_grad():
-            made = scores() if form == "textbook" else module(this)
-            module.update_metrics("test", made, this)
+            module.update_metrics("test", model(this), this)
 
     action = step if what == "train" else evaluate
     action()

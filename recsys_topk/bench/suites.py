@@ -28,8 +28,6 @@ def measure(suite: str, options: Mapping[str, Any]) -> BenchResult:
     """Run a suite; options that are not given have their defaults."""
     parser = argparse.ArgumentParser()
     add_arguments(suite, parser)
-    given = {**vars(parser.parse_args([])), **options, "suite": suite}
-    result: BenchResult = importlib.import_module(f"recsys_topk.bench.{SUITES[suite][0]}").run(
-        argparse.Namespace(**given)
-    )
+    given = argparse.Namespace(**{**vars(parser.parse_args([])), **options, "suite": suite})
+    result: BenchResult = importlib.import_module(f"recsys_topk.bench.{SUITES[suite][0]}").run(given)
     return result

@@ -6,11 +6,13 @@ once for every candidate. The same function as the stages of `recsys_topk.cascad
 
 from __future__ import annotations
 
+from copy import deepcopy
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from recsys_topk.cascades.cascade import Cascade
-from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.layers import MLP
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.cascades.stages.din import DIN
@@ -28,11 +30,12 @@ class TextbookStage(nn.Module):
 
     def __init__(self, stage: Stage, schema: Schema) -> None:
         super().__init__()
+        if not isinstance(stage, (DIN, TwoTower)):
+            raise ValueError(f"no textbook form of {type(stage).__name__}")
         self.schema = schema
-        self.order = _table_order(stage.embedding)
-        weights = {
-            key.split(".")[-2]: value for key, value in stage.embedding.state_dict().items() if key.endswith(".weight")
-        }
+        self.groups = stage.embedding.groups
+        state = stage.embedding.state_dict()
+        weights = {key.split(".")[-2]: value for key, value in state.items() if key.endswith(".weight")}
         self.tables = nn.ModuleDict()
         for table in schema.tables:
             embedding = nn.Embedding(table.rows, weights[table.name].shape[1], padding_idx=table.padding)
@@ -44,13 +47,12 @@ class TextbookStage(nn.Module):
             {name: _sequential(part) for name, part in stage.named_children() if name != "embedding"}
         )
         self.is_din = isinstance(stage, DIN)
-        if not isinstance(stage, (DIN, TwoTower)):
-            raise ValueError(f"no textbook form of {type(stage).__name__}")
 
     def embed(self, kind: str, ids: Tensor) -> Tensor:
         """Look every feature of every row up."""
         column = {feature.table: i for i, feature in enumerate(getattr(self.schema, kind))}
-        return torch.cat([self.tables[name](ids[..., column[name]]) for name in self.order[kind]], dim=-1)
+        order = [table.name for kinds, tables in self.groups.items() if kind in kinds for table in tables]
+        return torch.cat([self.tables[name](ids[..., column[name]]) for name in order], dim=-1)
 
     def forward(self, batch: CascadeBatch) -> Tensor:
         """Return the scores, (B, N)."""
@@ -75,26 +77,23 @@ class TextbookStage(nn.Module):
         return ranked
 
 
-def textbook(cascade: Cascade, schema: Schema) -> nn.ModuleList:
-    """Return the stages of a cascade in their obvious form, with the same weights."""
-    return nn.ModuleList([TextbookStage(stage, schema) for stage in cascade.stages.values()])  # type: ignore[arg-type]
+class Textbook(nn.ModuleList):
+    """The stages of a cascade in their obvious form, with the same weights.
 
+    Args:
+        cascade: The cascade to copy.
+        schema: Its features.
+    """
 
-def _table_order(embedding: FeatureEmbedding) -> dict[str, list[str]]:
-    return {
-        kind: [table.name for kinds, tables in embedding.groups.items() if kind in kinds for table in tables]
-        for kind in ("request", "items", "history")
-    }
+    def __init__(self, cascade: Cascade, schema: Schema) -> None:
+        super().__init__(TextbookStage(cast("Stage", stage), schema) for stage in cascade.stages.values())
+
+    def forward(self, batch: CascadeBatch) -> list[Tensor]:
+        """Return the scores of every stage, each (B, N)."""
+        return [stage(batch) for stage in self]
 
 
 def _sequential(mlp: nn.Module) -> nn.Sequential:
     assert isinstance(mlp, MLP)
-    layers: list[nn.Module] = []
-    for layer in (mlp.first, *mlp.tail):
-        if isinstance(layer, nn.Linear):
-            copy = nn.Linear(layer.in_features, layer.out_features)
-            copy.load_state_dict(layer.state_dict())
-            layers.append(copy)
-        else:
-            layers.append(type(layer)())
-    return nn.Sequential(*layers)
+    layers = (mlp.first, *mlp.tail)
+    return nn.Sequential(*(nn.ReLU() if isinstance(layer, nn.ReLU) else deepcopy(layer) for layer in layers))

@@ -8,9 +8,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
+from recsys_topk.callbacks.objective_calls import ObjectiveCalls
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.metrics.functional import selection_mass
 from recsys_topk.ops.topk_target import topk_target
@@ -84,7 +84,7 @@ def share_below(parameters: Iterable[nn.Parameter], eps: float) -> float:
     return small / touched if touched else 0.0
 
 
-class Diagnostics(Callback):  # type: ignore[misc]  # lightning is untyped here
+class Diagnostics(ObjectiveCalls):
     """Logs `score_diagnostics` and the share of gradients below the optimizer's eps, every few steps.
 
     Logged as ``diagnostics/...``; the gradients are those of the batch just trained on, with no second forward pass
@@ -98,52 +98,30 @@ class Diagnostics(Callback):  # type: ignore[misc]  # lightning is untyped here
         if every_n_steps < 1:
             raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}")
         self.every_n_steps = every_n_steps
-        self._call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._hook: Any = None
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen to what the objective is called with."""
-
-        def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._due(trainer):
-                self._call = (args, kwargs)
-
-        self._hook = pl_module.objective.register_forward_pre_hook(remember, with_kwargs=True)
-
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop listening."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+    def wanted(self, trainer: pl.Trainer) -> bool:
+        """Return whether it is time to."""
+        return bool(trainer.global_step % self.every_n_steps == 0)
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
         """Log the share of gradients that the optimizer's eps swallows."""
-        if not self._due(trainer):
-            return
         eps = next((group["eps"] for group in optimizer.param_groups if "eps" in group), None)
-        if eps is None:
+        if eps is None or not self.wanted(trainer):
             return
-        tables = {id(p) for name, p in pl_module.named_parameters() if ".embedding_bags." in name}
-        everything = list(pl_module.parameters())
-        for kind, chosen in (
-            ("embeddings", [p for p in everything if id(p) in tables]),
-            ("dense", [p for p in everything if id(p) not in tables]),
-        ):
+        kinds: dict[str, list[nn.Parameter]] = {"embeddings": [], "dense": []}
+        for name, parameter in pl_module.named_parameters():
+            kinds["embeddings" if ".embedding_bags." in name else "dense"].append(parameter)
+        for kind, chosen in kinds.items():
             if any(p.grad is not None for p in chosen):
                 pl_module.log(f"diagnostics/below_eps/{kind}", share_below(chosen, eps))
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         """Log what the objective did to the scores."""
-        if self._call is None:
-            return
-        (scores, labels, *rest), kwargs = self._call
-        self._call = None
-        mask = rest[0] if rest else kwargs.pop("mask")
-        found = score_diagnostics(pl_module.objective, scores, labels, mask, names=pl_module.cascade.names, **kwargs)
-        pl_module.log_dict({f"diagnostics/{name}": value for name, value in found.items()}, batch_size=len(labels))
-
-    def _due(self, trainer: pl.Trainer) -> bool:
-        return bool(trainer.training and trainer.global_step % self.every_n_steps == 0)
+        call = self.taken()
+        if call is not None:
+            found = score_diagnostics(pl_module.objective, **call, names=pl_module.cascade.names)
+            batch_size = len(call["labels"])
+            pl_module.log_dict({f"diagnostics/{name}": value for name, value in found.items()}, batch_size=batch_size)
 
 
 def _gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -8,19 +8,20 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback, ProgressBar, RichProgressBar
-from torch import Tensor, nn
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
+from torch import Tensor
 
+from recsys_topk.callbacks.objective_calls import ObjectiveCalls
 from recsys_topk.metrics.functional import joint_recall
 
 RATE = "train/requests_per_second"
 LISTS = 256  # of a batch, enough for a recall to two digits
 
 
-class Pace(Callback):  # type: ignore[misc]  # lightning is untyped here
+class Pace(ObjectiveCalls):
     """Measures requests per second, logs them as ``train/requests_per_second``, and the recall of a training batch.
 
-    The rate is over the steps since it was last logged, without validation and saving checkpoints at an epoch's end.
+    The rate is over the steps since it was last logged, or since the last validation or the end of an epoch.
     The recall is that of scores which the step computed anyway, before its update, for the first 256 lists of the batch
     and at most once in `every` seconds.
 
@@ -36,40 +37,17 @@ class Pace(Callback):  # type: ignore[misc]  # lightning is untyped here
         self.every = every
         self.requests_per_second: float | None = None
         self.batch_joint_recall: float | None = None
-        self._requests = 0
-        self._since = self._paused = self._looked = 0.0
-        self._scores: list[Tensor] | None = None
-        self._hook: Any = None
+        self._requests, self._since, self._looked = 0, 0.0, 0.0
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen to the scores that the objective is given."""
-
-        def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self.every is not None and trainer.training and time.monotonic() - self._looked >= self.every:
-                self._scores = [x[:LISTS].detach() for x in (args[0] if args else kwargs["scores"])]
-
-        self._hook = pl_module.objective.register_forward_pre_hook(remember, with_kwargs=True)
-        self._restart()
-
-    def teardown(self, *_: Any, **__: Any) -> None:
-        """Stop listening."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-
-    on_exception = teardown
+    def wanted(self, trainer: pl.Trainer) -> bool:
+        """Return whether it is time to look at the recall."""
+        return self.every is not None and time.monotonic() - self._looked >= self.every
 
     def on_train_epoch_start(self, *_: Any) -> None:
         """Begin a new measurement: between epochs no requests are trained on."""
-        self._restart()
+        self._requests, self._since = 0, time.monotonic()
 
-    def on_validation_start(self, *_: Any) -> None:
-        """Stop the clock."""
-        self._paused = time.monotonic()
-
-    def on_validation_end(self, *_: Any) -> None:
-        """Start the clock again."""
-        self._since += time.monotonic() - self._paused
+    on_validation_end = on_train_epoch_start
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, batch: Any, *__: Any
@@ -79,10 +57,10 @@ class Pace(Callback):  # type: ignore[misc]  # lightning is untyped here
         self.requests_per_second = self._requests / max(time.monotonic() - self._since, 1e-9)
         if trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
             pl_module.log(RATE, self.requests_per_second, batch_size=batch.size)
-            self._restart()
-        if self._scores is not None:
-            self._look(self._scores, pl_module, batch)
-            self._scores = None
+            self.on_train_epoch_start()
+        call = self.taken()
+        if call is not None:
+            self._look(call["scores"], pl_module, batch)
 
     def shown(self, metrics: dict[str, Any]) -> dict[str, str]:
         """Return what a progress bar shows, as text.
@@ -100,16 +78,14 @@ class Pace(Callback):  # type: ignore[misc]  # lightning is untyped here
         return found | {name: f"{float(value):.4f}" for name, value in metrics.items() if name.startswith("val/")}
 
     @torch.no_grad()
-    def _look(self, scores: list[Tensor], pl_module: pl.LightningModule, batch: Any) -> None:
+    def _look(self, scores: Sequence[Tensor], pl_module: pl.LightningModule, batch: Any) -> None:
         labels, mask, above = batch.labels[:LISTS], batch.mask[:LISTS], pl_module.schema.positive_above
         quotas = pl_module.cascade.quotas
+        scores = [x[:LISTS] for x in scores]
         values, counted = joint_recall(scores, labels, mask, quotas=quotas, k=pl_module.k, positive_above=above)
         if bool(counted.any()):
             self.batch_joint_recall = float(values[counted].mean())
         self._looked = time.monotonic()
-
-    def _restart(self) -> None:
-        self._requests, self._since = 0, time.monotonic()
 
 
 class RichProgress(RichProgressBar):  # type: ignore[misc]  # lightning is untyped here
@@ -162,19 +138,12 @@ class PlainProgress(ProgressBar):  # type: ignore[misc]  # lightning is untyped 
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         """Write a line if it is time to."""
-        self._evaluating("validation", rest[3], trainer.num_val_batches)
-
-    def on_test_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
-        """Write a line if it is time to."""
-        self._evaluating("test", rest[3], trainer.num_test_batches)
-
-    def on_predict_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
-        """Write a line if it is time to."""
-        self._evaluating("prediction", rest[3], trainer.num_predict_batches)
-
-    def _evaluating(self, what: str, batch_idx: int, batches: Sequence[float]) -> None:
+        stages = {"test": ("test", trainer.num_test_batches), "predict": ("prediction", trainer.num_predict_batches)}
+        what, batches = stages.get(trainer.state.stage, ("validation", trainer.num_val_batches))
         if self._due():
-            self._line(f"{what}  batch {batch_idx + 1}/{sum(batches)}")
+            self._line(f"{what}  batch {rest[3] + 1}/{sum(batches)}")
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def _training(self, trainer: pl.Trainer, batches: int) -> str:
         last = "" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs}"

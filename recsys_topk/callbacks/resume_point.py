@@ -131,15 +131,21 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
             except ValueError:  # training runs in a thread, which gets no signals
                 return
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Give the checkpoint of the epoch before its name."""
-        self._publish(trainer)
-        self._restore()
+    def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Give the checkpoint that is pending its name; restore the random generators."""
+        if self._pending_step is not None:
+            if trainer.is_global_zero:
+                self._pending.replace(self.path)
+            self.saved_step, self._pending_step = self._pending_step, None
+        if self._random_state is not None:
+            restore_random_state(self._random_state)
+            self._random_state = None
+
+    on_train_end = on_train_epoch_start
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Give the checkpoint of the step before its name; stop here if a signal came during it."""
-        self._publish(trainer)
-        self._restore()
+        self.on_train_epoch_start(trainer)
         if self._wanted(trainer) and self.saved_step == trainer.global_step:
             raise TrainingStoppedError(self._signal or signal.SIGINT)
 
@@ -152,13 +158,13 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Forget what was saved after the step before: resuming from it would leave the validation out."""
-        if trainer.training or trainer.state.fn == "fit":
+        if trainer.state.fn == "fit":
             self._pending_step = None
-            self._stop_if_wanted(trainer)
 
     def on_validation_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         """Stop a validation inside an epoch's end at once; it is run again from the checkpoint before it."""
-        self._stop_if_wanted(trainer)
+        if trainer.state.fn == "fit" and self._wanted(trainer):
+            raise TrainingStoppedError(self._signal or signal.SIGINT)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save after a validation inside an epoch; the one after its last step is followed by the epoch's end."""
@@ -167,20 +173,19 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save; a run that is stopped inside an epoch (max_steps) keeps the checkpoint of its last step."""
-        if trainer.is_last_batch and (not _counts_steps(trainer) or _is_over(trainer)):
+        over = trainer.should_stop or trainer.max_steps == -1 or trainer.global_step >= trainer.max_steps
+        if trainer.is_last_batch and over:
             self._save(trainer)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Give the last checkpoint its name."""
-        self._publish(trainer)
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Stop listening to signals."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Stop listening."""
-        self._stop_listening()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         """Stop listening; what was saved and not named yet goes."""
-        self._stop_listening()
+        self.teardown()
         self._pending_step = None
         if trainer.is_global_zero:
             self._pending.unlink(missing_ok=True)
@@ -191,7 +196,7 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
             return True
         if self.steps is not None and trainer.global_step % self.steps == 0:
             return True
-        if _counts_steps(trainer) and batch_idx < trainer.accumulate_grad_batches:
+        if trainer.max_steps != -1 and batch_idx < trainer.accumulate_grad_batches:
             return True
         coming = range(batch_idx + 2, batch_idx + 2 + trainer.accumulate_grad_batches)
         interval = trainer.val_check_batch
@@ -205,20 +210,9 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
         self._pending_step = trainer.global_step
         self._saved_at = time.monotonic()
 
-    def _publish(self, trainer: pl.Trainer) -> None:
-        if self._pending_step is not None:
-            if trainer.is_global_zero:
-                self._pending.replace(self.path)
-            self.saved_step, self._pending_step = self._pending_step, None
-
-    def _restore(self) -> None:
-        if self._random_state is not None:
-            restore_random_state(self._random_state)
-            self._random_state = None
-
     def _on_signal(self, number: int, frame: Any) -> None:
         if self._signal:
-            self._stop_listening()
+            self.teardown()
             raise KeyboardInterrupt
         self._signal = number
         os.write(2, b"\nstopping after this step; once more to abort\n")  # print may be what was interrupted
@@ -226,20 +220,3 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
     def _wanted(self, trainer: pl.Trainer) -> bool:
         """Return whether any process has got a signal."""
         return bool(trainer.strategy.reduce_boolean_decision(bool(self._signal), all=False))
-
-    def _stop_if_wanted(self, trainer: pl.Trainer) -> None:
-        if trainer.state.fn == "fit" and self._wanted(trainer):
-            raise TrainingStoppedError(self._signal or signal.SIGINT)
-
-    def _stop_listening(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers = {}
-
-
-def _counts_steps(trainer: pl.Trainer) -> bool:
-    return bool(trainer.max_steps != -1)
-
-
-def _is_over(trainer: pl.Trainer) -> bool:
-    return bool(trainer.should_stop or trainer.global_step >= trainer.max_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -24,7 +25,7 @@ from recsys_topk.metrics.configured import DEFAULT, MetricEntry, configured_metr
 from recsys_topk.metrics.mean import ListMean
 from recsys_topk.registry import suggest
 from recsys_topk.spec import build, describe
-from recsys_topk.trust import inspect_names, loading
+from recsys_topk.trust import inspect_names, loading, reading
 
 Split = Literal["val", "test"]
 ObjectiveFactory = Callable[[RankingLoss, int], CascadeObjective]
@@ -42,7 +43,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     ``weights_only=True``, and `load_from_checkpoint` rebuilds the loss and the objective.
 
     Args:
-        schema: The features, as a `Schema` or its `to_dict`.
+        schema: The features, as a `Schema` or its `to_dict`. With the latter, as checkpoints hold it, the other
+            arguments are taken for a file's too, and may name only what `recsys_topk.trust` allows.
         stages: The stages, first to last.
         loss: A loss, its registry name, or a description (`recsys_topk.spec.describe`). What it leaves open about
             labels (positive_above, gains) is taken from the schema.
@@ -87,17 +89,26 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         super().__init__()
         if k < 1:
             raise ValueError(f"k must be at least 1, how many items are wanted in the end; got k={k}")
-        if isinstance(schema, Mapping):  # as checkpoints hold it
-            inspect_names({"metrics": metrics}, "the description of a cascade")
+        described = isinstance(schema, Mapping)  # as checkpoints hold it, so all names are taken for a file's
+        if described:
+            named = {"stages": stages, "loss": loss, "objective": objective, "metrics": metrics}
+            inspect_names(named, "the description of a cascade")
         if isinstance(schema, Mapping) and "version" not in schema:
             loss, objective = _of_old_file(loss, objective)
         self.schema = schema if isinstance(schema, Schema) else Schema.from_dict(dict(schema))
-        fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
-        self.cascade = Cascade(self.schema, stages, dim, share_embeddings, fused)
-        built = _loss(loss, self.schema)
-        self.objective = _objective(objective, built, len(self.cascade.configs))
-        self.objective.validate = validate
+        if warmup_steps < 0:
+            raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}")
         self.k = k
+        fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
+        wanted = DEFAULT if metrics is None else metrics
+        with reading() if described else nullcontext():
+            self.cascade = Cascade(self.schema, stages, dim, share_embeddings, fused)
+            built = _loss(loss, self.schema)
+            self.objective = _objective(objective, built, len(self.cascade.configs))
+            self.metrics = nn.ModuleDict({split: self._metrics(wanted) for split in ("val", "test")})
+        if isinstance(built.k, int) and built.k < 1:
+            raise ValueError(f"the loss cuts at k={built.k}, so nothing would be trained; give --loss.k 1 or more")
+        self.objective.validate = validate
         self.save_hyperparameters(
             {
                 "schema": self.schema.to_dict(),
@@ -119,8 +130,6 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             },
             logger=False,
         )
-        wanted = DEFAULT if metrics is None else metrics
-        self.metrics = nn.ModuleDict({split: self._metrics(wanted) for split in ("val", "test")})
         self.monitor = self._monitored(monitor)
         self._check: LearningCheck | None = None
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 from recsys_topk.bench.result import regressions
 from recsys_topk.bench.suites import SUITES, add_arguments, measure
-from recsys_topk.cli.console import echo, warn
-from recsys_topk.runs.files import write_whole
+from recsys_topk.cli.console import echo, parser_of, warn
+from recsys_topk.files import write_whole
 
 
 def main(argv: list[str]) -> int:
-    """Run one suite; return 0, 1 if `--check` found a row that is slower than the baseline file, or 2 on misuse."""
-    parser = argparse.ArgumentParser(prog="recsys-topk bench", description="Measure how long things take.")
+    """Run one suite; return 0, or 1 if `--check` found a row that is slower than the baseline file."""
+    parser = parser_of("bench", "Measure how long things take.")
     commands = parser.add_subparsers(dest="suite", required=True, metavar="SUITE")
     for name, (_, summary) in SUITES.items():
         command = commands.add_parser(name, help=summary, description=f"Measure {summary}.")
@@ -28,22 +27,18 @@ def main(argv: list[str]) -> int:
         if name in ("operators", "losses"):
             command.add_argument("--plot", type=Path, metavar="FILE.png", help="time over size, both logarithmic")
     args = parser.parse_args(argv)
-    try:
-        result = measure(args.suite, vars(args))
-        echo(result.text())
-        if args.json is not None:
-            write_whole(args.json, result.to_json())
-        if getattr(args, "plot", None) is not None:
-            from recsys_topk.reports.plots import png
-            from recsys_topk.reports.sections import bench_figure
+    result = measure(args.suite, vars(args))
+    echo(result.text())
+    if args.json is not None:
+        write_whole(args.json, result.to_json())
+    if getattr(args, "plot", None) is not None:
+        from recsys_topk.reports.plots import png
+        from recsys_topk.reports.sections import bench_figure
 
-            write_whole(args.plot, png(bench_figure(vars(result))))
-        if args.check is None:
-            return 0
-        slower = regressions(json.loads(args.check.read_text())["rows"], result.rows, args.tolerance)
-    except (ValueError, OSError, ImportError) as error:
-        warn(f"recsys-topk bench: {error}")
-        return 2
+        write_whole(args.plot, png(bench_figure(vars(result))))
+    if args.check is None:
+        return 0
+    slower = regressions(json.loads(args.check.read_text())["rows"], result.rows, args.tolerance)
     for line in slower:
         warn(line)
     if not slower:

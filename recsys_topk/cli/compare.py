@@ -1,32 +1,37 @@
-"""`recsys-topk compare`: several losses on the same data and batches, with seeds, spread and paired significance."""
+"""`recsys-topk compare|stream`: several losses on the same data and batches, in one go or day by day."""
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import shlex
 from pathlib import Path
 
 from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.console import echo
+from recsys_topk.cli.console import echo, parser_of
 from recsys_topk.runs.provenance import provenance
 from recsys_topk.runs.trials import Competition, by_name
 
+DESCRIPTIONS = {
+    "compare": "Train several losses on the same data and batch order, with seeds, spread and a paired test. Finished "
+    "runs are kept: an interrupted comparison is resumed.",
+    "stream": "Take the days in order: test on each with what was learned before it, then train on it "
+    "(--trainer.max_epochs passes). The first day is trained on only. Optimizer and schedule carry over. A stream that "
+    "was interrupted, or has got new days, is resumed.",
+}
+
 
 def main(argv: list[str]) -> int:
-    """Run what has not been run yet, then print and write the table and the plots."""
-    competition = read(
-        argv, "compare", "Train several losses on the same data and batch order, with seeds, spread and a paired test. "
-        "Further options go to every `recsys-topk fit`. Finished runs are kept: an interrupted comparison is resumed."
-    )  # fmt: skip
-    from recsys_topk.experiments.compare import compare
-
-    compare(competition, provenance(["recsys-topk", "compare", *argv]), echo)
+    """Run what has not been run yet, then print and write the table and the plots; `argv` starts with the command."""
+    command, *rest = argv
+    competition = read(rest, command, f"{DESCRIPTIONS[command]} Further options go to every `recsys-topk fit`.")
+    run = getattr(importlib.import_module(f"recsys_topk.experiments.{command}"), command)
+    run(competition, provenance(["recsys-topk", *argv]), echo)
     return 0
 
 
 def read(argv: list[str], command: str, description: str) -> Competition:
     """Return what a command that trains several competitors was asked for."""
-    parser = argparse.ArgumentParser(prog=f"recsys-topk {command}", description=description, allow_abbrev=False)
+    parser = parser_of(command, description)
     parser.add_argument("--losses", default="", help="names of losses or published objectives, with commas between")
     parser.add_argument(
         "--variant", action="append", default=[], metavar="LABEL=OPTIONS",

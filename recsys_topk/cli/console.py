@@ -1,8 +1,15 @@
-"""What the commands write for people: lines on standard output, one-line errors on standard error."""
+"""What the commands share: the parser of their options, and what they write for people."""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from typing import Any
+
+
+def parser_of(command: str, description: str, **settings: Any) -> argparse.ArgumentParser:
+    """Return the parser of a command; its options cannot be shortened, because further ones may go to `fit`."""
+    return argparse.ArgumentParser(f"recsys-topk {command}", description=description, allow_abbrev=False, **settings)
 
 
 def echo(text: str = "") -> None:
@@ -19,7 +26,7 @@ def warn(text: str) -> None:
 
 def write_to(path: str, text: str) -> None:
     """Write what `--out FILE` asks for, whole or not at all."""
-    from recsys_topk.runs.files import write_whole
+    from recsys_topk.files import write_whole
 
     try:
         write_whole(path, text)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-
-from recsys_topk.cli.console import echo, warn, write_to
+from recsys_topk.cli.console import echo, parser_of, warn, write_to
 from recsys_topk.reports.workspace import METRIC, save, spec, workspace
 from recsys_topk.runs.directory import offline_wandb
 
 
 def main(argv: list[str]) -> int:
     """Save the workspace, or print or write it where there is no key or it is asked for."""
-    parser = argparse.ArgumentParser(
-        prog="recsys-topk dashboard",
-        description="Save a W&B workspace with the runs of a project by loss, tau, negatives, day and throughput, and "
+    parser = parser_of(
+        "dashboard",
+        "Save a W&B workspace with the runs of a project by loss, tau, negatives, day and throughput, and "
         "print its address. Without a W&B key it is printed as JSON, or written with --out.",
-        allow_abbrev=False,
     )
     parser.add_argument("--entity", help="user or team that owns the project (default: yours)")
     parser.add_argument("--project", default="recsys-topk", help="the project (default: %(default)s)")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-
 from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.console import echo
+from recsys_topk.cli.console import echo, parser_of
 from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.text import table
 
 
 def main(argv: list[str]) -> int:
     """Run the demonstration; options it does not know are passed to `fit`."""
-    parser = argparse.ArgumentParser(
-        prog="recsys-topk demo",
-        description="Simulate a small world, train a cascade on it, test it. Further options go to `recsys-topk fit`.",
-        allow_abbrev=False,
+    parser = parser_of(
+        "demo",
+        "Simulate a small world, train a cascade on it, test it. Further options go to `recsys-topk fit`.",
     )
     parser.add_argument("--loss", default="dftopk", help="see `recsys-topk losses` (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=3, help="passes over the training days (default: %(default)s)")
@@ -38,11 +35,10 @@ def main(argv: list[str]) -> int:
     )
     quotas = model.cascade.quotas
     columns = ["joint recall", *(f"{config.name} alone" for config in model.cascade.configs)]
-    rows = [{"ranker": f"this cascade ({options.loss})", **dict(zip(columns, [joint, *alone], strict=True))}]
-    for ranker, recalls in reference_recalls(data, quotas=quotas, k=model.k).items():
-        rows.append({"ranker": ranker, **dict(zip(columns, recalls.values(), strict=True))})
-    order = {"random": 0, "popularity": 1, "oracle": 3}
-    rows.sort(key=lambda row: order.get(str(row["ranker"]), 2))
+    reference = reference_recalls(data, quotas=quotas, k=model.k)
+    rows = [{"ranker": name, **dict(zip(columns, found.values(), strict=True))} for name, found in reference.items()]
+    mine = {"ranker": f"this cascade ({options.loss})", **dict(zip(columns, [joint, *alone], strict=True))}
+    rows.insert(-1, mine)  # the oracle is last
     lists = f"lists of {len(data.layout.groups) * 10 + data.eval_negatives}"
     echo(f"\nOf the {model.k} right items, how many survive {' -> '.join(map(str, quotas))} on the test day ({lists}):")
     echo(table(rows))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 
 from recsys_topk import __version__
-from recsys_topk.cli.console import echo
+from recsys_topk.cli.console import echo, parser_of
 from recsys_topk.runs.text import table
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -36,6 +35,7 @@ ebc = EmbeddingBagCollection(tables=[table])
 kjt = KeyedJaggedTensor(keys=["f"], values=torch.tensor([0, 2]), lengths=torch.tensor([1, 1]))
 ebc(kjt).values().sum().backward()
 """
+SHOWN = ("part", "found", "wanted", "fine")
 GPU = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
 
 
@@ -50,12 +50,9 @@ class Check:
     cure: str = ""
 
 
-def installed(name: str) -> str | None:
-    """Return the version of a distribution, or None."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+def installed() -> dict[str, str]:
+    """Return the versions of all installed distributions by name, with hyphens."""
+    return {found.metadata["Name"].replace("_", "-").lower(): found.version for found in distributions()}
 
 
 def check_versions(found: Mapping[str, str | None], python: tuple[int, ...] = sys.version_info[:3]) -> list[Check]:
@@ -100,27 +97,25 @@ def _python(code: str) -> tuple[int, str]:
 
 def main(argv: list[str]) -> int:
     """Print the report; return 1 if something does not fit."""
-    parser = argparse.ArgumentParser(prog="recsys-topk doctor", description=__doc__)
+    parser = parser_of("doctor", str(__doc__))
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     options = parser.parse_args(argv)
-    status, said = _python(PROBE)
-    found = "works" if status == 0 else (said or "it crashed")[:100]
-    cure = "make clean && make install"
-    checks = check_versions({name: installed(name) for name in NEEDED})
-    checks.append(Check("embedding look-up", found, status == 0, "forward and backward", cure))
+    versions, (status, said) = installed(), _python(PROBE)
+    works = "works" if status == 0 else (said or "it crashed")[:100]
     gpu = _python(GPU)[1] or "none visible: train with --trainer.accelerator cpu"
-    numba = installed("numba")
-    loops = f"numba {numba}" if numba else "none: pip install numba (extra 'fast') makes training on a CPU faster"
+    numba = f"numba {versions['numba']}" if "numba" in versions else "none: install numba, training on a CPU is faster"
+    checks = [
+        *check_versions(versions),
+        Check("embedding look-up", works, status == 0, "forward and backward", "make clean && make install"),
+        Check("GPU", gpu, True, "optional"),
+        Check("compiled loops", numba, True, "optional"),
+    ]
     fits = all(check.fine for check in checks)
     if options.json:
-        report = {"version": __version__, "gpu": gpu, "loops": loops, "checks": [vars(check) for check in checks]}
-        echo(json.dumps(report, indent=1))
+        echo(json.dumps({"version": __version__, "checks": [vars(check) for check in checks]}, indent=1))
         return 0 if fits else 1
     echo(f"recsys-topk {__version__} on {platform.platform()}")
-    rows = [{"part": c.part, "found": c.found, "wanted": c.wanted, "": "ok" if c.fine else "WRONG"} for c in checks]
-    echo(table(rows))
-    echo(f"GPU: {gpu}")
-    echo(f"compiled loops: {loops}")
+    echo(table([{**vars(check), "fine": "ok" if check.fine else "WRONG"} for check in checks], SHOWN))
     for check in checks:
         if not check.fine:
             echo(f"to fix {check.part}: {check.cure}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.console import echo
+from recsys_topk.cli.console import echo, parser_of
 from recsys_topk.experiments.definition import SIZES, Size, available, load
 from recsys_topk.experiments.runner import Clock, ExperimentRun
 from recsys_topk.runs.text import table
@@ -16,13 +15,12 @@ from recsys_topk.runs.text import table
 
 def main(argv: list[str]) -> int:
     """Run what is not finished yet of one or all experiments."""
-    parser = argparse.ArgumentParser(
-        prog="recsys-topk experiment",
-        description="Run the paper's experiments: on a simulated world, or, with --data.root, on RecFlow. Each is a "
+    parser = parser_of(
+        "experiment",
+        "Run the paper's experiments: on a simulated world, or, with --data.root, on RecFlow. Each is a "
         "few comparisons, streams or benchmarks, printed as the commands that do the same. What is finished is kept: "
         "an interrupted command is resumed. Further options go to every `recsys-topk fit`.",
         epilog="`recsys-topk experiment list` says what there is; `recsys-topk report runs/paper` makes a page of it.",
-        allow_abbrev=False,
     )
     parser.add_argument("name", metavar="NAME", help=f"{', '.join(available())}, all or list")
     parser.add_argument("--size", choices=SIZES, help="small: simulated, minutes; full: as in the paper, with RecFlow")

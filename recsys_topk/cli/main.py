@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("recsys_topk.cli.prepare", "read RecFlow once into a memory-mapped Arrow cache"),
     "bench": ("recsys_topk.cli.bench", "time operators, losses, data and training steps"),
     "compare": ("recsys_topk.cli.compare", "train several losses on the same data and tell them apart"),
-    "stream": ("recsys_topk.cli.stream", "test on each day, then train on it, for several losses"),
+    "stream": ("recsys_topk.cli.compare", "test on each day, then train on it, for several losses"),
     "experiment": ("recsys_topk.cli.experiment", "run the paper's experiments, simulated or on RecFlow"),
     "report": ("recsys_topk.cli.report", "make one HTML page of runs, with the paper's figures beside them"),
     "sweep": ("recsys_topk.cli.sweep", "list the W&B sweeps, or print one for `wandb sweep`"),
@@ -64,15 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     module_name = COMMANDS[command][0]
     try:
         module = importlib.import_module(module_name)
-        passed = arguments if module_name.endswith(".training") else arguments[1:]
-        return int(module.main(passed))
+        shared = module_name.endswith((".training", ".compare"))  # modules that have several commands
+        return int(module.main(arguments if shared else arguments[1:]))
     except KeyboardInterrupt:
         warn("recsys-topk: interrupted")
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         if os.environ.get("RECSYS_TOPK_DEBUG"):
             raise
         warn(f"recsys-topk: {describe(error)}")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from recsys_topk.cli.console import echo
+from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.files import write_whole
 from recsys_topk.reports.results import find_all
 from recsys_topk.runs.directory import sync_line
-from recsys_topk.runs.files import write_whole
 from recsys_topk.runs.provenance import provenance
 
 
 def main(argv: list[str]) -> int:
     """Write the page, and log its tables and plots to W&B if asked to."""
-    parser = argparse.ArgumentParser(
-        prog="recsys-topk report",
-        description="Make one HTML page, with nothing to fetch, of folders of experiment, compare, stream and fit, and "
+    parser = parser_of(
+        "report",
+        "Make one HTML page, with nothing to fetch, of folders of experiment, compare, stream and fit, and "
         "of files of bench --json. What is unfinished is shown as far as it is.",
-        allow_abbrev=False,
     )
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="folders or files; folders are searched")
     parser.add_argument("--out", default="report.html", help="the page (default: %(default)s)")

@@ -2,63 +2,54 @@
 
 from __future__ import annotations
 
-import argparse
-import time
-
-from recsys_topk.cli.console import echo, warn
+from recsys_topk.cli.console import echo, parser_of
 from recsys_topk.datamodules import WorldConfig
 from recsys_topk.runs.text import table
 
+OPTIONS = {
+    "users": "users",
+    "items": "items over all days",
+    "days": "days",
+    "requests": "requests per day",
+    "seed": "the same seed gives the same files",
+    "start": "first day, YYYY-MM-DD",
+}
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
-    default = WorldConfig()
-    made = argparse.ArgumentParser(
-        prog="recsys-topk simulate",
-        description="Simulate a multi-stage recommender and write what it did in RecFlow's layout, with the ground "
-        "truth beside it (ground_truth.npz).",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = parser_of(
+        "simulate",
+        "Simulate a multi-stage recommender and write what it did in RecFlow's layout, with the ground truth beside it "
+        "(ground_truth.npz).",
     )
-    made.add_argument("--out", required=True, default=argparse.SUPPRESS, help="folder to make; it must not exist")
-    made.add_argument("--users", type=int, default=default.users, help="users")
-    made.add_argument("--items", type=int, default=default.items, help="items over all days")
-    made.add_argument("--days", type=int, default=default.days, help="days")
-    made.add_argument("--requests", type=int, default=default.requests, help="requests a day")
-    made.add_argument("--seed", type=int, default=default.seed, help="the same seed gives the same files")
-    made.add_argument("--start", default=default.start, help="first day, YYYY-MM-DD")
-    made.add_argument(
+    parser.add_argument("--out", required=True, help="folder to make; it must not exist")
+    for name, text in OPTIONS.items():
+        default = getattr(WorldConfig(), name)
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} (default: %(default)s)")
+    parser.add_argument(
         "--recalls",
         action="store_true",
         help="afterwards, print what a random, a popularity and an all-knowing ranker reach on the last day",
     )
-    return made
-
-
-def main(argv: list[str]) -> int:
-    """Run the command; return 0, or 1 after an error of the user's."""
-    given = vars(parser().parse_args(argv))
+    given = vars(parser.parse_args(argv))
     out, recalls = given.pop("out"), given.pop("recalls")
     from tqdm import tqdm
 
     from recsys_topk.datamodules import simulate
 
-    began = time.monotonic()
-    try:
-        config = WorldConfig(**given)
-        if recalls and config.days < 3:
-            raise ValueError(f"--recalls needs days to train, validate and test on, at least 3; got {config.days}")
-        with tqdm(total=config.days, unit="day", desc="simulate") as bar:
+    config = WorldConfig(**given)
+    if recalls and config.days < 3:
+        raise ValueError(f"--recalls needs days to train, validate and test on, at least 3; got {config.days}")
+    with tqdm(total=config.days, unit="day", desc="simulate") as bar:
 
-            def done(day: str) -> None:
-                bar.set_postfix_str(day)
-                bar.update()
+        def done(day: str) -> None:
+            bar.set_postfix_str(day)
+            bar.update()
 
-            root = simulate(out, config, progress=done)
-    except (OSError, ValueError) as error:
-        warn(f"error: {error}")
-        return 1
+        root = simulate(out, config, progress=done)
     requests = config.days * config.requests
-    echo(f"{root}: {config.days} days, {requests} requests in {time.monotonic() - began:.1f} s")
+    echo(f"{root}: {config.days} days, {requests} requests in {bar.format_dict['elapsed']:.1f} s")
     if recalls:
         from recsys_topk.datamodules import RecFlowDataModule, reference_recalls
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import yaml
 
 import recsys_topk
 from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.console import echo, write_to
+from recsys_topk.cli.console import echo, parser_of, write_to
 from recsys_topk.registry import suggest
 from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.text import table
@@ -48,13 +47,12 @@ def with_options(text: str, further: list[str]) -> str:
 
 def main(argv: list[str]) -> int:
     """List the sweeps, or print one."""
-    parser = argparse.ArgumentParser(
-        prog="recsys-topk sweep",
-        usage="recsys-topk sweep [NAME] [--out FILE] [options of fit ...]",
-        description="List the W&B sweeps, or print one as YAML for `wandb sweep FILE`. Further options go to every "
+    parser = parser_of(
+        "sweep",
+        "List the W&B sweeps, or print one as YAML for `wandb sweep FILE`. Further options go to every "
         "`recsys-topk fit` of the sweep.",
+        usage="recsys-topk sweep [NAME] [--out FILE] [options of fit ...]",
         epilog="example: recsys-topk sweep losses --out mine.yaml --config recflow-2stage --data.root path/to/recflow",
-        allow_abbrev=False,
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="one of the sweeps; without it they are listed")
     parser.add_argument("--out", metavar="FILE", help="write it there instead of printing it")

@@ -9,7 +9,7 @@ import yaml
 from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.console import echo
 from recsys_topk.cli.help import class_help, command_help
-from recsys_topk.runs.config import KEYS, registry_of
+from recsys_topk.runs.config import DEFAULTS, KEYS, registry_of
 from recsys_topk.runs.run import Command, TrainingRun
 
 
@@ -42,7 +42,8 @@ def wanted_help(command: Command, rest: list[str]) -> str | None:
     if "--help_all" in rest:
         from recsys_topk.runs.lightning_cli import CascadeCLI
 
-        return CascadeCLI(command, {}, build=False).help()
+        data = class_help("data", registry_of("data"), DEFAULTS["data"])
+        return f"{CascadeCLI(command, {}, build=False).help()}\n{data}"
     for key in KEYS:
         for position, argument in enumerate(rest):
             option, equals, name = argument.partition("=")
@@ -50,5 +51,5 @@ def wanted_help(command: Command, rest: list[str]) -> str | None:
                 others = rest[:position] + rest[position + 1 :]
                 if not equals and others[position : position + 1] and not others[position].startswith("--"):
                     name = others.pop(position)
-                return class_help(registry_of(key), name or typed(others).get(key))
+                return class_help(key, registry_of(key), name or typed(others).get(key))
     return None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsys_topk.runs.files import csv_text, write_whole
+from recsys_topk.files import csv_text, write_whole
 from recsys_topk.runs.run import Say, TrainingRun
 from recsys_topk.runs.statistics import Runs, metric_names, summarise
 from recsys_topk.runs.text import table
@@ -32,28 +33,52 @@ def compare(
         left: Returns the time left, from the number of runs that are over and their total.
     """
     trials = competition.trials("trials")
-    todo = [trial for trial in trials if trial.read() is None]
+    todo = [trial for trial in trials if not trial.read()]
     run_all(train_and_test, todo, len(trials), competition, outcome, say, left=left)
-    results = {label: [trial.measured() for trial in runs] for label, runs in by_label(trials).items()}
+    results = {label: [trial.read() for trial in runs] for label, runs in by_label(trials).items()}
     rows = comparison_rows(results)
     say(table(rows))
     folder = competition.out
-    write_whole(folder / "comparison.json", json.dumps({"rows": rows, "runs": results, **facts}, indent=1))
-    write_whole(folder / "comparison.csv", csv_text(rows))
+    content = {"rows": rows, "runs": results, **facts}
+    written, figures = write_results(folder, "comparison", content, rows, lambda: draw(rows), say)
+    if competition.logger == "wandb":
+        from recsys_topk.reports import plots
+
+        pictures = {name: plots.png(figure) for name, figure in figures.items()}
+        log_once(folder, "compare", folder.name, facts, {"comparison": rows}, pictures)
+    say(written)
+
+
+def write_results(
+    folder: Path,
+    name: str,
+    content: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    draw: Callable[[], Mapping[str, Figure]],
+    say: Say,
+) -> tuple[str, Mapping[str, Figure]]:
+    """Write NAME.json, NAME.csv and the plots as SVG; return a line that names the files, and the plots.
+
+    Args:
+        folder: Where they go.
+        name: What they are called.
+        content: The JSON file.
+        rows: The CSV file.
+        draw: Returns the plots by file name. They are left out, with a line, where matplotlib is missing.
+        say: Takes that line.
+    """
+    from recsys_topk.reports import plots
+
     try:
-        figures = draw(rows)
+        figures = draw()
     except ImportError as error:
         say(f"no plots: {error}")
         figures = {}
-    from recsys_topk.reports import plots
-
-    for name, figure in figures.items():
-        write_whole(folder / f"{name}.svg", plots.svg(figure))
-    if competition.logger == "wandb":
-        pictures = {name: plots.png(figure) for name, figure in figures.items()}
-        log_once(folder, "compare", folder.name, facts, {"comparison": rows}, pictures)
-    written = ["comparison.json", "comparison.csv", *(f"{name}.svg" for name in figures)]
-    say(f"written: {', '.join(str(folder / name) for name in written)}")
+    files = {f"{name}.json": json.dumps(content, indent=1), f"{name}.csv": csv_text(rows)}
+    files |= {f"{plot}.svg": plots.svg(figure) for plot, figure in figures.items()}
+    for file, text in files.items():
+        write_whole(folder / file, text)
+    return f"written: {', '.join(str(folder / file) for file in files)}", figures
 
 
 def train_and_test(trial: Trial, tell: Tell) -> None:
@@ -86,7 +111,7 @@ def device(run: TrainingRun) -> str:
 
 def outcome(trial: Trial) -> str:
     """Return what to say of a run that is over."""
-    found = trial.measured()
+    found = trial.read()
     joint = next(iter(found["metrics"].values()))
     return f"{joint:.4f} ({found['seconds']:.0f} s)"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.experiments.definition import Experiment, Size, Step
-from recsys_topk.runs.files import write_whole
+from recsys_topk.files import write_whole
 from recsys_topk.runs.provenance import provenance
 from recsys_topk.runs.run import Say
 from recsys_topk.runs.trials import Competition

@@ -8,13 +8,17 @@ import statistics
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from recsys_topk.runs.files import csv_text, write_whole
+from recsys_topk.experiments.compare import write_results
+from recsys_topk.files import write_whole
 from recsys_topk.runs.run import Say, TrainingRun
 from recsys_topk.runs.statistics import Runs, bands, curves, means, spread
 from recsys_topk.runs.text import table
 from recsys_topk.runs.trials import Competition, Tell, Trial, by_label, run_all, timed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # There is no validation day in a stream, and `stream_days` keeps checkpoints of its own.
 PROTOCOL = {"limit_val_batches": 0, "enable_checkpointing": False, "num_sanity_val_steps": 0}
@@ -36,20 +40,30 @@ def stream(
         left: Returns the time left, from the number of runs that are over and their total.
     """
     trials = competition.trials("days")
-    for trial in trials:
-        trial.read()  # raises before anything runs if one of them was made with other options
-    rows = DayRows(max(len(trial.label) for trial in trials), say)
+    collect(trials)  # raises before anything runs if one of them was made with other options
+    headed = False
+
+    def heard(trial: Trial, entry: Mapping[str, Any]) -> None:
+        nonlocal headed
+        metrics = dict.fromkeys(entry["names"], "-")  # the first day is not tested
+        metrics |= {name: f"{value:.4f}" for name, value in entry.get("metrics", {}).items()}
+        cells = {"run": trial.label, "seed": trial.seed, "day": entry["day"], "requests": entry["requests"], **metrics}
+        cells["seconds"] = f"{entry['seconds']:.1f}"
+        widths = {"run": max(len(trial.label) for trial in trials), "day": 10}
+        for line in (cells.values(),) if headed else (cells, cells.values()):
+            sized = zip(map(str, line), cells, strict=True)
+            say("  ".join(cell.ljust(widths[key]) if key in widths else cell.rjust(len(key)) for cell, key in sized))
+        headed = True
 
     def done(trial: Trial) -> str:
         write(competition.out, {**facts, "runs": collect(trials)}, say)
-        found = trial.measured()
-        joint = [next(iter(entry["metrics"].values())) for entry in found["days"]]
+        joint = [next(iter(entry["metrics"].values())) for entry in trial.read()["days"]]
         return f"{len(joint)} days tested, mean {statistics.fmean(joint) if joint else float('nan'):.4f}"
 
-    run_all(stream_days, trials, len(trials), competition, done, say, rows.heard, left)
+    run_all(stream_days, trials, len(trials), competition, done, say, heard, left)
     runs = collect(trials)
     say(table(curve_table(runs)))
-    say(f"written: {', '.join(map(str, write(competition.out, {**facts, 'runs': runs}, say)))}")
+    say(write(competition.out, {**facts, "runs": runs}, say))
 
 
 def stream_days(trial: Trial, tell: Tell) -> None:
@@ -80,7 +94,7 @@ def stream_days(trial: Trial, tell: Tell) -> None:
     _tell_wandb(run, record, stream.days)
     for step in stream:
         number = stream.days.index(step.day)
-        before = None if record["checkpoint"] is None else str(trial.target.parent / record["checkpoint"])
+        before = None if record["checkpoint"] is None else str((trial.target.parent / record["checkpoint"]).resolve())
         seed_everything((trial.seed + number * _SEED_STEP) % 2**32, verbose=False)
         entry: dict[str, Any] = {"day": step.day, "requests": step.train.requests}
         if step.test is not None:
@@ -150,41 +164,12 @@ def _log_day(run: TrainingRun, entry: Mapping[str, Any], number: int) -> None:
         logger.experiment.log({"stream/day": number, "stream/date": entry["day"], **metrics})
 
 
-class DayRows:
-    """A table that grows by a line for each day of each run.
-
-    Args:
-        width: Width of the first column.
-        say: Takes the lines.
-    """
-
-    def __init__(self, width: int, say: Say) -> None:
-        self.width = max(width, len("run"))
-        self.say = say
-        self.head = False
-
-    def heard(self, trial: Trial, entry: Mapping[str, Any]) -> None:
-        """Write a day, with dashes for the first, which is not tested."""
-        names = entry["names"]
-        if not self.head:
-            self.head = True
-            self.say("  ".join([*self._cells("run", "seed", "day", "requests"), *names, "seconds"]))
-        cells = self._cells(trial.label, str(trial.seed), entry["day"], str(entry["requests"]))
-        metrics = entry.get("metrics")
-        cells += [(f"{metrics[name]:.4f}" if metrics else "-").rjust(len(name)) for name in names]
-        self.say("  ".join([*cells, f"{entry['seconds']:.1f}".rjust(len("seconds"))]))
-
-    def _cells(self, label: str, seed: str, day: str, requests: str) -> list[str]:
-        return [label.ljust(self.width), seed.rjust(4), day.ljust(10), requests.rjust(8)]
-
-
 def collect(trials: Sequence[Trial]) -> dict[str, list[dict[str, Any]]]:
     """Return what has been measured so far, by label: seed, config, the first day, and the days tested."""
     kept = ("seed", "given", "first", "days")
-    found = {label: [trial.read() for trial in runs] for label, runs in by_label(trials).items()}
     return {
-        label: [{name: record[name] for name in kept} for record in records if record is not None]
-        for label, records in found.items()
+        label: [{name: record[name] for name in kept} for record in (trial.read() for trial in runs) if record]
+        for label, runs in by_label(trials).items()
     }
 
 
@@ -199,26 +184,19 @@ def curve_table(runs: Runs) -> list[dict[str, Any]]:
     return [*rows, {"day": "mean", **mean}] if rows else []
 
 
-def write(folder: Path, content: Mapping[str, Any], say: Say) -> list[Path]:
-    """Write stream.json, stream.csv (a line for each run and day) and stream.svg; return their paths."""
+def write(folder: Path, content: Mapping[str, Any], say: Say) -> str:
+    """Write stream.json, stream.csv (a line for each run and day) and stream.svg; return a line that names them."""
     runs: Runs = content["runs"]
     lines = [
         {"run": label, "seed": record["seed"], "day": entry["day"], "requests": entry["requests"],
          "seconds": entry["seconds"], **entry["metrics"]}
         for label, records in runs.items() for record in records for entry in record["days"]
     ]  # fmt: skip
-    files = {"stream.json": json.dumps(content, indent=1), "stream.csv": csv_text(lines)}
-    try:
-        files |= {"stream.svg": draw(runs)} if lines else {}
-    except ImportError as error:
-        say(f"no plot: {error}")
-    for name, text in files.items():
-        write_whole(folder / name, text)
-    return [folder / name for name in files]
+    return write_results(folder, "stream", content, lines, lambda: {"stream": draw(runs)} if lines else {}, say)[0]
 
 
-def draw(runs: Runs) -> str:
-    """Return the joint recall by day as SVG: means over seeds, in bands of their standard deviation."""
+def draw(runs: Runs) -> Figure:
+    """Return the joint recall by day: means over seeds, in bands of their standard deviation."""
     from recsys_topk.reports import plots
 
     found = curves(runs)
@@ -226,10 +204,8 @@ def draw(runs: Runs) -> str:
     around = bands(lines, {label: {day: spread(v) for day, v in line.items()} for label, line in found.items()})
     entry = next(entry for records in runs.values() for record in records for entry in record["days"])
     joint = next(iter(entry["metrics"])).replace("_", " ")
-    return plots.svg(
-        plots.lines(
-            {label: list(line.items()) for label, line in lines.items()},
-            ylabel=f"{joint}, lists of {entry['candidates']}", bands=around,
-            title="Each day tested with what was learned before it" + (" (mean, standard deviation)" if around else ""),
-        )
+    return plots.lines(
+        {label: list(line.items()) for label, line in lines.items()},
+        ylabel=f"{joint}, lists of {entry['candidates']}", bands=around,
+        title="Each day tested with what was learned before it" + (" (mean, standard deviation)" if around else ""),
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from recsys_topk.losses import functional
 from recsys_topk.losses.approx_ndcg import ApproxNDCGLoss
 from recsys_topk.losses.arf import ARFLoss, ARFV2Loss
 from recsys_topk.losses.base import RankingLoss, registry
@@ -13,6 +14,7 @@ from recsys_topk.losses.lambdaloss import LambdaLoss
 from recsys_topk.losses.lambdarank import LambdaRankLoss
 from recsys_topk.losses.listmle import ListMLELoss
 from recsys_topk.losses.listnet import ListNetLoss
+from recsys_topk.losses.neural_ndcg import NeuralNDCGLoss
 from recsys_topk.losses.of_operators import (
     DiffSortLoss,
     HardTopKLoss,
@@ -21,10 +23,12 @@ from recsys_topk.losses.of_operators import (
     PerturbedTopKLoss,
     SigmoidTopKLoss,
     SinkhornTopKLoss,
+    SmoothTopKLoss,
     SoftSortLoss,
     SparseTopKLoss,
 )
 from recsys_topk.losses.ranknet import RankNetLoss
+from recsys_topk.losses.smooth_topk_svm import SmoothTopKSVMLoss
 from recsys_topk.losses.softmax import SoftmaxLoss
 from recsys_topk.losses.softmax_at_k import SoftmaxAtKLoss
 from recsys_topk.losses.topk import TopKLoss
@@ -42,18 +46,22 @@ __all__ = [
     "LapSumLoss",
     "ListMLELoss",
     "ListNetLoss",
+    "NeuralNDCGLoss",
     "NeuralSortLoss",
     "PerturbedTopKLoss",
     "RankNetLoss",
     "RankingLoss",
     "SigmoidTopKLoss",
     "SinkhornTopKLoss",
+    "SmoothTopKLoss",
+    "SmoothTopKSVMLoss",
     "SoftSortLoss",
     "SoftmaxAtKLoss",
     "SoftmaxLoss",
     "SparseTopKLoss",
     "TopKLoss",
     "available",
+    "functional",
     "get",
     "registry",
 ]

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from recsys_topk.checks import check_finite, check_k, check_labels, check_lists, check_weights
+from recsys_topk.checks import check_finite, check_int, check_k, check_labels, check_lists, check_weights
+from recsys_topk.losses.flat import FlatLists, flat_lists
 from recsys_topk.losses.left_out import why_left_out
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
 from recsys_topk.operators.base import TopKOperator
@@ -94,8 +95,11 @@ class RankingLoss(Recorded, nn.Module, ABC):
             raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
         if isinstance(k, str) and k != "positives":
             raise ValueError(f"k must be an int, None or 'positives', got {k!r}")
-        if k is not None and not isinstance(k, str) and (isinstance(k, bool) or not isinstance(k, int) or k < 0):
-            raise ValueError(f"k must be a non-negative int, None or 'positives', got {k!r}")
+        if k is not None and not isinstance(k, str):
+            k = check_int("k", k)
+            if k < 0:
+                raise ValueError(f"k must be a non-negative int, None or 'positives', got {k!r}")
+            self._arguments["k"] = k
         self.operator = None
         self.k = k
         self.positive_above = 0.0 if positive_above is None else float(positive_above)
@@ -109,6 +113,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
+        elif not hasattr(cls, "name"):
+            cls.name = cls.__name__  # for run names and messages; only a name of its own enters the registry
 
     def set_label_defaults(self, kind: LabelKind, positive_above: float) -> None:
         """Fill in what the constructor left at None, from what the data says about its labels.
@@ -159,66 +165,127 @@ class RankingLoss(Recorded, nn.Module, ABC):
         *,
         k: int | Tensor | None = None,
         weights: Tensor | None = None,
+        list_ids: Tensor | None = None,
+        lengths: Tensor | None = None,
     ) -> Tensor:
         """Return the loss of a batch of lists.
 
+        Lists are rows with a mask, or stand in 1-D tensors with `list_ids` or `lengths`. Flat lists are batched by
+        length, with less than two padded places per item; the value and the gradient are those of the rows. Their
+        lengths are read on the host.
+
         Args:
-            scores: (B, N), any floating dtype.
-            labels: (B, N), finite and >= 0; bigger is better.
-            mask: Boolean (B, N), True = a real item; None = all are.
+            scores: (B, N), any floating dtype; (T,) for flat lists.
+            labels: The shape of scores, finite and >= 0; bigger is better.
+            mask: Boolean (B, N), True = a real item; None = all are. Flat lists take none.
             k: Overrides the `k` of the constructor: one int, or one int per list, (B,).
             weights: (B,), the weight of each list in the mean.
+            list_ids: (T,) integers, the list of each item, in any order. What is per list (`k`, `weights`, the result
+                without a reduction) is in the order of the sorted ids, as in ``torch.unique(list_ids)``.
+            lengths: (B,) integers, the number of items of each list, list after list.
 
         Returns:
             A scalar, or (B,) under ``reduction="none"``; float32 (float64 for float64 scores).
         """
+        if list_ids is not None or lengths is not None:
+            return self._forward_flat(scores, labels, flat_lists(scores, labels, mask, list_ids, lengths), k, weights)
         check_lists(scores, mask, labels=labels)
-        if weights is not None and weights.shape != scores.shape[:1]:
-            raise ValueError(f"weights must be one per list, ({scores.shape[0]},), got {tuple(weights.shape)}")
+        k = self._check(scores, labels, mask, k, weights, scores.shape[0])
+        with float32_island(scores.device.type):
+            x = at_least_float32(scores)
+            y = labels if labels.dtype == x.dtype else labels.to(x.dtype)
+            mean = self.reduction == "mean" and weights is None
+            whole = self._whole(x, y, mask, k, mean)
+            losses, counted = self._measure(x, y, mask, k)[:2] if whole is None else whole
+            if counted is not None and not self._warned and may_read(x) and len(x) and not bool(counted.any()):
+                longest = y.shape[1] if mask is None else int(count_true(mask).max())
+                positives = find_positives(y, mask, self.positive_above)[1]
+                self._warn_of_nothing(y if mask is None else y[mask], longest, positives)
+            return losses if mean and whole is not None else self._reduce(losses, counted, weights)
+
+    def _forward_flat(
+        self, scores: Tensor, labels: Tensor, lists: FlatLists, k: int | Tensor | None, weights: Tensor | None
+    ) -> Tensor:
+        number = len(lists.lengths)
+        k = self._check(scores, labels, None, k, weights, number)
+        with float32_island(scores.device.type):
+            x = at_least_float32(scores)
+            y = labels.to(x.dtype)
+            empty = (lists.lengths == 0).nonzero()[:, 0]
+            places, values = [empty], [x.new_zeros(len(empty)) + x[:0].sum()]
+            counted = torch.zeros(number, dtype=torch.bool, device=x.device)
+            positives = torch.zeros(number, dtype=torch.int64, device=x.device)
+            for rows, items, mask in lists.buckets():
+                own = k[rows] if isinstance(k, Tensor) else k
+                # The gradient of index_select is a sum into place; that of x[items] sorts the indices first.
+                batch = x.index_select(0, items.flatten()).view_as(items)
+                losses, count, positives[rows] = self._measure(batch, y[items], mask, own)
+                counted[rows] = True if count is None else count
+                places.append(rows)
+                values.append(losses)
+            if not self._warned and may_read(x) and number and not bool(counted.any()):
+                self._warn_of_nothing(y, int(lists.lengths.max()), positives, stacklevel=6)
+            ordered = torch.cat(values).index_select(0, torch.cat(places).argsort())
+            return self._reduce(ordered, counted, weights)
+
+    def _check(
+        self,
+        scores: Tensor,
+        labels: Tensor,
+        mask: Tensor | None,
+        k: int | Tensor | None,
+        weights: Tensor | None,
+        lists: int,
+    ) -> int | Tensor | None:
+        """Raise unless what is per list, and under `validate` every value, is as it should be; return k."""
+        if weights is not None and weights.shape != (lists,):
+            raise ValueError(f"weights must be one per list, ({lists},), got {tuple(weights.shape)}")
         if k is not None:
-            check_k(k, scores, read=self.validate or may_read(scores))
+            k = check_k(k, scores, lists=lists, read=self.validate or may_read(scores))
         if self.validate:
             valid = full_mask(scores) if mask is None else mask
             check_finite(scores, valid)
             check_labels(labels, valid)
             if weights is not None:
                 check_weights(weights)
-        with float32_island(scores.device.type):
-            x = at_least_float32(scores)
-            y = labels if labels.dtype == x.dtype else labels.to(x.dtype)
-            law = self._law()
-            if law is not None and x.shape[1] > 1:
-                own = self.k if k is None else k
-                chosen = None if isinstance(own, str) else self._required(own)
-                arguments = (x, y, mask, chosen, self.positive_above, law)
-                mean = self.reduction == "mean" and weights is None
-                if topk_loss.backend_for(*arguments, mean) != "torch":
-                    value, left = topk_loss(*arguments, mean)
-                    if left is not None and not self._warned and not bool(left.any()):
-                        self._warn_of_nothing(y, mask, find_positives(y, mask, self.positive_above)[1])
-                    return value if mean else self._reduce(value, left, weights)
-            positive, positives = find_positives(y, mask, self.positive_above)
-            items = None if mask is None else count_true(mask)
-            cut = self._cut(k, positives)
-            proper = None
-            if self.requires_k:
-                cut, proper = _cap(self._required(cut), x, items)
-            readable = may_read(x)
-            counted: Tensor | None = None
-            if proper is not None or not readable or not every(positives):
-                counted = positives > 0 if proper is None else (positives > 0) & proper
-                counted = None if readable and every(counted) else counted
-                if readable and counted is not None and not self._warned and len(x) and not bool(counted.any()):
-                    self._warn_of_nothing(y, mask, positives)
-            if x.numel() == 0 or (self.requires_k and x.shape[1] < 2):
-                losses = x.sum(-1) * 0.0
-            else:
-                losses = self._lists(x, y, mask, cut, ListFacts(positive, positives, items, counted))
-            return self._reduce(losses, counted, weights)
+        return k
+
+    def _measure(
+        self, x: Tensor, y: Tensor, mask: Tensor | None, k: int | Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return the loss of each list, which lists count (None = all), and their numbers of positives, (B,) each."""
+        positive, positives = find_positives(y, mask, self.positive_above)
+        items = None if mask is None else count_true(mask)
+        cut = self._cut(k, positives)
+        proper = None
+        if self.requires_k:
+            cut, proper = _cap(self._required(cut), x, items)
+        readable = may_read(x)
+        counted: Tensor | None = None
+        if proper is not None or not readable or not every(positives):
+            counted = positives > 0 if proper is None else (positives > 0) & proper
+            counted = None if readable and every(counted) else counted
+        if x.numel() == 0 or (self.requires_k and x.shape[1] < 2):
+            losses = x.sum(-1) * 0.0
+        else:
+            losses = self._lists(x, y, mask, cut, ListFacts(positive, positives, items, counted))
+        return losses, counted, positives
 
     def _law(self) -> Law | None:
         """Return the law under which one kernel serves the whole call, where there is one."""
         return None
+
+    def _whole(
+        self, x: Tensor, y: Tensor, mask: Tensor | None, k: int | Tensor | None, mean: bool
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Return the losses, or their mean, and which lists count, if one kernel serves the whole call; else None."""
+        law = self._law()
+        if law is None or x.shape[1] < 2:
+            return None
+        own = self.k if k is None else k
+        chosen = None if isinstance(own, str) else self._required(own)
+        arguments = (x, y, mask, chosen, self.positive_above, law, mean)
+        return topk_loss(*arguments) if topk_loss.backend_for(*arguments) != "torch" else None
 
     def _lists(
         self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts
@@ -263,11 +330,11 @@ class RankingLoss(Recorded, nn.Module, ABC):
             counted = counted if proper is None else counted & proper
         return counted
 
-    def _warn_of_nothing(self, labels: Tensor, mask: Tensor | None, positives: Tensor) -> None:
+    def _warn_of_nothing(self, labels: Tensor, longest: int, positives: Tensor, stacklevel: int = 5) -> None:
         self._warned = True
-        reasons = why_left_out(labels, mask, positives, self.positive_above)
+        reasons = why_left_out(labels, longest, positives, self.positive_above)
         message = f"{type(self).__name__} left out every list of a batch: the loss is 0 and nothing is learned from it"
-        warnings.warn(f"{message}. {reasons}. Later batches do not warn", stacklevel=5)
+        warnings.warn(f"{message}. {reasons}. Later batches do not warn", stacklevel=stacklevel)
 
     def _required(self, k: int | Tensor | None) -> int | Tensor:
         if k is None:

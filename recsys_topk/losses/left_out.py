@@ -5,32 +5,30 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def why_left_out(labels: Tensor, mask: Tensor | None, positives: Tensor, positive_above: float) -> str:
+def why_left_out(labels: Tensor, longest: int, positives: Tensor, positive_above: float) -> str:
     """Return why no list of a batch counts, and what to do about it (reads the tensors).
 
     Args:
-        labels: (B, N).
-        mask: Boolean (B, N), or None.
+        labels: Those of the valid items, any shape.
+        longest: Number of items of the longest list.
         positives: (B,), the number of valid positive items; lists that have one were left out because of k.
         positive_above: Items with a label above this are positive.
 
     Example:
         >>> import torch
-        >>> print(why_left_out(torch.zeros(2, 3), None, torch.tensor([0, 0]), 0.0))
+        >>> print(why_left_out(torch.zeros(2, 3), 3, torch.tensor([0, 0]), 0.0))
         2 of 2 lists have no valid label above positive_above = 0 (the largest is 0): check the labels, or lower
         positive_above
     """
     lists, without = len(positives), int((positives == 0).sum())
     reasons = []
     if without:
-        valid = labels if mask is None else labels[mask]
-        largest = f"the largest is {float(valid.max()):g}" if valid.numel() else "no item is valid"
+        largest = f"the largest is {float(labels.max()):g}" if labels.numel() else "no item is valid"
         reasons.append(
             f"{without} of {lists} lists have no valid label above positive_above = {positive_above:g} ({largest}): "
             "check the labels, or lower positive_above"
         )
     if without < lists:
-        longest = labels.shape[1] if mask is None else int(mask.sum(-1).max())
         reasons.append(
             f"{lists - without} of {lists} lists have no item beyond the k-th (the longest has {longest} items): "
             f"choose 1 <= k < {longest}"

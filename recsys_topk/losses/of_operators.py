@@ -70,6 +70,11 @@ if TYPE_CHECKING:
 
         def __init__(self, tau: float = 1.0, **shared: Unpack[Shared]) -> None: ...
 
+    class SmoothTopKLoss(TopKLoss):
+        """Cross-entropy of `SmoothTopK`."""
+
+        def __init__(self, tau: float = 1.0, **shared: Unpack[Shared]) -> None: ...
+
     class SoftSortLoss(TopKLoss):
         """Cross-entropy of `SoftSort`."""
 
@@ -88,5 +93,6 @@ else:
     PerturbedTopKLoss = loss_of(operators.PerturbedTopK)
     SigmoidTopKLoss = loss_of(operators.SigmoidTopK)
     SinkhornTopKLoss = loss_of(operators.SinkhornTopK)
+    SmoothTopKLoss = loss_of(operators.SmoothTopK)
     SoftSortLoss = loss_of(operators.SoftSort)
     SparseTopKLoss = loss_of(operators.SparseTopK)

@@ -9,21 +9,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from recsys_topk.metrics.average_precision import MAPAt
     from recsys_topk.metrics.configured import configured_metrics
+    from recsys_topk.metrics.dcg import DCGAt
     from recsys_topk.metrics.joint_recall import JointRecall
     from recsys_topk.metrics.kendall import KendallTau
     from recsys_topk.metrics.mean import ListMean
     from recsys_topk.metrics.ndcg import NDCGAt
+    from recsys_topk.metrics.precision import PrecisionAt
     from recsys_topk.metrics.recall import RecallAt
+    from recsys_topk.metrics.reciprocal_rank import MRRAt
     from recsys_topk.metrics.selection_mass import SelectionMass
 
-__all__ = ["JointRecall", "KendallTau", "ListMean", "NDCGAt", "RecallAt", "SelectionMass", "configured_metrics"]
+__all__ = [
+    "DCGAt",
+    "JointRecall",
+    "KendallTau",
+    "ListMean",
+    "MAPAt",
+    "MRRAt",
+    "NDCGAt",
+    "PrecisionAt",
+    "RecallAt",
+    "SelectionMass",
+    "configured_metrics",
+]
 
 _MODULES = {
+    "DCGAt": "dcg",
     "JointRecall": "joint_recall",
     "KendallTau": "kendall",
     "ListMean": "mean",
+    "MAPAt": "average_precision",
+    "MRRAt": "reciprocal_rank",
     "NDCGAt": "ndcg",
+    "PrecisionAt": "precision",
     "RecallAt": "recall",
     "SelectionMass": "selection_mass",
     "configured_metrics": "configured",

@@ -13,6 +13,7 @@ from recsys_topk.operators.neuralsort import NeuralSort
 from recsys_topk.operators.perturbed import PerturbedTopK
 from recsys_topk.operators.sigmoid import SigmoidTopK
 from recsys_topk.operators.sinkhorn import SinkhornTopK
+from recsys_topk.operators.smooth_topk import SmoothTopK
 from recsys_topk.operators.softsort import SoftSort
 from recsys_topk.operators.sparse import SparseTopK
 
@@ -25,6 +26,7 @@ __all__ = [
     "PerturbedTopK",
     "SigmoidTopK",
     "SinkhornTopK",
+    "SmoothTopK",
     "SoftSelection",
     "SoftSort",
     "SparseTopK",

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from recsys_topk.checks import check_finite, check_k, check_lists, check_positive
+from recsys_topk.checks import check_finite, check_fractional_k, check_k, check_lists, check_positive
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full
 from recsys_topk.ops.count_true import count_true, every
 from recsys_topk.ops.dispatch import may_read
@@ -76,6 +77,7 @@ class TopKOperator(Recorded, nn.Module, ABC):
         tie_fair: Equal scores get equal membership and gradient.
         deterministic: The same input gives the same output.
         exact_gradient: The gradient is that of the value (checked by finite differences).
+        fractional_k: k may be a fraction: a float, or a floating tensor (B,), up to which the membership sums.
         transformable: `torch.func.grad`, `vmap` and `jacrev` work; False for operators that draw random numbers.
         paper: Where the operator is from.
         loss_defaults: Defaults of the loss of the same name (see `recsys_topk.losses.from_operator`) that differ from
@@ -94,6 +96,7 @@ class TopKOperator(Recorded, nn.Module, ABC):
     tie_fair: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True
     exact_gradient: ClassVar[bool] = True
+    fractional_k: ClassVar[bool] = False
     transformable: ClassVar[bool] = True
     paper: ClassVar[str] = ""
     loss_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
@@ -121,7 +124,8 @@ class TopKOperator(Recorded, nn.Module, ABC):
 
         Args:
             scores: (B, N), float32 or float64, N >= 2; 0 where masked.
-            k: One int, or an int64 tensor (B,), with 1 <= k < number of valid items in every list.
+            k: One int, or an int64 tensor (B,), with 1 <= k < number of valid items in every list. With `fractional_k`
+                also a tensor (B,) of the dtype of scores, with 0 < k < number of valid items.
             mask: Boolean (B, N). `recsys_topk.numerics.is_full(mask)` tells that nothing is masked.
         """
 
@@ -133,19 +137,20 @@ class TopKOperator(Recorded, nn.Module, ABC):
         return selection
 
     @final  # type: ignore[misc]  # nn.Module declares forward as a writable attribute
-    def forward(self, scores: Tensor, k: int | Tensor, mask: Tensor | None = None) -> SoftSelection:
+    def forward(self, scores: Tensor, k: float | Tensor, mask: Tensor | None = None) -> SoftSelection:
         """Return the soft membership of the top k of each list.
 
         Args:
             scores: (B, N), any floating dtype.
-            k: One int, or one int per list, (B,). It is capped at the number of valid items.
+            k: One int, or one int per list, (B,). It is capped at the number of valid items. An operator with
+                `fractional_k` also takes a float, or one per list.
             mask: Boolean (B, N), True = a real item; None = all are.
 
         Returns:
             The selection, in float32 (float64 for float64 scores).
         """
         check_lists(scores, mask)
-        check_k(k, scores, read=self.validate or may_read(scores))
+        k = (check_fractional_k if self.fractional_k else check_k)(k, scores, read=self.validate or may_read(scores))
         if self.validate:
             check_finite(scores, full_mask(scores) if mask is None else mask)
         with float32_island(scores.device.type):
@@ -157,7 +162,13 @@ class TopKOperator(Recorded, nn.Module, ABC):
     def _select_general(self, x: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         full = is_full(mask)
         count = torch.full(x.shape[:1], x.shape[1], device=x.device) if full else count_true(mask)
-        wanted = torch.minimum(k.long() if isinstance(k, Tensor) else torch.full_like(count, k), count)
+        if isinstance(k, Tensor) and k.is_floating_point():
+            if x.shape[1] == 1:  # one item can be selected in part: padded, it is a list like others
+                wide = self._select_general(pad(x, (0, 1)), k, pad(mask, (0, 1), value=False))
+                return SoftSelection(wide.log_p[:, :1], wide.log_q[:, :1], mask)
+            wanted = torch.minimum(k.to(x.dtype), count.to(x.dtype))
+        else:
+            wanted = torch.minimum(k.long() if isinstance(k, Tensor) else torch.full_like(count, k), count)
         proper = (wanted > 0) & (wanted < count)
         if may_read(x) and len(x) and every(proper):
             same = not isinstance(k, Tensor) and every(wanted == k)

@@ -12,6 +12,7 @@ from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.ops.centred import centred
 from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.kth_pair import kth_values
 from recsys_topk.ops.laplace import laplace_logs, laplace_threshold
 from recsys_topk.ops.topk_loss import Law
 
@@ -21,7 +22,7 @@ class LapSum(TopKOperator):
 
     p_i = F((x_i - b) / tau), F the distribution function of the standard Laplace law, b solves sum_i p_i = k. With
     e_i = exp(-|x_i - b| / tau) the gradient of the threshold is db/dx_i = e_i / sum_j e_j. The threshold is found
-    without a sort, in two to four passes over the list, O(N) each (see `laplace_threshold`).
+    without a sort, in two to four passes over the list, O(N) each (see `laplace_threshold`). k may be a fraction.
 
     Args:
         tau: Temperature (alpha in the paper; larger is smoother).
@@ -31,10 +32,13 @@ class LapSum(TopKOperator):
         >>> import torch
         >>> LapSum()(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), k=2).p.round(decimals=3)
         tensor([[0.8880, 0.3030, 0.6970, 0.1120]])
+        >>> LapSum()(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), k=1.5).p.sum().round(decimals=3)
+        tensor(1.5000)
     """
 
     name: ClassVar[str] = "lapsum"
     cost: ClassVar[str] = "n"
+    fractional_k: ClassVar[bool] = True
     paper: ClassVar[str] = "Struski et al. 2025, arXiv 2503.06242"
 
     def law(self) -> Law:
@@ -45,5 +49,16 @@ class LapSum(TopKOperator):
         """See `TopKOperator.select`."""
         filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
         ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=scores.device)
-        x, gap = centred(filled, ks)
+        x, gap = _centred_at_fraction(filled, ks) if ks.is_floating_point() else centred(filled, ks)
         return SoftSelection(*laplace_logs(x, laplace_threshold(x.detach(), gap, ks, self.tau), self.tau), mask)
+
+
+def _centred_at_fraction(filled: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scores less the one that is selected in part, x_[m + 1] for m < k < m + 1, and 0: the first guess.
+
+    For a whole k no item is selected in part, and the guess is the middle of a gap, as in `centred`.
+    """
+    whole = k.long()
+    kept, cut = kth_values(filled, whole.clamp_min(1))
+    partial = torch.where(whole[:, None] > 0, cut, kept)
+    return filled - partial, torch.where((k == whole)[:, None], kept - cut, 0.0)

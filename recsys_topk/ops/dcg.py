@@ -59,7 +59,7 @@ def ideal_dcg(label_gains: Tensor, k: int | Tensor | None = None, base: float = 
 
     Args:
         label_gains: (B, N), 0 where masked.
-        k: Where to cut, an int or one a list; None = nowhere.
+        k: Where to cut, an int or one int per list; None = nowhere.
         base: Base of the logarithm.
     """
     ordered = sorted_descending(label_gains)

@@ -174,7 +174,7 @@ def scratch(like: Array, count: int) -> Array:
 
 
 def pair_numpy(a: Array, k: int | Array, reuse: bool = False) -> tuple[Array, Array]:
-    """Return (x_[k], x_[k+1]) of the rows of `a`, each (B,); `k` is one int, or one a row, 1 <= k < N.
+    """Return (x_[k], x_[k+1]) of the rows of `a`, each (B,); `k` is one int, or one int per row, 1 <= k < N.
 
     With `reuse`, short rows are sorted in the memory of `scratch`.
     """

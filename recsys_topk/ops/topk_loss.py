@@ -150,7 +150,7 @@ def _serves(
         is_float32(scores, labels)
         and not labels.requires_grad
         and (mask is None or is_real(mask))
-        and (not isinstance(k, Tensor) or is_real(k))
+        and (is_real(k) and not k.is_floating_point() if isinstance(k, Tensor) else k is None or isinstance(k, int))
         and scores.numel() > 0
         and scores.shape[1] < 2**31 - 64
     )

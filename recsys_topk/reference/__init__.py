@@ -5,6 +5,7 @@ These classes are in no table of names: give the class path, e.g. ``--objective 
 - `PublishedJoint`, `PublishedICC`: objectives of `recsys_topk.cascades.objectives`
 - `PublishedARF`, `PublishedARFV2`: losses of `recsys_topk.losses`
 - `PublishedRecall`, `PublishedJointRecall`: metrics of `recsys_topk.metrics`
+- `recsys_topk.reference.research_reader`: RecFlow read one request at a time, the yardstick of `bench data`
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recsys_topk.reports import plots
 from recsys_topk.reports.paper import paper_figures
@@ -14,7 +13,8 @@ from recsys_topk.reports.results import Found
 from recsys_topk.reports.sections import Section, section_of
 from recsys_topk.runs.wandb_logging import log_once
 
-TEMPLATE = "page.html.jinja"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def render(title: str, found: Sequence[Found], facts: Mapping[str, Any]) -> tuple[str, list[Section]]:
@@ -27,23 +27,16 @@ def render(title: str, found: Sequence[Found], facts: Mapping[str, Any]) -> tupl
     """
     found = sorted(found, key=_order)
     sections = [section_of(one) for one in found]
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["code"] = code
-    text = resources.files("recsys_topk.reports").joinpath(TEMPLATE).read_text(encoding="utf-8")
-    drawn = [
-        [
-            {"svg": Markup(own_names(plots.svg(figure), f"s{i}-{j}-")), "caption": caption}
-            for j, (figure, caption) in enumerate(section.figures)
-        ]
-        for i, section in enumerate(sections)
-    ]
-    names = anchors([section.title for section in sections])
-    page: str = environment.from_string(text).render(
-        title=title, facts=describe(found, facts), sections=list(zip(names, sections, drawn, strict=True)),
-        source=paper_figures()["source"],
+    environment = Environment(
+        loader=PackageLoader("recsys_topk.reports", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters.update(code=code, svg=svg)
+    page: str = environment.get_template("page.html.jinja").render(
+        title=title, facts=describe(found, facts), source=paper_figures()["source"],
+        sections=list(zip(anchors([section.title for section in sections]), sections, strict=True)),
     )  # fmt: skip
     return page, sections
 
@@ -60,16 +53,11 @@ def code(text: str) -> Any:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def own_names(svg: str, prefix: str) -> str:
-    """Return an SVG whose ids begin with `prefix`, so that several can stand in one page.
+def svg(figure: Figure, prefix: str) -> Any:
+    """Return a figure as SVG whose ids begin with `prefix`, so that several can stand in one page."""
+    from markupsafe import Markup
 
-    Example:
-        >>> own_names('<g id="a"/><use href="#a" clip-path="url(#b)"/>', "x-")
-        '<g id="x-a"/><use href="#x-a" clip-path="url(#x-b)"/>'
-    """
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}\1"', svg)
-    svg = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}\1"', svg)
-    return re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}\1)", svg)
+    return Markup(re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", plots.svg(figure)))
 
 
 def anchors(titles: Sequence[str]) -> list[str]:
@@ -109,34 +97,26 @@ def describe(found: Sequence[Found], made: Mapping[str, Any]) -> dict[str, str]:
         found: What `find_all` returned.
         made: Where the page comes from.
     """
-    flat = [part for one in found for part in (one, *one.parts)]
-    contents = [one.content for one in flat]
-    started = sorted(str(content["started"])[:16].replace("T", " ") for content in contents if "started" in content)
-    cpus = dict.fromkeys(
-        f"{content['machine']['cpu']}, {content['machine']['cores']} cores"
-        for content in contents if (content.get("machine") or {}).get("cpu")
-    )  # fmt: skip
-    devices = dict.fromkeys(
-        str(run["device"]) for one in flat if one.kind == "comparison"
-        for runs in one.content["runs"].values() for run in runs if "device" in run
-    )  # fmt: skip
-    known = next((content["versions"] for content in contents if content.get("versions")), made["versions"])
-    seeds = sorted(
-        {len(runs) for one in flat if one.kind in ("comparison", "stream") for runs in one.content["runs"].values()}
-    )
-    seeds = [number for number in seeds if number]
-    facts = {"What": ", ".join(dict.fromkeys(_what(one) for one in found)), "Data": _data(flat) or "none"}
-    if started:
-        facts["When"] = " to ".join(dict.fromkeys([started[0], started[-1]])) + " UTC"
-    facts["Machine"] = "; ".join(cpus) or f"{made['machine']['cpu']}, {made['machine']['cores']} cores"
-    if devices:
-        facts["Trained on"] = ", ".join(devices)
-    if seeds:
-        low, high = seeds[0], seeds[-1]
-        facts["Seeds"] = f"{low} of each" if low == high else f"{low} to {high} of each"
-    facts["Versions"] = ", ".join(f"{name} {number}" for name, number in known.items())
-    facts["Page made"] = f"{made['started'][:16].replace('T', ' ')} UTC"
-    return facts
+    contents = [part.content for one in found for part in (one, *one.parts)]
+    by_label = [runs for content in contents for runs in content.get("runs", {}).values() if runs]
+    runs = [run for group in by_label for run in group]
+    times = sorted(str(content["started"])[:16].replace("T", " ") for content in contents if "started" in content)
+    machines = [machine for content in contents if (machine := content.get("machine") or {}).get("cpu")]
+    seeds = sorted({len(group) for group in by_label})
+    facts = {
+        "What": [one.name for one in found],
+        "Data": [_data(one["config"]["data"]) for one in (*runs, *contents) if (one.get("config") or {}).get("data")],
+        "When": [f"{' to '.join(dict.fromkeys([times[0], times[-1]]))} UTC"] if times else [],
+        "Machine": [f"{machine['cpu']}, {machine['cores']} cores" for machine in machines or [made["machine"]]],
+        "Trained on": [run["device"] for run in runs if "device" in run],
+        "Seeds": [f"{' to '.join(dict.fromkeys(map(str, (seeds[0], seeds[-1]))))} of each"] if seeds else [],
+        "Versions": [
+            f"{name} {number}"
+            for name, number in next((c["versions"] for c in contents if c.get("versions")), made["versions"]).items()
+        ],
+        "Page made": [f"{made['started'][:16].replace('T', ' ')} UTC"],
+    }
+    return {name: "; ".join(dict.fromkeys(texts)) for name, texts in facts.items() if texts}
 
 
 def _order(one: Found) -> int:
@@ -144,31 +124,11 @@ def _order(one: Found) -> int:
     return known.index(one.content["name"]) if one.kind == "experiment" else len(known)
 
 
-def _what(one: Found) -> str:
-    if one.kind == "experiment":
-        return f"experiment {one.content['name']} ({one.content['size']})"
-    if one.kind == "bench":
-        return f"bench {one.content['suite']}"
-    return f"{one.kind} {one.path.parent.name if one.path.is_file() else one.path.name}"
-
-
-def _data(flat: Sequence[Found]) -> str:
-    """Return what the runs were trained on, from their resolved options."""
-    options: list[Mapping[str, Any]] = []
-    for one in flat:
-        if one.kind == "fit":
-            options.append((one.content["config"] or {}).get("data") or {})
-        elif one.kind == "comparison":
-            options += [
-                run["config"]["data"] for runs in one.content["runs"].values() for run in runs if "config" in run
-            ]
-    texts: dict[str, None] = {}
-    for given in options:
-        data = given.get("init_args", given)
-        if data.get("root"):
-            texts[f"RecFlow layout in {data['root']}"] = None
-        else:
-            world = data.get("world") or {}
-            size = f"{world.get('users')} users, {world.get('items')} items, {world.get('days')} days"
-            texts[f"a simulated world: {size} of {world.get('requests')} requests (seed {world.get('seed')})"] = None
-    return "; ".join(texts)
+def _data(given: Mapping[str, Any]) -> str:
+    """Return what a run was trained on, from its resolved options."""
+    data = given.get("init_args", given)
+    if data.get("root"):
+        return f"RecFlow layout in {data['root']}"
+    world = data.get("world") or {}
+    size = f"{world.get('users')} users, {world.get('items')} items, {world.get('days')} days"
+    return f"a simulated world: {size} of {world.get('requests')} requests (seed {world.get('seed')})"

@@ -20,3 +20,21 @@ def paper_figures() -> Mapping[str, Any]:
     """
     text = resources.files("recsys_topk.reports").joinpath("figures.yaml").read_text(encoding="utf-8")
     return cast("Mapping[str, Any]", yaml.safe_load(text))
+
+
+def paper_curves(figure: str, kind: str) -> dict[str, dict[float, float]]:
+    """Return the lines of one of the paper's figures by name and x; none if the paper does not have it.
+
+    Args:
+        figure: ``recall`` (by training negatives), ``tau`` or ``runtime`` (by items).
+        kind: ``joint``, ``retrieval`` or ``ranking``; for the runtime, the device.
+
+    Example:
+        >>> paper_curves("recall", "joint")["dftopk"][25.0], paper_curves("tau", "joint")["dftopk"][1000.0]
+        (0.5607, 0.4039)
+    """
+    known = paper_figures().get(figure, {})
+    lines = known.get(kind, {})
+    x = next(iter(known.values()), ())
+    by_name = {"dftopk": lines} if isinstance(lines, list) else lines
+    return {name: dict(zip(map(float, x), line, strict=False)) for name, line in by_name.items()}

@@ -7,10 +7,11 @@ needs no font file; matplotlib's own font, which the layout is measured with, is
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date
 from html import escape
+from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
@@ -27,21 +28,6 @@ NAMED = ("dftopk", "lapsum", "neuralsort", "softsort", "diffsort", "sparse", "li
 OTHERS = ("#117733", "#661100", "#44aa99", "#aa4499", "#6699cc", "#8c6d31")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 WIDTH = 7.2  # inches
-STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "recsys_topk",
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-}
 
 
 def colour(label: str) -> str:
@@ -86,19 +72,13 @@ def bars(
         axes = _axes(0.9 + 0.27 * len(rows) + (0.5 if reference else 0.0), title)
         names = [str(row[label]) for row in rows]
         lengths = [0.0 if row.get(value) is None else float(row[value]) for row in rows]
-        errors = [float(row.get(error) or 0.0) if error else 0.0 for row in rows]
-        places = range(len(rows))
-        axes.barh(places, lengths, height=0.7, color=[colour(name) for name in names])
-        for place, length, spread in zip(places, lengths, errors, strict=True):
-            if spread:
-                axes.errorbar(length, place, xerr=spread, color="#222222", capsize=2.5, linewidth=1.0)
-            shown = "–" if rows[place].get(value) is None else _short(length)  # noqa: RUF001
-            where = max(length, 0.0) + spread
-            axes.annotate(
-                shown, (where, place), (4, 0), textcoords="offset points", va="center", fontsize=8,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-            )  # fmt: skip
-        axes.set_yticks(places, names)
+        errors = [float(row.get(error or "") or 0.0) for row in rows]
+        colours = [row.get("colour") or colour(name) for row, name in zip(rows, names, strict=True)]
+        drawn = axes.barh(range(len(rows)), lengths, height=0.7, xerr=errors, color=colours, tick_label=names)
+        shown = ["–" if row.get(value) is None else _short(row[value]) for row in rows]  # noqa: RUF001
+        axes.bar_label(
+            drawn, shown, padding=4, fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+        )
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
@@ -170,15 +150,10 @@ def lines(
         if logy:
             axes.set_yscale("log")
         if places:
-            step = -(-len(places) // 14)  # at most 14 dates fit
-            shown = list(places)[::step]
-            slanted = sum(len(text) for text in shown) > 60
-            axes.set_xticks([places[text] for text in shown], shown)
-            if slanted:
-                axes.tick_params(axis="x", rotation=30)
-                for text in axes.get_xticklabels():
-                    text.set_horizontalalignment("right")
-                    text.set_rotation_mode("anchor")
+            shown = list(places)[:: -(-len(places) // 14)]  # at most 14 dates fit
+            slanted = sum(map(len, shown)) > 60
+            style: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
+            axes.set_xticks([places[text] for text in shown], shown, **style)
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), borderaxespad=0.3)
@@ -187,20 +162,20 @@ def lines(
 
 def svg(figure: Figure) -> str:
     """Return a figure as SVG text that can stand alone or inside an HTML page; the same figure gives the same text."""
-    buffer = io.StringIO()
-    with _style():
-        none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", bbox_inches="tight", pad_inches=0.08, metadata=none)
-    text = buffer.getvalue()
+    text = _saved(figure, "svg", dict.fromkeys(("Creator", "Date", "Format", "Type"))).decode()
     title = escape(figure.axes[0].get_title(loc="left"))
     return text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
 
 
 def png(figure: Figure, dpi: int = 150) -> bytes:
     """Return a figure as PNG, for media that take no SVG."""
+    return _saved(figure, "png", {"Software": None}, dpi=dpi)
+
+
+def _saved(figure: Figure, format: str, metadata: Mapping[str, None], **options: Any) -> bytes:
     buffer = io.BytesIO()
     with _style():
-        figure.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", pad_inches=0.08, metadata={"Software": None})
+        figure.savefig(buffer, format=format, bbox_inches="tight", pad_inches=0.08, metadata=metadata, **options)
     return buffer.getvalue()
 
 
@@ -210,17 +185,16 @@ def _style() -> Iterator[None]:
         import matplotlib
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'recsys-topk[plot]'", name="matplotlib") from error
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": matplotlib.rcParams["backend"]}):
+    with resources.as_file(resources.files("recsys_topk.reports") / "plots.mplstyle") as path:
+        style = matplotlib.rc_params_from_file(path, use_default_template=True)
+    with matplotlib.rc_context({**style, "backend": matplotlib.rcParams["backend"]}):
         yield
 
 
 def _axes(height: float, title: str) -> Axes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, height), facecolor="white")
-    FigureCanvasAgg(figure)
-    axes: Axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes: Axes = Figure(figsize=(WIDTH, height), facecolor="white").add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_title(title, loc="left")
     return axes
 
@@ -228,17 +202,9 @@ def _axes(height: float, title: str) -> Axes:
 def _places(series: Series) -> dict[str, int]:
     """Return the place on the axis of every x that is a string; nothing if x is a number."""
     texts = list(dict.fromkeys(x for points in series.values() for x, _ in points if isinstance(x, str)))
-    if all(_is_date(text) for text in texts):
+    if all(re.fullmatch(r"\d{4}-\d\d-\d\d", text) for text in texts):
         texts.sort()
     return {text: place for place, text in enumerate(texts)}
-
-
-def _is_date(text: str) -> bool:
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _short(value: float) -> str:

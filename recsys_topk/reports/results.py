@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys_topk.runs.documents import read_yaml
 from recsys_topk.runs.trials import file_name
+from recsys_topk.trust.documents import read_yaml
 
 LOOKED_FOR = (
     "experiment.json (recsys-topk experiment), comparison.json (compare), stream.json (stream), "
@@ -34,7 +34,16 @@ class Found:
     path: Path
     content: Mapping[str, Any]
     parts: tuple[Found, ...] = ()
-    missing: tuple[str, ...] = field(default=())
+    missing: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What it is called in a report."""
+        if self.kind == "experiment":
+            return f"experiment {self.content['name']} ({self.content['size']})"
+        if self.kind == "bench":
+            return f"bench {self.content['suite']}: {self.path.name}"
+        return f"{self.kind}: {self.path.parent.name if self.path.is_file() else self.path.name}"
 
 
 def find_all(paths: Sequence[str | Path]) -> list[Found]:
@@ -55,19 +64,17 @@ def find_all(paths: Sequence[str | Path]) -> list[Found]:
 
 
 def _find(path: Path) -> Iterator[Found]:
+    own = [path / f"{kind}.json" for kind in ("experiment", "comparison", "stream")]
     if path.is_file():
-        one = _from_file(path)
-        if one is not None:
-            yield one
-        return
-    if (path / "experiment.json").is_file():
-        yield _experiment(path)
-    elif (path / "comparison.json").is_file() or (path / "stream.json").is_file():
-        for name in ("comparison.json", "stream.json"):
-            if (path / name).is_file():
-                yield from _find(path / name)
+        yield from _from_file(path)
+    elif any(file.is_file() for file in own):
+        for file in own:
+            if file.is_file():
+                yield from _from_file(file)
+                if file.name == "experiment.json":
+                    return
     elif (path / "trials").is_dir():
-        runs = _trials_by_name(path)
+        runs = _trials(path)
         if runs:
             note = "the comparison was not finished: it has no comparison.json, and this shows the runs that it has"
             yield Found("comparison", path, {"runs": runs}, missing=(note,))
@@ -80,54 +87,46 @@ def _find(path: Path) -> Iterator[Found]:
                 yield from _find(entry)
 
 
-def _from_file(path: Path) -> Found | None:
-    """Return what a JSON file holds, None if it is not one of ours."""
-    if path.suffix != ".json":
-        return None
-    content = read_json(path)
-    if not isinstance(content, dict):
-        return None
-    if "suite" in content and "rows" in content:
-        return Found("bench", path, content)
-    if path.name == "experiment.json" and "steps" in content:
-        return _experiment(path.parent)
-    if "runs" in content and "rows" in content:
-        return Found("comparison", path, content)
-    if "runs" in content:
-        return Found("stream", path, content)
-    return None
+def _from_file(path: Path) -> Iterator[Found]:
+    """Yield what a JSON file holds; nothing if it is not one of ours."""
+    content = _read_json(path) if path.suffix == ".json" else {}
+    keys = set(content if isinstance(content, dict) else ())
+    if {"suite", "rows"} <= keys:
+        yield Found("bench", path, content)
+    elif path.name == "experiment.json" and "steps" in keys:
+        yield _experiment(path.parent, content)
+    elif "runs" in keys:
+        yield Found("comparison" if "rows" in keys else "stream", path, content)
 
 
-def read_json(path: Path) -> Any:
-    """Return what a JSON file holds; raise a ValueError that names it if it is damaged."""
+def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(path)!r} is not valid JSON ({error}); delete it or make it again") from error
 
 
-def _experiment(folder: Path) -> Found:
-    record = read_json(folder / "experiment.json")
+def _experiment(folder: Path, record: Mapping[str, Any]) -> Found:
     parts: list[Found] = []
     missing: list[str] = []
     if "about" not in record:
         raise ValueError(f"{str(folder)!r} was made by an older version; run that experiment again")
     for step in record["steps"]:
         result = folder / step["result"]
-        part = _from_file(result) if result.is_file() else None
+        here = list(_from_file(result)) if result.is_file() else []
         if step["run"] != "bench":
-            wanted = len(step["labels"]) * step["seeds"]
-            there = 0 if part is None else _count(part.content["runs"], step["labels"])
-            if there < wanted and step["run"] == "compare":
-                runs = _trials(folder, step)  # the file is written when all of them are there
-                if _count(runs, step["labels"]) > there:
-                    there, part = _count(runs, step["labels"]), Found("comparison", folder, {"runs": runs})
+            labels, wanted = step["labels"], len(step["labels"]) * step["seeds"]
+            there = _count(here[0].content["runs"], labels) if here else 0
+            if there < wanted and step["run"] == "compare":  # the file is written when all of them are there
+                by_file = _trials(folder)
+                runs = {label: by_file[file_name(label)] for label in labels if file_name(label) in by_file}
+                if _count(runs, labels) > there:
+                    there, here = _count(runs, labels), [Found("comparison", folder, {"runs": runs})]
             if there < wanted:
                 missing.append(f"{wanted - there} of {wanted} runs are not there yet")
-        if part is None:
+        if not here:
             missing.append(f"no result yet of `recsys-topk {step['run']}` ({step['result']})")
-        else:
-            parts.append(part)
+        parts += here
     return Found("experiment", folder, record, tuple(parts), tuple(missing))
 
 
@@ -135,20 +134,11 @@ def _count(runs: Mapping[str, Sequence[Any]], labels: Sequence[str]) -> int:
     return sum(len(runs.get(label, ())) for label in labels)
 
 
-def _trials(folder: Path, step: Mapping[str, Any]) -> dict[str, list[Any]]:
-    runs: dict[str, list[Any]] = {}
-    for label in step["labels"]:
-        files = [folder / "trials" / f"{file_name(label)}-s{seed}.json" for seed in range(step["seeds"])]
-        there = [read_json(file) for file in files if file.is_file()]
-        if there:
-            runs[label] = there
-    return runs
-
-
-def _trials_by_name(folder: Path) -> dict[str, list[Any]]:
+def _trials(folder: Path) -> dict[str, list[Any]]:
+    """Return the runs of a comparison by the names of their files, without the seeds."""
     runs: dict[str, list[Any]] = {}
     for file in sorted((folder / "trials").glob("*-s*.json")):
-        content = read_json(file)
+        content = _read_json(file)
         if "metrics" in content:
             runs.setdefault(file.stem.rpartition("-s")[0], []).append(content)
     return runs

@@ -5,26 +5,26 @@ from __future__ import annotations
 import math
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from recsys_topk.reports import plots, verdicts
-from recsys_topk.reports.paper import paper_figures
+from recsys_topk.reports.paper import paper_curves, paper_figures
 from recsys_topk.reports.results import Found
 from recsys_topk.reports.tables import Table, heading, short_name
 from recsys_topk.runs.metrics_file import read_rows
-from recsys_topk.runs.statistics import Runs, bands, curves, means, metric_names, spread, summarise
+from recsys_topk.runs.statistics import bands, curves, means, metric_names, spread, summarise
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
 GREY = "#b4b4b4"
-PAPER = " (paper)"
 NOT_COMPARABLE = (
     "The paper's values are of RecFlow and ours of a simulated world: compare orders and shapes, not values."
 )
-WITH_MODEL = "With a model, as in the paper"
+TIMED = {"operators": "Operator alone", "paper": "With a model, as in the paper"}
 # What the paper calls DiffSort is its odd-even network.
 OPERATOR_NAMES = {"diffsort-odd-even": "diffsort", "diffsort": "diffsort bitonic"}
 
@@ -60,313 +60,224 @@ class Section:
 
 def section_of(found: Found) -> Section:
     """Return the section of one thing that was found."""
-    if found.kind == "experiment":
-        return _experiment(found)
-    section = Section(f"{found.kind}: {found.path.parent.name if found.path.is_file() else found.path.name}")
-    section.missing += found.missing
-    if found.kind == "bench":
-        section.title = f"bench {found.content['suite']}: {found.path.name}"
-    _fill(section, found)
-    command = found.content.get("command")
-    if command:
-        section.commands.append(shlex.join(command))
+    record = found.content if found.kind == "experiment" else {}
+    section = Section(found.name, missing=list(found.missing))
+    if record:
+        about = record["about"]
+        section.title, section.question, section.differences = about["title"], about["question"], about["differences"]
+        section.protocol = {"The paper": about["protocol"], "It found": about["found"], "Here": about["ours"]}
+        section.commands = [f"recsys-topk {shlex.join(step['command'])}" for step in record["steps"]]
+    elif "command" in found.content:
+        section.commands = [shlex.join(found.content["command"])]
+    for part in found.parts if record else (found,):
+        BUILDERS[part.kind](section, part, record)
     return section
 
 
-def _fill(section: Section, found: Found) -> None:
-    if found.kind == "comparison":
-        comparison(section, found.content["runs"])
-    elif found.kind == "stream":
-        stream(section, found.content["runs"])
-    elif found.kind == "bench":
-        bench(section, found.content)
+def comparison(section: Section, found: Found, record: Mapping[str, Any]) -> None:
+    """Add the recalls of a comparison: bars, or lines where competitors stand at several points, a table, a verdict.
+
+    Args:
+        section: What it is added to.
+        found: The comparison.
+        record: The experiment that it belongs to, with the points and the reference rankers; may be empty.
+    """
+    runs = found.content["runs"]
+    rows, names = summarise(runs), metric_names(runs)
+    joint, *alone = map(heading, names)
+    about, points, reference = (record.get(key) or {} for key in ("about", "points", "reference"))
+    kinds = ["joint", *(kind for name in names[1:] for kind in ("retrieval", "ranking") if kind in name)]
+    papers = {kind: paper_curves(about["figures"], kind) for kind in kinds} if about.get("figures") else {}
+    theirs = papers.get("joint", {})
+    at = {row["run"]: points.get(row["run"]) or (row["run"], 0.0) for row in rows}
+    by_joint = sorted(rows, key=lambda row: -row["joint"])
+    if points:
+        figure, caption = _curves(section, rows, at, about, theirs)
     else:
-        fit(section, found)
-
-
-def _experiment(found: Found) -> Section:
-    record, about = found.content, found.content["about"]
-    section = Section(about["title"], about["question"])
-    section.missing += found.missing
-    section.protocol = {"The paper": about["protocol"], "It found": about["found"], "Here": about["ours"]}
-    section.differences = about["differences"]
-    section.commands = [f"recsys-topk {shlex.join(step['command'])}" for step in record["steps"]]
-    simulated = record["size"] == "small" and not any("--data.root" in step["command"] for step in record["steps"])
-    reference = record.get("reference") or {}
-    if about["show"] == "runtime":
-        runtime(section, about["subject"], [part.content for part in found.parts])
-    for part in found.parts:
-        if about["show"] == "table":
-            comparison(section, part.content["runs"], about, reference, simulated)
-        elif about["show"] == "curve":
-            curve(section, part.content["runs"], about, record["points"], reference, simulated)
-        elif about["show"] == "stream":
-            stream(section, part.content["runs"], about["subject"])
-    return section
-
-
-def comparison(
-    section: Section,
-    runs: Runs,
-    about: Mapping[str, Any] | None = None,
-    reference: Mapping[str, Mapping[str, float]] | None = None,
-    simulated: bool = False,
-) -> None:
-    """Add bars, a table and, for an experiment, a verdict beside the paper's figures."""
-    rows = summarise(runs)
-    rows_by_joint = sorted(rows, key=lambda row: -row["joint"])
-    names = metric_names(runs)
-    figures = paper_figures()["recall"] if about and about["figures"] == "recall" else {}
-    faulty = paper_figures()["faulty"]
-    theirs = {kind: {name: line[0] for name, line in figures[kind].items()} for kind in _kinds(names) if figures}
-    drawn: list[dict[str, Any]] = []
-    for row in rows_by_joint:
-        drawn.append(row)
-        if figures and row["run"] in theirs["joint"]:
-            drawn.append({"run": f"{row['run']}{PAPER}", "joint": theirs["joint"][row["run"]]})
-    lines = {name: recalls["joint"] for name, recalls in (reference or {}).items()}
-    figure = plots.bars(
-        drawn, "joint", "+-", title="Joint recall", reference=lines or None,
-        xlabel=f"{short_name(names[0])} recall, mean over seeds, standard deviation",
-    )  # fmt: skip
-    for patch, row in zip(figure.axes[0].patches, drawn, strict=True):
-        if str(row["run"]).endswith(PAPER):
-            patch.set_facecolor(GREY)
-    note = "Grey: the paper." if figures else ""
-    section.figures.append((figure, f"{note} {NOT_COMPARABLE if figures and simulated else ''}".strip()))
-    body = [_recalls(row, names, {"p": row["p"]}, theirs, row["run"]) for row in rows_by_joint]
-    body = [
-        {**cells, "seconds": row["seconds"], "seeds": row["seeds"]}
-        for cells, row in zip(body, rows_by_joint, strict=True)
-    ]
-    for name, recalls in (reference or {}).items():
-        body.append({"run": name, **dict(zip(map(heading, names), recalls.values(), strict=False))})
+        at_zero = {name: line[0.0] for name, line in theirs.items() if 0.0 in line}
+        figure, caption = _bars(section, rows, about, at_zero, reference)
+    simulated = theirs and not any("--data.root" in step["command"] for step in record["steps"])
+    section.figures.append((figure, f"{caption} {NOT_COMPARABLE if simulated else ''}".strip()))
+    body = []
+    for row in rows if points else by_joint:
+        name, x = at[row["run"]]
+        cells = {"run": name, **({about["xlabel"]: x} if points else {}), joint: row["joint"], "±": row["+-"]}
+        cells |= {"p": row["p"], **dict(zip(alone, row["alone"].values(), strict=True))}
+        cells |= {f"paper, {kind}": lines.get(name, {}).get(x) for kind, lines in papers.items()}
+        body.append({**cells, "seconds": row["seconds"], "seeds": row["seeds"]})
+    for name, recalls in reference.items():
+        body.append({"run": name, **dict(zip((joint, *alone), recalls.values(), strict=False))})
     caption = f"Means over seeds; ± is the standard deviation, p a paired t-test against {rows[0]['run']}."
     if reference:
         caption += " Random, popularity and oracle rank without learning; the oracle knows the true utility."
-    notes = [f"The paper's {name}: {why}." for name, why in faulty.items() if figures and name in theirs["joint"]]
-    section.tables.append(Table(caption, body, notes, {"p": 3}))
-    if about is not None:
-        paper = theirs.get("joint", {})
-        section.verdict += verdicts.table_verdict(rows, about["subject"], paper, list(faulty))
-        section.verdict += _learned(rows, reference or {})
-    elif len(rows) > 1:
-        best = rows_by_joint[0]
-        section.verdict.append(f"Best of {len(rows)} is {best['run']} with a joint recall of {best['joint']:.3f}.")
-
-
-def _learned(rows: Sequence[Mapping[str, Any]], reference: Mapping[str, Mapping[str, float]]) -> list[str]:
-    if "popularity" not in reference:
-        return []
-    level = reference["popularity"]["joint"]
-    below = [str(row["run"]) for row in rows if row["joint"] <= level]
-    text = f"Ranking by popularity gives {level:.3f}; {len(rows) - len(below)} of {len(rows)} runs are above it"
-    return [f"{text} (not: {', '.join(below)})." if below else f"{text}."]
-
-
-def curve(
-    section: Section,
-    runs: Runs,
-    about: Mapping[str, Any],
-    points: Mapping[str, Sequence[Any]],
-    reference: Mapping[str, Mapping[str, float]],
-    simulated: bool,
-) -> None:
-    """Add joint recall over x, one line a competitor, with the paper's lines dashed."""
-    names = metric_names(runs)
-    what = str(about["xlabel"])
-    rows = {(points[row["run"]][0], float(points[row["run"]][1])): row for row in summarise(runs)}
-    competitors = list(dict.fromkeys(name for name, _ in rows))
-    ours = {c: {x: row["joint"] for (name, x), row in sorted(rows.items()) if name == c} for c in competitors}
-    theirs = _paper_curves(about, "joint")
-    theirs = {name: line for name, line in theirs.items() if name in ours}
-    series: dict[str, list[tuple[Any, float]]] = {name: list(line.items()) for name, line in ours.items()}
-    around = bands(ours, {name: {x: rows[name, x]["+-"] for x in line} for name, line in ours.items()})
-    dashed = {f"{name}{PAPER}": list(line.items()) for name, line in theirs.items()}
-    log = bool(about["logx"])
-    joint = short_name(names[0])
-    figure = plots.lines(
-        {**series, **dashed}, xlabel=what, ylabel=f"{joint} recall", title=f"Joint recall by {what}", logx=log,
-        bands=around, dashed=list(dashed),
-    )  # fmt: skip
-    caption = "Solid: here, mean and standard deviation over seeds. Dashed: the paper. "
-    section.figures.append((figure, caption + (NOT_COMPARABLE if simulated else "")))
-    papers = {kind: _paper_curves(about, kind) for kind in _kinds(names)}
-    body = []
-    for (name, x), row in rows.items():
-        beside = {kind: known.get(name, {}) for kind, known in papers.items()}
-        cells = _recalls({**row, "run": name}, names, {}, beside, x)
-        body.append({"run": name, what: x, **cells, "seeds": row["seeds"]})
-    caption = "Means over seeds; ± is the standard deviation of the joint recall."
-    section.tables.append(Table(caption, body, digits={what: None}))
-    if len(ours) == 1:
-        ((name, line),) = ours.items()
-        section.verdict += verdicts.peak_verdict(line, theirs.get(name, {}), name, what)
-    else:
-        section.verdict += verdicts.growth_verdict(ours, theirs, about["subject"], what)
+    notes = [f"The paper's {name}: {why}." for name, why in paper_figures()["faulty"].items() if name in theirs]
+    section.tables.append(Table(caption, body, notes, {"p": 3, about.get("xlabel") or "": None}))
     if "popularity" in reference:
         level = reference["popularity"]["joint"]
-        below = sum(row["joint"] <= level for row in rows.values())
-        section.verdict.append(
-            f"Ranking by popularity gives {level:.3f}; {below} of {len(rows)} settings do not get above it."
-        )
+        below = [row["run"] for row in rows if row["joint"] <= level]
+        text = f"Ranking by popularity gives {level:.3f}; {len(rows) - len(below)} of {len(rows)} runs are above it"
+        section.verdict.append(f"{text} (not: {'; '.join(below)})." if below else f"{text}.")
 
 
-def _recalls(
-    row: Mapping[str, Any],
-    names: Sequence[str],
-    more: Mapping[str, Any],
-    paper: Mapping[str, Mapping[Any, Any]],
-    at: Any,
-) -> dict[str, Any]:
-    """Return the cells of a competitor: its recalls, and those of the paper beside them."""
-    joint, *alone = map(heading, names)
-    ours = {"run": row["run"], joint: row["joint"], "±": row["+-"], **more}
-    ours |= dict(zip(alone, row["alone"].values(), strict=True))
-    return {**ours, **{f"paper, {kind}": known.get(at) for kind, known in paper.items()}}
+def _bars(
+    section: Section, rows: Rows, about: Mapping[str, Any], paper: Mapping[str, float], reference: Mapping[str, Any]
+) -> tuple[Figure, str]:
+    """Return bars by joint recall, those of the paper below ours, and their caption; add the verdict."""
+    drawn: list[Mapping[str, Any]] = []
+    for row in sorted(rows, key=lambda row: -row["joint"]):
+        drawn.append(row)
+        if row["run"] in paper:
+            drawn.append({"run": f"{row['run']} (paper)", "joint": paper[row["run"]], "colour": GREY})
+    if about:
+        section.verdict += verdicts.table_verdict(rows, about["subject"], paper, list(paper_figures()["faulty"]))
+    else:
+        section.verdict += _best({row["run"]: row["joint"] for row in rows})
+    marks = {name: recalls["joint"] for name, recalls in reference.items()}
+    xlabel = "joint recall, mean over seeds, standard deviation"
+    figure = plots.bars(drawn, "joint", "+-", title="Joint recall", reference=marks, xlabel=xlabel)
+    return figure, "Grey: the paper." if paper else ""
 
 
-def _paper_curves(about: Mapping[str, Any], kind: str) -> dict[str, dict[float, float]]:
-    """Return the paper's curves of one kind of recall, by competitor and x."""
-    figures = paper_figures()
-    if about["figures"] == "tau":
-        x = map(float, figures["tau"]["tau"])
-        return {about["subject"]: dict(zip(x, figures["tau"][kind], strict=True))}
-    if about["figures"] != "recall":
-        return {}
-    negatives = [float(x) for x in figures["recall"]["negatives"]]
-    return {name: dict(zip(negatives, line, strict=False)) for name, line in figures["recall"][kind].items()}
+def _curves(
+    section: Section, rows: Rows, at: Mapping[str, tuple[str, float]], about: Mapping[str, Any], paper: verdicts.Curves
+) -> tuple[Figure, str]:
+    """Return joint recall over x, a line for each competitor, and its caption; add the verdict."""
+    what, subject = about["xlabel"], about["subject"]
+    ours: dict[str, dict[float, float]] = {}
+    spreads: dict[str, dict[float, float | None]] = {}
+    for row in sorted(rows, key=lambda row: at[row["run"]][1]):
+        name, x = at[row["run"]]
+        ours.setdefault(name, {})[x] = row["joint"]
+        spreads.setdefault(name, {})[x] = row["+-"]
+    if len(ours) == 1:
+        ((name, line),) = ours.items()
+        section.verdict += verdicts.peak_verdict(line, paper.get(name, {}), name, what)
+    else:
+        section.verdict += verdicts.growth_verdict(ours, paper, subject, what)
+    figure = _lines(
+        ours, paper, xlabel=what, ylabel="joint recall", title=f"Joint recall by {what}", logx=bool(about["logx"]),
+        bands=bands(ours, spreads),
+    )  # fmt: skip
+    return figure, "Solid: here, mean and standard deviation over seeds. Dashed: the paper."
 
 
-def _kinds(names: Sequence[str]) -> list[str]:
-    """Return which kinds of recall of the paper stand beside metrics: joint, then stages that it has too."""
-    return ["joint", *(kind for name in names[1:] for kind in ("retrieval", "ranking") if kind in name)]
+def _lines(ours: Mapping[str, Mapping[Any, float]], paper: verdicts.Curves, **options: Any) -> Figure:
+    """Return a plot of lines, with those that the paper has of the same names dashed."""
+    dashed = {f"{name} (paper)": line for name, line in paper.items() if name in ours}
+    series = {name: list(line.items()) for name, line in {**ours, **dashed}.items()}
+    return plots.lines(series, **{"dashed": list(dashed), **options})
 
 
-def stream(section: Section, runs: Runs, subject: str | None = None) -> None:
-    """Add joint recall by day, one line a competitor."""
-    found = curves(runs)
-    if not found:
+def _best(joint: Mapping[str, float]) -> list[str]:
+    best = max(joint, key=lambda name: joint[name])
+    return [f"Best of {len(joint)} is {best} with a joint recall of {joint[best]:.3f}."] if len(joint) > 1 else []
+
+
+def stream(section: Section, found: Found, record: Mapping[str, Any]) -> None:
+    """Add joint recall by day, a line for each competitor."""
+    runs = found.content["runs"]
+    by_seed = curves(runs)
+    if not by_seed:
         section.missing.append("no day has been tested yet")
         return
-    by_day = means(found)
-    metric = next(iter(next(day for found in runs.values() for run in found for day in run["days"])["metrics"]))
-    around = bands(by_day, {label: {day: spread(v) for day, v in line.items()} for label, line in found.items()})
-    figure = plots.lines(
-        {label: list(line.items()) for label, line in by_day.items()},
-        ylabel=f"{short_name(metric)} recall", title="Joint recall by day", bands=around,
-    )  # fmt: skip
+    by_day = means(by_seed)
+    metric = next(name for found in runs.values() for run in found for day in run["days"] for name in day["metrics"])
+    around = bands(by_day, {label: {day: spread(v) for day, v in line.items()} for label, line in by_seed.items()})
+    figure = _lines(by_day, {}, ylabel=f"{short_name(metric)} recall", title="Joint recall by day", bands=around)
     section.figures.append((figure, "Each day is tested with what was learned before it; mean and standard deviation."))
     days = sorted({day for line in by_day.values() for day in line})
+    mean = {label: statistics.fmean(line.values()) for label, line in by_day.items()}
     body = []
-    for label, line in sorted(by_day.items(), key=lambda pair: -statistics.fmean(pair[1].values())):
+    for label in sorted(mean, key=lambda label: -mean[label]):
         each = [statistics.fmean(day["metrics"][metric] for day in run["days"]) for run in runs[label] if run["days"]]
-        by_name = {day: line.get(day) for day in days}
+        by_name = {day: by_day[label].get(day) for day in days}
         body.append({"run": label, "mean": statistics.fmean(each), "±": spread(each), **by_name, "seeds": len(each)})
     caption = f"{short_name(metric)} recall by day; mean over days, ± its standard deviation over seeds."
     section.tables.append(Table(caption, body))
-    if subject is not None:
-        section.verdict += verdicts.stream_verdict(by_day, subject)
-    else:
-        mean = {label: statistics.fmean(line.values()) for label, line in by_day.items()}
-        best = max(mean, key=lambda label: mean[label])
-        section.verdict.append(f"Best of {len(mean)} over {len(days)} days is {best}, {mean[best]:.3f}.")
+    section.verdict += verdicts.stream_verdict(by_day, record["about"]["subject"]) if record else _best(mean)
 
 
-def runtime(section: Section, subject: str, results: Sequence[Mapping[str, Any]]) -> None:
-    """Add milliseconds over the length of a list: the operator alone, and in the paper's protocol beside the paper."""
-    here: dict[str, dict[str, dict[float, float]]] = {}
-    device, busy = "cpu", ""
-    for result in results:
-        alone = result["suite"] == "operators"
-        what = "Operator alone" if alone else WITH_MODEL
-        for row in result["rows"]:
-            name = OPERATOR_NAMES.get(row["name"], row["name"]) if alone else row["name"]
-            here.setdefault(what, {}).setdefault(name, {})[float(row["shape"].split("x")[1])] = row["ms"]
-            device = row.get("device", device)
-        section.details[f"How {what.lower()} was timed"] = " ".join(result["notes"]) + " " + _machine(result)
-        facts = result.get("machine") or {}
-        if not alone and (facts.get("load") or 0.0) > 1.5:
-            busy = f"The machine was busy (load {facts['load']:g} on {facts['cores']} cores): read ratios, not values."
-    figures = paper_figures()["runtime"]
-    lengths = [float(n) for n in figures["items"]]
-    paper = {name: dict(zip(lengths, line, strict=True)) for name, line in figures[device].items()}
-    for what, lines in here.items():
-        series: dict[str, list[tuple[Any, float]]] = {name: sorted(line.items()) for name, line in lines.items()}
-        dashed: dict[str, list[tuple[Any, float]]] = {}
-        if what == WITH_MODEL:
-            dashed = {f"{name}{PAPER}": sorted(line.items()) for name, line in paper.items() if name in lines}
-        figure = plots.lines(
-            {**series, **dashed}, xlabel="items in the list", ylabel="ms", logx=True, logy=True, dashed=list(dashed),
-            title=what,
-        )  # fmt: skip
-        note = f"One list, k = N / 2, forward and backward, {device}."
-        section.figures.append((figure, f"{note} Dashed: the paper, on its own machine." if dashed else note))
-    shown = sorted({n for lines in here.values() for line in lines.values() for n in line})
-    columns = {n: f"N = {n:g}" for n in shown}
-    body = [
-        {"run": name, "timed": what, **{column: line.get(n) for n, column in columns.items()}}
-        for what, lines in {**here, f"Paper, {device}": paper}.items()
-        for name, line in lines.items()
-    ]
-    caption = f"Milliseconds of one pass, {device}. The paper's are from another machine and other implementations."
-    section.tables.append(Table(caption, body, digits=dict.fromkeys(columns.values())))
-    section.verdict += verdicts.runtime_verdict(here, {WITH_MODEL: paper}, subject)
-    section.verdict += [busy] if busy else []
-
-
-def bench(section: Section, result: Mapping[str, Any]) -> None:
-    """Add the rows of a benchmark, and milliseconds over size where it has shapes."""
-    rows = result["rows"]
+def bench(section: Section, found: Found, record: Mapping[str, Any]) -> None:
+    """Add a benchmark: milliseconds over size where it has shapes, a table, and in an experiment the paper's times."""
+    result, rows = found.content, found.content["rows"]
     if not rows:
         section.missing.append("the benchmark has no rows")
         return
-    caption = f"ratio 1 = {result['baseline']}. {' '.join(result['notes'])} {_machine(result)}"
-    section.tables.append(Table(caption, rows, digits=dict.fromkeys(key for row in rows for key in row)))
-    if len({row.get("shape") for row in rows if row.get("ms")}) > 1:
-        section.figures.append((bench_figure(result), "Both axes are logarithmic."))
+    machine = {key: value for key, value in (result.get("machine") or {}).items() if value is not None}
+    how = f"{' '.join(result['notes'])} Machine: {', '.join(f'{key} {value}' for key, value in machine.items())}."
+    if not record:
+        digits = dict.fromkeys(key for row in rows for key in row)
+        section.tables.append(Table(f"ratio 1 = {result['baseline']}. {how}", rows, digits=digits))
+        if len({row.get("shape") for row in rows if row.get("ms")}) > 1:
+            section.figures.append((bench_figure(result), "Both axes are logarithmic."))
+        return
+    what, device, ours = TIMED[result["suite"]], rows[0].get("device", "cpu"), _milliseconds(result)
+    paper = paper_curves("runtime", device) if result["suite"] == "paper" else {}
+    figure = _lines(ours, paper, xlabel="items in the list", ylabel="ms", logx=True, logy=True, title=what)
+    note = f"One list, k = N / 2, forward and backward, {device}."
+    section.figures.append((figure, f"{note} Dashed: the paper, on its own machine." if paper else note))
+    body = [
+        {"run": name, "timed": timed, **{f"N = {n:g}": ms for n, ms in sorted(line.items())}}
+        for timed, lines in {what: ours, f"Paper, {device}": paper}.items()
+        for name, line in lines.items()
+    ]
+    caption = f"Milliseconds of one pass, {device}. The paper's are from another machine and other implementations."
+    section.tables.append(Table(caption, body, digits=dict.fromkeys(key for row in body for key in row)))
+    section.details[f"How {what.lower()} was timed"] = how
+    section.verdict += verdicts.runtime_verdict({what: ours}, {what: paper}, record["about"]["subject"])
+    if paper and machine.get("load", 0.0) > 1.5:
+        busy = f"The machine was busy (load {machine['load']:g} on {machine['cores']} cores)"
+        section.verdict.append(f"{busy}: read ratios, not values.")
 
 
 def bench_figure(result: Mapping[str, Any]) -> Figure:
-    """Return milliseconds over the number of scores of a benchmark with shapes, one line a name."""
-    series: dict[str, dict[Any, float]] = {}
-    for row in result["rows"]:
-        lists, items, _ = (int(part) for part in str(row["shape"]).split("x"))
-        series.setdefault(str(row["name"]), {})[lists * items] = float(row["ms"])
-        series.setdefault("plain cross-entropy", {})[lists * items] = float(row["baseline ms"])
-    return plots.lines(
-        {name: sorted(line.items()) for name, line in series.items()}, xlabel="lists x items", ylabel="ms", logx=True,
-        logy=True, title=f"bench {result['suite']}", dashed=["plain cross-entropy"],
+    """Return milliseconds over the number of scores of a benchmark with shapes, a line for each name."""
+    plain = {"plain cross-entropy": next(iter(_milliseconds(result, "baseline ms").values()))}
+    return _lines(
+        {**_milliseconds(result), **plain}, {}, xlabel="lists x items", ylabel="ms", logx=True, logy=True,
+        title=f"bench {result['suite']}", dashed=list(plain),
     )  # fmt: skip
 
 
-def fit(section: Section, found: Found) -> None:
+def _milliseconds(result: Mapping[str, Any], column: str = "ms") -> dict[str, dict[float, float]]:
+    """Return a column of a benchmark by name and number of scores."""
+    found: dict[str, dict[float, float]] = {}
+    names = OPERATOR_NAMES if result["suite"] == "operators" else {}
+    for row in sorted(result["rows"], key=lambda row: _scores(row)):
+        found.setdefault(names.get(row["name"], row["name"]), {})[_scores(row)] = row[column]
+    return found
+
+
+def _scores(row: Mapping[str, Any]) -> int:
+    lists, items, _ = map(int, row["shape"].split("x"))
+    return lists * items
+
+
+def fit(section: Section, found: Found, record: Mapping[str, Any]) -> None:
     """Add the metrics of a single run: the last value of each, and how they went."""
-    logged: dict[str, list[tuple[Any, float]]] = {}
+    logged: dict[str, dict[int, float]] = {}
     for row in read_rows(found.path / "metrics.csv"):
         for name, text in row.items():
             if name not in ("epoch", "step") and text and math.isfinite(float(text)):
-                logged.setdefault(name, []).append((int(row["step"]), float(text)))
+                logged.setdefault(name, {})[int(row["step"])] = float(text)
     if not logged:
         section.missing.append("metrics.csv has no values yet")
     rows = [
-        {"metric": name, "last": line[-1][1], "largest": max(y for _, y in line), "values": len(line)}
+        {"metric": name, "last": [*line.values()][-1], "largest": max(line.values()), "values": len(line)}
         for name, line in logged.items()
     ]
     section.tables.append(Table("What the run logged.", rows))
     for title, start in (("Loss", "train/loss"), ("Validation", "val/")):
-        chosen = {n.partition("/")[2]: c for n, c in logged.items() if n.startswith(start) and len(c) > 1}
+        chosen = {n.partition("/")[2]: line for n, line in logged.items() if n.startswith(start) and len(line) > 1}
         if chosen:
-            section.figures.append((plots.lines(chosen, xlabel="step", title=title), f"{title} by step."))
+            section.figures.append((_lines(chosen, {}, xlabel="step", title=title), f"{title} by step."))
     config = found.content["config"] or {}
     loss = (config.get("model") or {}).get("loss") or {}
-    section.question = (
-        f"{loss.get('class_path', 'a run')}".rpartition(".")[2] + f", seed {config.get('seed_everything')}"
-    )
-    section.commands.append(f"recsys-topk fit --config {shlex.quote(str(found.path / 'config.yaml'))}")
+    section.question = f"{loss.get('class_path', 'a run').rpartition('.')[2]}, seed {config.get('seed_everything')}"
+    section.commands = [f"recsys-topk fit --config {shlex.quote(str(found.path / 'config.yaml'))}"]
     section.details["config.yaml"] = found.content["text"]
 
 
-def _machine(result: Mapping[str, Any]) -> str:
-    facts = result.get("machine") or {}
-    return f"Machine: {', '.join(f'{key} {value}' for key, value in facts.items() if value is not None)}."
+BUILDERS: dict[str, Callable[[Section, Found, Mapping[str, Any]], None]] = {
+    "comparison": comparison, "stream": stream, "bench": bench, "fit": fit
+}  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -38,8 +37,8 @@ def workspace(entity: str, project: str, metric: str = METRIC) -> Any:
     text = resources.files("recsys_topk.reports").joinpath("workspace.yaml").read_text(encoding="utf-8")
     content = yaml.safe_load(text.replace("METRIC", metric).replace("DIAGNOSTICS", DIAGNOSTICS))
     sections = [
-        ws.Section(name=name, panels=[_panel(wr, panel, best) for panel in panels], is_open=number < 2)
-        for number, (name, panels) in enumerate(content.items())
+        ws.Section(name=name, panels=[_made(wr, panel) for panel in panels], is_open=number < 2)
+        for number, (name, panels) in enumerate(content["sections"].items())
     ]
     return ws.Workspace(
         entity=entity, project=project, name="recsys-topk", sections=sections,
@@ -48,31 +47,16 @@ def workspace(entity: str, project: str, metric: str = METRIC) -> Any:
     )  # fmt: skip
 
 
-def _panel(wr: Any, panel: Mapping[str, Any], best: str) -> Any:
-    """Return one panel; its kind is the key that says so."""
-    title = panel.get("title")
-    by_loss = {"groupby": wr.Config("loss"), "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
-    if "text" in panel:
-        return wr.MarkdownPanel(markdown=panel["text"])
-    if "importance" in panel:
-        return wr.ParameterImportancePlot(with_respect_to=panel["importance"])
-    if "scatter" in panel:
-        y = wr.SummaryMetric(best)
-        return wr.ScatterPlot(title=title, x=wr.Config(panel["scatter"]), y=y, log_x=panel.get("log", False))
-    if "parallel" in panel:
-        column = wr.ParallelCoordinatesPlotColumn
-        options = panel["parallel"].items()
-        columns = [column(wr.Config(path), label, log=label in panel["log"]) for label, path in options]
-        return wr.ParallelCoordinatesPlot(
-            title=title, columns=[*columns, column(wr.SummaryMetric(best), "joint recall")]
-        )
-    if "bars" in panel:
-        shown = {"max_runs_to_show": MOST_RUNS, "max_bars_to_show": 30}
-        return wr.BarPlot(title=title, metrics=[panel["bars"]], **by_loss, **shown)
-    metrics = [panel["lines"]] if "lines" in panel else []
-    grouped = by_loss if panel.get("by_loss") else {}
-    pattern, x = panel.get("pattern"), panel.get("x", STEP)
-    return wr.LinePlot(title=title, x=x, y=metrics, metric_regex=pattern, max_runs_to_show=MOST_RUNS, **grouped)
+def _made(wr: Any, given: Any) -> Any:
+    """Return what a part of workspace.yaml stands for: a panel, or a value of one."""
+    if isinstance(given, list):
+        return [_made(wr, part) for part in given]
+    if isinstance(given, dict):
+        options = {name: _made(wr, value) for name, value in given.items() if name != "panel"}
+        return getattr(wr, given["panel"])(**options)
+    section, _, path = str(given).partition(":")
+    known = {"config": wr.Config, "summary": wr.SummaryMetric}
+    return known[section](path) if section in known else given
 
 
 def spec(made: Any) -> str:

@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.datamodules import Schema, data_spec
-from recsys_topk.runs.documents import inspect_config
-from recsys_topk.runs.own_runs import recall
+from recsys_topk.trust.documents import inspect_config
+from recsys_topk.trust.own_runs import recall
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Return the content of a checkpoint that `TrainingRun.fit` wrote, its tensors mapped, not read."""
     import torch
 
-    if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"no checkpoint {str(path)!r}; give the path of a .ckpt file written by `recsys-topk fit`"
-        )
+    check_is_file(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
@@ -32,6 +29,16 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     parts = {"model": content["hyper_parameters"], "data": content.get("datamodule_hyper_parameters") or {}}
     inspect_config(parts, f"checkpoint {str(path)!r}", recall(path))
     return content
+
+
+def check_is_file(path: str | Path) -> None:
+    """Raise if a checkpoint is not a local file."""
+    if "://" in str(path):  # a `Path` takes it for a local file, Lightning downloads it
+        raise ValueError(f"the checkpoint {str(path)!r} is a URL; download it and give the local file")
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"no checkpoint {str(path)!r}; give the path of a .ckpt file written by `recsys-topk fit`"
+        )
 
 
 def config_of(content: Mapping[str, Any]) -> dict[str, Any]:

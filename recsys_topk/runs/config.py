@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.registry import Registry, suggest
-from recsys_topk.runs.documents import CONFIG_SUFFIXES, inspect_config, read_yaml, read_yaml_file
-from recsys_topk.runs.own_runs import recall
 from recsys_topk.trust import TEXT_KEYS, class_path, from_file, names_of_typed, reading
+from recsys_topk.trust.documents import CONFIG_SUFFIXES, inspect_config, read_yaml, read_yaml_file
+from recsys_topk.trust.own_runs import recall
 
 CONFIGS = "recsys_topk.runs.configs"
 # Arguments that the run itself gives to a class.
@@ -106,7 +106,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in above.items():
         before = merged.get(key.removesuffix("+"))
         if key.endswith("+"):
-            merged[key[:-1]] = [*_several(before), *_several(value)]
+            merged[key[:-1]] = [*several(before), *several(value)]
         elif isinstance(value, Mapping):
             merged[key] = merge(before if isinstance(before, Mapping) else {}, value)
         else:
@@ -124,11 +124,11 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
     if not from_file():  # in a `TrainingRun`, it has said what is trusted
         with reading(trusted_by(config)):
             return resolve(config)
-    by_loss: dict[str, dict[str, Any]] = {}
+    by_loss: dict[type, dict[str, Any]] = {}
     merged: dict[str, Any] = {}
     for layer in _layers(config):
         for name, options in (layer.pop("losses", None) or {}).items():
-            by_loss.setdefault(registry_of("loss").resolve(name).name, {}).update(options)
+            by_loss.setdefault(registry_of("loss").resolve(name), {}).update(options)
         merged = merge(merged, _long_form(layer))
     model = merged.setdefault("model", {})
     for key in KEYS:
@@ -138,7 +138,7 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
             continue
         named = chosen.get("class_path") or DEFAULTS.get(key) or _default_objective(model["loss"])
         cls = registry_of(key).resolve(named)
-        given = {**(by_loss.get(cls.name, {}) if key == "loss" else {}), **chosen.get("init_args", {})}
+        given = {**(by_loss.get(cls, {}) if key == "loss" else {}), **chosen.get("init_args", {})}
         check_options(key, cls, given)
         holder[key] = {"class_path": class_path(cls), "init_args": given}
     return merged
@@ -219,7 +219,10 @@ def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
 def _is_file(value: str) -> bool:
     if value.endswith(CONFIG_SUFFIXES):
         return True
-    return 0 < len(value) < 1024 and "\n" not in value and "\0" not in value and Path(value).is_file()
+    try:
+        return "\0" not in value and Path(value).is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 def put(config: dict[str, Any], key: str, value: Any) -> None:
@@ -255,15 +258,16 @@ def as_options(config: Mapping[str, Any]) -> list[str]:
         >>> as_options({"config": "simulated", "loss": {"class_path": "dftopk", "tau": 9}})
         ['--config', 'simulated', '--loss', 'dftopk', '--loss.tau', '9']
     """
-    return [part for key, value in flat(config).items() for one in _several(value) for part in (f"--{key}", str(one))]
+    return [part for key, value in flat(config).items() for one in several(value) for part in (f"--{key}", str(one))]
 
 
-def _several(value: Any) -> list[Any]:
+def several(value: Any) -> list[Any]:
+    """Return a value that may be one, several or None as a list."""
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for below in _several(config.get("config")):
+    for below in several(config.get("config")):
         yield from _layers(below) if isinstance(below, Mapping) else [read_config(below)]
     yield {key: value for key, value in config.items() if key not in ("config", "trust")}
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys_topk.runs.files import write_whole
+from recsys_topk.files import write_whole
 
 Status = Literal["running", "interrupted", "failed", "finished"]
 HANDED_DOWN = "RECSYS_TOPK_RUN"
@@ -136,9 +136,10 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 def check_name(name: str) -> None:
     """Raise if a name would put the directory elsewhere than into its parent."""
-    if name in ("", ".", "..") or any(part in name for part in ("/", "\\", "\0")):
+    if name in ("", ".", "..") or len(name) > 200 or any(part in name for part in ("/", "\\", "\0")):
         raise ValueError(
-            f"--name must be a plain name, without path separators, got {name!r}; --out says where it goes"
+            f"--name must be a plain name of at most 200 characters, without path separators, got {name[:220]!r}; "
+            f"--out says where it goes"
         )
 
 

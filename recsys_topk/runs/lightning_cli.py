@@ -24,18 +24,19 @@ from recsys_topk.cascades.module import TWO_STAGES, CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.datamodules import CascadeDataModule
+from recsys_topk.files import write_whole
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.registry import suggest
-from recsys_topk.runs.checkpoint import check_schema, read_checkpoint
-from recsys_topk.runs.config import resolve
+from recsys_topk.runs.checkpoint import check_is_file, check_schema, read_checkpoint
+from recsys_topk.runs.config import resolve, several
 from recsys_topk.runs.directory import RunDirectory, check_name, first_process, run_name
-from recsys_topk.runs.files import write_whole
 from recsys_topk.runs.memory import keep_freed_memory
 from recsys_topk.runs.metrics_file import MetricsFile
+from recsys_topk.runs.parser_errors import plain_error
 from recsys_topk.runs.quiet import quiet_libraries
 from recsys_topk.runs.resume import Resumption, check_changes
 from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
-from recsys_topk.trust import UntrustedError
+from recsys_topk.trust import UntrustedError, what_to_trust
 
 if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, Say
@@ -141,6 +142,20 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         found: dict[str, Any] = yaml.safe_load(as_yaml(self._parser(self.command), self.config[self.command]))
         return found
 
+    @property
+    def loading(self) -> dict[str, Any]:
+        """What the trainer's methods take to load the checkpoint: the file that was checked, safely unpickled.
+
+        The path is absolute because Lightning downloads what begins with "http" and knows words such as "last".
+        `weights_only` is what the user typed; a file cannot set it.
+        """
+        options = self.config_init[self.command]
+        path, safe = options.get("ckpt_path"), options.get("weights_only")
+        return {
+            "ckpt_path": None if path is None else str(Path(path).resolve()),
+            "weights_only": True if safe is None else safe,
+        }
+
     def help(self) -> str:
         """Return the help on every option."""
         return str(self._parser(self.command).format_help())
@@ -159,14 +174,19 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         except argparse.ArgumentError as error:
             text = " ".join(str(error).split())
             denied = re.search(r"Importing '([\w.]+)' is not allowed, denied by", text)
+            if denied and not re.search(rf"\b{denied[1].rpartition('.')[2]}\b", str(args)):
+                raise ValueError(
+                    f"class_path is missing where a {denied[1]} is expected; write "
+                    f"{{class_path: ..., init_args: {{...}}}}"
+                ) from error
             if denied:
                 raise UntrustedError(
                     f"an option or a config names {denied[1]!r}, which a file may not name; nothing of it was "
-                    f"imported. If you know the package, add --trust {denied[1].partition('.')[0]}"
+                    f"imported. If you know the package, add --trust {what_to_trust(denied[1])}"
                 ) from error
             unknown = re.search(r"not accept option '([\w.+-]+)'", text)
             if not unknown:
-                raise ValueError(text) from error
+                raise ValueError(plain_error(text)) from error
             known = [option for action in self._parser(self.command)._actions for option in action.option_strings]
             option = f"--{unknown.group(1)}"
             close = suggest(option, [*known, "--resume"], "{}")
@@ -186,6 +206,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             raise ValueError("--log_checkpoints uploads to W&B; add --logger wandb")
         if options.name is not None:
             check_name(options.name)
+        if options.ckpt_path is not None:
+            check_is_file(options.ckpt_path)
         if self.resumption is not None:
             then = CascadeCLI("fit", self.resumption.config, build=False).options
             for line in check_changes(self.resumption, then, self.options):
@@ -194,7 +216,10 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
     def instantiate_classes(self) -> None:
         """Build the parts if they are wanted."""
         if self.build:
-            super().instantiate_classes()
+            try:
+                super().instantiate_classes()
+            except ValueError as error:
+                raise ValueError(plain_error(str(error))) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer with the run's directory, loggers and callbacks."""
@@ -212,10 +237,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         if wanted.get("logger") in (None, True):
             kwargs["logger"] = self.loggers(options.logger)
         kwargs["default_root_dir"] = str(self.directory.path)
-        given = wanted.get("callbacks") or []
-        kwargs["callbacks"] = [*(given if isinstance(given, list) else [given]), *self.callbacks()]
-        plugins = wanted.get("plugins") or []
-        plugins = plugins if isinstance(plugins, list) else [plugins]
+        kwargs["callbacks"] = [*several(wanted.get("callbacks")), *self.callbacks()]
+        plugins = several(wanted.get("plugins"))
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, WholeFileIO()]
         trainer: pl.Trainer = super().instantiate_trainer(**kwargs)

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from recsys_topk.runs.files import csv_text, write_whole
+from recsys_topk.files import csv_text, write_whole
 
 
 class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
@@ -31,10 +31,14 @@ class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
     def __init__(self, folder: Path, keep_before: int | None = None) -> None:
         super().__init__()
         self.path = Path(folder) / "metrics.csv"
-        self.columns: list[str] = []
-        self.dropped = 0
-        if keep_before is not None:
-            self._resume(keep_before)
+        rows = [] if keep_before is None else read_rows(self.path)
+        kept = [row for row in rows if row["step"] and int(row["step"]) < (keep_before or 0)]
+        self.dropped = len(rows) - len(kept)
+        self.columns = sorted({name for row in kept for name, value in row.items() if value})
+        if kept:
+            write_whole(self.path, csv_text(kept, self.columns))
+        elif keep_before is not None:
+            self.path.unlink(missing_ok=True)
 
     @property
     def name(self) -> str:
@@ -43,7 +47,7 @@ class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
 
     @property
     def version(self) -> str:
-        """There is one file a run."""
+        """Empty: a run has one file."""
         return ""
 
     @property
@@ -66,16 +70,6 @@ class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
         else:
             with self.path.open("a", newline="", encoding="utf-8") as file:
                 file.write(csv_text([row], self.columns, head=False))
-
-    def _resume(self, keep_before: int) -> None:
-        rows = read_rows(self.path)
-        kept = [row for row in rows if row["step"] and int(row["step"]) < keep_before]
-        self.dropped = len(rows) - len(kept)
-        self.columns = sorted({name for row in kept for name, value in row.items() if value})
-        if kept:
-            write_whole(self.path, csv_text(kept, self.columns))
-        else:
-            self.path.unlink(missing_ok=True)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

@@ -10,8 +10,8 @@ from typing import Any
 from recsys_topk.runs.checkpoint import describe_checkpoint, read_checkpoint
 from recsys_topk.runs.config import flat
 from recsys_topk.runs.directory import RunDirectory
-from recsys_topk.runs.documents import inspect_config, read_yaml_file
-from recsys_topk.runs.own_runs import recall
+from recsys_topk.trust.documents import inspect_config, read_yaml_file
+from recsys_topk.trust.own_runs import recall
 
 # Options that may differ from the run's. These say how long to train, where things are and what is shown or kept.
 FREE = (
@@ -68,21 +68,29 @@ def find_run(wanted: str, out: Path, name: str | None = None) -> tuple[RunDirect
         name: With ``"last"``, consider only the runs of this name.
     """
     if wanted == "last":
-        run = _newest(out, name)
-        return run, _last(run)
-    path = next((path for path in (Path(wanted), out / wanted) if path.exists()), None)
-    if path is None:
+        run, checkpoint = _newest(out, name), None
+    else:
+        path = next((path for path in (Path(wanted), out / wanted) if path.exists()), None)
+        if path is None:
+            raise FileNotFoundError(
+                f"--resume {wanted!r}: no such directory or checkpoint, and no such run in {str(out)!r}; --resume last "
+                f"takes the newest unfinished run there"
+            )
+        checkpoint = path if path.is_file() else None
+        folder = path.parent if checkpoint else path
+        run = RunDirectory.open(folder.parent if folder.name == "checkpoints" else folder)
+        if not (run.path / "config.yaml").is_file():
+            raise FileNotFoundError(
+                f"--resume {wanted!r} is not a run's directory or in one: there is no {run.path / 'config.yaml'}; "
+                f"`recsys-topk fit --ckpt_path` begins a new run from a checkpoint"
+            )
+    checkpoint = checkpoint or run.path / "checkpoints" / "last.ckpt"
+    if not checkpoint.is_file():
         raise FileNotFoundError(
-            f"--resume {wanted!r}: no such directory or checkpoint, and no such run in {str(out)!r}; --resume last "
-            f"takes the newest unfinished run there"
+            f"the run in {run.path} stopped before its first checkpoint ({checkpoint}); start it again "
+            f"(recsys-topk fit --config {run.path / 'config.yaml'}), or name another run"
         )
-    if path.is_dir():
-        run = RunDirectory.open(path)
-        _need_config(run)
-        return run, _last(run)
-    run = RunDirectory.open(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
-    _need_config(run, checkpoint=path)
-    return run, path
+    return run, checkpoint
 
 
 def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumption:
@@ -100,13 +108,13 @@ def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumpti
         raise ValueError(
             f"{str(checkpoint)!r} holds weights only, so training cannot be resumed from it; take last.ckpt"
         )
-    steps, epochs = int(content["global_step"]), int(loop["epoch_progress"]["current"]["processed"])
+    epoch = loop["epoch_progress"]["current"]
+    steps, epochs, inside = int(content["global_step"]), int(epoch["processed"]), epoch["started"] > epoch["processed"]
     batches = int(loop["epoch_loop.batch_progress"]["current"]["ready"])
-    inside = _inside(loop)
     where = f", {batches} batches into epoch {epochs + 1}" if inside else ""
-    lines = [*describe_checkpoint(str(checkpoint), content)]
-    lines.append(f"  state      {steps} steps, {epochs} whole epochs{where}; optimizer, order of requests, generators")
-    return Resumption(run, checkpoint, config, steps, epochs, inside, tuple(lines), own)
+    state = f"  state      {steps} steps, {epochs} whole epochs{where}; optimizer, order of requests, generators"
+    lines = (*describe_checkpoint(str(checkpoint), content), state)
+    return Resumption(run, checkpoint, config, steps, epochs, inside, lines, own)
 
 
 def check_changes(resumption: Resumption, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -149,6 +157,7 @@ def _newest(out: Path, name: str | None) -> RunDirectory:
     runs = [RunDirectory.open(path.parent) for path in out.glob("*/run.json") if name in (None, path.parent.name)]
     runs.sort(key=lambda run: (run.path / "run.json").stat().st_mtime)
     unfinished = [run for run in runs if run.facts.get("status") != "finished" and not run.busy]
+    unfinished = [run for run in unfinished if (run.path / "checkpoints" / "last.ckpt").is_file()] or unfinished
     if unfinished:
         return unfinished[-1]
     if not runs:
@@ -158,30 +167,6 @@ def _newest(out: Path, name: str | None) -> RunDirectory:
         + ("is being trained by another process" if runs[-1].busy else "has finished")
         + f" (--resume {runs[-1].path} --trainer.max_epochs N trains a finished one on)"
     )
-
-
-def _last(run: RunDirectory) -> Path:
-    checkpoint = run.path / "checkpoints" / "last.ckpt"
-    if not checkpoint.is_file():
-        raise FileNotFoundError(
-            f"the run in {run.path} stopped before its first checkpoint ({checkpoint}); start it again "
-            f"(recsys-topk fit --config {run.path / 'config.yaml'}), or name another run"
-        )
-    return checkpoint
-
-
-def _need_config(run: RunDirectory, checkpoint: Path | None = None) -> None:
-    if not (run.path / "config.yaml").is_file():
-        of = f"the checkpoint {str(checkpoint)!r} is not in a run's directory: " if checkpoint is not None else ""
-        raise FileNotFoundError(
-            f"--resume: {of}there is no {run.path / 'config.yaml'}; `recsys-topk fit --ckpt_path` begins a new run "
-            f"from a checkpoint"
-        )
-
-
-def _inside(loop: Mapping[str, Any]) -> bool:
-    epoch = loop["epoch_progress"]["current"]
-    return bool(epoch["started"] > epoch["processed"])
 
 
 def _among(key: str, names: tuple[str, ...]) -> bool:

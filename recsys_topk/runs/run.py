@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from recsys_topk.runs.checkpoint import config_of, describe_checkpoint, read_checkpoint
 from recsys_topk.runs.config import resolve, trusted_by
-from recsys_topk.runs.directory import RunDirectory, Status
-from recsys_topk.runs.own_runs import remember
+from recsys_topk.runs.directory import RunDirectory, Status, first_process
 from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
 from recsys_topk.trust import reading
+from recsys_topk.trust.own_runs import remember
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -59,7 +60,7 @@ class TrainingRun:
     ) -> None:
         self.config = dict(config)
         self.trust = (*trust, *trusted_by(config))
-        self.say = say
+        self.say: Say = say if first_process() else lambda text: None
         self.resumption: Resumption | None = None
         self._parts: CascadeCLI | None = None
         if resume is not None:
@@ -131,13 +132,15 @@ class TrainingRun:
         from recsys_topk.runs.wandb_logging import wandb_loggers
 
         self.directory.claim()
-        self.directory.record(status="running", **remember(self.directory.path, self.trust))
+        own = remember(self.directory.path, self.trust) if first_process() else {}
+        self.directory.record(status="running", **own)
         for logger in wandb_loggers(self.trainer.loggers):
             self.directory.record(wandb_id=logger.version)
         announce(self, "fit")
         status: Status = "failed"
         try:
-            self.trainer.fit(**parts._prepare_subcommand_kwargs("fit"))
+            with _weights_fit():
+                self.trainer.fit(**{**parts._prepare_subcommand_kwargs("fit"), **parts.loading})
             status = "finished"
         except (TrainingStoppedError, SystemExit) as stop:
             if not self.trainer.interrupted:
@@ -149,9 +152,6 @@ class TrainingRun:
                 # Early termination: a W&B agent takes any status above 0 for a failure, and gives up after a few.
                 raise SystemExit(0) from None
             raise (KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)) from None
-        except RuntimeError as error:
-            _complain_of_weights(error)
-            raise
         finally:
             self.directory.record(status=status, steps=self.trainer.global_step, epochs=self.trainer.current_epoch)
             self.directory.release()
@@ -179,14 +179,12 @@ class TrainingRun:
         if own:
             announce(self, command)
         quietly = {"return_predictions": False} if command == "predict" else {"verbose": False}
-        checkpoint = self.parts().config[command].ckpt_path if own else None
+        loading = self.parts().loading if own else {}
         try:
-            getattr(self.trainer, command)(self.model, datamodule=self.data, ckpt_path=checkpoint, **quietly)
+            with _weights_fit():
+                getattr(self.trainer, command)(self.model, datamodule=self.data, **loading, **quietly)
         except SystemExit:
             raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
-        except RuntimeError as error:
-            _complain_of_weights(error)
-            raise
         report_end(self, command)
         return self.metrics
 
@@ -197,8 +195,8 @@ class TrainingRun:
             for line in lines if build else ():
                 self.say(line)
 
-            from recsys_topk.runs.guard import guarded
             from recsys_topk.runs.lightning_cli import CascadeCLI
+            from recsys_topk.trust.guard import guarded
 
             with guarded():
                 return CascadeCLI(command, config, self.resumption, self.say, build)
@@ -218,9 +216,14 @@ class TrainingRun:
         return {"config": [config_of(content), self.config]}, describe_checkpoint(checkpoint, content)
 
 
-def _complain_of_weights(error: RuntimeError) -> None:
-    """Raise an error of one line if weights do not fit the model."""
-    if "loading state_dict" in str(error):
+@contextmanager
+def _weights_fit() -> Iterator[None]:
+    """Make the error of weights that do not fit the model one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "loading state_dict" not in str(error):
+            raise
         first = " ".join(str(error).split("\n\t")[1:2])
         raise ValueError(
             f"the checkpoint's weights do not fit this model; give the options it was trained with. {first}"

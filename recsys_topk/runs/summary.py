@@ -34,8 +34,6 @@ def table_rows(model: Any) -> list[dict[str, object]]:
 
 def announce(run: TrainingRun, command: Command) -> None:
     """Say what is trained or measured, how large it is, and where the run goes."""
-    if not first_process():
-        return
     model = run.model
     stages = " -> ".join(f"{config.name} ({config.kind}, {config.quota})" for config in model.cascade.configs)
     trained = f"{model.loss.name} under {model.objective.name}" if model.objective.uses_loss else model.objective.name
@@ -78,8 +76,6 @@ def report_end(run: TrainingRun, command: Command) -> None:
 
 def report_stop(run: TrainingRun) -> None:
     """Say what was reached until training was stopped, and the command that resumes it."""
-    if not first_process():
-        return
     if run.metrics:
         run.say(table([{"metric so far": name, "value": value} for name, value in run.metrics.items()]))
     step = run.trainer.global_step

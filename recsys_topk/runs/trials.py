@@ -6,6 +6,7 @@ as fresh as a new interpreter, so a run gives the same numbers as a `TrainingRun
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import multiprocessing
@@ -16,7 +17,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -46,10 +46,10 @@ class Trial:
     target: Path
     trust: tuple[str, ...] = ()
 
-    def read(self) -> dict[str, Any] | None:
-        """Return what the run has measured, None if there is nothing yet; raise if it was another run."""
+    def read(self) -> dict[str, Any]:
+        """Return what the run has measured, empty if there is nothing yet; raise if it was another run."""
         if not self.target.is_file():
-            return None
+            return {}
         found: dict[str, Any] = json.loads(self.target.read_text(encoding="utf-8"))
         then, now = flat(found.get("given", {})), flat(self.identity()["given"])
         changed = [key for key in {**then, **now} if str(then.get(key)) != str(now.get(key))]
@@ -60,12 +60,6 @@ class Trial:
                 f"{self.target} was made with other options: {what}{more}; give another --out, or delete that file to "
                 f"run it again"
             )
-        return found
-
-    def measured(self) -> dict[str, Any]:
-        """Return what a run that is over has measured."""
-        found = self.read()
-        assert found is not None
         return found
 
     def identity(self) -> dict[str, Any]:
@@ -186,10 +180,9 @@ def run_all(
         heard: Called with what a process has to tell.
         left: Returns what to add to a line, from the number of runs that are over and their total.
     """
-    there = total - len(todo)
+    there, failures = total - len(todo), []
     if there:
         say(f"{there} of {total} runs are there already")
-    failures = []
     outcomes = in_processes(work, todo, competition.jobs, competition.out.name, heard)
     for number, (trial, failure) in enumerate(outcomes, start=there + 1):
         head = f"[{number}/{total}] {trial.label}, seed {trial.seed}"
@@ -212,40 +205,38 @@ def in_processes(
     context.set_forkserver_preload(["recsys_topk.runs.lightning_cli", "numba"])
     environment = {"WANDB_RUN_GROUP": group, **os.environ}
     environment.pop("WANDB_SERVICE", None)  # W&B's helper of this process, if any, knows nothing of the others
-    threads = 1 if jobs > 1 else None
-    method = multiprocessing.get_start_method(allow_none=True)
-    processes: list[Any] = []
-
-    def attend(trial: Trial) -> str | None:
-        """Start the process of a run, listen to it until it ends, and return why it failed."""
-        trial.target.parent.mkdir(parents=True, exist_ok=True)
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_enter, args=(work, trial, theirs, environment, threads, method))
-        process.start()
-        processes.append(process)
-        theirs.close()
-        reason = None
-        try:
-            while True:
-                kind, message = ours.recv()
+    settings = (environment, 1 if jobs > 1 else None, multiprocessing.get_start_method(allow_none=True))
+    waiting, running, reasons = iter(todo), dict[Any, tuple[Trial, Any]](), dict[Any, str]()
+    try:
+        while True:
+            for trial in itertools.islice(waiting, jobs - len(running)):
+                trial.target.parent.mkdir(parents=True, exist_ok=True)
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_enter, args=(work, trial, theirs, *settings))
+                process.start()
+                theirs.close()
+                running[ours] = trial, process
+            if not running:
+                return
+            ready: list[Any] = multiprocessing.connection.wait(list(running))
+            for connection in ready:
+                trial, process = running[connection]
+                try:
+                    kind, message = connection.recv()
+                except EOFError:  # the process has ended
+                    process.join()
+                    del running[connection]
+                    ended = f"its process ended with status {process.exitcode}"
+                    yield trial, None if process.exitcode == 0 else reasons.get(connection, ended)
+                    continue
                 if kind == "failed":
-                    reason = message
+                    reasons[connection] = message
                 else:
                     heard(trial, message)
-        except EOFError:
-            process.join()
-        return None if process.exitcode == 0 else reason or f"its process ended with status {process.exitcode}"
-
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        futures = {pool.submit(attend, trial): trial for trial in todo}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
+        for _, process in running.values():
             process.terminate()
-        for process in processes:
+        for _, process in running.values():
             process.join(10)
             process.kill()
 

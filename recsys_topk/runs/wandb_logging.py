@@ -23,8 +23,11 @@ LIGHTNING = "pytorch-lightning_version"
 def make_wandb(run: RunDirectory) -> WandbLogger:
     """Return the logger of a run; a resumed run keeps the id that `run.json` or the environment holds."""
     known = run.facts.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+    offline = offline_wandb()
+    # W&B reads its environment once in a process, so the mode is given too.
+    mode = {"mode": "offline"} if offline else {}
     logger = WandbLogger(
-        name=run.path.name, id=known, save_dir=str(run.path), project="recsys-topk", offline=offline_wandb()
+        name=run.path.name, id=known, save_dir=str(run.path), project="recsys-topk", offline=offline, **mode
     )
     logger._wandb_init.pop("anonymous", None)  # Lightning passes it on, and W&B warns that it has no effect
     return logger

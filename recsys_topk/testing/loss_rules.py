@@ -125,7 +125,7 @@ def lists_that_say_nothing_leave_the_mean(subject: LossSubject, lists: Lists) ->
 
 
 def k_may_differ_from_list_to_list(subject: LossSubject, lists: Lists) -> None:
-    """One int and one int a list mean the same; k = 0 and k >= the number of items are no error."""
+    """One int and one int per list mean the same; k = 0 and k >= the number of items are no error."""
     ks = [lists.k] if not subject.deterministic else [lists.k, 0, lists.scores.shape[1], lists.scores.shape[1] + 5]
     for k in ks:
         value, gradient = subject(lists, k)
@@ -155,6 +155,28 @@ def the_same_input_gives_the_same_loss(subject: LossSubject, lists: Lists) -> No
         worst = float(torch.where(equal, apart, 0.0).max()) if apart.numel() else 0.0
         scale = max(1.0, float(gradient.abs().max())) if gradient.numel() else 1.0
         require(worst <= 1e-9 * scale, f"equal items got gradients {worst:.3g} apart", lists)
+
+
+def flat_lists_are_the_same(subject: LossSubject, lists: Lists) -> None:
+    """1-D tensors with `lengths`, or with `list_ids` in another order, give the loss and gradient of the rows."""
+    if not subject.deterministic:
+        return
+    weights, rows = torch.arange(1.0, 1.0 + len(lists.scores)), lists.mask.any(-1)
+    for k in subject.cuts(lists):
+        loss = subject.build(reduction="none")
+        x = lists.scores.clone().requires_grad_()
+        expected = loss(x, lists.labels, lists.mask, k=k, weights=weights)
+        slope = gradient_of(expected, x)[0]
+        each = None if k is None else torch.full((len(lists.scores),), k)
+        by_length = loss(x[lists.mask], lists.labels[lists.mask], lengths=lists.mask.sum(-1), k=each, weights=weights)
+        require_same(by_length, expected, "lengths changed the loss", lists)
+        require_same(gradient_of(by_length, x)[0], slope, "lengths changed the gradient", lists)
+        # Item by item instead of list by list; a list without items has no id.
+        across = lists.mask.T
+        ids = torch.arange(len(lists.scores)).expand_as(across)[across] * 7 - 3
+        by_id = loss(x.T[across], lists.labels.T[across], list_ids=ids, k=k, weights=weights[rows])
+        require_same(by_id, expected[rows], "list_ids changed the loss", lists)
+        require_same(gradient_of(by_id, x)[0], slope, "list_ids changed the gradient", lists)
 
 
 def inputs_are_left_alone(subject: LossSubject, lists: Lists) -> None:
@@ -337,6 +359,7 @@ ON_LISTS: tuple[Callable[[LossSubject, Lists], None], ...] = (
     lists_that_say_nothing_leave_the_mean,
     k_may_differ_from_list_to_list,
     the_same_input_gives_the_same_loss,
+    flat_lists_are_the_same,
     inputs_are_left_alone,
     losses_are_finite_and_not_negative,
 )

@@ -118,7 +118,7 @@ def nothing_or_all_is_exact(subject: OperatorSubject, lists: Lists) -> None:
 
 
 def k_may_differ_from_list_to_list(subject: OperatorSubject, lists: Lists) -> None:
-    """One int and one int a list mean the same, and each list is cut at its own."""
+    """One int and one int per list mean the same, and each list is cut at its own."""
     if not subject.template.deterministic:
         return
     ks = torch.arange(len(lists.scores)) % (lists.scores.shape[1] + 2)
@@ -127,6 +127,22 @@ def k_may_differ_from_list_to_list(subject: OperatorSubject, lists: Lists) -> No
         alone, alone_gradient = subject(lists.rows(torch.tensor([row])), k)
         require_same(mixed.p[row], alone.p[0], f"k = {k} as a tensor changed the membership of list {row}", lists)
         require_same(mixed_gradient[row], alone_gradient[0], f"k = {k} as a tensor changed the gradient", lists)
+
+
+def a_fraction_is_met_or_refused(subject: OperatorSubject, lists: Lists) -> None:
+    """With `fractional_k` the membership sums to any k, also one per list; without it, a fraction is a TypeError."""
+    count = lists.mask.sum(-1).double()
+    each = 0.25 + torch.arange(len(lists.scores), dtype=torch.float64)
+    for k in (0.5, lists.k + 0.25, each):
+        scores = lists.scores.clone().requires_grad_()
+        try:
+            p = subject.build()(scores, k, lists.mask).p
+        except TypeError:
+            require(not subject.template.fractional_k, f"fractional_k is declared, and k = {k} raises", lists)
+            continue
+        require(subject.template.fractional_k, f"fractional_k is not declared, and k = {k} is no TypeError", lists)
+        require_same(p.sum(-1), count.minimum(torch.as_tensor(k)), f"the sum is not k = {k}", lists, LOOSE)
+        require_finite(gradient_of(p * torch.cos(lists.labels), scores)[0], f"the gradient at k = {k}", lists)
 
 
 def ties_are_fair(subject: OperatorSubject, lists: Lists) -> None:
@@ -291,6 +307,7 @@ ON_LISTS: tuple[Callable[[OperatorSubject, Lists], None], ...] = (
     membership_is_a_probability,
     nothing_or_all_is_exact,
     k_may_differ_from_list_to_list,
+    a_fraction_is_met_or_refused,
     ties_are_fair,
     inputs_are_left_alone,
 )

@@ -12,9 +12,13 @@ from recsys_topk.bench.isolated import growth_of
 from recsys_topk.bench.result import regressions
 from recsys_topk.bench.subjects import Batch, one_pass, subjects, too_big
 from recsys_topk.bench.timing import Shape, growth_exponent, in_own_process, interleaved, peak_growth
-from recsys_topk.cli.bench import main
+from recsys_topk.cli.main import main as command
 
 FAST = ["--quick", "--shapes", "2x9x3", "--seconds", "0.01"]
+
+
+def main(argv: list[str]) -> int:
+    return command(["bench", *argv])
 
 
 @pytest.mark.parametrize("suite", ["operators", "losses"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recsys_topk.bench import step
-from recsys_topk.bench.textbook import textbook
+from recsys_topk.bench.textbook import Textbook
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cli.bench import main
 
@@ -21,8 +21,8 @@ def test_the_textbook_form_gives_the_same_scores() -> None:
     schema = step.random_schema(items=50, users=20)
     module = CascadeModule(schema, loss="dftopk", dim=4)
     batch = step.random_batch(schema, size=6, items=8, length=5)
-    for stage, ours in zip(textbook(module.cascade, schema), module(batch), strict=True):
-        torch.testing.assert_close(stage(batch), ours, rtol=1e-4, atol=1e-4)
+    for theirs, ours in zip(Textbook(module.cascade, schema)(batch), module(batch), strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 
 
 def test_a_result_is_checked_against_an_earlier_one(

@@ -24,8 +24,8 @@ from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.losses import DFTopKLoss
 from recsys_topk.metrics import NDCGAt
 from recsys_topk.reference import PublishedJoint
-from recsys_topk.runs.documents import inspect_config
 from recsys_topk.trust import UntrustedError
+from recsys_topk.trust.documents import inspect_config
 from tests.cascades.batches import random_batch, recflow_like_schema
 
 SCHEMA = recflow_like_schema()

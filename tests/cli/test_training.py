@@ -221,7 +221,7 @@ def test_help_of_a_command_fits_a_screen_and_names_real_options(command: str, re
 
 
 def test_help_of_a_loss_shows_its_options(recsys_topk: Command) -> None:
-    assert "LapSumLoss(tau=1.0, k=None" in recsys_topk("fit", "--loss.help", "lapsum").stdout
+    assert "--loss.tau (default: 1.0)" in recsys_topk("fit", "--loss.help", "lapsum").stdout
     assert "dftopk" in recsys_topk("fit", "--loss.help").stdout
     assert "stage_k" in recsys_topk("fit", "--objective.help", "joint").stdout
 

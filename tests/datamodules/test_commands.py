@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from recsys_topk.cli import prepare, simulate
+from recsys_topk.cli.main import main
 
 
 def test_simulate_then_prepare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,15 +34,15 @@ def test_simulate_then_prepare(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
     [
-        (simulate, ["--out", "{tmp}"], "exists and is not empty"),
-        (simulate, ["--out", "{tmp}/new", "--items", "3"], "at least 200 items, got 3"),
-        (simulate, ["--out", "{tmp}/new", "--days", "2", "--recalls"], "at least 3; got 2"),
-        (prepare, ["--data.root", "{tmp}"], "holds no RecFlow data"),
+        ("simulate", ["--out", "{tmp}"], "exists and is not empty"),
+        ("simulate", ["--out", "{tmp}/new", "--items", "3"], "at least 200 items, got 3"),
+        ("simulate", ["--out", "{tmp}/new", "--days", "2", "--recalls"], "at least 3; got 2"),
+        ("prepare", ["--data.root", "{tmp}"], "holds no RecFlow data"),
     ],
 )
 def test_errors_are_one_line(command, arguments, message, tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "file").write_text("")
-    assert command.main([argument.format(tmp=tmp_path) for argument in arguments]) == 1
+    assert main([command, *(argument.format(tmp=tmp_path) for argument in arguments)]) == 2
     err = capsys.readouterr().err
     assert message in err
     assert "Traceback" not in err

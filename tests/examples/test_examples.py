@@ -1,13 +1,17 @@
 """The examples run as a user would run them."""
 
+import ast
 import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+
+from recsys_topk.losses import DFTopKLoss
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +46,61 @@ def test_own_training_loop_learns(loss, monkeypatch, capsys):
     lines = printed("own_training_loop.py", loss, monkeypatch, capsys).splitlines()
     values = [float(line.split()[-1]) for line in lines]
     assert values[-1] < 0.7 * values[0]
+
+
+def test_flat_lists_agree_in_both_forms(monkeypatch, capsys):
+    words = printed("flat_lists.py", "", monkeypatch, capsys).replace(",", "").split()
+    assert words[1] == words[2]
+    assert float(words[1]) > 0.0
+    assert words[-1] == "0"
+
+
+class StandInTrainer:
+    """What the Trainer of transformers does with `compute_loss`, no more; transformers itself is not installed here."""
+
+    def __init__(self, model, batches):
+        self.model, self.batches = model, batches
+
+    def train(self):
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
+        losses = []
+        for batch in self.batches:
+            loss = self.compute_loss(self.model, dict(batch), num_items_in_batch=len(batch["labels"]))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+
+class Scorer(torch.nn.Linear):
+    def forward(self, features):
+        return SimpleNamespace(logits=super().forward(features).squeeze(-1))
+
+
+def test_the_subclass_of_hugging_faces_trainer_learns(monkeypatch):
+    module = ModuleType("transformers")
+    module.Trainer = StandInTrainer
+    monkeypatch.setitem(sys.modules, "transformers", module)
+    trainer_class = runpy.run_path(str(ROOT / "examples" / "hugging_face_trainer.py"))["RankingTrainer"]
+    torch.manual_seed(0)
+    features, mask = torch.randn(60, 16, 12, 3), torch.rand(60, 16, 12) > 0.1
+    labels = (features[..., 0] > 0.5).float()
+    batches = [{"features": x, "labels": y, "mask": m} for x, y, m in zip(features, labels, mask, strict=True)]
+    trainer = trainer_class(Scorer(3, 1), batches)
+    losses = trainer.train()
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    loss, outputs = trainer.compute_loss(trainer.model, dict(batches[0]), return_outputs=True)
+    expected = DFTopKLoss(k=5)(outputs.logits, labels[0], mask[0])
+    assert torch.equal(loss, expected)
+
+
+@pytest.mark.parametrize("name", ["own_training_loop.py", "flat_lists.py", "hugging_face_trainer.py"])
+def test_the_examples_take_about_ten_lines(name):
+    body = ast.parse((ROOT / "examples" / name).read_text()).body
+    lines = {node.lineno for one in body for node in ast.walk(one) if isinstance(node, ast.stmt)}
+    imports = sum(isinstance(one, (ast.Import, ast.ImportFrom)) for one in body)
+    assert len(lines) - imports - 1 <= 15  # statements, without imports and the docstring
 
 
 def test_pair_memory_reports_time_and_memory(monkeypatch, capsys):

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from recsys_topk.cli.arguments import typed
-from recsys_topk.runs.files import write_whole
+from recsys_topk.files import write_whole
 from recsys_topk.runs.statistics import paired_p_value, summarise
 from recsys_topk.runs.trials import Competition, by_name
 from tests import wandb_files

@@ -121,8 +121,32 @@ def test_a_perfect_model_scores_one(drawn, k, extra):
         M.joint_recall([labels, labels], labels, mask, quotas=(k + extra, k), k=k),
         M.ndcg_at(labels, labels, mask, k=k),
         M.kendall_tau(labels, labels, mask),
+        M.average_precision_at(labels, labels, mask, k=k),
+        M.reciprocal_rank_at(labels, labels, mask),
     ):
         assert torch.equal(values, counted.double())
+
+
+@settings(max_examples=120, deadline=None)
+@given(lists(), st.integers(0, 9), st.sampled_from([0.0, 1.0]))
+def test_hits_by_rank_are_the_loop(drawn, k, above):
+    """Average precision, reciprocal rank, precision and DCG from the ranks of the positives, item by item."""
+    (scores,), labels, mask = drawn
+    expected = {"ap": [], "rr": [], "precision": [], "dcg": []}
+    for s, y, v in zip(scores.tolist(), labels.tolist(), mask.tolist(), strict=True):
+        valid = [i for i, real in enumerate(v) if real]
+        ranked = worst_first(valid, s, y)[:k]
+        positives = sum(y[i] > above for i in valid)
+        ranks = [r for r, i in enumerate(ranked, 1) if y[i] > above]
+        precisions = [number / r for number, r in enumerate(ranks, 1)]
+        expected["ap"].append((sum(precisions) / max(1, min(k, positives)), positives > 0))
+        expected["rr"].append((1 / ranks[0] if ranks else 0.0, positives > 0))
+        expected["precision"].append((len(ranks) / max(1, len(ranked)), positives > 0))
+        expected["dcg"].append((loop_dcg(y[i] for i in ranked), positives > 0))
+    check(*M.average_precision_at(scores, labels, mask, k=k, positive_above=above), expected["ap"])
+    check(*M.reciprocal_rank_at(scores, labels, mask, k=k, positive_above=above), expected["rr"])
+    check(*M.precision_at(scores, labels, mask, k=k, positive_above=above), expected["precision"])
+    check(*M.dcg_at(scores, labels, mask, k=k, gain="linear", positive_above=above), expected["dcg"])
 
 
 def test_a_constant_model_is_no_better_than_chance():
@@ -149,6 +173,10 @@ def test_padding_never_competes(rubbish):
         lambda s, y, v: M.recall_at(s, y, v, k=3, m=4),
         lambda s, y, v: M.joint_recall([s, -s], y, v, quotas=(8, 4), k=3),
         lambda s, y, v: M.ndcg_at(s, y, v, k=5),
+        M.dcg_at,
+        M.average_precision_at,
+        M.reciprocal_rank_at,
+        lambda s, y, v: M.precision_at(s, y, v, k=9),
         M.kendall_tau,
         lambda s, y, v: M.selection_mass(s.sigmoid(), v, k=3),
     ):

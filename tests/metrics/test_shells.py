@@ -10,13 +10,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from recsys_topk.metrics import JointRecall, KendallTau, NDCGAt, RecallAt, SelectionMass, functional
+from recsys_topk.metrics import (
+    DCGAt,
+    JointRecall,
+    KendallTau,
+    MAPAt,
+    MRRAt,
+    NDCGAt,
+    PrecisionAt,
+    RecallAt,
+    SelectionMass,
+    functional,
+)
 from tests.peers import cases
 
 METRICS = {
     "recall": lambda: RecallAt(k=3, m=4),
     "joint_recall": lambda: JointRecall(k=3, quotas=(8, 4)),
     "ndcg": lambda: NDCGAt(k=5),
+    "dcg": lambda: DCGAt(k=5, gain="linear"),
+    "map": lambda: MAPAt(k=5),
+    "mrr": MRRAt,
+    "precision": lambda: PrecisionAt(k=4),
     "kendall": KendallTau,
     "selection_mass": lambda: SelectionMass(k=3),
 }
@@ -105,6 +120,25 @@ def test_recall_of_everything_is_one():
     for case in cases("metric_recall_rax"):
         values, _ = functional.recall_at(case.scores, case.labels, case.mask, k=10**6, m=10**6)
         assert values.tolist() == pytest.approx(case.raw["per_list"], abs=case.tolerance)
+
+
+BY_RAX = {
+    "metric_ap": functional.average_precision_at,
+    "metric_mrr": functional.reciprocal_rank_at,
+    "metric_dcg": functional.dcg_at,
+    "metric_precision": functional.precision_at,
+}
+
+
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("name", BY_RAX)
+def test_each_list_is_rax(name, cut):
+    """Rax has no list without a positive here; without a cut, precision is that of the whole list."""
+    for case in cases(f"{name}_atk_rax" if cut else f"{name}_rax"):
+        k = case.k if cut else case.scores.shape[1] if name == "metric_precision" else None
+        values, counted = BY_RAX[name](case.scores, case.labels, case.mask, k=k)
+        assert counted.all()
+        torch.testing.assert_close(values, torch.tensor(case.raw["per_list"], dtype=torch.float64), atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("file", ["metric_ndcg_rax", "metric_ndcg_atk_rax", "metric_ndcg_atk_tfr"])

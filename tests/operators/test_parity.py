@@ -62,6 +62,19 @@ def test_normalised_form_is_the_peers_matrix_over_its_column_sums(file: str) -> 
         torch.testing.assert_close(selection.log_q.exp(), 1.0 - expected, atol=1e-9, rtol=1e-9)
 
 
+def test_lapsum_with_a_fractional_k_matches_peer() -> None:
+    for case in load("op_lapsum_fractional_k_gmum")["cases"]:
+        k = case["k"] + 0.25
+        for given in (k, torch.tensor(k), torch.full((len(case["scores"]),), k)):
+            compare(get("lapsum", tau=0.5), {**case, "k": given}, 1e-9)
+
+
+@pytest.mark.parametrize(("k", "error"), [(-0.5, ValueError), (float("nan"), ValueError), (torch.ones(3), ValueError)])
+def test_a_fraction_that_is_no_number_of_items_is_named(k: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="k must be"):
+        get("lapsum")(torch.zeros(2, 4), k)
+
+
 def test_hard_matches_peer() -> None:
     for case in load("hard_topk_label_dftopkrepo")["cases"]:
         scores, mask = tensors(case)

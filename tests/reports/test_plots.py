@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from recsys_topk.files import write_whole
 from recsys_topk.reports import plots
-from recsys_topk.runs.files import write_whole
 
 ROWS = [
     {"run": "dftopk", "joint": 0.5, "spread": 0.02},

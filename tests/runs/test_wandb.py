@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,12 +54,27 @@ def test_a_resumed_run_keeps_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert make_wandb(RunDirectory(tmp_path, "x")).version != first.version
 
 
+def test_a_run_is_offline_whatever_the_process_did_before(tmp_path: Path) -> None:
+    """W&B reads its environment when it is first used; later runs asked for a key."""
+    code = (
+        "import os, sys, wandb; wandb.setup(); os.environ['WANDB_MODE'] = 'offline'\n"
+        "from pathlib import Path\n"
+        "from recsys_topk.runs.directory import RunDirectory\n"
+        "from recsys_topk.runs.wandb_logging import make_wandb\n"
+        "make_wandb(RunDirectory(Path('runs'), 'x')).experiment.finish()\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment = {**kept, "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("runs/x/wandb/offline-run-*"))
+
+
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
     """A folder with a finished run that logged to W&B."""
-    import subprocess
-    import sys
-
     folder = tmp_path_factory.mktemp("wandb")
     arguments = [
         "fit",

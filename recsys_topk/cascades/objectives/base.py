@@ -105,6 +105,8 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
+        elif not hasattr(cls, "name"):
+            cls.name = cls.__name__  # for run names and messages; only a name of its own enters the registry
 
     @abstractmethod
     def compute(

@@ -48,7 +48,7 @@ class RecFlowDataModule(CascadeDataModule):
 
     Example:
         >>> import tempfile
-        >>> from recsys_topk.datamodules import WorldConfig, as_world, simulate
+        >>> from recsys_topk.datamodules import WorldConfig, simulate
         >>> folder = tempfile.mkdtemp()
         >>> root = simulate(f"{folder}/world", WorldConfig(users=20, items=200, days=3, requests=30))
         >>> data = RecFlowDataModule(str(root), eval_negatives=20, cache_dir=folder)

@@ -3,11 +3,13 @@
 A *name* is a class path such as ``"my_package.MyLoss"``. Where it comes from decides what it may be:
 
 - typed by the user or written in the user's program: any importable class, if it is a subclass of what is expected;
-- read from a file: a class of this package, one of `HARMLESS` (Lightning and torch), a class of an installed plug-in
-  (entry points of `recsys_topk.*`), one that the program has registered itself, or one of a package that the user
-  trusts (``--trust my_package``, ``trust=["my_package"]``).
+- read from a file: a class of this package that configures a run (`OWN`), one of `HARMLESS` (Lightning and torch), a
+  class of an installed plug-in (entry points of `recsys_topk.*`), one that the program has registered itself, or one of
+  a package that the user trusts (``--trust my_package``, ``trust=["my_package"]``).
 
-Names inside `reading` come from a file. `inspect_names` looks at plain values before any parser sees them.
+Names inside `reading` come from a file. `inspect_names` looks at plain values before any parser sees them. Three
+modules stand beside this one: `documents` reads YAML within bounds, `guard` holds jsonargparse to what is allowed, and
+`own_runs` remembers what the user trusted when a run was started.
 """
 
 from __future__ import annotations
@@ -42,11 +44,9 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     "lightning.pytorch.strategies": ("DDPStrategy", "SingleDeviceStrategy"),
     "lightning.pytorch.accelerators": ("CPUAccelerator", "CUDAAccelerator", "MPSAccelerator", "XLAAccelerator"),
     "lightning.pytorch.plugins": (
-        "AsyncCheckpointIO", "DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision", "TorchCheckpointIO",
-        "TorchSyncBatchNorm",
+        "DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision", "TorchSyncBatchNorm",
     ),
     "lightning.pytorch.plugins.environments": ("LightningEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"),
-    "lightning.fabric.plugins": ("TorchCheckpointIO",),
     "lightning.fabric.plugins.environments": ("LightningEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"),
     "torch.optim": (
         "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
@@ -56,6 +56,14 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "OneCycleLR", "PolynomialLR", "ReduceLROnPlateau", "StepLR",
     ),
 }  # fmt: skip
+# What a file may name of this package: the packages of the kinds that it configures (losses, data modules, ...), and
+# callbacks that write nothing but metrics. Other callbacks and loggers write to any path they are given.
+OWN = tuple(
+    f"{PACKAGE}.{name}"
+    for name in (
+        "callbacks.diagnostics.Diagnostics", "cascades", "datamodules", "losses", "metrics", "operators", "reference",
+    )
+)  # fmt: skip
 HARMLESS_NAMES = frozenset(name for names in HARMLESS.values() for name in names)
 # Packages of which a name that is typed is trusted alone, not the whole package.
 BROAD = frozenset(
@@ -76,6 +84,8 @@ MAX_DEPTH = 50
 MAX_VALUES = 100_000
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_PADDING = "\"' \t\r\n"  # what a parser takes off a name
+_ADDRESS = re.compile(r"://|::")
 _reading: ContextVar[tuple[str, ...] | None] = ContextVar("reading", default=None)
 _registered: set[str] = set()
 
@@ -177,7 +187,12 @@ def is_allowed(path: str, trust: Iterable[str] = ()) -> bool:
 
 def names_for_parser(trust: Iterable[str] = ()) -> list[str]:
     """Return what is allowed as a list of modules and class paths, each with the place where it is defined."""
-    names = {PACKAGE, *_registered, *_plugin_modules(), *trusted(), *trust}
+    names = {*OWN, *_registered, *_plugin_modules(), *trusted(), *trust}
+    package = sys.modules[PACKAGE]
+    for name in dir(package):  # a parser calls a class by its shortest path
+        found = getattr(package, name)
+        if isinstance(found, type) and is_covered(class_path(found), OWN):
+            names.add(f"{PACKAGE}.{name}")
     for home, classes in HARMLESS.items():
         for name in classes:
             names |= {f"{home}.{name}"}
@@ -202,6 +217,12 @@ def names_of_typed(value: str) -> tuple[str, ...]:
     return (value,) if package in BROAD else (package,)
 
 
+def what_to_trust(path: str) -> str:
+    """Return what `--trust` needs for the class `path`: its package, or the class alone if the package is `BROAD`."""
+    package = path.partition(".")[0]
+    return path if package in BROAD else package
+
+
 def check_name(path: str, *, where: str, trust: Iterable[str] = ()) -> None:
     """Raise if a file may not name the class `path`.
 
@@ -211,11 +232,11 @@ def check_name(path: str, *, where: str, trust: Iterable[str] = ()) -> None:
         trust: See `is_allowed`.
     """
     if not is_allowed(path, trust):
-        package = path.partition(".")[0]
+        needed = what_to_trust(path)
         raise UntrustedError(
-            f"{where} names {path!r}, which is not a class of {PACKAGE}, of an installed plug-in or on the list of "
-            f"harmless classes; nothing of it was imported. If you know the file and the package, add --trust "
-            f"{package} (in Python: trust=[{package!r}])"
+            f"{where} names {path!r}, which is not a class of {PACKAGE} that a file may name, of an installed "
+            f"plug-in or on the list of harmless classes; nothing of it was imported. If you know the "
+            f"file and the package, add --trust {needed} (in Python: trust=[{needed!r}])"
         )
 
 
@@ -295,7 +316,8 @@ def inspect_names(
     """Raise if plain values from a file name a class that they may not, before anything is built from them.
 
     Checked are every `class_path`, every string where a class is expected (`CLASS_KEYS`), every other string that looks
-    like the path of something importable, wherever it stands, and `weights_only`, which a file cannot turn off.
+    like the path of something importable, wherever it stands, and `weights_only`, which a file cannot turn off. No
+    string may hold an address (``ftp://host/x``, chains such as ``simplecache::...``): Lightning would connect to it.
 
     Args:
         value: Mappings, lists and scalars, as YAML or a checkpoint holds them.
@@ -334,12 +356,17 @@ def inspect_names(
         elif isinstance(part, (list, tuple, set, frozenset)):
             for inner in part:
                 walk(inner, (*keys, ""), source, expand)
+        elif isinstance(part, str) and _ADDRESS.search(part):
+            raise UntrustedError(
+                f"{where} holds the address {part[:80]!r}; a file may name local paths only: remove it from the file, "
+                f"and type the option if you want it"
+            )
         elif isinstance(part, str) and (key not in TEXT_KEYS or "metrics" in keys):  # a metric's `name` may be a path
             found = expand(part, source) if expand is not None else None
             if found is not None:
                 walk(found[0], (*keys, ""), found[1], found[2])
-            elif _names_class(part, keys, key):
-                check_name(part, where=where, trust=trust)
+            elif _names_class(bare := part.strip(_PADDING), keys, key):
+                check_name(bare, where=where, trust=trust)
 
     walk(value, (), source, expand)
 
@@ -370,7 +397,7 @@ def _is_ours(path: str) -> bool:
         found = locate(path)
     except ImportError:
         return True  # nothing to build; the registry says what there is
-    return isinstance(found, type) and is_covered(found.__module__, [PACKAGE])
+    return isinstance(found, type) and is_covered(class_path(found), OWN)
 
 
 def _is_loaded(name: str) -> bool:
@@ -379,7 +406,7 @@ def _is_loaded(name: str) -> bool:
         return True
     ours = [module for key, module in list(sys.modules.items()) if is_covered(key, [PACKAGE])]
     found = [vars(module).get(name) for module in ours]
-    return any(isinstance(cls, type) and is_covered(cls.__module__, [PACKAGE]) for cls in found)
+    return any(isinstance(cls, type) and is_covered(class_path(cls), OWN) for cls in found)
 
 
 @cache

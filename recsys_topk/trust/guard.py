@@ -1,6 +1,6 @@
 """jsonargparse under guard: it reads documents within bounds, and imports what a file may name and nothing else.
 
-Configs are inspected before they get here (`recsys_topk.runs.documents`). The guard holds for what that cannot know:
+Configs are inspected before they get here (`recsys_topk.trust.documents`). The guard holds for what that cannot know:
 which options take a class or a function depends on their types, and their values may be paths of other configs.
 """
 
@@ -14,8 +14,8 @@ from jsonargparse import _common as settings
 from jsonargparse import get_loader, set_loader, set_parsing_settings
 from jsonargparse._loaders_dumpers import get_loader_exceptions
 
-from recsys_topk.runs.documents import check_bounds
 from recsys_topk.trust import UntrustedError, locate, names_for_parser, trusted
+from recsys_topk.trust.documents import check_bounds
 
 
 @contextmanager

@@ -122,6 +122,8 @@ def _expand_in(folder: Path, budget: list[int]) -> Expand:
         except UntrustedError:
             raise
         except ValueError:
+            if "class_path" in text:  # another parser may be able to read it
+                raise _refuse(source, f"the text {text[:40]!r} has a class_path and is not valid YAML") from None
             return None  # an ordinary string
         return (found, source, expand) if isinstance(found, (dict, list)) else None
 
@@ -139,8 +141,11 @@ def _existing(folder: Path, text: str) -> Path | None:
 
 
 def _text(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
-        return file.read(MAX_CHARACTERS + 1)
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(MAX_CHARACTERS + 1)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text file in UTF-8 ({error.reason} at byte {error.start})") from error
 
 
 def _refuse(source: str, why: str) -> UntrustedError:

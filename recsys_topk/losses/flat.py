@@ -1,0 +1,118 @@
+"""Lists that stand one after another, or mixed, in 1-D tensors: brought into padded batches of similar length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recsys_topk.checks import check_scores
+
+
+class Bucket(NamedTuple):
+    """Lists of similar length, as rows.
+
+    Attributes:
+        lists: (b,) int64, the numbers of the lists.
+        items: (b, n) int64, where their items stand in the flat tensors; anywhere for padding.
+        mask: Boolean (b, n), or None if the lists have n items each.
+    """
+
+    lists: Tensor
+    items: Tensor
+    mask: Tensor | None
+
+
+class FlatLists(NamedTuple):
+    """Where the items of each list stand in flat tensors.
+
+    Attributes:
+        lengths: (L,) int64, the number of items of each list.
+        order: (T,) int64, the items list by list; None = they stand so already.
+    """
+
+    lengths: Tensor
+    order: Tensor | None
+
+    def buckets(self) -> Iterator[Bucket]:
+        """Yield the lists that have items: those of 1, of 2, of 3 to 4, of 5 to 8, ... items together.
+
+        A row is padded to the longest list of its bucket, which is less than twice its own length. Reads the lengths.
+
+        Example:
+            >>> for bucket in FlatLists(torch.tensor([3, 1, 4]), None).buckets():
+            ...     bucket.lists.tolist(), bucket.items.tolist()
+            ([1], [[3]])
+            ([0, 2], [[0, 1, 2, 0], [4, 5, 6, 7]])
+        """
+        starts = self.lengths.cumsum(0) - self.lengths
+        # frexp: n - 1 = m 2^e with 1/2 <= m < 1, so that 2^(e-1) < n <= 2^e.
+        size = torch.where(self.lengths > 0, torch.frexp((self.lengths - 1).double()).exponent, -1)
+        for exponent in torch.unique(size).tolist():
+            if exponent < 0:
+                continue
+            lists = (size == exponent).nonzero()[:, 0]
+            lengths, first = self.lengths[lists, None], starts[lists, None]
+            shortest, longest = int(lengths.min()), int(lengths.max())
+            place = torch.arange(longest, device=first.device)
+            mask = None if shortest == longest else place < lengths
+            items = first + (place if mask is None else place * mask)
+            yield Bucket(lists, items if self.order is None else self.order[items], mask)
+
+
+def flat_lists(scores: Tensor, labels: Tensor, mask: Tensor | None, list_ids: Any, lengths: Any) -> FlatLists:
+    """Check flat input and find its lists.
+
+    Args:
+        scores: (T,), floating.
+        labels: (T,).
+        mask: Must be None.
+        list_ids: (T,) integers, the list of each item, in any order; or None.
+        lengths: (L,) integers, the number of items of each list, list after list; or None.
+
+    Example:
+        >>> x = torch.zeros(4)
+        >>> flat_lists(x, x, None, torch.tensor([7, 3, 7, 7]), None)
+        FlatLists(lengths=tensor([1, 3]), order=tensor([1, 0, 2, 3]))
+    """
+    name = "lengths" if list_ids is None else "list_ids"
+    if list_ids is not None and lengths is not None:
+        raise ValueError("list_ids and lengths both say which items belong together; pass one of them")
+    if mask is not None:
+        raise ValueError(f"{name} and mask were both given; flat lists have no padding: leave masked items out")
+    check_scores(scores)
+    if scores.dim() != 1:
+        raise ValueError(
+            f"with {name}, scores must be 1-D, one per item, got shape {tuple(scores.shape)}; lists as rows take a mask"
+        )
+    if not isinstance(labels, Tensor) or labels.shape != scores.shape:
+        given = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(f"with {name}, labels must be 1-D, one per item, ({len(scores)},), got {given}")
+    if labels.device != scores.device:
+        raise ValueError(f"labels are on {labels.device} and scores are on {scores.device}; move one to the other")
+    if list_ids is not None:
+        ids = _integers("list_ids", list_ids, scores.device)
+        if ids.shape != scores.shape:
+            raise ValueError(f"list_ids must be one per item, ({len(scores)},), got {tuple(ids.shape)}")
+        ordered, order = ids.sort(stable=True)
+        return FlatLists(torch.unique_consecutive(ordered, return_counts=True)[1], order)
+    counts = _integers("lengths", lengths, scores.device)
+    if counts.dim() != 1 or bool((counts < 0).any()) or int(counts.sum()) != len(scores):
+        raise ValueError(
+            f"lengths must be 1-D, not negative and sum to the {len(scores)} items of scores, "
+            f"got shape {tuple(counts.shape)} with sum {int(counts.sum())}"
+        )
+    return FlatLists(counts.long(), None)
+
+
+def _integers(name: str, values: Tensor | Sequence[int], device: torch.device) -> Tensor:
+    found = values if isinstance(values, Tensor) else torch.as_tensor(values, device=device)
+    if found.numel() == 0 and not isinstance(values, Tensor):
+        found = found.long()
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers, got {found.dtype}")
+    if found.device != device:
+        raise ValueError(f"{name} is on {found.device} and scores are on {device}; move one to the other")
+    return found

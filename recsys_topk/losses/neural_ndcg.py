@@ -1,0 +1,92 @@
+"""NeuralNDCG: one minus NDCG with NeuralSort's relaxed permutation in place of the sort."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from recsys_topk.checks import check_positive
+from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.dcg import Gain, check_gain, normalised_gains, rank_discounts
+from recsys_topk.ops.sinkhorn_scaling import sinkhorn_scaling
+
+
+class NeuralNDCGLoss(RankingLoss):
+    """One minus NDCG in which every place of the ranking holds a mixture of items.
+
+    L = 1 - sum_{r <= k} D(r) sum_i P_ri G_i, G = gain / ideal DCG@k, D(r) = 1 / log2(1 + r). P is NeuralSort's matrix,
+    row r = softmax_i(((n + 1 - 2 r) x_i - sum_j |x_i - x_j|) / tau), scaled by Sinkhorn's iteration until rows and
+    columns sum to 1. The gradient flows through the iteration. A list stops at the round in which its rows and columns
+    are within 1e-6 of 1, and at `rounds` at the latest; L is kept from falling below 0 by what is then missing.
+
+    The paper's transposed form, sum_i G_i sum_{r <= k} P_ri D(r), is the same number summed in another order.
+
+    Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(N^2) time per round and O(N^2) memory per list.
+
+    Args:
+        tau: Temperature.
+        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y. None = as the data says: exponential for grades, linear
+            for places (such as RecFlow's 29..20); exponential if the data says nothing.
+        rounds: Largest number of Sinkhorn rounds.
+        k: Where NDCG is cut; None = nowhere.
+        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+
+    Example:
+        >>> NeuralNDCGLoss(tau=0.1)(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor(0.3691)
+    """
+
+    name: ClassVar[str] = "neural_ndcg"
+    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
+    family: ClassVar[str] = "listwise"
+    cost: ClassVar[str] = "n^2"
+    paper: ClassVar[str] = "Pobrotyn and Bialobrzeski 2021, arXiv 2102.07831"
+
+    def __init__(
+        self,
+        tau: float = 1.0,
+        gain: Gain | None = None,
+        rounds: int = 50,
+        *,
+        k: int | Literal["positives"] | None = None,
+        positive_above: float | None = None,
+        reduction: Reduction = "mean",
+        validate: bool = False,
+    ) -> None:
+        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+            raise ValueError(f"rounds must be a positive int, got {rounds!r}")
+        self.tau = check_positive("tau", tau)
+        given = None if gain is None else check_gain(gain)
+        self.gain: Gain = self._by_labels("gain", given, grades="exponential", places="linear")
+        self.rounds = rounds
+
+    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
+        """See `RankingLoss.per_list`."""
+        gains = normalised_gains(labels, self.gain, mask, k)
+        discounts = rank_discounts(scores.shape[1], k, scores).expand_as(scores)
+        matrix = _relaxed_permutation(scores, mask, self.tau)
+        places = torch.arange(scores.shape[1], device=scores.device) < count_true(mask)[:, None]
+        ranks, items = sinkhorn_scaling(matrix, places, mask, self.rounds)
+        at_place = (matrix @ (items * gains)[:, :, None])[:, :, 0]
+        return (1.0 - (ranks * discounts * at_place).sum(-1)).clamp_min(0.0)
+
+
+def _relaxed_permutation(scores: Tensor, mask: Tensor, tau: float) -> Tensor:
+    """Return NeuralSort's matrix, (B, N, N), rows = places; 0 in places beyond the valid items and at masked items."""
+    n = scores.shape[1]
+    count = count_true(mask)[:, None, None]
+    # Rows do not change when the whole list is shifted, and small numbers round less.
+    lowest = torch.finfo(scores.dtype).min
+    x = (scores - torch.where(mask, scores.detach(), lowest).amax(1, keepdim=True)) / tau
+    pairs = mask[:, :, None] & mask[:, None, :]
+    distance = torch.where(pairs, (x[:, :, None] - x[:, None, :]).abs(), 0.0).sum(1)
+    place = torch.arange(1, n + 1, device=x.device)[:, None]
+    logits = (count + 1 - 2 * place).to(x.dtype) * x[:, None, :] - distance[:, None, :]
+    real = mask[:, None, :] & (place <= count)
+    return torch.softmax(torch.where(real, logits, lowest), -1) * real

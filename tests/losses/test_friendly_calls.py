@@ -1,0 +1,92 @@
+"""Calls as people write them: any integer as k, and errors that say what to type."""
+
+import numpy as np
+import pytest
+import torch
+
+from recsys_topk import losses, operators
+from recsys_topk.losses import DFTopKLoss, LapSumLoss
+from recsys_topk.spec import describe
+
+X = torch.tensor([[0.3, -1.2, 0.9, 1.9], [0.1, 0.2, 0.3, -0.4]])
+Y = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]])
+
+
+@pytest.mark.parametrize("k", [np.int64(2), np.uint8(2), torch.tensor(2), torch.tensor(2, dtype=torch.int32)])
+def test_any_integer_is_k(k):
+    expected = DFTopKLoss(k=2)(X, Y)
+    assert torch.equal(DFTopKLoss(k=k)(X, Y), expected)
+    assert torch.equal(DFTopKLoss(k=1)(X, Y, k=k), expected)
+    assert torch.equal(operators.get("lapsum")(X, k).p, operators.get("lapsum")(X, 2).p)
+
+
+def test_k_is_described_as_a_plain_int():
+    assert type(describe(DFTopKLoss(k=np.int64(2)))["init_args"]["k"]) is int
+    assert type(describe(LapSumLoss(k=torch.tensor(2)))["init_args"]["k"]) is int
+
+
+def test_a_scalar_tensor_is_k_under_compilation():
+    torch.compiler.reset()
+    compiled = torch.compile(DFTopKLoss(), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(X, Y, k=torch.tensor(2)), DFTopKLoss(k=2)(X, Y))
+
+
+@pytest.mark.parametrize(
+    "k", [2.5, np.float64(2.0), torch.tensor(2.5), "two", True, np.bool_(True), torch.tensor(True)]
+)
+def test_what_is_no_integer_is_refused(k):
+    with pytest.raises((TypeError, ValueError), match="k must"):
+        DFTopKLoss(k=k)
+    with pytest.raises(TypeError, match="k must"):
+        DFTopKLoss()(X, Y, k=k)
+
+
+@pytest.mark.parametrize("k", [np.int64(-1), torch.tensor(-1)])
+def test_negative_integers_are_refused(k):
+    with pytest.raises(ValueError, match=r"non-negative int.*got -1"):
+        DFTopKLoss(k=k)
+    with pytest.raises(ValueError, match="must not be negative, got -1"):
+        DFTopKLoss()(X, Y, k=k)
+
+
+def test_class_indices_are_told_to_become_one_hot():
+    with pytest.raises(ValueError, match=r"index of one positive item per list, pass one_hot\(labels, 4\)"):
+        DFTopKLoss(k=1)(X, torch.tensor([0, 2]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((2, 3, 4), r"scores.flatten\(0, -2\)"),
+        ((2, 4, 1), r"scores.squeeze\(-1\)"),
+        ((4,), r"scores\[None, :\].*list_ids or lengths"),
+        ((), r"scores\[None, :\]"),
+    ],
+)
+def test_other_shapes_are_told_what_to_pass(shape, hint):
+    with pytest.raises(ValueError, match=hint):
+        DFTopKLoss(k=1)(torch.zeros(shape), torch.zeros(shape))
+    with pytest.raises(ValueError, match=hint):
+        operators.get("dftopk")(torch.zeros(shape), 1)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors_are_refused_with_the_call_that_works(layout):
+    rows = [torch.tensor([0.3, -0.2, 0.5]), torch.tensor([1.0, 2.0])]
+    scores = torch.nested.nested_tensor(rows, layout=layout)
+    with pytest.raises(TypeError, match=r"loss\(scores.values\(\), labels.values\(\), lengths=scores.offsets\(\).diff"):
+        DFTopKLoss(k=1)(scores, scores)
+    if layout == torch.jagged:
+        value = DFTopKLoss(k=1)(scores.values(), scores.values() > 0, lengths=scores.offsets().diff())
+        alone = [DFTopKLoss(k=1)(row[None], row[None] > 0) for row in rows]
+        torch.testing.assert_close(value, torch.stack(alone).mean())
+
+
+def test_a_misspelt_option_names_the_class_and_the_nearest():
+    with pytest.raises(TypeError, match="DFTopKLoss has no option 'taau'; did you mean 'tau'"):
+        DFTopKLoss(taau=1)
+    with pytest.raises(TypeError, match="LapSumLoss has no option 'reductoin'; did you mean 'reduction'"):
+        losses.get("lapsum", reductoin="sum")
+    with pytest.raises(TypeError, match="DiffSort has no option 'netwerk'; did you mean 'network'"):
+        operators.get("diffsort", netwerk="bitonic")

@@ -1,0 +1,122 @@
+"""Typical mistakes end in one line that names the option, what was given and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recsys_topk.cascades import CascadeModule
+from recsys_topk.runs import TrainingRun
+from tests.conftest import TINY_WORLD, Result
+
+TINY: dict[str, Any] = {
+    "world": {"users": 40, "items": 300, "days": 4, "requests": 120},
+    "batch_size": 60,
+    "eval_negatives": 40,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"data": {"layout": "x"}}, "--data.layout: expected one of 'two-stage', 'three-stage', got x"),
+        ({"trainer": {"max_epochs": "two"}}, "--trainer.max_epochs: expected int, got two"),
+        ({"trainer": {"precision": 8}}, "--trainer.precision: expected one of 64, 32, 16 or one of .*, got 8"),
+        ({"model": {"metrics": "ndcg"}}, "--model.metrics: expected Sequence, got ndcg"),
+        ({"model": {"lr": "fast"}}, "--model.lr: expected float, got fast"),
+        ({"loss": {"class_path": "dftopk", "tau": "x"}}, "--loss.tau: expected float, got x"),
+    ],
+)
+def test_a_wrong_value_is_one_line_without_the_parsers_types(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        TrainingRun(config).options()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"data": {"batch_size": 0}}, "batch_size must be at least 1, got 0"),
+        ({"data": {"world": {"users": 0}}}, "a world needs at least 1 users, got 0"),
+        ({"data": TINY, "loss": {"class_path": "listmle", "k": 0}}, "the loss cuts at k=0, .* give --loss.k 1 or more"),
+        ({"data": TINY, "model": {"warmup_steps": -1}}, "warmup_steps must not be negative, got -1"),
+    ],
+)
+def test_a_value_that_a_class_refuses_is_one_line(
+    config: dict[str, Any], message: str, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        TrainingRun({"out": str(tmp_path), **config}).parts()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_no_file_system_takes_is_refused(in_process: Callable[..., Result], tmp_path: Path) -> None:
+    done = in_process(tmp_path, "fit", *TINY_WORLD, "--name", "x" * 300)
+    assert done.returncode == 2
+    assert "at most 200 characters" in done.stderr
+
+
+def test_the_help_of_an_option_names_the_option(in_process: Callable[..., Result], tmp_path: Path) -> None:
+    assert "--data.help NAME" in in_process(tmp_path, "fit", "--data.help").stdout
+
+
+def test_resume_last_passes_over_a_run_that_has_no_checkpoint(
+    in_process: Callable[..., Result], tmp_path: Path
+) -> None:
+    """A refused start is newer than the run that was stopped."""
+    import shutil
+
+    from tests.test_old_files import FIXTURES
+
+    shutil.copytree(FIXTURES / "plain", tmp_path / "runs" / "plain")
+    refused = tmp_path / "runs" / "refused"
+    refused.mkdir()
+    (refused / "run.json").write_text('{"status": "failed"}')
+    done = in_process(tmp_path, "fit", "--resume", "last", "--trainer.enable_progress_bar=false")
+    assert done.returncode == 0, done.stderr
+    assert "runs/plain" in done.stdout
+
+
+def test_a_cascade_trained_in_python_with_an_operator_is_tested_by_the_command(
+    in_process: Callable[..., Result], tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss has no name of its own: `TopKLoss` around an operator."""
+    from lightning.pytorch import Trainer
+
+    from recsys_topk.datamodules import RecFlowDataModule, WorldConfig
+    from recsys_topk.losses import TopKLoss
+    from recsys_topk.operators import LapSum
+
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
+    data = RecFlowDataModule(world=WorldConfig(**TINY["world"]), batch_size=60, eval_negatives=40)
+    data.prepare_data()
+    model = CascadeModule(data.schema, loss=TopKLoss(LapSum(2.0)))
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    trainer = Trainer(max_steps=1, limit_val_batches=0, accelerator="cpu", default_root_dir=tmp_path, **quiet)
+    trainer.fit(model, data)
+    trainer.save_checkpoint(tmp_path / "own.ckpt")
+    done = in_process(tmp_path, "test", "--ckpt_path", "own.ckpt")
+    assert done.returncode == 0, done.stderr
+    assert "test/joint_recall@10@20/80" in done.stdout
+
+
+@pytest.mark.parametrize("loss", ["lambdaloss", "lambdarank", "approx_ndcg", "listnet", "dftopk"])
+def test_a_loss_by_name_is_the_same_in_python_and_on_the_command_line(
+    loss: str, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
+    typed = TrainingRun({"loss": loss, "data": TINY, "out": str(tmp_path)})
+    built = CascadeModule(typed.model.schema, loss=loss)
+    generator = torch.Generator().manual_seed(0)
+    scores = [torch.randn(6, 40, generator=generator) for _ in typed.model.cascade.quotas]
+    labels = torch.randint(0, 30, (6, 40), generator=generator).float()
+    groups = torch.zeros(6, 40, dtype=torch.int64)
+    quotas = typed.model.cascade.quotas
+    one, two = (m.objective(scores, labels, groups=groups, quotas=quotas, k=10).total for m in (typed.model, built))
+    assert torch.equal(one, two)
+    assert built.loss.positive_above == typed.model.schema.positive_above
