@@ -85,7 +85,7 @@ def _method(device: str) -> str:
 
 
 def _row(label: str, shape: Shape, method: Any, batch: Batch, seconds: float, clock: Any) -> dict[str, Any]:
-    plain = baseline(batch)
+    plain = baseline(batch, label)
     ours, base = interleaved(method, plain, seconds, clock)
     row: dict[str, Any] = {"name": label, "shape": str(shape), "ratio": ours / base, "ms": ours, "baseline ms": base}
     if clock is cpu_clock:

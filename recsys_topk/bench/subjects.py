@@ -13,6 +13,7 @@ from torch import Tensor
 
 from recsys_topk import losses, operators
 from recsys_topk.bench.timing import Pass, Shape
+from recsys_topk.cascades.objectives.joint import JointObjective
 from recsys_topk.losses.topk import TopKLoss, selection_bce
 
 GIGABYTE = 2**30
@@ -41,7 +42,7 @@ def subjects(suite: str) -> dict[str, Subject]:
         found += FORMS.values()
     else:
         found = [Subject(name, name) for name in losses.available()]
-        found.append(Subject("dftopk-masked", "dftopk"))
+        found += [Subject("dftopk-masked", "dftopk"), Subject("dftopk-joint", "dftopk")]
     return {subject.label: subject for subject in sorted(found, key=lambda subject: subject.label)}
 
 
@@ -77,14 +78,26 @@ def one_pass(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Pass:
         return _backward(batch, lambda: selection_bce(operator(batch.scores, shape.k), batch.labels).mean())
     cls = losses.registry.resolve(subject.name)
     loss = losses.get(subject.name, **({"k": shape.k} if cls.requires_k else {}), **subject.arguments)
+    if subject.label.endswith("-joint"):
+        objective, quotas = JointObjective(loss, 2), (shape.k, shape.k)
+        scores = [batch.scores, batch.scores.detach().flip(1).requires_grad_()]
+        return _backward(batch, lambda: objective(scores, batch.labels, quotas=quotas, k=shape.k).total)
     if subject.label.endswith("-masked"):
         return _backward(batch, lambda: loss(batch.scores, batch.labels, batch.mask, k=batch.ks))
     return _backward(batch, lambda: loss(batch.scores, batch.labels))
 
 
-def baseline(batch: Batch) -> Pass:
-    """Return one forward and backward pass of plain binary cross-entropy on the same batch."""
-    return _backward(batch, lambda: F.binary_cross_entropy_with_logits(batch.scores, batch.labels))
+def baseline(batch: Batch, label: str = "") -> Pass:
+    """Return a pass of plain binary cross-entropy on the same batch; one for each of the two stages of ``-joint``."""
+    once = _backward(batch, lambda: F.binary_cross_entropy_with_logits(batch.scores, batch.labels))
+    if not label.endswith("-joint"):
+        return once
+
+    def twice() -> None:
+        once()
+        once()
+
+    return twice
 
 
 def _backward(batch: Batch, value: Callable[[], Tensor]) -> Pass:

@@ -19,6 +19,7 @@ from recsys_topk.ops.count_true import count_true, every
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.positives import find_positives
+from recsys_topk.ops.topk_loss import Law, topk_loss
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 
@@ -193,11 +194,14 @@ class RankingLoss(Recorded, nn.Module, ABC):
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
             y = labels if labels.dtype == x.dtype else labels.to(x.dtype)
-            losses, counted, positives = self._measure(x, y, mask, k)
+            mean = self.reduction == "mean" and weights is None
+            whole = self._whole(x, y, mask, k, mean)
+            losses, counted = self._measure(x, y, mask, k)[:2] if whole is None else whole
             if counted is not None and not self._warned and may_read(x) and len(x) and not bool(counted.any()):
                 longest = y.shape[1] if mask is None else int(count_true(mask).max())
+                positives = find_positives(y, mask, self.positive_above)[1]
                 self._warn_of_nothing(y if mask is None else y[mask], longest, positives)
-            return self._reduce(losses, counted, weights)
+            return losses if mean and whole is not None else self._reduce(losses, counted, weights)
 
     def _forward_flat(
         self, scores: Tensor, labels: Tensor, lists: FlatLists, k: int | Tensor | None, weights: Tensor | None
@@ -266,6 +270,22 @@ class RankingLoss(Recorded, nn.Module, ABC):
         else:
             losses = self._lists(x, y, mask, cut, ListFacts(positive, positives, items, counted))
         return losses, counted, positives
+
+    def _law(self) -> Law | None:
+        """Return the law under which one kernel serves the whole call, where there is one."""
+        return None
+
+    def _whole(
+        self, x: Tensor, y: Tensor, mask: Tensor | None, k: int | Tensor | None, mean: bool
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Return the losses, or their mean, and which lists count, if one kernel serves the whole call; else None."""
+        law = self._law()
+        if law is None or x.shape[1] < 2:
+            return None
+        own = self.k if k is None else k
+        chosen = None if isinstance(own, str) else self._required(own)
+        arguments = (x, y, mask, chosen, self.positive_above, law, mean)
+        return topk_loss(*arguments) if topk_loss.backend_for(*arguments) != "torch" else None
 
     def _lists(
         self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts

@@ -10,6 +10,7 @@ from recsys_topk.losses.base import ListFacts, Reduction
 from recsys_topk.losses.topk import TopKLoss
 from recsys_topk.operators.dftopk import DFTopK
 from recsys_topk.ops.dftopk_bce import dftopk_bce
+from recsys_topk.ops.topk_loss import Law
 from recsys_topk.ops.topk_target import best_positives
 
 
@@ -51,6 +52,9 @@ class DFTopKLoss(TopKLoss):
         operator = DFTopK(tau, alpha)
         super().__init__(operator, k=k, positive_above=positive_above, reduction=reduction, validate=validate)
         self.tau, self.alpha = operator.tau, operator.alpha
+
+    def _law(self) -> Law:
+        return Law("dftopk", self.tau, self.alpha)
 
     def _lists(
         self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -11,35 +10,13 @@ from torch import Tensor
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.lambdarank import cut_discount, swap_weight
-from recsys_topk.losses.pairs import LabelOrder, better_items, check_pairs, pairwise_logistic
-from recsys_topk.numerics import is_full
-from recsys_topk.ops.dcg import Gain, LogBase, check_gain, discount, normalised_gains
+from recsys_topk.losses.lambdarank import cut_discount
+from recsys_topk.losses.pairs import LabelOrder, better_items, check_pairs, weighted_pairs
+from recsys_topk.ops.dcg import Gain, LogBase, check_gain, normalised_gains
+from recsys_topk.ops.pair_sums import PairWeights
 from recsys_topk.ops.ranks import tie_ranks
 
 Variant = Literal["ndcg1", "ndcg2", "ndcg2pp"]
-
-
-def distance_weight(ranks: Tensor, rows: Tensor, k: int | Tensor | None) -> Callable[[slice], Tensor]:
-    """Return the function from a slice of lists to the weight of NDCG-Loss2, delta_ij, (b, P, N).
-
-    delta_ij = D(d) - D(d + 1) with d = abs(r_i - r_j); at k, pairs with a rank beyond k are divided by
-    1 - D(max(r_i, r_j)) (Jagerman et al. 2022).
-    """
-    first = ranks.gather(1, rows)
-
-    def weight(span: slice) -> Tensor:
-        a, b = first[span, :, None], ranks[span, None, :]
-        # Different items are half a rank apart at least; equal ones have equal gains, and any finite weight will do.
-        distance = (a - b).abs().clamp_min(0.5)
-        delta = discount(distance, ranks.dtype) - discount(distance + 1.0, ranks.dtype)
-        if k is None:
-            return delta
-        cut = k[span, None, None] if isinstance(k, Tensor) else k
-        worse = torch.maximum(a, b)
-        return torch.where(worse > cut, delta / (1.0 - discount(worse.clamp_min(1.5), ranks.dtype)), delta)
-
-    return weight
 
 
 class LambdaLoss(RankingLoss):
@@ -123,30 +100,21 @@ class LambdaLoss(RankingLoss):
     def _all_pairs(
         self, scores: Tensor, labels: Tensor, mask: Tensor, gains: Tensor, ranks: Tensor, k: int | Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        weights = gains * cut_discount(ranks, k)
-        rows = better_items(weights > 0)
-        first = weights.gather(1, rows)
-        second = mask.to(weights.dtype)
-        full = is_full(mask)
-
-        def weight(span: slice) -> Tensor:
-            w = first[span, :, None]
-            return w if full else w * second[span, None, :]
-
-        return pairwise_logistic(scores, rows, weight, sigma=self.sigma), mask.sum(-1).square()
+        first = gains * cut_discount(ranks, k)
+        second = torch.where(mask, 0.0, math.inf).to(first.dtype)
+        weights = PairWeights(first, second, "rows")
+        total = weighted_pairs(scores, weights, lambda: better_items(first > 0), sigma=self.sigma)
+        return total, mask.sum(-1).square()
 
     def _ordered_pairs(
         self, scores: Tensor, labels: Tensor, mask: Tensor, gains: Tensor, ranks: Tensor, k: int | Tensor | None
     ) -> tuple[Tensor, Tensor]:
         order = LabelOrder(labels, mask)
-        gain = order.differences(gains)
-        distance = distance_weight(ranks, order.rows, k)
-        swap = swap_weight(cut_discount(ranks, k), order.rows) if self.variant == "ndcg2pp" else None
-
-        def weight(span: slice) -> Tensor:
-            w = distance(span)
-            if swap is not None:
-                w = swap(span).add_(w, alpha=self.mu)
-            return w.mul_(gain(span))
-
-        return pairwise_logistic(scores, order.rows, weight, sigma=self.sigma), order.count()
+        if self.variant == "ndcg2pp":
+            weights = order.weights(
+                gains, "differences", discounts=cut_discount(ranks, k), ranks=ranks, mu=self.mu, k=k
+            )
+        else:
+            weights = order.weights(gains, "differences", ranks=ranks, k=k)
+        total = weighted_pairs(scores, weights, lambda: order.rows, sigma=self.sigma)
+        return total, order.count() if self.pairs == "mean" else total

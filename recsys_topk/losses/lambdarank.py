@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.pairs import LabelOrder, check_pairs, pairwise_logistic
+from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
 from recsys_topk.ops.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.ops.ranks import tie_ranks
 
@@ -21,12 +20,6 @@ def cut_discount(ranks: Tensor, k: int | Tensor | None) -> Tensor:
     if k is None:
         return values
     return torch.where(ranks <= (k[:, None] if isinstance(k, Tensor) else k), values, 0.0)
-
-
-def swap_weight(discounts: Tensor, rows: Tensor) -> Callable[[slice], Tensor]:
-    """Return the function from a slice of lists to abs(D(r_i) - D(r_j)), (b, P, N)."""
-    first = discounts.gather(1, rows)
-    return lambda span: (first[span, :, None] - discounts[span, None, :]).abs()
 
 
 class LambdaRankLoss(RankingLoss):
@@ -81,7 +74,8 @@ class LambdaRankLoss(RankingLoss):
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
         order = LabelOrder(labels, mask)
-        gain = order.differences(normalised_gains(labels, self.gain, mask, k))
-        swap = swap_weight(cut_discount(tie_ranks(scores, labels, mask), k), order.rows)
-        total = pairwise_logistic(scores, order.rows, lambda span: gain(span) * swap(span), sigma=self.sigma)
+        gains = normalised_gains(labels, self.gain, mask, k)
+        discounts = cut_discount(tie_ranks(scores, labels, mask), k)
+        weights = order.weights(gains, "differences", discounts=discounts)
+        total = weighted_pairs(scores, weights, lambda: order.rows, sigma=self.sigma)
         return total if self.pairs == "sum" else total / order.count().clamp_min(1)

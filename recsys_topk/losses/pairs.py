@@ -16,6 +16,7 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.ops.dispatch import may_read, through_reference, under_transform, wants_graph
+from recsys_topk.ops.pair_sums import PairWeights, count_pairs, pair_sums
 
 # How many pairs are formed at a time. About six such buffers live at once: on a CPU the share of each thread should
 # stay in its cache (measured fastest), elsewhere and under compilation a chunk should be worth its kernel launches.
@@ -128,49 +129,62 @@ def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Te
     return with_gradient(scores, value, gradient if sigma == 1.0 else gradient * sigma, formula)
 
 
+def weighted_pairs(scores: Tensor, weights: PairWeights, rows: Callable[[], Tensor], *, sigma: float = 1.0) -> Tensor:
+    """Return what `pairwise_logistic` returns, by a compiled loop where there is one.
+
+    Args:
+        scores: (B, N).
+        weights: The weights.
+        rows: Called if they are needed: the indices of the items i, (B, P).
+        sigma: Steepness.
+    """
+    if pair_sums.backend_for(scores, weights, sigma) != "torch":
+        return pair_sums(scores, weights, sigma)
+    chosen = rows()
+    return pairwise_logistic(scores, chosen, lambda span: weights.block(span, chosen), sigma=sigma)
+
+
 class LabelOrder:
-    """The pairs of a list whose first item has the larger label, in the form that `pairwise_logistic` takes.
+    """The pairs of a list whose first item has the larger label.
 
     Args:
         labels: (B, N).
         mask: Boolean (B, N).
         candidate: Boolean (B, N), which items may be the better of a pair; None = all.
-
-    Attributes:
-        rows: (B, P), indices that cover the items with something below them.
     """
 
     def __init__(self, labels: Tensor, mask: Tensor, candidate: Tensor | None = None) -> None:
         lowest = (labels if is_full(mask) else torch.where(mask, labels, math.inf)).amin(-1, keepdim=True)
-        beats = mask & (labels > lowest)
+        beats = labels > lowest if is_full(mask) else mask & (labels > lowest)
         self.candidate = beats if candidate is None else beats & candidate
         self.mask = mask
-        self.rows = better_items(self.candidate)
         self._labels = labels
+        self._rows: Tensor | None = None
 
-    def first(self, values: Tensor) -> Tensor:
-        """Return `values` of the items i, (B, P); -inf where the item cannot be the better of a pair."""
-        return torch.where(self.candidate, values, -math.inf).gather(1, self.rows)
+    @property
+    def rows(self) -> Tensor:
+        """Indices that cover the items with something below them, (B, P); found when first asked for."""
+        if self._rows is None:
+            self._rows = better_items(self.candidate)
+        return self._rows
 
-    def second(self, values: Tensor) -> Tensor:
-        """Return `values` of the items j, (B, N); +inf where masked."""
-        return values if is_full(self.mask) else torch.where(self.mask, values, math.inf)
+    def weights(self, values: Tensor, kind: Literal["ones", "differences"], **rest: Any) -> PairWeights:
+        """Return weights of the pairs by values that grow with the label; `rest` as in `PairWeights`."""
+        return PairWeights(torch.where(self.candidate, values, -math.inf), self._second(values), kind, **rest)
 
     def count(self) -> Tensor:
         """Return the number of pairs of each list, (B,)."""
-        ascending = self.second(self._labels).sort(-1).values
-        below = torch.searchsorted(ascending, self.first(self._labels).contiguous())
-        return below.sum(-1)
+        return count_pairs(torch.where(self.candidate, self._labels, -math.inf), self._second(self._labels))
 
     def differences(self, values: Tensor) -> Callable[[slice], Tensor]:
-        """Return the function from a slice of lists to max(v_i - v_j, 0), (b, P, N).
-
-        For `values` that grow with the label this is the difference over the pairs and 0 elsewhere.
-        """
-        first, second = self.first(values), self.second(values)
-        return lambda span: (first[span, :, None] - second[span, None, :]).clamp_min(0.0)
+        """Return the function from a slice of lists to max(v_i - v_j, 0), (b, P, N)."""
+        weights = self.weights(values, "differences")
+        return lambda span: weights.block(span, self.rows)
 
     def ones(self) -> Callable[[slice], Tensor]:
         """Return the function from a slice of lists to 1 for each pair and 0 elsewhere, (b, P, N)."""
-        first, second = self.first(self._labels), self.second(self._labels)
-        return lambda span: (first[span, :, None] > second[span, None, :]).to(first.dtype)
+        weights = self.weights(self._labels, "ones")
+        return lambda span: weights.block(span, self.rows)
+
+    def _second(self, values: Tensor) -> Tensor:
+        return values if is_full(self.mask) else torch.where(self.mask, values, math.inf)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.pairs import LabelOrder, check_pairs, pairwise_logistic
+from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
 from recsys_topk.losses.positives import positive_items
 
 Weighting = Literal["none", "label_difference", "squared_label_difference"]
@@ -69,9 +69,7 @@ class RankNetLoss(RankingLoss):
         """See `RankingLoss.per_list`."""
         candidate = None if k is None else positive_items(labels, mask, k, self.positive_above)
         order = LabelOrder(labels, mask, candidate)
-        if self.weighting == "none":
-            weight = order.ones()
-        else:
-            weight = order.differences(labels if self.weighting == "label_difference" else labels.square())
-        total = pairwise_logistic(scores, order.rows, weight, sigma=self.sigma)
+        values = labels.square() if self.weighting == "squared_label_difference" else labels
+        weights = order.weights(values, "ones" if self.weighting == "none" else "differences")
+        total = weighted_pairs(scores, weights, lambda: order.rows, sigma=self.sigma)
         return total if self.pairs == "sum" else total / order.count().clamp_min(1)

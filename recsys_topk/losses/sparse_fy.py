@@ -16,6 +16,7 @@ from recsys_topk.ops.clip import clip_threshold
 from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.from_threshold import from_threshold
+from recsys_topk.ops.topk_loss import Law
 from recsys_topk.ops.topk_target import topk_target
 
 
@@ -61,6 +62,9 @@ class SparseFenchelYoungLoss(RankingLoss):
     ) -> None:
         super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
         self.tau = check_positive("tau", tau)
+
+    def _law(self) -> Law:
+        return Law("fenchel_young", self.tau)
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""

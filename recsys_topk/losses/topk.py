@@ -14,6 +14,7 @@ from recsys_topk.operators.base import SoftSelection, TopKOperator, registry
 from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import apply
 from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.topk_loss import Law
 from recsys_topk.ops.topk_target import topk_target
 
 
@@ -116,6 +117,10 @@ class TopKLoss(RankingLoss):
         assert k is not None
         target = topk_target(labels, mask, k, self.positive_above)
         return selection_bce(self.clamp(self.operator.select(scores, k, mask)), target)
+
+    def _law(self) -> Law | None:
+        plain = type(self).per_list is TopKLoss.per_list and type(self).clamp is TopKLoss.clamp
+        return self.operator.law() if plain else None
 
     def clamp(self, selection: SoftSelection) -> SoftSelection:
         """Return the selection as it enters the cross-entropy: without exact zeros and ones."""

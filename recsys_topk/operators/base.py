@@ -18,10 +18,9 @@ from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is
 from recsys_topk.ops.count_true import count_true, every
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.topk_loss import CLAMP, Law
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
-
-CLAMP = 1e-6
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,14 @@ class TopKOperator(Recorded, nn.Module, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if {"select", "bounded"} & cls.__dict__.keys() and "law" not in cls.__dict__:
+            cls.law = TopKOperator.law  # type: ignore[method-assign]  # another membership has another law
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
+
+    def law(self) -> Law | None:
+        """Return the law under which a fused kernel computes the cross-entropy of `select`; None = there is none."""
+        return None
 
     @abstractmethod
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:

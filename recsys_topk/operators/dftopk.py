@@ -9,6 +9,7 @@ from torch import Tensor
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.ops.kth_pair import kth_pair
 from recsys_topk.ops.logistic import logistic_logs
+from recsys_topk.ops.topk_loss import Law
 
 
 class DFTopK(TopKOperator):
@@ -38,6 +39,10 @@ class DFTopK(TopKOperator):
         if not 0.0 <= alpha <= 1.0:
             raise ValueError(f"alpha must lie in [0, 1], got {alpha!r}")
         self.alpha = float(alpha)
+
+    def law(self) -> Law:
+        """See `TopKOperator.law`."""
+        return Law("dftopk", self.tau, self.alpha)
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""

@@ -14,6 +14,7 @@ from recsys_topk.ops.centred import centred
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.kth_pair import kth_values
 from recsys_topk.ops.laplace import laplace_logs, laplace_threshold
+from recsys_topk.ops.topk_loss import Law
 
 
 class LapSum(TopKOperator):
@@ -39,6 +40,10 @@ class LapSum(TopKOperator):
     cost: ClassVar[str] = "n"
     fractional_k: ClassVar[bool] = True
     paper: ClassVar[str] = "Struski et al. 2025, arXiv 2503.06242"
+
+    def law(self) -> Law:
+        """See `TopKOperator.law`."""
+        return Law("laplace", self.tau)
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""

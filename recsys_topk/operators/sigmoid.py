@@ -14,6 +14,7 @@ from recsys_topk.ops.centred import centred
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.from_threshold import from_threshold
 from recsys_topk.ops.logistic import logistic_logs, logistic_threshold
+from recsys_topk.ops.topk_loss import Law
 
 
 class SigmoidTopK(TopKOperator):
@@ -35,6 +36,10 @@ class SigmoidTopK(TopKOperator):
     name: ClassVar[str] = "sigmoid"
     cost: ClassVar[str] = "n"
     paper: ClassVar[str] = "the strict form of DFTopK; equal to two-anchor entropic transport (Xie et al. 2020)"
+
+    def law(self) -> Law:
+        """See `TopKOperator.law`."""
+        return Law("logistic", self.tau)
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""

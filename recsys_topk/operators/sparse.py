@@ -13,6 +13,7 @@ from recsys_topk.operators.base import SoftSelection, TopKOperator, clamped
 from recsys_topk.ops.centred import centred
 from recsys_topk.ops.clip import clip_logs, clip_threshold
 from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.topk_loss import Law
 
 
 class SparseTopK(TopKOperator):
@@ -36,6 +37,10 @@ class SparseTopK(TopKOperator):
     name: ClassVar[str] = "sparse"
     cost: ClassVar[str] = "n"
     paper: ClassVar[str] = "Sander et al. 2023, arXiv 2302.01425"
+
+    def law(self) -> Law:
+        """See `TopKOperator.law`."""
+        return Law("clip", self.tau)
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""

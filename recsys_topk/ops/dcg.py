@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from recsys_topk.ops.sorting import sorted_descending
+
 Gain = Literal["linear", "exponential"]
 LogBase = Literal["2", "e"]
 
@@ -60,7 +62,7 @@ def ideal_dcg(label_gains: Tensor, k: int | Tensor | None = None, base: float = 
         k: Where to cut, an int or one int per list; None = nowhere.
         base: Base of the logarithm.
     """
-    ordered = label_gains.sort(-1, descending=True).values
+    ordered = sorted_descending(label_gains)
     return (ordered * rank_discounts(label_gains.shape[-1], k, label_gains, base)).sum(-1)
 
 

@@ -34,6 +34,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
@@ -290,6 +291,11 @@ def wants_graph() -> bool:
     A closed-form backward is then replaced by `through_reference`.
     """
     return (torch.is_grad_enabled() or _transforms_active()) and not torch.compiler.is_compiling()
+
+
+def is_last_backward() -> bool:
+    """Return, inside a backward, whether the graph is freed after it: what was saved may then be overwritten."""
+    return not _keeps_graph()
 
 
 def through_reference(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,8 +31,22 @@ def at_once(work: Callable[[Any], Any], tasks: Sequence[Any]) -> None:
         for task in tasks:
             work(task)
         return
-    with ThreadPoolExecutor(threads) as pool:  # made for each call, so that no threads are left behind in a fork
-        list(pool.map(work, tasks))
+    waiting = [_pool(threads - 1).submit(work, task) for task in tasks[1:]]
+    try:
+        work(tasks[0])
+    finally:
+        wait(waiting)
+    for done in waiting:
+        done.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not live on in a forked process
 
 
 def number_of_parts(size: int) -> int:

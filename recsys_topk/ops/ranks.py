@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import at_least_float32
-from recsys_topk.ops.dispatch import may_read
+from recsys_topk.numerics import at_least_float32, full_mask, is_full
+from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.dispatch import is_float32, is_real, may_read, operation, sampled
+from recsys_topk.ops.parallel import over_lists
+from recsys_topk.ops.sorting import sort_descending
 
 
 def descending_order(scores: Tensor, mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
@@ -27,11 +32,12 @@ def descending_order(scores: Tensor, mask: Tensor | None = None, labels: Tensor 
     if mask is not None:
         x = torch.where(mask, x, -math.inf)
     if labels is None:
-        return x.argsort(dim=-1, descending=True, stable=True)
+        return sort_descending(x)[1] if x.dim() == 2 else x.argsort(dim=-1, descending=True, stable=True)
     by_label = labels.argsort(dim=-1, stable=True)
     return by_label.gather(-1, x.gather(-1, by_label).argsort(dim=-1, descending=True, stable=True))
 
 
+@operation
 def tie_ranks(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     """Return 1-based ranks by descending score that do not depend on the order of the items, (B, N).
 
@@ -56,6 +62,28 @@ def tie_ranks(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return torch.empty_like(middle).scatter(-1, order, middle)
 
 
+@tie_ranks.backend("numba", lambda scores, labels, mask: is_float32(scores) and is_real(mask) and scores.numel() > 0)
+def _numba(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    from recsys_topk.ops.compiled.rows import pack_lists, rank_lists
+
+    x, full = scores.detach().contiguous().numpy(), is_full(mask)
+    real = np.zeros((0, 0), np.bool_) if full else mask.contiguous().numpy()
+    valid = np.full(len(x), x.shape[1]) if full else count_true(mask).numpy()
+    packed, ranks = np.empty(x.shape, np.int64), np.empty(x.shape, np.float32)
+    finite: list[bool] = []
+    tied: list[bool] = []
+
+    def run(part: int, begin: int, end: int) -> None:
+        finite.append(pack_lists(begin, end, x, real, packed))
+        packed[begin:end].sort(axis=1)
+        tied.append(rank_lists(begin, end, packed, valid, ranks))
+
+    over_lists(run, len(x))
+    if any(tied) or not all(finite):
+        return tie_ranks.reference(scores, labels, mask)
+    return torch.from_numpy(ranks)
+
+
 def tie_groups(changes: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first and the last place (from 0) of each place's group of neighbours that tie, (B, N) each.
 
@@ -72,3 +100,14 @@ def tie_groups(changes: Tensor) -> tuple[Tensor, Tensor]:
     first = torch.where(torch.cat([edge, changes], -1), place, 0).cummax(-1).values
     last = torch.where(torch.cat([changes, edge], -1), place, n).flip(-1).cummin(-1).values.flip(-1)
     return first, last
+
+
+@sampled(tie_ranks)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for dtype in (torch.float32, torch.float64):
+        x = torch.randn(4, 20, generator=generator, dtype=dtype)
+        labels = torch.randint(3, (4, 20), generator=generator).to(dtype)
+        mask = torch.rand(4, 20, generator=generator) > 0.3
+        for scores in (x, x.round(), x.masked_fill(x > 1.5, math.nan)):
+            yield scores, labels, full_mask(x)
+            yield torch.where(mask, scores, 0.0), labels, mask

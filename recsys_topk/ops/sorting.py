@@ -40,6 +40,24 @@ def _sort_numpy(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.take_along_axis(a, packed, 1)), torch.from_numpy(packed)
 
 
+@operation
+def sorted_descending(x: Tensor) -> Tensor:
+    """Return the values of each row by descending value; no gradient.
+
+    Example:
+        >>> sorted_descending(torch.tensor([[1.0, 3.0, 2.0]]))
+        tensor([[3., 2., 1.]])
+    """
+    return x.detach().sort(dim=-1, descending=True).values
+
+
+@sorted_descending.backend("numpy", is_real)
+def _sorted_numpy(x: Tensor) -> Tensor:
+    negative = np.negative(x.detach().numpy(), order="C")
+    negative.sort(axis=-1)
+    return torch.from_numpy(np.negative(negative, out=negative))
+
+
 def share_ties(x: Tensor) -> Tensor:
     """Return `x`; on the way back, equal entries of a row share their gradient evenly.
 
@@ -122,3 +140,10 @@ def _tie_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
 @sampled(share_ties)
 def _share_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
     return ((x.requires_grad_(),) for x in _rows(generator))
+
+
+@sampled(sorted_descending)
+def _sorted_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
+    for dtype in (torch.float32, torch.float64):
+        yield (torch.randint(5, (4, 30), generator=generator).to(dtype),)
+        yield (torch.empty(0, 3, dtype=dtype),)

@@ -12,8 +12,10 @@ from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutp
 from recsys_topk.checks import check_not_negative
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.topk import TopKLoss, selection_bce
-from recsys_topk.numerics import add_eps, log1mexp, weighted_mean
+from recsys_topk.numerics import add_eps, is_full, weighted_mean
 from recsys_topk.operators.base import SoftSelection
+from recsys_topk.ops.joint_terms import JointTask, joint_terms
+from recsys_topk.ops.survival import survival_logs
 from recsys_topk.ops.topk_target import topk_target
 
 
@@ -71,6 +73,11 @@ class JointObjective(CascadeObjective):
         k: int,
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
+        task = self._task(labels, mask, quotas, k)
+        if task is not None and joint_terms.backend_for(scores, task) != "torch":
+            own, joint = joint_terms(scores, task)
+            terms = list(own.unbind())
+            return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
         positive = mask & (labels > self.loss.positive_above)
         valid = mask.sum(-1)
         wanted = self._wanted(positive, valid, k)
@@ -87,6 +94,15 @@ class JointObjective(CascadeObjective):
         survival = _survival(selections)
         joint = weighted_mean(self._bce(survival, target), survival.mask.any(-1))
         return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
+
+    def _task(self, labels: Tensor, mask: Tensor, quotas: Sequence[int], k: int) -> JointTask | None:
+        """Return the task of the fused operation; None for a loss whose membership it does not know."""
+        law = self.loss._law() if isinstance(self.loss, TopKLoss) and not self.eps else None
+        if law is None or labels.shape[1] < 2:
+            return None
+        wanted = None if self.loss.k == "positives" else self._fixed(k)
+        cuts = None if self.stage_k == "k" else tuple(quotas)
+        return JointTask(labels, None if is_full(mask) else mask, wanted, cuts, self.loss.positive_above, law)
 
     def _select(self, scores: Tensor, cut: Tensor, mask: Tensor) -> SoftSelection:
         operator = self.loss.operator
@@ -116,14 +132,6 @@ def _only(selection: SoftSelection, rows: Tensor) -> SoftSelection:
 
 
 def _survival(selections: Sequence[SoftSelection]) -> SoftSelection:
-    """Return the membership of surviving every stage: log p = sum log p^m, log q = log(1 - prod(1 - q^m)).
-
-    The complement is accumulated as q = a + b (1 - a), in logarithms, which keeps its digits where every q^m is tiny.
-    """
-    log_p = torch.stack([selection.log_p for selection in selections]).sum(0)
-    floor = torch.finfo(log_p.dtype).min / 4  # logaddexp of two infinities has no gradient
-    log_q = selections[0].log_q.clamp_min(floor)
-    for selection in selections[1:]:
-        log_q = torch.logaddexp(log_q, selection.log_q.clamp_min(floor) + log1mexp(log_q))
-    mask = torch.stack([selection.mask for selection in selections]).any(0)
-    return SoftSelection(log_p, log_q, mask)
+    """Return the membership of surviving every stage."""
+    log_p, log_q = survival_logs([one.log_p for one in selections], [one.log_q for one in selections])
+    return SoftSelection(log_p, log_q, torch.stack([one.mask for one in selections]).any(0))

@@ -1,0 +1,184 @@
+"""The terms of the joint objective in one pass over the scores of all stages, with their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recsys_topk.numerics import full_mask, weighted_mean
+from recsys_topk.ops.count_true import count_true
+from recsys_topk.ops.dispatch import (
+    apply,
+    is_float32,
+    is_last_backward,
+    is_real,
+    operation,
+    sampled,
+    through_reference,
+    wants_graph,
+)
+from recsys_topk.ops.kth_pair import scratch
+from recsys_topk.ops.parallel import over_lists
+from recsys_topk.ops.positives import find_positives
+from recsys_topk.ops.survival import survival_logs
+from recsys_topk.ops.topk_loss import Law, compiled_law, membership_logs
+from recsys_topk.ops.topk_target import best_positives
+
+_NO_MASK = np.zeros((0, 0), np.bool_)
+
+
+class JointTask(NamedTuple):
+    """What the terms depend on besides the scores.
+
+    Attributes:
+        labels: (B, N), the dtype of the scores.
+        mask: Boolean (B, N); None = all items are real.
+        k: How many items are wanted; None = each list's number of positives.
+        quotas: Where each stage cuts; None = at k.
+        above: Items with a label above this are positive.
+        law: The membership.
+    """
+
+    labels: Tensor
+    mask: Tensor | None
+    k: int | None
+    quotas: tuple[int, ...] | None
+    above: float
+    law: Law
+
+
+@operation
+def joint_terms(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy of each stage's membership, (M,), and of surviving all stages, a scalar.
+
+    Each is the mean over the lists that count: those with a positive and 0 < k < number of valid items; for a stage,
+    also with more items than it lets through. A stage lets the lists that it does not count through whole.
+
+    Args:
+        scores: M tensors (B, N), N >= 2; masked places may hold anything.
+        task: The rest.
+    """
+    labels, mask, k, quotas, above, law = task
+    positive, positives = find_positives(labels, mask, above)
+    items = torch.full_like(positives, labels.shape[1]) if mask is None else count_true(mask)
+    wanted = positives if k is None else torch.minimum(torch.full_like(items, k), items)
+    target = best_positives(labels, positive, wanted.clamp_min(1), None)
+    counted = (positives > 0) & (wanted > 0) & (wanted < items)
+    valid = full_mask(labels) if mask is None else mask
+
+    def mean(log_p: Tensor, log_q: Tensor, rows: Tensor) -> Tensor:
+        chosen = torch.where(valid & rows[:, None], torch.where(target, log_p, log_q), 0.0)
+        return weighted_mean(-chosen.sum(1) / items.clamp_min(1), rows)
+
+    terms, survivals, anywhere = [], [], torch.zeros_like(counted)
+    for m, x in enumerate(scores):
+        cut = wanted if quotas is None else torch.full_like(items, quotas[m])
+        rows = counted & (cut < items)
+        row = rows[:, None]
+        inside = valid & row
+        log_p, log_q = membership_logs(torch.where(inside, x, 0.0), valid | ~row, torch.where(rows, cut, 1), law)
+        terms.append(mean(log_p, log_q, rows))
+        survivals.append((torch.where(inside, log_p, 0.0), torch.where(inside, log_q, -math.inf)))
+        anywhere = anywhere | rows
+    log_p, log_q = survival_logs(*zip(*survivals, strict=True))
+    return torch.stack(terms), mean(log_p, log_q, anywhere)
+
+
+def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
+    return (
+        is_float32(*scores, task.labels)
+        and not task.labels.requires_grad
+        and (task.mask is None or is_real(task.mask))
+        and task.law.name in ("dftopk", "logistic", "laplace")
+        and task.labels.numel() > 0
+    )
+
+
+@joint_terms.backend("numba", _serves)
+def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
+    from recsys_topk.ops.compiled.rows import joint_lists
+
+    labels, mask, k, quotas, above, law = task
+    stages, (lists, n) = len(scores), labels.shape
+    x, y = torch.stack([one.detach() for one in scores]).numpy(), labels.contiguous().numpy()
+    m = _NO_MASK if mask is None else mask.contiguous().numpy()
+    cuts = np.array([-1] * stages if quotas is None else quotas, np.int64)
+    wants = torch.is_grad_enabled() and any(one.requires_grad for one in scores)
+    losses, counted = np.empty((stages + 1, lists), np.float32), np.empty((stages + 1, lists), np.bool_)
+    gradients = torch.empty(2, stages, lists, n) if wants else torch.empty(2, stages, 1, 1)
+    _, code, width = compiled_law(law.name)
+    like = np.empty(-(-n // width) * width, np.float32)
+    bound, tau, alpha = np.float32(above), np.float32(law.tau), np.float32(law.alpha)
+    wanted, own, joint = -1 if k is None else k, gradients[0].numpy(), gradients[1].numpy()
+    given = (code, x, y, m, wanted, cuts, bound, tau, alpha, wants)
+    failed: list[int] = []
+
+    def run(part: int, first: int, last: int) -> None:
+        buffers = scratch(like, 4 * stages + 5)
+        failed.append(joint_lists(first, last, *given, buffers, losses, counted, own, joint))
+
+    over_lists(run, lists)
+    if any(failed):  # by scores that are not finite, or too large to square
+        return joint_terms.reference(scores, task)
+    numbers_counted = np.maximum(counted.sum(1), 1)
+    means = torch.from_numpy((losses.sum(1, dtype=np.float64) / numbers_counted).astype(np.float32))
+    if wants:
+        means = apply(_WithGradients, _Result(means, gradients, numbers_counted.tolist(), task), *scores)
+    return means[:-1], means[-1]
+
+
+class _Result(NamedTuple):
+    """What the loop returned: the means, the gradients of the terms and of the survival, and how many lists count."""
+
+    means: Tensor
+    gradients: Tensor
+    counted: list[int]
+    task: JointTask
+
+
+class _WithGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, result: _Result, *scores: Tensor) -> Tensor:
+        ctx.save_for_backward(result.gradients, *scores)
+        ctx.counted, ctx.task = result.counted, result.task
+        return result.means
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, *scores = ctx.saved_tensors
+        if wants_graph():
+
+            def formula(*x: Tensor) -> Tensor:
+                terms, joint = joint_terms.reference(x, ctx.task)
+                return torch.cat([terms, joint[None]])
+
+            return None, *through_reference(formula, scores, [grad])
+        *own, joint = (value / number for value, number in zip(grad.tolist(), ctx.counted, strict=True))
+        made = gradients[0] if is_last_backward() else gradients[0].clone()
+        return None, *(
+            made[m].mul_(own[m]).add_(gradients[1, m], alpha=joint) if x.requires_grad else None
+            for m, x in enumerate(scores)
+        )
+
+
+@sampled(joint_terms)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
+    laws = [Law("dftopk", 0.7), Law("dftopk", 2.0, 0.2), Law("logistic", 0.7), Law("laplace", 0.7)]
+    for stages, lists, n in ((2, 5, 12), (1, 3, 40), (3, 4, 70)):
+        x = torch.randn(stages, lists, n, generator=generator)
+        x[:, 1] = x[:, 1].round()
+        y = torch.randint(0, 4, (lists, n), generator=generator).float()
+        y[0] = 0.0
+        mask = torch.rand(lists, n, generator=generator) > 0.3
+        quotas = (n - 2, n // 2, 3)[:stages]
+        for law in laws:
+            for scores, real in ((x, None), (x.masked_fill(~mask, math.nan), mask)):
+                for k, cuts in ((n // 4, None), (None, None), (2, quotas)):
+                    leaves = [one.clone().requires_grad_() for one in scores]
+                    yield leaves, JointTask(y, real, k, cuts, 0.0, law)
+    yield [one.double().requires_grad_() for one in x], JointTask(y.double(), None, 3, None, 0.0, laws[0])

@@ -1,0 +1,39 @@
+"""The membership of surviving every stage of a cascade, from the memberships of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from recsys_topk.numerics import log1mexp
+from recsys_topk.ops.dispatch import sampled
+
+
+def survival_logs(log_p: Sequence[Tensor], log_q: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return log prod_m p_m and log(1 - prod_m p_m), the shape of each input.
+
+    The complement is accumulated as q = a + b (1 - a), in logarithms, which keeps its digits where every q_m is tiny.
+
+    Args:
+        log_p: log p_m of each stage.
+        log_q: log(1 - p_m) of each stage.
+
+    Example:
+        >>> half = torch.tensor([0.5]).log()
+        >>> [x.exp() for x in survival_logs([half, half], [half, half])]
+        [tensor([0.2500]), tensor([0.7500])]
+    """
+    survived = torch.stack(list(log_p)).sum(0)
+    floor = torch.finfo(survived.dtype).min / 4  # logaddexp of two infinities has no gradient
+    failed = log_q[0].clamp_min(floor)
+    for other in log_q[1:]:
+        failed = torch.logaddexp(failed, other.clamp_min(floor) + log1mexp(failed))
+    return survived, failed
+
+
+@sampled(survival_logs)
+def _samples(generator: torch.Generator) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    z = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
+    yield list(torch.nn.functional.logsigmoid(z)), list(torch.nn.functional.logsigmoid(-z))
