@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from recsys_topk.operators import TopKOperator as TopKOperator
     from recsys_topk.runs import TrainingRun as TrainingRun
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOME = {
     "CascadeBatch": "datamodules",

@@ -133,8 +133,6 @@ def test_lists_that_say_nothing_are_left_out() -> None:
 
 def test_a_loss_without_operator_cannot_be_joint() -> None:
     class NoOperator(DFTopKLoss):
-        name = "dftopk-without-operator-for-this-test"
-
         def __init__(self) -> None:
             super().__init__()
             self.operator = None  # type: ignore[assignment]
