@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--users", type=int, default=2000, help="users of the simulated world")
     parser.add_argument("--items", type=int, default=20_000, help="its items")
     parser.add_argument("--days", type=int, default=12, help="its days")
-    parser.add_argument("--requests", type=int, default=2500, help=f"its requests a day, at least {LISTS}")
+    parser.add_argument("--requests", type=int, default=2500, help=f"its requests per day, at least {LISTS}")
     parser.add_argument("--repeats", type=int, default=11, help="measurements of which the median is taken")
     parser.add_argument("--research-repeats", type=int, default=3, help="the same for the research reader")
 
