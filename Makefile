@@ -8,7 +8,7 @@ TORCH := requirements/torch-cpu.txt
 # Asked only if the CPU build of torch is not found among pip's configured sources.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra fast --extra plot --extra dashboard --extra dev --universal --python-version 3.10 --custom-compile-command "make lock"
+UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra fast --extra plot --extra dashboard --extra export --extra serve --extra docs --extra dev --universal --python-version 3.10 --custom-compile-command "make lock"
 DEMO_DIR ?= runs
 PAPER_DIR ?= runs/paper
 
@@ -51,9 +51,10 @@ lint: $(STAMP)  ## format and lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/mypy
 
-lock: $(STAMP)  ## resolve both locks again
+lock: $(STAMP)  ## resolve the locks again
 	$(UV_COMPILE) requirements/cpu.in --overrides requirements/cpu-overrides.txt --no-emit-package torch --no-emit-package fbgemm-gpu -o $(LOCK)
 	$(subst "make lock","make lock (CUDA: resolved, not run by the tests)",$(UV_COMPILE)) requirements/gpu.in --overrides requirements/gpu-overrides.txt -o requirements/gpu.lock
+	$(BIN)/uv pip compile -q requirements/serve.in --universal --python-version 3.10 --custom-compile-command "make lock" -o requirements/serve.lock
 
 clean:  ## remove the environment and what the tools left behind
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
