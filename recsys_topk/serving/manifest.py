@@ -100,7 +100,7 @@ class Manifest:
 def write_manifest(
     folder: Path, schema: Schema, stages: tuple[StageEntry, ...], k: int, facts: Mapping[str, Any]
 ) -> Manifest:
-    """Write the manifest of a folder whose other files are complete, and ``stage.json`` into the folder of each stage."""
+    """Write the manifest of a folder whose other files are complete, and `stage.json` into each stage's folder."""
     for stage in stages:
         write_whole(folder / stage.name / STAGE_FILE, _text({"format": FORMAT, "k": k, **asdict(stage)}))
     files = {
