@@ -148,6 +148,7 @@ def expand(
     source: NegativeSource = "uniform",
     catalogue: Catalogue | None = None,
     pool_rows: Tensor | None = None,
+    excluded: Tensor | None = None,
 ) -> Expansion:
     """Append `number` sampled negatives to every list: columns of indices, no copies of features.
 
@@ -162,8 +163,9 @@ def expand(
         group: What to write into the `group` of sampled candidates.
         source: ``"in_batch"`` (items of the other lists, as often as they occur there), ``"uniform"`` over the
             catalogue, or ``"popularity"`` (in proportion to how often an item occurs in the shard).
-        catalogue: The items of the batch's shard; not needed for ``"in_batch"``.
+        catalogue: The items of the batch's shard; needed for ``"in_batch"`` only with `excluded`.
         pool_rows: (M,) the row of each pool item in the catalogue, if known; None = look it up by item id.
+        excluded: (B, E) int64, catalogue rows that each list must not get besides its own items; -1 = padding.
 
     Returns:
         The batch with (B, N + n) lists; sampled candidates have label 0.
@@ -171,18 +173,25 @@ def expand(
     if number < 0:
         raise ValueError(f"the number of negatives must not be negative, got {number}")
     keys = request_keys(seed, batch.request_id)
-    if source == "in_batch":
-        drawn, columns = _from_batch(batch, keys, number)
-    elif source not in get_args(NegativeSource):
+    if source not in get_args(NegativeSource):
         raise ValueError(f"source must be 'in_batch', 'uniform' or 'popularity', got {source!r}")
+    if source == "in_batch" and excluded is None:
+        drawn, columns = _from_batch(batch, keys, number)
     elif catalogue is None:
-        raise ValueError(f"{source!r} negatives are drawn from a catalogue, and none was given")
+        what = "excluded items are rows of" if source == "in_batch" else f"{source!r} negatives are drawn from"
+        raise ValueError(f"{what} a catalogue, and none was given")
     else:
         rows = catalogue.rows(batch.item_id) if pool_rows is None else pool_rows
-        own = rows.take(batch.candidates)
-        drawn = draw_distinct(
-            catalogue.uniform if source == "uniform" else catalogue.popular, keys, own, batch.mask, number
-        )
+        own, mask = rows.take(batch.candidates), batch.mask
+        if excluded is not None:
+            own, mask = torch.cat([own, excluded.clamp_min(0)], 1), torch.cat([mask, excluded >= 0], 1)
+        if source == "in_batch":
+            occurring = Occurrences.in_lists(rows.take(batch.candidates), batch.mask, len(catalogue))
+            drawn = draw_distinct(occurring, keys, own, mask, number)
+        else:
+            drawn = draw_distinct(
+                catalogue.uniform if source == "uniform" else catalogue.popular, keys, own, mask, number
+            )
         batch, columns = catalogue.add_to_pool(batch, rows, drawn)
     expanded = batch.replace(
         candidates=torch.cat([batch.candidates, columns], 1),
