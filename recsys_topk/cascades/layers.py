@@ -104,10 +104,10 @@ class MLP(nn.Module):
 
         Args:
             summed: (..., first width).
-            mask: Boolean (...), True = a real row. With batch norm the other rows are left out of the statistics and
-                get the output 0; without it they do no harm and are computed like the rest.
+            mask: Boolean (...), True = a real row. In training with batch norm the other rows are left out of the
+                statistics and get the output 0; else they do no harm and are computed like the rest.
         """
-        if mask is None or not self.normalised:
+        if mask is None or not self.normalised or not self.training:
             flat: Tensor = self.tail(summed.flatten(0, -2) + self.first.bias)
             return flat.view(*summed.shape[:-1], -1)
         real: Tensor = self.tail(summed[mask] + self.first.bias)
