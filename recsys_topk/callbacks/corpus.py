@@ -111,6 +111,10 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
         self.options: dict[str, Any] = {"cuts": cuts, "alone": alone, "baselines": baselines}
         self.say, self.file = say, file
 
+    def setup(self, trainer: pl.Trainer, pl_module: CascadeModule, stage: str) -> None:
+        """Refuse options that do not fit the cascade, before anything is measured."""
+        CorpusEvaluation(pl_module.cascade, pl_module.schema, k=pl_module.k, **self.options)
+
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: CascadeModule) -> None:
         """Measure on the validation shards."""
         if not trainer.sanity_checking:
@@ -132,6 +136,8 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
         for name, value in found.items():
             model.log(f"{split}/{name}", value, on_epoch=True, sync_dist=trainer.world_size > 1)
         counts = evaluation.counts()
+        left_out = counts["requests_without_positives"]
+        self.say(f"whole catalogue: {counts['requests']:,} requests, {left_out:,} without a positive left out")
         if self.file is not None and trainer.is_global_zero:
             metrics = {name: None if math.isnan(value) else value for name, value in found.items()}
             write_whole(self.file, json.dumps({"split": split, **counts, "metrics": metrics}, indent=2) + "\n")

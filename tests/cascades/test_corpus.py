@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 
 from recsys_topk import CascadeModule, Feature, Schema, StageConfig, Table
 from recsys_topk.callbacks.corpus import CorpusMetrics, evaluate_corpus
@@ -18,7 +24,6 @@ from recsys_topk.datamodules import CascadeDataModule, Catalogue, TensorShard
 from recsys_topk.datamodules.schema import VARIANT
 
 ITEMS, REQUESTS, K = 45, 26, 3
-Pair = tuple[int, int]
 
 
 class Tiny(CascadeDataModule):
@@ -292,11 +297,7 @@ def test_mistakes_are_named() -> None:
         CorpusEvaluation(model.cascade, data.schema, k=K).update(data.shard("test").batch(torch.arange(2).numpy()))
 
 
-def test_the_callback_logs_beside_the_sampled_metrics(tmp_path: Any) -> None:
-    import json
-
-    from lightning.pytorch import Trainer
-
+def test_the_callback_logs_beside_the_sampled_metrics(tmp_path: Path) -> None:
     data = Tiny()
     model = model_of(data, STAGES["two towers first"], exact=False)
     callback = CorpusMetrics(cuts=[2], alone=["ranking"], file=tmp_path / "corpus.json")
@@ -309,3 +310,42 @@ def test_the_callback_logs_beside_the_sampled_metrics(tmp_path: Any) -> None:
     written = json.loads((tmp_path / "corpus.json").read_text())
     assert written["metrics"] == pytest.approx(expected, abs=1e-6)
     assert written["requests"] + written["requests_without_positives"] == REQUESTS
+
+
+WORKER = """
+import json, sys
+import torch.distributed as dist
+from recsys_topk.callbacks.corpus import evaluate_corpus
+from tests.cascades.test_corpus import STAGES, Tiny, model_of
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2)
+data = Tiny(batch_size=5)
+evaluation = evaluate_corpus(model_of(data, STAGES["three stages"], exact=True), data)
+print(json.dumps([evaluation.compute(), evaluation.counts()]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_result_of_one(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=root,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        outputs = [worker.communicate(timeout=240) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    data = Tiny()
+    evaluation = evaluate_corpus(model_of(data, STAGES["three stages"], exact=True), data)
+    for out, _ in outputs:
+        metrics, counts = json.loads(out.splitlines()[-1])
+        assert metrics == pytest.approx(evaluation.compute(), abs=1e-6)
+        assert counts == evaluation.counts()
