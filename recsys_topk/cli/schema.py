@@ -24,7 +24,9 @@ def main(argv: list[str]) -> int:
 
     from recsys_topk.runs.text import table
 
-    roles, guesses, description = _guess(given.files, {role: getattr(given, role) for role in ("user", "item", "time", "rating")})
+    roles, guesses, description = _guess(
+        given.files, {role: getattr(given, role) for role in ("user", "item", "time", "rating")}
+    )
     if roles:
         echo("columns: " + ", ".join(f"{role} = {column}" for role, column in roles.items()))
     for name, found in guesses.items():
@@ -59,7 +61,7 @@ def _guess(files: list[str], known: dict[str, str | None]) -> tuple[Any, Any, An
         return found.roles, found.guesses, found.description
     guesses = {kind: guess_features(open_table(paths)) for kind, paths in kinds.items()}
     parts = {"users": "user", "items": "items", "others": "context"}
-    features = {
+    features: dict[str, Any] = {
         parts[kind]: tuple(guess.feature for guess in rows if guess.feature is not None)
         for kind, rows in guesses.items()
     }

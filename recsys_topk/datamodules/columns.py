@@ -7,9 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.id_keys import IdKeys, id_keys
+from recsys_topk.datamodules.id_keys import id_keys
 
 Array = npt.NDArray[Any]
+
+
+class Keys(NamedTuple):
+    """Ids as int64 keys, which are missing (0 there), and whether any is a text that is no number."""
+
+    keys: npt.NDArray[np.int64]
+    missing: npt.NDArray[np.bool_]
+    text: bool
 
 
 class Lists(NamedTuple):
@@ -53,7 +61,7 @@ def is_list(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def keys_of(column: Any) -> IdKeys:
+def keys_of(column: Any) -> Keys:
     """Return ids as int64 keys (`id_keys`); whole floats are integers, dates and others their text.
 
     Example:
@@ -68,17 +76,17 @@ def keys_of(column: Any) -> IdKeys:
     kind = column.type
     missing = np.asarray(column.is_null())
     if pa.types.is_null(kind):
-        return IdKeys(np.zeros(len(column), dtype=np.int64), missing, False)
+        return Keys(np.zeros(len(column), dtype=np.int64), missing, False)
     if pa.types.is_boolean(kind):
         column, kind = column.cast(pa.int8()), pa.int8()
     if pa.types.is_integer(kind):
-        return IdKeys(np.asarray(column.fill_null(0)).astype(np.int64), missing, False)
+        return Keys(np.asarray(column.fill_null(0)).astype(np.int64), missing, False)
     if pa.types.is_floating(kind):
         numbers = np.asarray(column.cast(pa.float64()).fill_null(np.nan))
         missing = ~np.isfinite(numbers)
         whole = missing | ((numbers == np.floor(numbers)) & (np.abs(numbers) < 2.0**53))
         if whole.all():
-            return IdKeys(np.where(missing, 0, numbers).astype(np.int64), missing, False)
+            return Keys(np.where(missing, 0, numbers).astype(np.int64), missing, False)
         column = pa.array([None if gone else f"{n:.0f}" if one else repr(n)
                            for gone, one, n in zip(missing, whole, numbers.tolist(), strict=True)])  # fmt: skip
     elif not is_text(kind):
@@ -89,7 +97,7 @@ def keys_of(column: Any) -> IdKeys:
     distinct = id_keys(np.array(coded.dictionary.to_pylist(), dtype=object)) if len(coded.dictionary) else None
     at = np.asarray(coded.indices.fill_null(0))
     keys = np.zeros(len(column), dtype=np.int64) if distinct is None else distinct.keys[at]
-    return IdKeys(keys, missing, distinct is not None and distinct.text)
+    return Keys(keys, missing, distinct is not None and distinct.text)
 
 
 def numbers_of(column: Any, name: str) -> Array:
@@ -130,8 +138,8 @@ def lists_of(column: Any, separator: str, name: str) -> Lists:
         column = column.cast(pa.list_(pa.int64()))
     if not is_list(column.type):
         raise ValueError(
-            f"column {name!r} holds {column.type}, and lists or text with {separator!r} between its parts are expected; "
-            f"describe it as categorical or numeric"
+            f"column {name!r} holds {column.type}, and lists or text with {separator!r} between its parts are "
+            f"expected; describe it as categorical or numeric"
         )
     missing = np.asarray(column.is_null())
     length = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)

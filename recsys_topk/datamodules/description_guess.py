@@ -44,8 +44,8 @@ def find_roles(interactions: TableReader, given: Mapping[str, str | None]) -> di
     for role in ("user", "item"):
         if role not in roles:
             raise ValueError(
-                f"{interactions.name} has no column that looks like the {role}; say which: --data.{role} COLUMN. It has: "
-                f"{', '.join(interactions.columns)}"
+                f"{interactions.name} has no column that looks like the {role}; say which: --data.{role} COLUMN. "
+                f"It has: {', '.join(interactions.columns)}"
             )
     return roles
 

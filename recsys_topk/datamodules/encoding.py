@@ -89,9 +89,7 @@ class FeatureEncoder:
             values += made_values
         return Encoded(np.concatenate(ids, axis=1), np.concatenate(values, axis=1))
 
-    def schema(
-        self, groups: Sequence[str] = (), positive_above: float = 0.0, labels: LabelKind = "grades"
-    ) -> Schema:
+    def schema(self, groups: Sequence[str] = (), positive_above: float = 0.0, labels: LabelKind = "grades") -> Schema:
         """Return the schema of what is encoded: user features before those of the context.
 
         Args:
@@ -156,7 +154,7 @@ class FeatureEncoder:
             made = [time_part(time, piece, feature.utc_offset) for piece in feature.parts]
             return [np.where(missing, 0, ids)[:, None] for ids in made], []
         numbers = raw_numbers(feature, columns, state.get("size"))
-        missing = np.isnan(numbers).any(axis=1)
+        missing = np.asarray(np.isnan(numbers).any(axis=1))
         if feature.transform == "bucketise":
             bucket = np.searchsorted(np.asarray(state["edges"]), numbers[:, 0], side="right") + 2
             return [np.where(missing, 1, bucket)[:, None]], []
@@ -243,8 +241,8 @@ def raw_numbers(feature: RawFeature, columns: Sequence[Any], size: int | None) -
     wrong = np.flatnonzero(~found.missing & (found.length != size))
     if wrong.size:
         raise ValueError(
-            f"vector {feature.name!r} has {size} numbers, and row {wrong[0]} has {found.length[wrong[0]]}; give all rows "
-            f"the same length, or none where it is missing"
+            f"vector {feature.name!r} has {size} numbers, and row {wrong[0]} has {found.length[wrong[0]]}; give all "
+            f"rows the same length, or none where it is missing"
         )
     numbers = np.full((len(columns[0]), size), np.nan)
     numbers[found.row, found.place] = numbers_of(found.values, feature.columns[0])

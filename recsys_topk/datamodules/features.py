@@ -91,7 +91,7 @@ class RawFeature:
                 )
         if "kind" not in given:
             raise ValueError(f"feature {name!r} has no kind; available: {', '.join(get_args(RawKind))}")
-        options = {key: value for key, value in given.items() if key not in ("column", "columns")}
+        options: dict[str, Any] = {key: value for key, value in given.items() if key not in ("column", "columns")}
         columns = given.get("columns", given.get("column", name))
         options["columns"] = (columns,) if isinstance(columns, str) else tuple(columns)
         if "parts" in options:
@@ -230,7 +230,7 @@ class Description:
 
 
 def _differs(options: VocabularyOptions, one: Any) -> bool:
-    return one.name == "kind" or getattr(options, one.name) != one.default
+    return bool(one.name == "kind" or getattr(options, one.name) != one.default)
 
 
 def _features(part: str, plain: Any) -> Iterator[RawFeature]:

@@ -72,14 +72,14 @@ class FeatureFitter:
     def finish(self) -> FeatureEncoder:
         """Return the encoder."""
         used = {feature.table for part in ("user", "context", "items", "history")
-                for feature in self.description.part(part) if feature.table}  # type: ignore[arg-type]  # fmt: skip
+                for feature in self.description.part(part) if feature.table}  # fmt: skip
         vocabularies = {
             name: fit_vocabulary(self.description.table(name), self._counters.get(name, IdCounter()), name=name)
             for name in sorted(used)
         }
         states: dict[str, dict[str, State]] = {}
         for part in ("user", "context", "items"):
-            states[part] = {feature.name: self._state(part, feature) for feature in self.description.part(part)}  # type: ignore[arg-type]
+            states[part] = {feature.name: self._state(part, feature) for feature in self.description.part(part)}
         states["history"] = {
             feature.name: states["items"][feature.name]
             if feature in self.description.items
@@ -97,7 +97,7 @@ class FeatureFitter:
                 column = found.values
                 self._sizes[at] = max(self._sizes.get(at, 1), int(found.length.max(initial=1)))
             keys, missing, text = keys_of(column)
-            self.count(str(feature.table), keys if missing is None else keys[~missing], text=text)
+            self.count(str(feature.table), keys[~missing], text=text)
         elif feature.kind == "time":
             if at not in self._units and len(columns[0]) > columns[0].null_count:
                 self._units[at] = guess_unit(columns[0])
@@ -171,7 +171,7 @@ class _Numbers:
         }
 
 
-def fit_features(description: Description, tables: Mapping[str, Any]) -> FeatureEncoder:
+def fit_features(description: Description, tables: Mapping[DataPart, Any]) -> FeatureEncoder:
     """Return the encoder of tables that fit in memory; of larger ones, use a `FeatureFitter`.
 
     Args:
@@ -180,5 +180,5 @@ def fit_features(description: Description, tables: Mapping[str, Any]) -> Feature
     """
     fitter = FeatureFitter(description)
     for part, rows in tables.items():
-        fitter.update(part, rows)  # type: ignore[arg-type]
+        fitter.update(part, rows)
     return fitter.finish()

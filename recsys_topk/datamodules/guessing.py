@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -136,7 +136,7 @@ def guess_feature(name: str, values: Any) -> Guess:
     if pa.types.is_nested(kind):
         return guess(None, f"{kind} is no kind of feature", 0)
     keys, absent, _ = keys_of(column)
-    there = keys if absent is None else keys[~absent]
+    there = keys[~absent]
     distinct = int(np.unique(there).size)
     if distinct <= 1:
         return guess(None, "all values are equal", distinct)
@@ -149,13 +149,16 @@ def guess_feature(name: str, values: Any) -> Guess:
     return guess(_of_numbers(numbers_of(column, name)), "numbers", distinct)
 
 
+_Guesser: TypeAlias = Callable[[Any, str, int], Guess]
+
+
 def _of_numbers(numbers: Any) -> dict[str, Any]:
     numbers = np.abs(numbers[~np.isnan(numbers)])
     skewed = numbers.size and numbers.max() > 100 * max(float(np.median(numbers)), 1e-12)
     return {"kind": "numeric", "transform": "log"} if skewed else {"kind": "numeric"}
 
 
-def _of_lists(name: str, column: Any, guess: Any) -> Guess:
+def _of_lists(name: str, column: Any, guess: _Guesser) -> Guess:
     import pyarrow as pa
 
     found = lists_of(column, " ", name)
@@ -165,14 +168,14 @@ def _of_lists(name: str, column: Any, guess: Any) -> Guess:
             return guess({"kind": "vector", "size": int(there[0])}, "lists of numbers, of one length", 0)
         return guess(None, "lists of numbers of different lengths", 0)
     keys, absent, _ = keys_of(found.values)
-    distinct = int(np.unique(keys if absent is None else keys[~absent]).size)
+    distinct = int(np.unique(keys[~absent]).size)
     if 2 * distinct > keys.size:
         return guess(None, "nearly all elements differ", distinct)
     size = int(np.quantile(there, 0.99)) if there.size else 1
     return guess({"kind": "bag", "size": max(size, 1)}, "lists", distinct)
 
 
-def _of_text(column: Any, number: int, distinct: int, guess: Any) -> Guess:
+def _of_text(column: Any, number: int, distinct: int, guess: _Guesser) -> Guess:
     import pyarrow.compute as pc
 
     for separator in ("|", ";"):

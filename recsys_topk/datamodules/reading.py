@@ -179,7 +179,6 @@ def list_files(path: str | Path) -> tuple[Any, list[str]]:
 
 
 def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableReader:
-    import pyarrow as pa
     import pyarrow.dataset as pads
 
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
@@ -237,7 +236,9 @@ def _text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) ->
     delimiter = max(("\t", ",", ";", "|"), key=header.count)
     names = [name.strip().strip('"') for name in header.split(delimiter)]
     if all(re.fullmatch(r"[-+.\deE]+", name) for name in names):
-        raise ValueError(f"{places[0]} begins with {header!r:.60} instead of the names of its columns; add a header line")
+        raise ValueError(
+            f"{places[0]} begins with {header!r:.60} instead of the names of its columns; add a header line"
+        )
     typed = [_TYPED.fullmatch(name) for name in names]
     column_types: dict[str, Any] = {}
     lists: dict[str, Any] = {}
@@ -304,7 +305,6 @@ def _open_frame(frame: Any) -> TableReader:
 
 
 def _open_dataset(data: Any) -> TableReader:
-    import pyarrow as pa
 
     if len(data) == 0:
         raise ValueError("the datasets.Dataset has no rows")
@@ -326,7 +326,9 @@ def _readable(name: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        text = re.sub(r"^Error creating dataset\..*? input source '.*?': (Invalid: )?", "", " ".join(str(error).split()))
+        text = re.sub(
+            r"^Error creating dataset\..*? input source '.*?': (Invalid: )?", "", " ".join(str(error).split())
+        )
         advice = ""
         if "conversion error" in text or "JSON parse error" in text or "tried to convert" in text:
             advice = "; a column mixes types: make it one type, or name it, e.g. types={'user_id': 'string'}"

@@ -24,8 +24,8 @@ def guess_unit(column: Any) -> str:
 
     Example:
         >>> import pyarrow as pa
-        >>> guess_unit(pa.array([881250949])), guess_unit(pa.array([1705104000000])), guess_unit(pa.array(["2024-01-13"]))
-        ('s', 'ms', 'datetime')
+        >>> [guess_unit(pa.array([time])) for time in (881250949, 1705104000000, "2024-01-13")]
+        ['s', 'ms', 'datetime']
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -80,8 +80,8 @@ def microseconds(column: Any, unit: str, name: str = "time") -> tuple[npt.NDArra
             column = pc.round(exact).cast(pa.int64())
     except pa.ArrowInvalid as error:
         raise ValueError(
-            f"column {name!r} is no time: {' '.join(str(error).split()):.120}; times are seconds, milliseconds, ISO 8601 "
-            f"text or datetimes"
+            f"column {name!r} is no time: {' '.join(str(error).split()):.120}; times are seconds, milliseconds, ISO "
+            f"8601 text or datetimes"
         ) from error
     missing = np.asarray(column.is_null())
     found: npt.NDArray[np.int64] = np.asarray(column.fill_null(0))
@@ -123,4 +123,5 @@ def time_part(time: Array, part: str, utc_offset: float = 0.0) -> npt.NDArray[np
     months = dates.astype("datetime64[M]")
     if part == "month":
         return months.astype(np.int64) % 12 + 1
-    return (dates - months.astype("datetime64[D]")).astype(np.int64) + 1
+    found: npt.NDArray[np.int64] = (dates - months.astype("datetime64[D]")).astype(np.int64) + 1
+    return found

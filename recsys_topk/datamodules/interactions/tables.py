@@ -43,7 +43,9 @@ def open_tables(
             raise ValueError("no interactions are given; give --data.root FOLDER or --data.interactions FILE")
         files, places = list_files(root)
         remote = "://" in str(root)
-        sorted_files = sort_files([files.unstrip_protocol(place) if remote else place for place in places], types, roles)
+        sorted_files = sort_files(
+            [files.unstrip_protocol(place) if remote else place for place in places], types, roles
+        )
         interactions = sorted_files.get("interactions")
         users = sorted_files.get("users") if users is None else users
         items = sorted_files.get("items") if items is None else items
