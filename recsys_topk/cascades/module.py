@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 import lightning.pytorch as pl
+import torch
 from torch import Tensor, nn
 
 from recsys_topk.cascades.cascade import Cascade
@@ -15,8 +16,9 @@ from recsys_topk.cascades.inference import apply_quotas
 from recsys_topk.cascades.learning_check import LearningCheck, covers
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
 from recsys_topk.cascades.objectives.base import registry as objectives
-from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, warm_up
+from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, table_collections, warm_up
 from recsys_topk.cascades.stage import StageConfig
+from recsys_topk.cascades.tables import is_fused
 from recsys_topk.cascades.upgrade import upgrade
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Schema
@@ -24,6 +26,7 @@ from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.base import registry as losses
 from recsys_topk.metrics.configured import DEFAULT, MetricEntry, configured_metrics
 from recsys_topk.metrics.mean import ListMean
+from recsys_topk.processes import average, one_batch
 from recsys_topk.registry import suggest
 from recsys_topk.spec import build, describe
 from recsys_topk.trust import inspect_names, loading, reading
@@ -164,14 +167,19 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         return output
 
     def training_step(self, batch: CascadeBatch, batch_idx: int) -> Tensor:
-        """Return the objective; log it with its terms."""
+        """Return the objective; log it with its terms.
+
+        With several processes, means are over the lists of all of them (`recsys_topk.processes`).
+        """
         if self._check is not None and self._check.add(batch):
             self._finish_check()
-        output = self.compute_objective(batch)
-        self.log("train/loss", output.total.detach(), prog_bar=True, batch_size=batch.size)
-        for name, term in output.terms.items():
+        with one_batch(self.trainer.world_size > 1):
+            output = self.compute_objective(batch)
+            found = average(torch.stack([output.total, *output.terms.values()]))
+        self.log("train/loss", found[0], prog_bar=True, batch_size=batch.size)
+        for name, term in zip(output.terms, found[1:], strict=True):
             own = self.cascade.names[output.stage_of[name]] if name in output.stage_of else name
-            self.log(f"train/loss_{own}", term.detach(), batch_size=batch.size)
+            self.log(f"train/loss_{own}", term, batch_size=batch.size)
         return output.total
 
     def validation_step(self, batch: CascadeBatch, batch_idx: int) -> None:
@@ -210,6 +218,11 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         if self.hparams["embedding_optimizer"] == "same":
             return
         tables = f"embedding_optimizer={self.hparams['embedding_optimizer']!r} updates the tables inside backward"
+        if self.trainer.world_size > 1 and any(map(is_fused, table_collections(self).values())):
+            raise ValueError(
+                f"{tables}, from the requests of one process only, so each of the {self.trainer.world_size} processes "
+                f"would train other tables; use --trainer.strategy torchrec, or --model.embedding_optimizer same"
+            )
         if self.trainer.accumulate_grad_batches > 1:
             raise ValueError(
                 f"{tables}, so they would be updated at each of the {self.trainer.accumulate_grad_batches} accumulated "
