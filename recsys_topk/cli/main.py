@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("recsys_topk.cli.simulate", "write a simulated world in the RecFlow layout"),
     "schema": ("recsys_topk.cli.schema", "guess what the columns of your tables are, as YAML to edit"),
     "prepare": ("recsys_topk.cli.prepare", "read RecFlow once into a memory-mapped Arrow cache"),
+    "export": ("recsys_topk.cli.export", "write each stage of a checkpoint as ONNX, with the catalogue"),
     "bench": ("recsys_topk.cli.bench", "time operators, losses, data and training steps"),
     "compare": ("recsys_topk.cli.compare", "train several losses on the same data and tell them apart"),
     "stream": ("recsys_topk.cli.compare", "test on each day, then train on it, for several losses"),
