@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import default_collate
 
 from recsys_topk.bench.result import BenchResult
-from recsys_topk.bench.timing import Pass, in_own_process, resident, threads
+from recsys_topk.bench.timing import Pass, in_own_process, peak_growth, peak_memory, threads
 from recsys_topk.datamodules import NegativeSource, WorldConfig, expand, simulate
 from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayCache, DayShard, PreparedDay, RecFlowFiles
 from recsys_topk.reference.research_reader import ResearchDataset, sample_negatives
@@ -112,7 +112,7 @@ def _cpu(call: Callable[[], Any]) -> float:
     return time.process_time() - began
 
 
-def measure_peak(what: str, where: str, number: int) -> float | None:
+def measure_peak(what: str, where: str, number: int) -> int:
     """Return the peak resident size, in MB, of preparing `number` days, or its growth over one negative expansion.
 
     Args:
@@ -124,8 +124,7 @@ def measure_peak(what: str, where: str, number: int) -> float | None:
         files = RecFlowFiles(where)
         with tempfile.TemporaryDirectory() as scratch:
             DayCache(files, scratch).prepare(files.days[:number])
-        peak = resident("VmHWM")
-        return None if peak is None else round(peak)
+        return round(peak_memory())
     torch.set_num_threads(1)
     folder = Path(where)
     day = PreparedDay(folder, folder.name[:10])
@@ -139,9 +138,4 @@ def measure_peak(what: str, where: str, number: int) -> float | None:
             return sample_negatives(pool, number)
         return expand(lists, number, seed=1, group=4, source=what, catalogue=catalogue)  # type: ignore[arg-type]
 
-    call(small, items[:8])
-    before = resident("VmRSS")
-    kept = call(batch, items)
-    after = resident("VmHWM")
-    del kept
-    return None if before is None or after is None else round(after - before)
+    return round(peak_growth(lambda: call(small, items[:8]), lambda: call(batch, items)))

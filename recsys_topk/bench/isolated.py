@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from recsys_topk.bench.result import BenchResult
-from recsys_topk.bench.subjects import Batch, baseline, one_pass, peer_passes, subjects, too_big
+from recsys_topk.bench.subjects import Batch, baseline, one_pass, subjects, too_big
 from recsys_topk.bench.timing import (
     Shape,
     clock_of,
@@ -40,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", nargs="+", metavar="LISTSxITEMSxK", type=_shape, help="e.g. 1024x200x10")
     parser.add_argument("--quick", action="store_true", help="three shapes, short runs, no memory or growth")
     parser.add_argument("--seconds", type=float, default=None, help="time for each measurement (1.0; 0.3 with --quick)")
-    parser.add_argument("--peers", action="store_true", help="also time PyPI diffsort where it is installed")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
 
 
@@ -67,9 +66,6 @@ def run(args: argparse.Namespace) -> BenchResult:
                 rows.append(_row(label, shape, one_pass(suite, known[label], shape, batch), batch, seconds, clock))
                 if not args.quick:
                     rows[-1]["memory MB"] = _memory(suite, label, shape, args.device, batch)
-            if args.peers:
-                for label, peer in peer_passes(shape, batch).items():
-                    rows.append(_row(label, shape, peer, batch, seconds, clock))
         if not args.quick and args.device == "cpu" and "dftopk" in labels and args.shapes is None:
             notes.append(_growth(suite, seconds))
     return BenchResult(suite, "F.binary_cross_entropy_with_logits, forward and backward, same scores", rows, notes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,22 +127,3 @@ def too_big(suite: str, subject: Subject, shape: Shape) -> str | None:
     if name == "perturbed" and entries > 1e6 - 1:
         return "64 noised copies of a million items"
     return None
-
-
-def peer_passes(shape: Shape, batch: Batch) -> dict[str, Pass]:
-    """Return one pass of each installed peer implementation (PyPI diffsort), by label."""
-    if importlib.util.find_spec("diffsort") is None or shape.lists * shape.items**2 > 2e6:
-        return {}
-    from diffsort import DiffSortNet  # type: ignore[import-not-found,unused-ignore]
-
-    passes = {}
-    for network in ("odd_even", "bitonic"):
-        net = DiffSortNet(network, shape.items, steepness=1.0, distribution="cauchy", device=batch.scores.device)
-
-        def value(net: Any = net) -> Tensor:
-            matrix = net(batch.scores)[1]
-            p = matrix[:, :, -shape.k :].sum(2).clamp(1e-6, 1.0 - 1e-6)
-            return F.binary_cross_entropy(p, batch.labels)
-
-        passes[f"PyPI diffsort {network}"] = _backward(batch, value)
-    return passes

@@ -104,22 +104,16 @@ def growth_exponent(sizes: list[int], milliseconds: list[float]) -> float:
     return statistics.linear_regression([*map(math.log, sizes)], [*map(math.log, milliseconds)]).slope
 
 
-def resident(field: str) -> float | None:
-    """Return a resident size of this program in MB: ``"VmRSS"`` (now) or ``"VmHWM"`` (peak); None where not known.
+def peak_memory() -> float:
+    """Return the peak resident memory of this program, in MB.
 
     `getrusage` would count what the process was before it became this program, a copy of its parent.
     """
     status = Path("/proc/self/status")
     if not status.exists():
-        return None
-    line = next(line for line in status.read_text().splitlines() if line.startswith(f"{field}:"))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) / 1024
-
-
-def peak_memory() -> float:
-    """Return the peak resident memory of this program, in MB."""
-    peak = resident("VmHWM")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 if peak is None else peak
 
 
 def peak_growth(warm_up: Pass, method: Pass) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
+
+from recsys_topk.files import whole_file
 
 
 class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning is untyped here
@@ -25,6 +28,7 @@ class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning
     def __init__(self, path: Path) -> None:
         super().__init__(write_interval="batch")
         self.path = path
+        self._open = ExitStack()
         self._writer: pq.ParquetWriter | None = None
 
     def write_on_batch_end(self, trainer: pl.Trainer, _: Any, prediction: dict[str, Tensor], *rest: Any) -> None:
@@ -33,26 +37,16 @@ class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning
         if self._writer is None:
             if trainer.world_size > 1:
                 self.path = self.path.with_stem(f"{self.path.stem}-{trainer.global_rank}")
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(self._partial, rows.schema)
+            file = self._open.enter_context(whole_file(self.path))
+            self._writer = self._open.enter_context(pq.ParquetWriter(file, rows.schema))
         self._writer.write_table(rows)
 
     def on_predict_end(self, *_: Any) -> None:
         """Close the file and give it its name."""
-        if self._close():
-            self._partial.replace(self.path)
+        self._writer = None
+        self._open.close()
 
-    def on_exception(self, *_: Any) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Remove what was begun."""
-        if self._close():
-            self._partial.unlink(missing_ok=True)
-
-    def _close(self) -> bool:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
-        return writer is not None
-
-    @property
-    def _partial(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.partial")
+        self._writer = None
+        self._open.__exit__(type(exception), exception, exception.__traceback__)

@@ -14,6 +14,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from recsys_topk.callbacks.random_state import random_state, restore_random_state
+from recsys_topk.files import whole_file
 
 RANDOM_STATE = "random_state"
 
@@ -30,14 +31,8 @@ class WholeFileIO(TorchCheckpointIO):  # type: ignore[misc]  # lightning is unty
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.partial")
-        with partial.open("wb") as file:
+        with whole_file(path) as file:
             torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read a file; no code in it runs unless `weights_only` is False, which only the user can type."""
@@ -121,7 +116,9 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
             self._random_state = checkpoint.get(RANDOM_STATE)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen to signals."""
+        """Listen to signals; remove what a process that was killed has left unfinished."""
+        for left in self.path.parent.glob(".*.ckpt.*") if trainer.is_global_zero else ():
+            left.unlink(missing_ok=True)
         self._saved_at = time.monotonic()
         here = trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == self.path.resolve()
         self.saved_step = trainer.global_step if here else None

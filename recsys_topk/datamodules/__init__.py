@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from recsys_topk.datamodules.batch import CascadeBatch as CascadeBatch
     from recsys_topk.datamodules.folders import cache_home as cache_home
     from recsys_topk.datamodules.hyper_parameters import data_spec as data_spec
+    from recsys_topk.datamodules.id_counter import IdCounter as IdCounter
     from recsys_topk.datamodules.loader import ShardLoader as ShardLoader
     from recsys_topk.datamodules.negatives import Catalogue as Catalogue
     from recsys_topk.datamodules.negatives import NegativeSource as NegativeSource
@@ -33,14 +34,26 @@ if TYPE_CHECKING:
     from recsys_topk.datamodules.simulator.ground_truth import reference_recalls as reference_recalls
     from recsys_topk.datamodules.simulator.simulation import simulate as simulate
     from recsys_topk.datamodules.simulator.world import WorldConfig as WorldConfig
+    from recsys_topk.datamodules.vocabulary import CompactVocabulary as CompactVocabulary
+    from recsys_topk.datamodules.vocabulary import DenseVocabulary as DenseVocabulary
+    from recsys_topk.datamodules.vocabulary import HashVocabulary as HashVocabulary
+    from recsys_topk.datamodules.vocabulary import Vocabulary as Vocabulary
+    from recsys_topk.datamodules.vocabulary import fit_vocabulary as fit_vocabulary
+    from recsys_topk.datamodules.vocabulary import load_vocabularies as load_vocabularies
+    from recsys_topk.datamodules.vocabulary import save_vocabularies as save_vocabularies
+    from recsys_topk.datamodules.vocabulary_options import VocabularyOptions as VocabularyOptions
 
 _HOME = {
     "CascadeBatch": "batch",
     "CascadeDataModule": "base",
     "Catalogue": "negatives",
+    "CompactVocabulary": "vocabulary",
     "DayStream": "recflow.streaming",
+    "DenseVocabulary": "vocabulary",
     "Feature": "schema",
     "GroundTruth": "simulator.ground_truth",
+    "HashVocabulary": "vocabulary",
+    "IdCounter": "id_counter",
     "NegativeSource": "negatives",
     "RecFlowDataModule": "recflow.datamodule",
     "Schema": "schema",
@@ -49,15 +62,20 @@ _HOME = {
     "ShardLoader": "loader",
     "Table": "schema",
     "TensorShard": "shard",
+    "Vocabulary": "vocabulary",
+    "VocabularyOptions": "vocabulary_options",
     "WorldConfig": "simulator.world",
     "available": "base",
     "cache_home": "folders",
     "data_spec": "hyper_parameters",
     "expand": "negatives",
+    "fit_vocabulary": "vocabulary",
     "get": "base",
+    "load_vocabularies": "vocabulary",
     "reference_recalls": "simulator.ground_truth",
     "registry": "base",
     "restore": "base",
+    "save_vocabularies": "vocabulary",
     "simulate": "simulator.simulation",
 }
 

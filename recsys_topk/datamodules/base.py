@@ -204,7 +204,10 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             group=self._sampled_group,
             source=source,
             pool_rows=batch.pool_rows,
-            catalogue=None if source == "in_batch" else self.catalogue(batch.shard, batch.items.device),
+            excluded=batch.excluded,
+            catalogue=self.catalogue(batch.shard, batch.items.device)
+            if source != "in_batch" or batch.excluded is not None
+            else None,
         )
         counts = self._counts.setdefault(batch.training, [torch.zeros_like(expansion.drawn)] * 2)
         self._counts[batch.training] = [counts[0] + expansion.drawn, counts[1] + expansion.rejected]

@@ -164,7 +164,13 @@ class ShardLoader:
                     self.shards[ordered].release()  # memory is that of one shard, however many there are
                 order, ordered = self._order(shard, epoch), piece.shard
             rows = order[piece.start : piece.stop][self.rank :: self.processes]
-            yield ShardBatch.of(shard.batch(rows), shard=shard.name, draw_seed=draw_seed, training=self.training)
+            yield ShardBatch.of(
+                shard.batch(rows),
+                shard=shard.name,
+                draw_seed=draw_seed,
+                training=self.training,
+                excluded=shard.excluded(rows),
+            )
 
     def _order(self, shard: Shard, epoch: int) -> Array:
         if not self.shuffle:

@@ -28,21 +28,30 @@ class ShardBatch(CascadeBatch):
         draw_seed: Seed of its negatives.
         training: Whether it is a training batch.
         pool_rows: (M,) int64, the row of each pool item in the shard's catalogue; None = look it up by item id.
+        excluded: (B, E) int64, what `Shard.excluded` returns for its requests.
     """
 
     shard: str = ""
     draw_seed: int = 0
     training: bool = False
     pool_rows: Tensor | None = None
+    excluded: Tensor | None = None
 
     def plain(self) -> CascadeBatch:
         """Return the batch without its origin."""
         return CascadeBatch(**{name: getattr(self, name) for name in _TENSORS})
 
     @classmethod
-    def of(cls, batch: CascadeBatch, *, shard: str, draw_seed: int, training: bool) -> ShardBatch:
+    def of(
+        cls, batch: CascadeBatch, *, shard: str, draw_seed: int, training: bool, excluded: Tensor | None = None
+    ) -> ShardBatch:
         """Return `batch` with its origin."""
-        origin: dict[str, Any] = {"shard": shard, "draw_seed": draw_seed, "training": training}
+        origin: dict[str, Any] = {
+            "shard": shard,
+            "draw_seed": draw_seed,
+            "training": training,
+            "excluded": excluded,
+        }
         if isinstance(batch, cls):
             return batch.replace(**origin)
         return cls(**{name: getattr(batch, name) for name in _TENSORS}, **origin)
@@ -81,6 +90,22 @@ class Shard(ABC):
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
         """Return all items of the shard on a device; negatives are drawn from them."""
 
+    def excluded(self, rows: Array) -> Tensor | None:
+        """Return the items that are no candidates of some requests beyond their own lists; None = there are none.
+
+        They are never drawn as negatives, and evaluation over the whole catalogue leaves them out. Of an evaluation
+        shard they are what the user has had before the request; of a training shard also what the user has had
+        later in the training data, because a sampled negative should not be a positive elsewhere. An item of the
+        request's own list stays a candidate whatever this method returns.
+
+        Args:
+            rows: (B,) row numbers of the requests.
+
+        Returns:
+            (B, E) int64, rows of the catalogue in any order; -1 = padding.
+        """
+        return None
+
     @property
     def order_key(self) -> int:
         """The integer that seeds the order of the shard's requests, with the seed and the epoch."""
@@ -105,6 +130,7 @@ class TensorShard(Shard):
         history_length: (R,) int64, number of real views; None = all L.
         request_values: (R, V_r) floats, numeric features and vectors of the requests.
         history_values: (R, L, V_h) floats, those of the views; 0 where there is no view.
+        excluded: (R, E) int64, catalogue rows that are no candidates of each request (`Shard.excluded`); -1 = padding.
 
     Example:
         >>> import numpy as np
@@ -129,6 +155,7 @@ class TensorShard(Shard):
         history_length: Tensor | None = None,
         request_values: Tensor = NO_VALUES,
         history_values: Tensor = NO_VALUES,
+        excluded: Tensor | None = None,
     ) -> None:
         super().__init__(name)
         number = request_id.numel()
@@ -150,15 +177,19 @@ class TensorShard(Shard):
         for part, values in (("request_values", request_values), ("history_values", history_values)):
             if values.shape[-1]:
                 per_request[part] = values.float()
+        if excluded is not None:
+            per_request["excluded"] = excluded
         for part, tensor in per_request.items():
             if tensor.shape[0] != number:
                 raise ValueError(f"shard {name!r} has {number} request ids and {tensor.shape[0]} rows of {part}")
         items = catalogue.item_id.numel()
-        if lists.numel() and not -1 <= int(lists.min()) <= int(lists.max()) < items:
-            raise ValueError(
-                f"lists of shard {name!r} must hold catalogue rows 0..{items - 1} or -1 for padding, "
-                f"got {int(lists.min())}..{int(lists.max())}"
-            )
+        for part, given in (("lists", lists), ("excluded", excluded)):
+            if given is not None and given.numel() and not -1 <= int(given.min()) <= int(given.max()) < items:
+                raise ValueError(
+                    f"{part} of shard {name!r} must hold catalogue rows 0..{items - 1} or -1 for padding, "
+                    f"got {int(given.min())}..{int(given.max())}"
+                )
+        self._excluded = per_request.pop("excluded", None)
         self._lists, self._per_request, self._items = lists, per_request, catalogue
 
     def __len__(self) -> int:
@@ -186,6 +217,10 @@ class TensorShard(Shard):
             pool_rows=pool,
             **per_request,
         )
+
+    def excluded(self, rows: Array) -> Tensor | None:
+        """Return those of some requests."""
+        return None if self._excluded is None else self._excluded[torch.from_numpy(rows)]
 
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
         """Return the items."""

@@ -137,6 +137,8 @@ def attention_logits(history: Tensor, items: Tensor, weight: Tensor, candidates:
 @operation
 def logits(history: Tensor, items: Tensor, weight: Tensor, candidates: Tensor, lengths: Tensor) -> Tensor:
     """Return what `attention_logits` returns, for contiguous input of one dtype: by blocks that stay in the cache."""
+    if torch.compiler.is_exporting():  # the number of blocks depends on shapes that an exported program leaves open
+        return _textbook(history, gather(items, candidates), weight)
     blocked: Tensor = apply(_Blocked, history, gather(items, candidates), weight)
     return blocked
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import full_mask, weighted_mean
+from recsys_topk.numerics import full_mask
 from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import (
     apply,
@@ -29,6 +29,7 @@ from recsys_topk.ops.positives import find_positives
 from recsys_topk.ops.survival import survival_logs
 from recsys_topk.ops.topk_loss import Law, compiled_law, membership_logs
 from recsys_topk.ops.topk_target import best_positives
+from recsys_topk.processes import divisor, divisors
 
 _NO_MASK = np.zeros((0, 0), np.bool_)
 
@@ -65,12 +66,12 @@ def joint_terms(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tens
         task: The rest.
     """
     losses, counted = joint_losses(scores, task)
-    means = [weighted_mean(values, rows) for values, rows in zip(losses.unbind(), counted.unbind(), strict=True)]
-    return torch.stack(means[:-1]), means[-1]
+    means = losses.sum(1) / divisor(counted.sum(1), losses.dtype)
+    return means[:-1], means[-1]
 
 
 def joint_losses(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
-    """Return what `joint_terms` takes the means of: losses, and where they count, (M + 1, B) each, survival last."""
+    """Return what `joint_terms` takes the means of, and where that counts, (M + 1, B) each; survival last."""
     labels, mask, k, quotas, above, law = task
     positive, positives = find_positives(labels, mask, above)
     items = torch.full_like(positives, labels.shape[1]) if mask is None else count_true(mask)
@@ -134,10 +135,10 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
     over_lists(run, lists)
     if any(failed):  # by scores that are not finite, or too large to square
         return joint_terms.reference(scores, task)
-    numbers_counted = np.maximum(counted.sum(1), 1)
+    numbers_counted = divisors(counted.sum(1).tolist())
     means = torch.from_numpy((losses.sum(1, dtype=np.float64) / numbers_counted).astype(np.float32))
     if wants:
-        means = apply(_WithGradients, _Result(means, gradients, numbers_counted.tolist(), task), *scores)
+        means = apply(_WithGradients, _Result(means, gradients, numbers_counted, task), *scores)
     return means[:-1], means[-1]
 
 
@@ -159,11 +160,11 @@ def _triton(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
 
 
 class _Result(NamedTuple):
-    """What the loop returned: the means, the gradients of the terms and of the survival, and how many lists count."""
+    """What the loop returned: the means, the gradients of the terms and of the survival, and what means divide by."""
 
     means: Tensor
     gradients: Tensor
-    counted: list[int]
+    counted: list[float]
     task: JointTask
 
 

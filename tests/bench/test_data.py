@@ -31,16 +31,15 @@ def test_the_suite_measures_both_readers_in_one_run(monkeypatch: pytest.MonkeyPa
     assert "research" in result.text()
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident sizes are read from /proc")
 def test_peaks_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(data, "LISTS", 40)
     root = simulate(tmp_path / "world", WorldConfig(users=20, items=200, days=1, requests=50))
     cache = DayCache(RecFlowFiles(root), tmp_path / "cache")
     cache.prepare(cache.files.days)
     folder = str(cache.path(cache.files.days[0]))
-    assert (data.measure_peak("prepare", str(root), 1) or 0) > 10
+    assert data.measure_peak("prepare", str(root), 1) > 10
     for what in ("research", "uniform", "in_batch"):
-        assert data.measure_peak(what, folder, 10) is not None
+        assert data.measure_peak(what, folder, 10) >= 0
 
 
 def test_too_small_a_world_is_refused() -> None:

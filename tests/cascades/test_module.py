@@ -158,6 +158,18 @@ def test_predictions_are_whole_and_consistent(tmp_path: Path) -> None:
         position += count
 
 
+def test_an_interrupted_prediction_leaves_no_file(tmp_path: Path) -> None:
+    class Stop(pl.Callback):  # type: ignore[misc]  # lightning is untyped here
+        def on_predict_batch_end(self, *arguments: object) -> None:
+            assert list((tmp_path / "out").iterdir())  # something is being written
+            raise RuntimeError("stop")
+
+    writer = PredictionWriter(tmp_path / "out" / "predictions.parquet")
+    with pytest.raises(RuntimeError, match="stop"):
+        trainer(tmp_path, callbacks=[writer, Stop()]).predict(module(), batches(2), return_predictions=False)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"accumulate_grad_batches": 2}, "accumulated"), ({"gradient_clip_val": 1.0}, "clipping would not reach")],

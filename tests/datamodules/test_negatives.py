@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from recsys_topk.datamodules import negatives, sampling
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.draws import exponentials, integers, request_keys, scramble
+from recsys_topk.datamodules.loader import ShardLoader
 from recsys_topk.datamodules.negatives import Catalogue, expand
 from recsys_topk.datamodules.sampling import Occurrences, Uniform, draw_distinct
 from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.datamodules.shard import TensorShard
 
 
 def batch_of(lists: list[list[int]], *, first_request: int = 0, width: int | None = None) -> CascadeBatch:
@@ -289,3 +292,54 @@ def test_a_list_may_be_longer_than_65536() -> None:
     drawn = draw_distinct(Uniform(70_100, own.device), request_keys(5, torch.tensor([3])), own, own >= 0, 100)
     assert drawn.mask.all()
     assert drawn.items[0].sort().values.tolist() == list(range(70_000, 70_100))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lists=lists_of_items,
+    data=st.data(),
+    number=st.integers(0, 40),
+    source=st.sampled_from(["in_batch", "uniform", "popularity"]),
+    size=st.sampled_from([30, 2000]),
+)
+def test_without_reading_on_the_host_the_same_items_are_drawn(
+    lists: list[list[int]], data: Any, number: int, source: Any, size: int
+) -> None:
+    varied = data.draw(st.booleans())
+    lists = [[i + VARIANT * (data.draw(st.integers(0, 2)) if varied else 0) for i in row] for row in [*lists, [1]]]
+    before = batch_of(lists, width=7)
+    expected = expand(before, number, seed=3, group=2, source=source, catalogue=catalogue_of(size))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (negatives, sampling):
+            patch.setattr(module, "may_read", lambda _: False)
+        found = expand(before, number, seed=3, group=2, source=source, catalogue=catalogue_of(size))
+    assert sampled_ids(before, found.batch) == sampled_ids(before, expected.batch)
+    assert torch.equal(found.batch.mask, expected.batch.mask)
+    assert (int(found.drawn), int(found.rejected)) == (int(expected.drawn), int(expected.rejected))
+    pool = len(expected.batch.item_id)
+    assert torch.equal(found.batch.item_id[:pool], expected.batch.item_id)
+    assert torch.equal(found.batch.items[:pool], expected.batch.items)
+    assert bool((found.batch.item_id[pool:] < 0).all())
+    assert len(found.batch.item_id.unique()) == len(found.batch.item_id)
+
+
+@pytest.mark.parametrize("source", ["in_batch", "uniform", "popularity"])
+def test_excluded_items_are_never_drawn(source: Any) -> None:
+    lists = [[0, 1], [2, 3, 4], [5, 6], [7, 8, 9]]
+    excluded = torch.tensor([[2, 5, -1], [0, 7, 6], [-1, -1, -1], [5, 5, 7]])
+    before = batch_of(lists, width=3)
+    after = expand(before, 12, seed=3, group=1, source=source, catalogue=catalogue_of(10), excluded=excluded).batch
+    check(before, after, 12, 1)
+    for row, drawn in enumerate(sampled_ids(before, after)):
+        # All that is left is drawn, so nothing else may be missing.
+        assert sorted(drawn) == sorted(set(range(10)) - set(lists[row]) - set(excluded[row].tolist()))
+
+
+def test_a_shard_says_what_its_requests_exclude() -> None:
+    catalogue, lists = catalogue_of(6), torch.tensor([[0, 1], [2, -1], [3, 4]])
+    excluded = torch.tensor([[5, -1], [0, 1], [-1, -1]])
+    shard = TensorShard("test", catalogue, torch.arange(3), lists, lists.float(), excluded=excluded)
+    found = [batch.excluded for batch in ShardLoader([shard], 2)]
+    assert torch.equal(torch.cat([part for part in found if part is not None]), excluded)
+    with pytest.raises(ValueError, match=r"excluded of shard 'test' must hold catalogue rows 0\.\.5 or -1"):
+        TensorShard("test", catalogue, torch.arange(3), lists, lists.float(), excluded=excluded + 1)

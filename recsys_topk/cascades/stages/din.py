@@ -75,7 +75,7 @@ class DIN(Stage):
             own = self.mlp.project(1, interest)
             return self.mlp.joined(own, request[lists], items, candidates, batch.mask[lists]).squeeze(-1)
 
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or torch.compiler.is_exporting():
             return pairs(slice(None))
         # Without gradients nothing is kept, so a few lists at a time stay in the cache.
         step = max(1, PAIRS_AT_ONCE // max(1, batch.candidates.shape[1]))

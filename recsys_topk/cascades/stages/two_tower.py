@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.features import Embedded, FeatureEmbedding
 from recsys_topk.cascades.layers import MLP, Activation, Initialisation
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
@@ -48,11 +48,25 @@ class TwoTower(Stage):
         self.user_tower = MLP([dims["request"], dims["history"]], hidden, activation, batch_norm, initialisation)
         self.item_tower = MLP([dims["items"]], hidden, activation, batch_norm, initialisation)
 
+    @property
+    def width(self) -> int:
+        """Width of the vectors, D."""
+        return self.item_tower.last.out_features
+
+    def encode_requests(self, embedded: Embedded) -> Tensor:
+        """Return the vectors of the requests, (B, D); the history is embedded as its mean."""
+        vectors: Tensor = self.user_tower(torch.cat([embedded.request, embedded.history], dim=1))
+        return vectors
+
+    def encode_items(self, embedded: Embedded) -> Tensor:
+        """Return the vectors of the pool items, (M, D)."""
+        vectors: Tensor = self.item_tower(embedded.items)
+        return vectors
+
     def encode(self, batch: CascadeBatch) -> tuple[Tensor, Tensor]:
         """Return request vectors (B, D) and pool item vectors (M, D)."""
         embedded = self.embedding(batch, history="mean")
-        users = self.user_tower(torch.cat([embedded.request, embedded.history], dim=1))
-        return users, self.item_tower(embedded.items)
+        return self.encode_requests(embedded), self.encode_items(embedded)
 
     def score(self, batch: CascadeBatch) -> Tensor:
         """See `Stage.score`."""

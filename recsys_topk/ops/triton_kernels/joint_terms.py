@@ -25,6 +25,7 @@ from recsys_topk.ops.triton_kernels.rows import (
     tiling,
     true_items,
 )
+from recsys_topk.processes import divisor
 
 
 @triton.jit(do_not_specialize=["lists", "k"])
@@ -188,5 +189,5 @@ def joint_terms_triton(scores: Sequence[Tensor], task: JointTask) -> tuple[Tenso
     labels, mask, k, quotas, above, law = task
     stacked, one = torch.stack(list(scores)), -1 if k is None else k
     losses, counted, _, _ = fused(stacked, labels, mask, list(quotas or ()), one, above, law.name, law.tau, law.alpha)
-    means = losses.sum(1) / counted.sum(1).clamp_min(1)
+    means = losses.sum(1) / divisor(counted.sum(1), losses.dtype)
     return means[:-1], means[-1]

@@ -21,6 +21,7 @@ from recsys_topk.ops.triton_kernels.rows import (
     tiling,
     true_items,
 )
+from recsys_topk.processes import divisor
 
 
 @triton.jit(do_not_specialize=["lists", "k"])
@@ -144,4 +145,4 @@ def topk_loss_triton(
     ks, one = (k, 0) if isinstance(k, Tensor) else (None, -1 if k is None else k)
     wants = scores.requires_grad and torch.is_grad_enabled()
     losses, counted, _ = fused(scores, labels, mask, ks, one, above, law.name, law.tau, law.alpha, wants)
-    return losses.sum() / counted.sum().clamp_min(1) if mean else losses, counted
+    return losses.sum() / divisor(counted.sum(), losses.dtype) if mean else losses, counted

@@ -1,0 +1,81 @@
+"""Count the distinct ids of a stream, part by part; numpy only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.id_keys import id_keys
+
+Array = npt.NDArray[Any]
+
+
+class IdCounter:
+    """The distinct ids of a stream and how often each occurs. Memory: that of the distinct ids, about four times.
+
+    Args:
+        counting: Count occurrences; without, half the memory, and `keys` takes no `min_count` above 1.
+
+    Attributes:
+        text: Whether a text that is no decimal number was among the ids.
+
+    Example:
+        >>> counter = IdCounter()
+        >>> counter.add([3, 1, 3])
+        >>> counter.add([3, 2])
+        >>> counter.keys(min_count=2).tolist(), len(counter)
+        ([3], 3)
+    """
+
+    def __init__(self, counting: bool = True) -> None:
+        self.counting = counting
+        self.text = False
+        self._keys = np.empty(0, dtype=np.int64)
+        self._counts = np.empty(0, dtype=np.int64)
+        self._waiting: list[tuple[Array, Array]] = []
+        self._waiting_size = 0
+
+    def add(
+        self, ids: npt.ArrayLike, counts: npt.ArrayLike | None = None, missing: npt.ArrayLike | None = None
+    ) -> None:
+        """Add ids, each once or `counts` times; missing ones are left out."""
+        keys, absent, text = id_keys(ids, missing)
+        self.text = self.text or text
+        present = np.ones(keys.shape, dtype=bool) if absent is None else ~absent
+        times = np.ones(keys.shape, dtype=np.int64) if counts is None else np.asarray(counts, dtype=np.int64)
+        self._waiting.append(_distinct(keys[present], times[present] if self.counting else None))
+        self._waiting_size += self._waiting[-1][0].size
+        if self._waiting_size > max(1 << 20, self._keys.size):
+            self._merge()
+
+    def keys(self, min_count: int = 1) -> npt.NDArray[np.int64]:
+        """Return the sorted keys of the ids that occur at least `min_count` times."""
+        if min_count < 1 or (min_count > 1 and not self.counting):
+            raise ValueError(f"min_count must be at least 1 (and 1 if nothing was counted), got {min_count}")
+        self._merge()
+        return self._keys if min_count == 1 else self._keys[self._counts >= min_count]
+
+    def __len__(self) -> int:
+        self._merge()
+        return self._keys.size
+
+    def _merge(self) -> None:
+        if self._waiting:
+            parts = [(self._keys, self._counts), *self._waiting]
+            self._waiting, self._waiting_size = [], 0
+            keys = np.concatenate([part[0] for part in parts])
+            counts = np.concatenate([part[1] for part in parts]) if self.counting else None
+            del parts
+            self._keys, self._counts = _distinct(keys, counts)
+
+
+def _distinct(keys: Array, counts: Array | None) -> tuple[Array, Array]:
+    """Return sorted distinct keys and the sums of their counts; without counts, no sums."""
+    if counts is None:
+        return np.unique(keys), np.empty(0, dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if keys.size else np.empty(0, dtype=np.int64)
+    return keys[starts], np.add.reduceat(counts[order], starts) if keys.size else counts

@@ -1,0 +1,102 @@
+"""How a user says which vocabulary each table gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Kind = Literal["auto", "dense", "compact", "hash"]
+VocabularyChoice = str | dict[str, str | dict[str, int | str]]
+"""What an option `vocabulary` takes: one text for all tables, or a mapping from table to text or options."""
+
+AUTO_DENSE_ROWS: Final = 2_000_000
+"""``auto`` takes a dense table up to so many rows: with 16 columns and Adam it needs 384 MB per stage."""
+
+_TAKES: Final[Mapping[str, tuple[str, ...]]] = {
+    "auto": ("min_count", "oov_rows"),
+    "dense": (),
+    "compact": ("min_count", "oov_rows"),
+    "hash": ("rows", "seed"),
+}
+
+
+@dataclass(frozen=True)
+class VocabularyOptions:
+    """How the ids of a table become rows, as a user chooses it.
+
+    Attributes:
+        kind: ``"dense"``, ``"compact"``, ``"hash"``, or ``"auto"``: dense up to `AUTO_DENSE_ROWS` rows, compact above.
+        min_count: Of ``compact``: ids that occur less often in the training data are unknown.
+        oov_rows: Of ``compact``: rows for unknown ids.
+        rows: Of ``hash``: rows of the table.
+        seed: Of ``hash``: seed of the hash.
+    """
+
+    kind: Kind = "auto"
+    min_count: int = 1
+    oov_rows: int = 1
+    rows: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in _TAKES:
+            raise ValueError(f"a vocabulary is one of {', '.join(_TAKES)}, got {self.kind!r}")
+        if self.min_count < 1 or self.oov_rows < 1:
+            raise ValueError(f"min_count and oov_rows must be at least 1, got {self.min_count} and {self.oov_rows}")
+        if self.kind == "hash" and (self.rows is None or self.rows < 2):
+            raise ValueError(f"a hash vocabulary needs its number of rows, e.g. hash:rows=1000000; got {self.rows}")
+
+    @classmethod
+    def parse(cls, given: str | Mapping[str, Any] | None) -> VocabularyOptions:
+        """Read what a user wrote: ``KIND``, ``KIND:option=number,...`` or a mapping with the key ``kind``.
+
+        Example:
+            >>> VocabularyOptions.parse("compact:min_count=5,oov_rows=100").oov_rows
+            100
+            >>> VocabularyOptions.parse({"kind": "hash", "rows": 1000}).rows
+            1000
+        """
+        if given is None:
+            return cls()
+        if isinstance(given, Mapping):
+            options = {**given}
+            kind = str(options.pop("kind", "auto"))
+        else:
+            kind, _, rest = given.strip().partition(":")
+            options = dict(part.strip().partition("=")[::2] for part in rest.split(",") if part.strip())
+        if kind not in _TAKES:
+            raise ValueError(
+                f"a vocabulary is one of {', '.join(_TAKES)}, or a mapping from table to one of them; got {given!r}"
+            )
+        for name, value in options.items():
+            if name not in _TAKES[kind]:
+                takes = ", ".join(_TAKES[kind]) or "no options"
+                raise ValueError(f"vocabulary {given!r}: {kind} takes {takes}, got {name!r}")
+            try:
+                options[name] = int(value)
+            except (TypeError, ValueError):
+                raise ValueError(f"vocabulary {given!r}: {name} must be an integer, got {value!r}") from None
+        return cls(kind, **options)  # type: ignore[arg-type]
+
+
+def vocabulary_options(choice: VocabularyChoice | None, tables: Iterable[str]) -> dict[str, VocabularyOptions]:
+    """Return the options of each table.
+
+    Args:
+        choice: One text for all tables (``"compact"``, ``"hash:rows=1000000"``), or a mapping from table to a text or
+            to options, with the key ``"default"`` for the tables that it does not name; None = ``auto`` for all.
+        tables: The names of the tables.
+
+    Example:
+        >>> found = vocabulary_options({"video_id": "hash:rows=100", "default": "dense"}, ["video_id", "user_id"])
+        >>> found["video_id"].rows, found["user_id"].kind
+        (100, 'dense')
+    """
+    tables = list(tables)
+    if not isinstance(choice, Mapping):
+        return dict.fromkeys(tables, VocabularyOptions.parse(choice))
+    unknown = [name for name in choice if name not in tables and name != "default"]
+    if unknown:
+        raise ValueError(f"vocabulary names table {unknown[0]!r}; there are {', '.join(tables)} (and 'default')")
+    return {name: VocabularyOptions.parse(choice.get(name, choice.get("default"))) for name in tables}

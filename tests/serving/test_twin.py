@@ -1,0 +1,81 @@
+"""Twins of stages, and what onnxruntime makes of their exports, against the stages themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.stage import Stage
+from recsys_topk.cascades.stages import DIN, MLPStage, TwoTower
+from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.datamodules.schema import Feature, Schema
+from recsys_topk.serving.twin import ExportedModel, ItemVectors, ListScores, RequestVectors
+from tests.cascades.batches import mixed_schema, random_batch, recflow_like_schema
+
+NUMERIC = Schema((), (Feature("age", kind="numeric"),), (), (Feature("picture", kind="vector", size=4),))
+SCHEMAS = {"recflow": recflow_like_schema(), "mixed": mixed_schema(), "numeric": NUMERIC}
+
+
+def trained(kind: type[Stage], schema: Schema, **options: object) -> Stage:
+    """Return a stage whose batch norm has statistics of its own, in evaluation mode."""
+    torch.manual_seed(0)
+    stage = kind(FeatureEmbedding(schema, dim=4), **options)
+    with torch.no_grad():
+        stage(random_batch(schema, seed=3))
+    return stage.eval()
+
+
+def inputs(model: ExportedModel, batch: CascadeBatch) -> list[torch.Tensor]:
+    found = []
+    for one in model.inputs:
+        tensor = getattr(batch, one.name)
+        lists = one.name.startswith("item") and isinstance(model, ListScores)
+        found.append(tensor[batch.candidates] if lists else tensor)
+    return found
+
+
+CASES = [
+    (kind, name)
+    for kind in (TwoTower, DIN, MLPStage)
+    for name, schema in SCHEMAS.items()
+    if schema.history or kind != DIN
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind.name}-{name}" for kind, name in CASES])
+@pytest.mark.parametrize("options", [{}, {"batch_norm": 0.9, "activation": "prelu"}], ids=["plain", "batch_norm"])
+def test_a_twin_scores_as_its_stage(kind: type[Stage], options: dict[str, object], name: str) -> None:
+    schema = SCHEMAS[name]
+    stage = trained(kind, schema, **options)
+    batch = random_batch(schema, seed=5)
+    with torch.no_grad():
+        wanted = stage(batch)[batch.mask]
+        model = ListScores(stage, schema)
+        found = model(*inputs(model, batch))[batch.mask]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_towers_apart_give_the_scores_of_the_stage_and_hold_their_own_tables_only(schema: Schema) -> None:
+    stage = trained(TwoTower, schema)
+    batch = random_batch(schema, seed=5)
+    requests, items = RequestVectors(stage, schema), ItemVectors(stage, schema)
+    with torch.no_grad():
+        wanted = stage(batch)
+        users, pool = requests(*inputs(requests, batch)), items(*inputs(items, batch))
+    found = (users[:, None] * pool[batch.candidates]).sum(-1)
+    torch.testing.assert_close(found[batch.mask], wanted[batch.mask], rtol=0, atol=1e-6 * float(wanted.abs().max()))
+    read = {part: {f.table for f in schema.features(part) if f.table} for part in ("request", "history", "items")}
+    assert set(requests.stage.embedding.tables) == read["request"] | read["history"]
+    assert set(items.stage.embedding.tables) == read["items"]
+    assert not any(name.startswith("stage.item_tower") for name in requests.state_dict())
+    assert not any(name.startswith("stage.user_tower") for name in items.state_dict())
+
+
+def test_a_twin_shares_the_tables_of_its_stage() -> None:
+    stage = trained(DIN, SCHEMAS["recflow"])
+    addresses = {weight.data_ptr() for weight in stage.embedding.parameters()}
+    assert {
+        weight.data_ptr() for weight in ListScores(stage, SCHEMAS["recflow"]).stage.embedding.parameters()
+    } == addresses

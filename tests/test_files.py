@@ -1,0 +1,40 @@
+"""Files appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from recsys_topk.files import whole_file, write_whole
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "a.bin"
+    with whole_file(target) as file:
+        file.write(b"one")
+        assert not target.exists()
+    assert target.read_bytes() == b"one"
+    write_whole(target, "two")
+    assert [path.name for path in target.parent.iterdir()] == ["a.bin"]
+    assert target.read_text() == "two"
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    write_whole(target, b"before")
+    with pytest.raises(TypeError), whole_file(target) as file:
+        file.writelines([b"half", None])  # type: ignore[list-item]
+    assert target.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="umask")
+def test_the_umask_of_the_user_holds(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_whole(tmp_path / "private", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
