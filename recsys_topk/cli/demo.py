@@ -1,4 +1,7 @@
-"""`recsys-topk demo`: simulate a small world, train a cascade on it, test it, and say how good that is."""
+"""Simulate a small world, train a cascade on it, test it, and say how good that is.
+
+Further options go to `recsys-topk fit`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,7 @@ from recsys_topk.runs.text import table
 
 def main(argv: list[str]) -> int:
     """Run the demonstration; options it does not know are passed to `fit`."""
-    parser = parser_of(
-        "demo",
-        "Simulate a small world, train a cascade on it, test it. Further options go to `recsys-topk fit`.",
-    )
+    parser = parser_of("demo", __doc__)
     parser.add_argument("--loss", default="dftopk", help="see `recsys-topk losses` (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=3, help="passes over the training days (default: %(default)s)")
     parser.add_argument("--out", default="runs", help="folder in which the run gets its own (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""`recsys-topk doctor`: which versions are here, whether they fit together, and how to fix what does not."""
+"""Check which versions are here, whether they fit together, and how to fix what does not."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _python(code: str) -> tuple[int, str]:
 
 def main(argv: list[str]) -> int:
     """Print the report; return 1 if something does not fit."""
-    parser = parser_of("doctor", str(__doc__))
+    parser = parser_of("doctor", __doc__)
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     options = parser.parse_args(argv)
     versions, (status, said) = installed(), _python(PROBE)

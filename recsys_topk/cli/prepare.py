@@ -1,4 +1,7 @@
-"""`recsys-topk prepare`: read RecFlow's files once into the Arrow cache."""
+"""Read a RecFlow data set once into the Arrow cache.
+
+Days already there are skipped, so an interrupted run is resumed; `fit` does the same by itself for the days it needs.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Run the command."""
-    parser = parser_of(
-        "prepare",
-        "Read a RecFlow data set once into the Arrow cache. Days already there are skipped, so an interrupted run is "
-        "resumed; `fit` does the same by itself for the days it needs.",
-    )
+    parser = parser_of("prepare", __doc__)
     parser.add_argument("--data.root", dest="root", required=True, help="folder that holds all_stage or data/all_stage")
     parser.add_argument("--data.days", dest="days", help="a date or FIRST:LAST, both included (default: all)")
     parser.add_argument("--data.cache_dir", dest="cache_dir", help="where to put it (default: the user's cache folder)")

@@ -18,23 +18,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def compare(
-    competition: Competition,
-    facts: Mapping[str, Any],
-    say: Say,
-    left: Callable[[int, int], str] = lambda number, total: "",
-) -> None:
+def compare(competition: Competition, facts: Mapping[str, Any], say: Say) -> None:
     """Run what has not been run yet, then show and write the table and the plots.
 
     Args:
         competition: Who competes.
         facts: Where the numbers come from (`recsys_topk.runs.provenance`).
         say: Takes the lines and the table.
-        left: Returns the time left, from the number of runs that are over and their total.
     """
     trials = competition.trials("trials")
     todo = [trial for trial in trials if not trial.read()]
-    run_all(train_and_test, todo, len(trials), competition, outcome, say, left=left)
+    run_all(train_and_test, todo, len(trials), competition, outcome, say)
     results = {label: [trial.read() for trial in runs] for label, runs in by_label(trials).items()}
     rows = comparison_rows(results)
     say(table(rows))

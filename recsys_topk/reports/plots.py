@@ -15,6 +15,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
+from recsys_topk.runs.text import cell
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -75,7 +77,7 @@ def bars(
         errors = [float(row.get(error or "") or 0.0) for row in rows]
         colours = [row.get("colour") or colour(name) for row, name in zip(rows, names, strict=True)]
         drawn = axes.barh(range(len(rows)), lengths, height=0.7, xerr=errors, color=colours, tick_label=names)
-        shown = ["–" if row.get(value) is None else _short(row[value]) for row in rows]  # noqa: RUF001
+        shown = [cell(row.get(value)) for row in rows]
         axes.bar_label(
             drawn, shown, padding=4, fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}
         )
@@ -89,7 +91,7 @@ def bars(
         for name, at in (reference or {}).items():
             axes.axvline(at, color="#222222", linewidth=1.0, linestyle=(0, (4, 3)))
             axes.annotate(
-                f"{name} {_short(at)}", (at, 1.0), (2, 3), xycoords=axes.get_xaxis_transform(),
+                f"{name} {cell(at)}", (at, 1.0), (2, 3), xycoords=axes.get_xaxis_transform(),
                 textcoords="offset points", rotation=25, fontsize=7.5, ha="left", va="bottom",
             )  # fmt: skip
         return axes.figure  # type: ignore[return-value]
@@ -205,7 +207,3 @@ def _places(series: Series) -> dict[str, int]:
     if all(re.fullmatch(r"\d{4}-\d\d-\d\d", text) for text in texts):
         texts.sort()
     return {text: place for place, text in enumerate(texts)}
-
-
-def _short(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.4g}"
