@@ -30,14 +30,11 @@ def main(argv: list[str]) -> int:
     from recsys_topk.datamodules import reference_recalls
 
     model, data = tested.model, tested.data
-    joint, *alone = (
-        next(v for n, v in measured.items() if n.startswith(f"test/{name}")) for name in model.metrics["test"]
-    )
     quotas = model.cascade.quotas
     columns = ["joint recall", *(f"{config.name} alone" for config in model.cascade.configs)]
     reference = reference_recalls(data, quotas=quotas, k=model.k)
     rows = [{"ranker": name, **dict(zip(columns, found.values(), strict=True))} for name, found in reference.items()]
-    mine = {"ranker": f"this cascade ({options.loss})", **dict(zip(columns, [joint, *alone], strict=True))}
+    mine = {"ranker": f"this cascade ({options.loss})", **dict(zip(columns, measured.values(), strict=False))}
     rows.insert(-1, mine)  # the oracle is last
     lists = f"lists of {len(data.layout.groups) * 10 + data.eval_negatives}"
     echo(f"\nOf the {model.k} right items, how many survive {' -> '.join(map(str, quotas))} on the test day ({lists}):")

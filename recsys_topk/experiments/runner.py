@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 import time
@@ -90,10 +91,7 @@ class ExperimentRun:
             say(text)
             write_whole(self.folder / step.result, content)
             return
-        from recsys_topk.experiments.compare import compare
-        from recsys_topk.experiments.stream import stream
-
-        execute = compare if step.run == "compare" else stream
+        execute = getattr(importlib.import_module(f"recsys_topk.experiments.{step.run}"), step.run)
         execute(self._competition(step), provenance(["recsys-topk", *command]), say)
 
     def _competition(self, step: Step) -> Competition:

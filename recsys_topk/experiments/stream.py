@@ -12,10 +12,13 @@ from typing import Any
 
 from recsys_topk.experiments.compare import write_results
 from recsys_topk.files import write_whole
+from recsys_topk.reports.sections import stream_figures
+from recsys_topk.runs.directory import offline_wandb
 from recsys_topk.runs.run import Say, TrainingRun
 from recsys_topk.runs.statistics import Runs, curves, means
 from recsys_topk.runs.text import table
 from recsys_topk.runs.trials import Competition, Tell, Trial, by_label, run_all, timed
+from recsys_topk.runs.wandb_logging import wandb_loggers
 
 # There is no validation day in a stream, and `stream_days` keeps checkpoints of its own.
 PROTOCOL = {"limit_val_batches": 0, "enable_checkpointing": False, "num_sanity_val_steps": 0}
@@ -128,9 +131,6 @@ def _save(run: TrainingRun, target: Path, record: dict[str, Any], entry: dict[st
 
 def _tell_wandb(run: TrainingRun, record: Mapping[str, Any], days: tuple[str, ...]) -> None:
     """Define the axis; offline, where the part of an interrupted run is a run of its own, give it the days before."""
-    from recsys_topk.runs.directory import offline_wandb
-    from recsys_topk.runs.wandb_logging import wandb_loggers
-
     for logger in wandb_loggers(run.trainer.loggers):
         logger.experiment.define_metric("stream/day")
         for name in ("*", *run.model.metrics["test"]):  # by name too: Lightning has defined `*`, W&B takes either glob
@@ -140,8 +140,6 @@ def _tell_wandb(run: TrainingRun, record: Mapping[str, Any], days: tuple[str, ..
 
 
 def _log_day(run: TrainingRun, entry: Mapping[str, Any], number: int) -> None:
-    from recsys_topk.runs.wandb_logging import wandb_loggers
-
     for logger in wandb_loggers(run.trainer.loggers) if "metrics" in entry else ():
         metrics = {f"stream/{name}": value for name, value in entry["metrics"].items()}
         logger.experiment.log({"stream/day": number, "stream/date": entry["day"], **metrics})
@@ -169,8 +167,6 @@ def curve_table(runs: Runs) -> list[dict[str, Any]]:
 
 def write(folder: Path, content: Mapping[str, Any], say: Say) -> str:
     """Write stream.json, stream.csv (a line for each run and day) and stream.svg; return a line that names them."""
-    from recsys_topk.reports.sections import stream_figures
-
     runs: Runs = content["runs"]
     lines = [
         {"run": label, "seed": record["seed"], "day": entry["day"], "requests": entry["requests"],

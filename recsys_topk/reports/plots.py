@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Series: TypeAlias = Mapping[str, Sequence[tuple[Any, float]]]
-Bands: TypeAlias = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+Bands: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 
 # Told apart with the usual colour blindnesses and by lightness; the losses met most often have one of their own.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288", "#882255", "#555555", "#999933")
@@ -48,7 +48,6 @@ def bars(
     rows: Sequence[Mapping[str, Any]],
     value: str,
     error: str | None = None,
-    label: str = "run",
     title: str = "",
     reference: Mapping[str, float] | None = None,
     xlabel: str = "",
@@ -56,10 +55,9 @@ def bars(
     """Return horizontal bars, in the order given.
 
     Args:
-        rows: One bar each; a row whose `value` is None is left empty.
+        rows: One bar each, called by its ``run``; a row whose `value` is None is left empty.
         value: Key of the length of a bar.
         error: Key of half the length of its error bar; None in a row draws none.
-        label: Key of the name of a bar.
         title: Above the plot.
         reference: Vertical lines, by name.
         xlabel: Below the axis; `value` if empty.
@@ -72,7 +70,7 @@ def bars(
         raise ValueError("nothing to draw: bars needs at least one row")
     with _style():
         axes = _axes(0.9 + 0.27 * len(rows) + (0.5 if reference else 0.0), title)
-        names = [str(row[label]) for row in rows]
+        names = [str(row["run"]) for row in rows]
         lengths = [0.0 if row.get(value) is None else float(row[value]) for row in rows]
         errors = [float(row.get(error or "") or 0.0) for row in rows]
         colours = [row.get("colour") or colour(name) for row, name in zip(rows, names, strict=True)]
