@@ -13,19 +13,22 @@ from recsys_topk.cli.console import echo, parser_of
 def main(argv: list[str]) -> int:
     """Prepare with a progress bar over the bytes of the source, and an estimate of the size from what is done."""
     parser = parser_of("prepare", __doc__)
-    parser.add_argument("--data.root", dest="root", required=True, help="folder that holds all_stage or data/all_stage")
+    parser.add_argument(
+        "--data.root", dest="root", required=True, help="folder or URL that holds all_stage or data/all_stage"
+    )
     parser.add_argument("--data.days", dest="days", help="a date or FIRST:LAST, both included (default: all)")
     parser.add_argument("--data.cache_dir", dest="cache_dir", help="where to put it (default: the user's cache folder)")
     given = parser.parse_args(argv)
     from tqdm import tqdm
 
     from recsys_topk.datamodules import cache_home
+    from recsys_topk.datamodules.locations import version_of
     from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles, select_days
 
     files = RecFlowFiles(given.root)
     days = select_days(files.days, given.days, files.days, "--data.days")
     cache = DayCache(files, given.cache_dir or cache_home() / "prepared")
-    source = {day: sum(path.stat().st_size for path in files.paths(day).values()) for day in days}
+    source = {day: sum(version_of(path)[0] for path in files.paths(day).values()) for day in days}
     missing = cache.missing(days)
     there, size = len(days) - len(missing), tqdm.format_sizeof
     echo(f"{len(days)} days, {size(sum(source.values()), 'B')} of source; {there} already in {cache.folder}")

@@ -27,18 +27,18 @@ def scramble(x: Tensor) -> Tensor:
     return _shifted(x, 31).bitwise_xor_(x)
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
+def _shifted(x: Tensor, bits: int | Tensor) -> Tensor:
     """Shift right, filling with zeros."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def request_keys(seed: int, request_id: Tensor) -> Tensor:
     """Return a key for each request, (B,) int64, from which its draws follow."""
-    start = scramble(torch.tensor([seed], dtype=torch.int64, device=request_id.device) + _GAMMA)
+    start = int(scramble(torch.tensor([seed]) + _GAMMA))  # on the host, as a number: nothing is copied to the device
     return scramble(request_id * _GAMMA + start)
 
 
-def integers(keys: Tensor, first: int, last: int, below: int) -> Tensor:
+def integers(keys: Tensor, first: int, last: int, below: int | Tensor) -> Tensor:
     """Return draws number `first` to `last` - 1 of each key, uniform in 0..below-1.
 
     The draw is the top bits of a 64-bit hash scaled to the range; with b bits in `below`, 62 - b of them are used, so
@@ -48,12 +48,13 @@ def integers(keys: Tensor, first: int, last: int, below: int) -> Tensor:
         keys: (B,) from `request_keys`.
         first: Number of the first draw.
         last: One past the last draw.
-        below: Size of the range, at most 2^30.
+        below: Size of the range, at most 2^30; a scalar tensor where it is known on the device only.
 
     Returns:
         (B, last - first) int64.
     """
-    bits = 62 - below.bit_length()
+    length = torch.frexp(below.double()).exponent.long() if isinstance(below, Tensor) else below.bit_length()
+    bits = 62 - length
     steps = torch.arange(first + 1, last + 1, device=keys.device) * _GAMMA
     hashed = scramble(keys[:, None] + steps)
     return _shifted(hashed, 64 - bits).mul_(below).bitwise_right_shift_(bits)

@@ -12,6 +12,7 @@ from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
 from recsys_topk.datamodules.draws import request_keys
 from recsys_topk.datamodules.sampling import Drawn, Occurrences, Uniform, draw_distinct
 from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.ops.dispatch import may_read
 
 NegativeSource = Literal["in_batch", "uniform", "popularity"]
 
@@ -78,6 +79,9 @@ class Catalogue:
     def add_to_pool(self, batch: CascadeBatch, rows: Tensor, drawn: Drawn) -> tuple[CascadeBatch, Tensor]:
         """Return the batch with the drawn rows in its pool, each once, and the draws as indices into the pool.
 
+        Off the CPU the pool grows by as many rows as could be new, so that nothing waits for their number. Those that
+        are left over repeat the features of an item, have ids of their own below 0, and no list points at them.
+
         Args:
             batch: The batch.
             rows: (M,) the rows of its pool, from `rows`.
@@ -89,16 +93,28 @@ class Catalogue:
         fresh = torch.zeros(size + 1, dtype=torch.bool, device=device)
         fresh.index_fill_(0, torch.where(drawn.mask, drawn.items, size).view(-1), True)
         fresh.index_fill_(0, pooled, False)
-        new = fresh[:size].nonzero().squeeze(1)
         place = self._place.scatter_(0, pooled, torch.arange(pool, device=device))
-        place.scatter_(0, new, torch.arange(pool, pool + new.numel(), device=device))
+        if may_read(fresh):
+            new = fresh[:size].nonzero().squeeze(1)
+            ids = self.item_id.take(new)
+            place.scatter_(0, new, torch.arange(pool, pool + new.numel(), device=device))
+        else:
+            new, ids = self._new_rows(fresh[:size], place, pool, min(drawn.items.numel(), size))
         items = batch.items.new_empty((pool + new.numel(), batch.items.shape[1]))
         items[:pool] = batch.items
         items[pool:] = _gather(self.features, new)
-        grown = batch.replace(item_id=torch.cat([batch.item_id, self.item_id.take(new)]), items=items)
+        grown = batch.replace(item_id=torch.cat([batch.item_id, ids]), items=items)
         if self.values.shape[1]:
             grown = grown.replace(item_values=torch.cat([batch.item_values, _gather(self.values, new)]))
         return grown, torch.where(drawn.mask, place.take(drawn.items), 0)
+
+    def _new_rows(self, fresh: Tensor, place: Tensor, pool: int, most: int) -> tuple[Tensor, Tensor]:
+        """Return the rows that are new in the pool and their ids, (most,) each, and write their places."""
+        rows, order = torch.arange(len(fresh), device=fresh.device), fresh.cumsum(0) - 1
+        place[:-1] = torch.where(fresh, pool + order, place[:-1])
+        new = rows.new_zeros(most + 1).scatter_(0, torch.where(fresh, order, most), rows)[:most]
+        spare = torch.arange(most, device=fresh.device)
+        return new, torch.where(spare <= order[-1:], self.item_id.take(new), -1 - spare)
 
 
 def _gather(table: Tensor, rows: Tensor) -> Tensor:
@@ -170,7 +186,7 @@ def expand(
         if excluded is not None:
             own, mask = torch.cat([own, excluded.clamp_min(0)], 1), torch.cat([mask, excluded >= 0], 1)
         if source == "in_batch":
-            occurring = Occurrences(rows.take(batch.candidates.masked_select(batch.mask)), len(catalogue))
+            occurring = Occurrences.in_lists(rows.take(batch.candidates), batch.mask, len(catalogue))
             drawn = draw_distinct(occurring, keys, own, mask, number)
         else:
             drawn = draw_distinct(
@@ -188,15 +204,21 @@ def expand(
 
 def _from_batch(batch: CascadeBatch, keys: Tensor, number: int) -> tuple[Drawn, Tensor]:
     """Draw from the lists of the batch; also return the draws as indices into the pool, 0 where masked."""
-    size = batch.item_id.numel()
-    if not bool((batch.item_id >= VARIANT).any()):
-        drawn = draw_distinct(
-            Occurrences(batch.candidates.masked_select(batch.mask), size), keys, batch.candidates, batch.mask, number
-        )
+    size, mask = batch.item_id.numel(), batch.mask
+    if may_read(batch.item_id) and not bool((batch.item_id >= VARIANT).any()):
+        source = Occurrences.in_lists(batch.candidates, mask, size)
+        drawn = draw_distinct(source, keys, batch.candidates, mask, number)
         return drawn, drawn.items
     # Several pool rows may be variants of one item: draw items, then point at one of its rows.
-    items, item = torch.unique(batch.item_id % VARIANT, return_inverse=True)
-    row = torch.empty_like(items).scatter_(0, item, torch.arange(size, device=item.device))
+    item = _number_items(batch.item_id % VARIANT)
+    row = torch.zeros_like(item).scatter_reduce_(0, item, torch.arange(size, device=item.device), "amax")
     own = item[batch.candidates]
-    drawn = draw_distinct(Occurrences(own.masked_select(batch.mask), items.numel()), keys, own, batch.mask, number)
+    drawn = draw_distinct(Occurrences.in_lists(own, mask, size), keys, own, mask, number)
     return drawn, torch.where(drawn.mask, row[drawn.items], 0)
+
+
+def _number_items(item_id: Tensor) -> Tensor:
+    """Return the number of each id among the different ids in ascending order, without counting them on the host."""
+    ordered, order = item_id.sort()
+    number = torch.nn.functional.pad((ordered[1:] != ordered[:-1]).cumsum(0), (1, 0))
+    return torch.empty_like(order).scatter_(0, order, number[: len(order)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -10,9 +11,16 @@ import torch
 from torch import Tensor
 
 from recsys_topk.datamodules.draws import exponentials, integers
+from recsys_topk.ops.dispatch import may_read
 
 _ROUNDS: Final = 4
 """Rounds of drawing, each twice as long as the previous one; lists that are still short are filled by `_race`."""
+
+_RACE_CELLS: Final = 2**22
+"""Lists times items that one race off the CPU may hold."""
+
+_NEGLIGIBLE: Final = 1e-12
+"""A list that stays short with less than this probability is not looked for off the CPU."""
 
 
 class Source(Protocol):
@@ -23,8 +31,8 @@ class Source(Protocol):
         """Number of items."""
 
     @property
-    def tickets(self) -> int:
-        """Number of tickets."""
+    def tickets(self) -> int | Tensor:
+        """Number of tickets; a scalar tensor where it is known on the device only."""
 
     def item(self, ticket: Tensor) -> Tensor:
         """Return the item that each ticket stands for."""
@@ -56,15 +64,31 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Occurrences:
-    """Every occurrence of an item in a list is a ticket, so items are drawn in proportion to how often they occur."""
+    """Every occurrence of an item in a list is a ticket, so items are drawn in proportion to how often they occur.
+
+    Attributes:
+        occurrences: (T,) items.
+        size: Number of items.
+        number: Scalar, how many of the occurrences count, the first ones; None = all.
+    """
 
     occurrences: Tensor
     size: int
+    number: Tensor | None = None
+
+    @classmethod
+    def in_lists(cls, items: Tensor, mask: Tensor, size: int) -> Occurrences:
+        """Return the items of lists (B, N) where `mask`; off the CPU in memory for all of them."""
+        if may_read(mask):
+            return cls(items.masked_select(mask), size)
+        place = torch.where(mask, mask.view(-1).cumsum(0).view_as(mask) - 1, mask.numel())
+        packed = items.new_zeros(mask.numel() + 1).scatter_(0, place.view(-1), items.reshape(-1))
+        return cls(packed[:-1], size, mask.sum())
 
     @property
-    def tickets(self) -> int:
+    def tickets(self) -> int | Tensor:
         """As many as occurrences."""
-        return self.occurrences.numel()
+        return self.occurrences.numel() if self.number is None else self.number
 
     def item(self, ticket: Tensor) -> Tensor:
         """Return the item that occurs there."""
@@ -72,7 +96,10 @@ class Occurrences:
 
     def weight(self) -> Tensor:
         """Return the occurrences of each item."""
-        return torch.bincount(self.occurrences, minlength=self.size).float()
+        if may_read(self.occurrences) and self.number is None:
+            return torch.bincount(self.occurrences, minlength=self.size).float()
+        counts = (torch.arange(self.occurrences.numel(), device=self.occurrences.device) < self.tickets).float()
+        return counts.new_zeros(self.size).scatter_add_(0, self.occurrences.long(), counts)
 
 
 @dataclass(frozen=True)
@@ -100,7 +127,9 @@ def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, n
     most of the source), the remaining places go to the winners of an exponential race over all items, which has the
     same distribution. Where fewer than `number` items remain, the rest is masked.
 
-    Cost: O(B (N + n) log(N + n)) time, O(B (N + n)) memory.
+    Cost: O(B (N + n) log(N + n)) time, O(B (N + n)) memory. Off the CPU nothing is read on the host: every list takes
+    part in every round, and the draws are the same. A race then takes place among at most 2^22 pairs of list and item,
+    for the shortest lists; where more lists than that cannot be filled by 15 (n + n / 8 + 8) draws, the rest is masked.
 
     Args:
         source: What to draw from.
@@ -118,12 +147,14 @@ def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, n
         tensor([[2, 3, 4, 5],
                 [0, 1, 4, 5]])
     """
+    if not may_read(own):
+        return _draw_static(source, keys, own, own_mask, number)
     lists = keys.shape[0]
     items = own.new_zeros((lists, number + 1))  # the last column takes what is not wanted
     count = own.new_zeros(lists)
     drawn = own.new_zeros(())
     open_rows: Tensor | None = None  # None = all
-    begin, length = 0, number + number // 8 + 8
+    begin, length = 0, _first_length(number)
     for _ in range(_ROUNDS if source.tickets and lists and number else 0):
         here = slice(None) if open_rows is None else open_rows
         new = source.item(integers(keys[here], begin, begin + length, source.tickets))
@@ -149,6 +180,56 @@ def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, n
         return Drawn(items, torch.arange(number, device=own.device) < count[:, None], drawn, rejected)
     full = torch.ones((), dtype=torch.bool, device=own.device).expand(lists, number)
     return Drawn(items[:, :-1], full, drawn, drawn - count.sum())
+
+
+def _first_length(number: int) -> int:
+    return number + number // 8 + 8
+
+
+def _draw_static(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, number: int) -> Drawn:
+    """Draw as `draw_distinct` does, with shapes that depend on no value: a list that is full accepts nothing more."""
+    lists, columns = keys.shape[0], torch.arange(number, device=own.device)
+    items = own.new_zeros((lists, number + 1))  # the last column takes what is not wanted
+    count, drawn = own.new_zeros(lists), own.new_zeros(())
+    # Own items and those drawn before are all that a uniform draw can hit in vain.
+    accepted = 1.0 - (own.shape[1] + number) / source.size if isinstance(source, Uniform) and source.size else 0.0
+    rounds, surely = rounds_needed(accepted, number)
+    begin, length = 0, _first_length(number)
+    for _ in range(rounds if source.size and lists and number else 0):
+        new = source.item(integers(keys, begin, begin + length, source.tickets))
+        known = torch.cat([own, items[:, :-1]], 1)
+        fresh = _fresh(known, torch.cat([own_mask, columns < count[:, None]], 1), new)
+        if isinstance(source.tickets, Tensor):
+            fresh = fresh & (source.tickets > 0)
+        place = fresh.cumsum(1).add_(count[:, None])
+        items.scatter_(1, torch.where(fresh, place - 1, number).clamp_max_(number), new)
+        looked = (place < number).sum(1) + (place[:, -1] >= number)
+        drawn = drawn + torch.where(count < number, looked, 0).sum()
+        count = place[:, -1].clamp_max(number)
+        begin, length = begin + length, 2 * length
+    rejected = drawn - count.sum()
+    if not surely and source.size and lists and number:
+        count = _race_static(source, keys, own, own_mask, items, count)
+    return Drawn(items[:, :-1], columns < count[:, None], drawn, rejected)
+
+
+def rounds_needed(accepted: float, number: int) -> tuple[int, bool]:
+    """Return how many rounds fill a list of `number`, and whether they do with all but negligible probability.
+
+    After D draws, each accepted with probability `accepted` at least, fewer than `number` are accepted with probability
+    exp(-2 D (accepted - number / D)^2) at most (Hoeffding).
+
+    Example:
+        >>> rounds_needed(0.98, 25), rounds_needed(0.1, 25)
+        ((2, True), (4, False))
+    """
+    draws = 0
+    for used in range(1, _ROUNDS + 1):
+        draws += _first_length(number) << (used - 1)
+        margin = accepted - number / draws
+        if margin > 0 and math.exp(-2.0 * draws * margin * margin) < _NEGLIGIBLE:
+            return used, True
+    return _ROUNDS, False
 
 
 def _fresh(known: Tensor, known_mask: Tensor, new: Tensor) -> Tensor:
@@ -187,3 +268,22 @@ def _race(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, items: Te
         winners = winners[best.isfinite()]
         items[row, have : have + winners.numel()] = winners
         count[row] = have + winners.numel()
+
+
+def _race_static(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, items: Tensor, count: Tensor) -> Tensor:
+    """Fill the shortest lists in place, as `_race` does, and return the new counts; shapes depend on no value.
+
+    `items` has a last column that takes what is not wanted.
+    """
+    number, size = items.shape[1] - 1, source.size
+    lists = min(len(keys), max(1, _RACE_CELLS // size))
+    have, rows = count.topk(lists, largest=False)
+    time = torch.nn.functional.pad(exponentials(keys[rows], size) / source.weight(), (0, 1))
+    taken = torch.arange(number, device=own.device) < have[:, None]
+    time.scatter_(1, torch.where(own_mask[rows], own[rows], size), torch.inf)
+    time.scatter_(1, torch.where(taken, items[rows, :-1], size), torch.inf)
+    best, winners = time[:, :-1].topk(min(number, size), largest=False)
+    place = have[:, None] + torch.arange(winners.shape[1], device=own.device)
+    wins = best.isfinite() & (place < number)
+    items[rows] = items[rows].scatter_(1, torch.where(wins, place, number), winners)
+    return count.index_add(0, rows, wins.sum(1))

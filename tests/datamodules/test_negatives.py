@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from recsys_topk.datamodules import negatives, sampling
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.draws import exponentials, integers, request_keys, scramble
 from recsys_topk.datamodules.loader import ShardLoader
@@ -291,6 +292,35 @@ def test_a_list_may_be_longer_than_65536() -> None:
     drawn = draw_distinct(Uniform(70_100, own.device), request_keys(5, torch.tensor([3])), own, own >= 0, 100)
     assert drawn.mask.all()
     assert drawn.items[0].sort().values.tolist() == list(range(70_000, 70_100))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lists=lists_of_items,
+    data=st.data(),
+    number=st.integers(0, 40),
+    source=st.sampled_from(["in_batch", "uniform", "popularity"]),
+    size=st.sampled_from([30, 2000]),
+)
+def test_without_reading_on_the_host_the_same_items_are_drawn(
+    lists: list[list[int]], data: Any, number: int, source: Any, size: int
+) -> None:
+    varied = data.draw(st.booleans())
+    lists = [[i + VARIANT * (data.draw(st.integers(0, 2)) if varied else 0) for i in row] for row in [*lists, [1]]]
+    before = batch_of(lists, width=7)
+    expected = expand(before, number, seed=3, group=2, source=source, catalogue=catalogue_of(size))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (negatives, sampling):
+            patch.setattr(module, "may_read", lambda _: False)
+        found = expand(before, number, seed=3, group=2, source=source, catalogue=catalogue_of(size))
+    assert sampled_ids(before, found.batch) == sampled_ids(before, expected.batch)
+    assert torch.equal(found.batch.mask, expected.batch.mask)
+    assert (int(found.drawn), int(found.rejected)) == (int(expected.drawn), int(expected.rejected))
+    pool = len(expected.batch.item_id)
+    assert torch.equal(found.batch.item_id[:pool], expected.batch.item_id)
+    assert torch.equal(found.batch.items[:pool], expected.batch.items)
+    assert bool((found.batch.item_id[pool:] < 0).all())
+    assert len(found.batch.item_id.unique()) == len(found.batch.item_id)
 
 
 @pytest.mark.parametrize("source", ["in_batch", "uniform", "popularity"])
