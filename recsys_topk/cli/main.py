@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("recsys_topk.cli.prepare", "read RecFlow once into a memory-mapped Arrow cache"),
     "export": ("recsys_topk.cli.export", "write each stage of a checkpoint as ONNX, with the catalogue"),
     "bench": ("recsys_topk.cli.bench", "time operators, losses, data and training steps"),
+    "fuzz": ("recsys_topk.cli.fuzz", "try random lists on losses and operators, and count what fails"),
     "compare": ("recsys_topk.cli.compare", "train several losses on the same data and tell them apart"),
     "stream": ("recsys_topk.cli.compare", "test on each day, then train on it, for several losses"),
     "experiment": ("recsys_topk.cli.experiment", "run the paper's experiments, simulated or on RecFlow"),
