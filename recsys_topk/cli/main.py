@@ -12,7 +12,7 @@ from recsys_topk.cli.console import echo, warn
 from recsys_topk.registry import suggest
 from recsys_topk.trust import printable
 
-# name -> (module with `main(argv) -> int`, what it does). The modules are imported when the command is run.
+# name -> (module with `main(argv) -> int | None`, what it does). The modules are imported when the command is run.
 COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("recsys_topk.cli.training", "train a cascade"),
     "validate": ("recsys_topk.cli.training", "measure a checkpoint on the validation day"),
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         module = importlib.import_module(module_name)
         shared = module_name.endswith((".training", ".compare"))  # modules that have several commands
-        return int(module.main(arguments if shared else arguments[1:]))
+        return int(module.main(arguments if shared else arguments[1:]) or 0)  # None = done
     except KeyboardInterrupt:
         warn("recsys-topk: interrupted")
         return 130
