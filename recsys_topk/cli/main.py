@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("recsys_topk.cli.export", "write each stage of a checkpoint as ONNX, with the catalogue"),
     "index": ("recsys_topk.cli.index", "index the catalogue of an export (no torch needed)"),
     "recommend": ("recsys_topk.cli.recommend", "recommend items of an export to users (no torch needed)"),
+    "serve": ("recsys_topk.cli.serve", "serve recommendations of an export over HTTP (no torch needed)"),
     "bench": ("recsys_topk.cli.bench", "time operators, losses, data and training steps"),
     "fuzz": ("recsys_topk.cli.fuzz", "try random lists on losses and operators, and count what fails"),
     "compare": ("recsys_topk.cli.compare", "train several losses on the same data and tell them apart"),
