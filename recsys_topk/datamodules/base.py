@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.hyper_parameters import data_spec, hyper_parameters
+from recsys_topk.datamodules.hyper_parameters import LEFT_OUT, data_spec, hyper_parameters
 from recsys_topk.datamodules.loader import ShardLoader
 from recsys_topk.datamodules.negatives import Catalogue, NegativeSource, expand
 from recsys_topk.datamodules.schema import Schema
@@ -85,7 +85,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         self.seed = seed
         self.num_workers = num_workers
         self.shuffle = shuffle
-        self.save_hyperparameters(hyper_parameters(self), logger=False)
+        saved = hyper_parameters(self)
+        # Lightning compares every argument with these, which data frames do not like.
+        self.save_hyperparameters(saved, ignore=saved.get(LEFT_OUT), logger=False)
         self._shards: dict[str, Shard] = {}
         self._catalogue: tuple[str, torch.device, Catalogue] | None = None
         self._train_loader: ShardLoader | None = None
