@@ -1,4 +1,4 @@
-"""`recsys-topk prepare`: read RecFlow's files once into the Arrow cache."""
+"""`recsys-topk prepare`: read a data set once into the Arrow cache."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Run the command."""
+    chosen = next((text for text in argv if text == "--data" or text.startswith("--data=")), None)
+    if chosen is not None:
+        return _prepare_any(argv)
     parser = parser_of(
         "prepare",
-        "Read a RecFlow data set once into the Arrow cache. Days already there are skipped, so an interrupted run is "
-        "resumed; `fit` does the same by itself for the days it needs.",
+        "Read a data set once into the Arrow cache; `fit` does the same by itself. With --data NAME the "
+        "options are those of `fit --data NAME`. Without, it is RecFlow: days already there are skipped, so an "
+        "interrupted run is resumed.",
     )
     parser.add_argument(
         "--data.root", dest="root", required=True, help="folder or URL that holds all_stage or data/all_stage"
@@ -31,6 +35,29 @@ def main(argv: list[str]) -> int:
     files = RecFlowFiles(given.root)
     days = select_days(files.days, given.days, files.days, "--data.days")
     _prepare(DayCache(files, given.cache_dir or cache_home() / "prepared"), days)
+    return 0
+
+
+def _prepare_any(argv: Sequence[str]) -> int:
+    """Prepare the data of any data module, with its options as `fit` takes them."""
+    import time
+
+    from recsys_topk.cli.arguments import typed
+    from recsys_topk.datamodules.base import CascadeDataModule
+    from recsys_topk.runs.run import TrainingRun
+    from recsys_topk.spec import build
+
+    config = typed(argv)
+    other = sorted(set(config) - {"data", "trust", "config"})
+    if other:
+        raise ValueError(f"prepare takes options of the data (--data NAME --data.OPTION VALUE), got --{other[0]}")
+    run = TrainingRun(config)
+    data: CascadeDataModule = build(run.options()["data"], base=CascadeDataModule, trust=run.trust)
+    start = time.perf_counter()
+    data.prepare_data()
+    for line in data.facts():
+        echo(line)
+    echo(f"prepared in {time.perf_counter() - start:.1f} s")
     return 0
 
 

@@ -129,6 +129,10 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         """The names of the shards used for ``"train"``, ``"val"`` and ``"test"``, in order."""
         return {split: (split,) for split in get_args(Split)}
 
+    def facts(self) -> list[str]:
+        """Return lines for people that say what was prepared, and what was guessed for it."""
+        return []
+
     def list_length(self, split: Split) -> int:
         """Return the length of the longest list that a batch of `split` can have, sampled negatives included.
 

@@ -18,11 +18,12 @@ from recsys_topk.datamodules.description_guess import GuessedTables, find_roles,
 from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
 from recsys_topk.datamodules.features import Description
 from recsys_topk.datamodules.folders import cache_home, remove_partial, whole_folder
-from recsys_topk.datamodules.interactions.preparation import FORMAT, Plan, Preparation, Progress
+from recsys_topk.datamodules.interactions.preparation import FORMAT, Plan, Preparation
 from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptions
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
 from recsys_topk.datamodules.interactions.tables import Tables, open_tables
 from recsys_topk.datamodules.negatives import NegativeSource
+from recsys_topk.datamodules.progress import Progress, StepBars
 from recsys_topk.datamodules.reading import Source, TableReader, open_table
 from recsys_topk.datamodules.schema import Schema
 
@@ -233,20 +234,19 @@ class InteractionsDataModule(CascadeDataModule):
             if target.is_dir():
                 return False
             rank_zero_info(f"preparing {plan.tables.interactions.name} in {target} (once)")
-            for line in self._guesses(plan):
-                rank_zero_info(line)
             remove_partial(target)
-            with whole_folder(target) as folder, _bars(progress) as told:
-                Preparation(plan, folder, told).run()
+            with whole_folder(target) as folder, StepBars() as bars:
+                Preparation(plan, folder, progress or bars).run()
         for line in self.facts():
             rank_zero_info(line)
         return True
 
     def facts(self) -> list[str]:
-        """Return lines that say what was prepared."""
+        """Return lines that say what was guessed and what was prepared."""
         facts = self.prepared.facts
         requests = ", ".join(f"{facts['requests'][split]:,} {split}" for split in SPLITS)
         lines = [
+            *self._guesses(self._plan()),
             f"{facts['interactions']:,} interactions of {facts['users']:,} users with {facts['items']:,} items; "
             f"requests: {requests}",
             f"times: {facts['times']}",
@@ -323,25 +323,3 @@ def _moment(text: str) -> int:
         raise ValueError(f"a date is written YYYY-MM-DD, e.g. 2024-02-01; got {text!r}") from None
     found = found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
     return round(found.timestamp()) * 1_000_000
-
-
-class _bars:
-    """A progress bar per step of preparing, on a terminal; or somebody else's progress."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress, self._bar, self._what = progress, None, ""
-
-    def __enter__(self) -> Progress:
-        return self._progress if self._progress is not None else self._tell
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def _tell(self, what: str, more: int, total: int | None) -> None:
-        from tqdm import tqdm
-
-        if what != self._what:
-            self.__exit__()
-            self._bar, self._what = tqdm(total=total, desc=what, unit=" rows", unit_scale=True, disable=None), what
-        self._bar.update(more)

@@ -56,7 +56,8 @@ class Lookup:
         if twice.size:
             example = column[int(order[twice[0]])].as_py()
             raise ValueError(
-                f"{reader.name} has {twice.size} rows too many: {key} {example!r} is there twice; keep one row per {key}"
+                f"{reader.name} has {twice.size} rows too many: {key} {example!r} is there twice; "
+                f"keep one row per {key}"
             )
         self._table = found.select([name for name in self.columns if name != key]).take(order)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,19 +28,20 @@ from recsys_topk.datamodules.interactions.sequences import (
 )
 from recsys_topk.datamodules.interactions.spill import MOST_PARTS, ROWS_PER_PART, Spill
 from recsys_topk.datamodules.interactions.tables import Tables
+from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.reading import TableReader
 from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.datamodules.times import describe_times
 from recsys_topk.files import write_whole
 
 Array = npt.NDArray[Any]
-Progress = Callable[[str, int, int | None], None]
-"""Told what is being done, how much more of it is done, and how much there is in all, if known."""
 
 FORMAT: Final = 1
 """Raised when the content of prepared files changes, so that older ones are not read."""
 
 _CHUNK: Final = 1 << 18
+_BYTES_PER_ROW: Final = 12
+"""Of a text file; fewer make more parts, which costs little."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ class Preparation:
         readers += [(plan.held_out[name], SPLITS.index(name)) for name in SPLITS if name in plan.held_out]
         rows = [reader.rows for reader, _ in readers]
         total = None if None in rows else sum(number or 0 for number in rows)
-        parts = MOST_PARTS if total is None else min(-(-total // ROWS_PER_PART), MOST_PARTS)
+        guess = total if total is not None else sum(reader.nbytes or 0 for reader, _ in readers) // _BYTES_PER_ROW
+        parts = min(-(-guess // ROWS_PER_PART) + 1, MOST_PARTS)
         spill = Spill(work, plan.roles, plan.description.columns("context"), plan.min_rating, parts)
         try:
             for reader, split in readers:

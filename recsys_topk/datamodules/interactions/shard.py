@@ -150,9 +150,13 @@ class InteractionsShard(Shard):
         chosen = slice(None) if self._places is None else np.flatnonzero(items["count"])
         features = _part(items, "ids", chosen, np.int32)
         values = _part(items, "values", chosen, np.float32)
-        columns = [items["item_id"][chosen].copy(), features, np.maximum(items["count"][chosen], 0)]
-        made = [torch.from_numpy(np.ascontiguousarray(column)).to(device) for column in columns]
-        return Catalogue(*made, torch.from_numpy(values).to(device) if values.shape[1] else NO_VALUES.to(device))
+        item_id, count = items["item_id"][chosen].copy(), items["count"][chosen].copy()
+        return Catalogue(
+            torch.from_numpy(item_id).to(device),
+            torch.from_numpy(features).to(device),
+            torch.from_numpy(count).to(device),
+            torch.from_numpy(values).to(device) if values.shape[1] else NO_VALUES.to(device),
+        )
 
     def excluded(self, rows: Array) -> Tensor | None:
         """Return what the user had before, as rows of the catalogue; in training, all that the user has there.

@@ -175,7 +175,8 @@ class Spill:
                 f"{unknown[0] if unknown else 'nothing'!r}"
             )
         numbers = np.array([_SPLIT_NAMES.get(name, -1) if name in _SPLIT_NAMES else int(name) for name in names])
-        return numbers[np.asarray(coded.indices)]
+        found: Array = numbers[np.asarray(coded.indices)]
+        return found
 
     def _sample(self, times: Array) -> None:
         low, high = int(times.min()), int(times.max())
