@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint
@@ -59,7 +60,7 @@ def report_end(run: TrainingRun, command: Command) -> None:
         return
     shown = {name: value for name, value in run.metrics.items() if not name.startswith("train/")}
     if shown:
-        run.say(table([{"metric": name, "value": value} for name, value in shown.items()]))
+        run.say(table(metric_rows(shown)))
     best = next((part for part in run.trainer.checkpoint_callbacks if isinstance(part, BestCheckpoint)), None)
     if command == "fit" and best is not None and best.best_model_score is not None:
         run.say(f"best {best.monitor} {float(best.best_model_score):.4f} (best.ckpt)")
@@ -73,6 +74,23 @@ def report_end(run: TrainingRun, command: Command) -> None:
                 log_weights(logger, path.name, {k: file for k, file in found.items() if file.is_file()}, shown)
     if command == run.parts().command:
         run.say("\n  ".join(["written:", *run.directory.files()]))
+
+
+def metric_rows(metrics: Mapping[str, float]) -> list[dict[str, object]]:
+    """Return metrics as rows of a table; with metrics over the whole catalogue, one column per set of candidates.
+
+    Example:
+        >>> metric_rows({"test/ndcg@5/200": 0.5, "test/ndcg@5/corpus": 0.1, "test/ndcg@5/random": 0.01})
+        [{'metric': 'test/ndcg@5', '200': 0.5, 'corpus': 0.1, 'random': 0.01}]
+    """
+    if not any(name.endswith("/corpus") for name in metrics):
+        return [{"metric": name, "value": value} for name, value in metrics.items()]
+    rows: dict[str, dict[str, object]] = {}
+    for name, value in metrics.items():
+        split, metric, *column = name.split("/")
+        row = rows.setdefault(f"{split}/{metric}", {"metric": f"{split}/{metric}"})
+        row["/".join(column) or "sampled"] = value
+    return list(rows.values())
 
 
 def report_stop(run: TrainingRun) -> None:
