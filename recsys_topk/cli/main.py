@@ -23,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schema": ("recsys_topk.cli.schema", "guess what the columns of your tables are, as YAML to edit"),
     "prepare": ("recsys_topk.cli.prepare", "read a data set once into a memory-mapped Arrow cache"),
     "export": ("recsys_topk.cli.export", "write each stage of a checkpoint as ONNX, with the catalogue"),
+    "index": ("recsys_topk.cli.index", "index the catalogue of an export (no torch needed)"),
+    "recommend": ("recsys_topk.cli.recommend", "recommend items of an export to users (no torch needed)"),
     "bench": ("recsys_topk.cli.bench", "time operators, losses, data and training steps"),
     "fuzz": ("recsys_topk.cli.fuzz", "try random lists on losses and operators, and count what fails"),
     "compare": ("recsys_topk.cli.compare", "train several losses on the same data and tell them apart"),
