@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("recsys_topk.cli.demo", "simulate a small world, train and test a cascade on it"),
     "simulate": ("recsys_topk.cli.simulate", "write a simulated world in the RecFlow layout"),
     "schema": ("recsys_topk.cli.schema", "guess what the columns of your tables are, as YAML to edit"),
-    "prepare": ("recsys_topk.cli.prepare", "read RecFlow once into a memory-mapped Arrow cache"),
+    "prepare": ("recsys_topk.cli.prepare", "read a data set once into a memory-mapped Arrow cache"),
     "export": ("recsys_topk.cli.export", "write each stage of a checkpoint as ONNX, with the catalogue"),
     "index": ("recsys_topk.cli.index", "index the catalogue of an export (no torch needed)"),
     "recommend": ("recsys_topk.cli.recommend", "recommend items of an export to users (no torch needed)"),
