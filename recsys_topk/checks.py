@@ -149,8 +149,8 @@ class DeferredChecks:
         >>> checks.look()
         Traceback (most recent call last):
         ...
-        ValueError: 1 of 2 valid scores are not finite; the first is scores[0, 0] = nan. Mask it, or look for overflow in
-        the model that made it (off the CPU this is noticed one step later)
+        ValueError: 1 of 2 valid scores are not finite; the first is scores[0, 0] = nan. Mask it, or look for overflow
+        in the model that made it (off the CPU this is noticed one step later)
     """
 
     def __init__(self) -> None:

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from recsys_topk.processes import divisor
+
 LOG2 = math.log(2.0)
 
 # exp and log1p take up to sixty times as long where a result is not a normal number; from here on up they are fast,
@@ -98,9 +100,15 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
     return torch.where(mask, x, 0.0).sum(dim) / mask.sum(dim).clamp_min(1)
 
 
+def mean_of_lists(values: Tensor) -> Tensor:
+    """Return the mean of one value per list, (B,), over all lists: `weighted_mean` with nothing left out."""
+    return weighted_mean(values, full_mask(values))
+
+
 def weighted_mean(values: Tensor, counted: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return sum(w v) / sum(w) over the lists that are `counted`; 0, with zero gradient, if none is."""
+    """Return sum(w v) / sum(w) over the lists that are `counted`; 0, with zero gradient, if none is.
+
+    Inside `recsys_topk.processes.one_batch`, sum(w) is that of all processes, divided by their number.
+    """
     weight = counted.to(values.dtype) if weights is None else torch.where(counted, weights.to(values.dtype), 0.0)
-    total = weight.sum()
-    safe = torch.where(total > 0, total, torch.ones_like(total))
-    return (torch.where(counted, values, 0.0) * weight).sum() / safe
+    return (torch.where(counted, values, 0.0) * weight).sum() / divisor(weight.sum(), values.dtype)

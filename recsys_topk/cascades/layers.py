@@ -6,13 +6,44 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
+from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.join_relu import join_relu
 from recsys_topk.ops.pooled_dot import gather
+from recsys_topk.processes import processes, total
 
 Activation = Literal["relu", "prelu"]
 Initialisation = Literal["default", "he"]
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Batch norm with statistics over the rows of all processes that share a batch (`recsys_topk.processes`).
+
+    Unlike `torch.nn.SyncBatchNorm` it works on a CPU, and with a process that has no row. One sum over processes of
+    2 D + 1 numbers in the forward pass, and one in the backward pass.
+    """
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalise (rows, D); the statistics are those of the rows where `mask`, None = of all."""
+        if not self.training or (mask is None and processes() == 1):
+            return super().forward(x)
+        wide = x.double() if mask is None else torch.where(mask[:, None], x.double(), 0.0)
+        number = wide.new_full((1,), len(x)) if mask is None else mask.sum().double().view(1)
+        sums = total(torch.cat([wide.sum(0), wide.square().sum(0), number]))
+        rows = sums[-1].detach().clamp_min(1.0)
+        mean = sums[: self.num_features] / rows
+        variance = sums[self.num_features : -1] / rows - mean.square()
+        with torch.no_grad():
+            unbiased = variance * (rows / (rows - 1.0).clamp_min(1.0))
+            for running, found in ((self.running_mean, mean), (self.running_var, unbiased)):
+                assert running is not None
+                running.lerp_(found.to(running.dtype), self.momentum or 0.0)
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+        scale = torch.rsqrt(variance.clamp_min(0.0) + self.eps) * self.weight
+        return x * scale.to(x.dtype) + (self.bias - mean * scale).to(x.dtype)
 
 
 class MLP(nn.Module):
@@ -47,7 +78,7 @@ class MLP(nn.Module):
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
             if batch_norm is not None:
-                layers.append(nn.BatchNorm1d(before, momentum=1.0 - batch_norm))
+                layers.append(BatchNorm(before, momentum=1.0 - batch_norm))
             layers.append(nn.ReLU(inplace=True) if activation == "relu" else nn.PReLU(before))
             layers.append(nn.Linear(before, after))
         self.tail = nn.Sequential(*layers)
@@ -81,6 +112,11 @@ class MLP(nn.Module):
         if mask is None or not self.normalised or not self.training:
             flat: Tensor = self.tail(summed.flatten(0, -2) + self.first.bias)
             return flat.view(*summed.shape[:-1], -1)
+        if not may_read(mask):  # how many rows are real is not known on the host: all are computed
+            x, valid = summed.flatten(0, -2) + self.first.bias, mask.flatten()
+            for layer in self.tail:
+                x = layer(x, valid) if isinstance(layer, BatchNorm) else layer(x)
+            return torch.where(mask[..., None], x.view(*summed.shape[:-1], -1), 0.0)
         real: Tensor = self.tail(summed[mask] + self.first.bias)
         return real.new_zeros(*summed.shape[:-1], real.shape[-1]).masked_scatter(mask[..., None], real)
 
@@ -100,6 +136,6 @@ class MLP(nn.Module):
         summed = gather(items, candidates) + requests[:, None]
         return self.rest(summed if own is None else summed + own, mask)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply all layers to a concatenated input (..., sum of inputs)."""
-        return self.rest(x @ self.first.weight.t())
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Apply all layers to a concatenated input (..., sum of inputs); `mask` as in `rest`."""
+        return self.rest(x @ self.first.weight.t(), mask)

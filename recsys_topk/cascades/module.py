@@ -7,15 +7,18 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 import lightning.pytorch as pl
+import torch
 from torch import Tensor, nn
 
 from recsys_topk.cascades.cascade import Cascade
+from recsys_topk.cascades.default_stages import default_stages
 from recsys_topk.cascades.inference import apply_quotas
 from recsys_topk.cascades.learning_check import LearningCheck, covers
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
 from recsys_topk.cascades.objectives.base import registry as objectives
-from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, warm_up
+from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, table_collections, warm_up
 from recsys_topk.cascades.stage import StageConfig
+from recsys_topk.cascades.tables import is_fused
 from recsys_topk.cascades.upgrade import upgrade
 from recsys_topk.checks import DeferredChecks
 from recsys_topk.datamodules.batch import CascadeBatch
@@ -24,17 +27,13 @@ from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.base import registry as losses
 from recsys_topk.metrics.configured import DEFAULT, MetricEntry, configured_metrics
 from recsys_topk.metrics.mean import ListMean
+from recsys_topk.processes import average, one_batch
 from recsys_topk.registry import suggest
 from recsys_topk.spec import build, describe
 from recsys_topk.trust import inspect_names, loading, reading
 
 Split = Literal["val", "test"]
 ObjectiveFactory = Callable[[RankingLoss, int], CascadeObjective]
-
-TWO_STAGES = (
-    StageConfig("two_tower", "retrieval", 30),
-    StageConfig("din", "ranking", 20),
-)
 
 
 class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is untyped here
@@ -46,7 +45,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     Args:
         schema: The features, as a `Schema` or its `to_dict`. With the latter, as checkpoints hold it, the other
             arguments are taken for a file's too, and may name only what `recsys_topk.trust` allows.
-        stages: The stages, first to last.
+        stages: The stages, first to last; None = what the features can feed (`default_stages`).
         loss: A loss, its registry name, or a description (`recsys_topk.spec.describe`). What it leaves open about
             labels (positive_above, gains) is taken from the schema.
         objective: A registry name, a description, or a callable of (loss, number of stages); None = ``"joint"`` for a
@@ -71,7 +70,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def __init__(
         self,
         schema: Schema | Mapping[str, Any],
-        stages: Sequence[StageConfig | Mapping[str, Any]] = TWO_STAGES,
+        stages: Sequence[StageConfig | Mapping[str, Any]] | None = None,
         loss: RankingLoss | Mapping[str, Any] | str = "dftopk",
         objective: ObjectiveFactory | Mapping[str, Any] | str | None = None,
         k: int = 10,
@@ -103,7 +102,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
         wanted = DEFAULT if metrics is None else metrics
         with reading() if described else nullcontext():
-            self.cascade = Cascade(self.schema, stages, dim, share_embeddings, fused)
+            chosen = default_stages(self.schema) if stages is None else stages
+            self.cascade = Cascade(self.schema, chosen, dim, share_embeddings, fused)
             built = _loss(loss, self.schema)
             self.objective = _objective(objective, built, len(self.cascade.configs))
             self.metrics = nn.ModuleDict({split: self._metrics(wanted) for split in ("val", "test")})
@@ -169,15 +169,20 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         return output
 
     def training_step(self, batch: CascadeBatch, batch_idx: int) -> Tensor:
-        """Return the objective; log it with its terms."""
+        """Return the objective; log it with its terms.
+
+        With several processes, means are over the lists of all of them (`recsys_topk.processes`).
+        """
         self._later.look()
         if self._check is not None and self._check.add(batch):
             self._finish_check()
-        output = self.compute_objective(batch)
-        self.log("train/loss", output.total.detach(), prog_bar=True, batch_size=batch.size)
-        for name, term in output.terms.items():
+        with one_batch(self.trainer.world_size > 1):
+            output = self.compute_objective(batch)
+            found = average(torch.stack([output.total, *output.terms.values()]))
+        self.log("train/loss", found[0], prog_bar=True, batch_size=batch.size)
+        for name, term in zip(output.terms, found[1:], strict=True):
             own = self.cascade.names[output.stage_of[name]] if name in output.stage_of else name
-            self.log(f"train/loss_{own}", term.detach(), batch_size=batch.size)
+            self.log(f"train/loss_{own}", term, batch_size=batch.size)
         return output.total
 
     def validation_step(self, batch: CascadeBatch, batch_idx: int) -> None:
@@ -216,6 +221,11 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         if self.hparams["embedding_optimizer"] == "same":
             return
         tables = f"embedding_optimizer={self.hparams['embedding_optimizer']!r} updates the tables inside backward"
+        if self.trainer.world_size > 1 and any(map(is_fused, table_collections(self).values())):
+            raise ValueError(
+                f"{tables}, from the requests of one process only, so each of the {self.trainer.world_size} processes "
+                f"would train other tables; use --trainer.strategy torchrec, or --model.embedding_optimizer same"
+            )
         if self.trainer.accumulate_grad_batches > 1:
             raise ValueError(
                 f"{tables}, so they would be updated at each of the {self.trainer.accumulate_grad_batches} accumulated "
@@ -270,6 +280,12 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         quotas = self.cascade.quotas
         cuts = self.objective.cuts(quotas, self.k)
         length = getattr(self.trainer.datamodule, "list_length", None)
+        groups = len(self.schema.groups) + bool(getattr(self.trainer.datamodule, "train_negatives", 0))
+        if self.objective.compares_groups and groups < 2:
+            raise ValueError(
+                f"the {self.objective.name!r} objective compares sample groups and the data have {groups}, so nothing "
+                f"would be learned; use --objective independent, or sample negatives (--data.train_negatives)"
+            )
         if cuts and callable(length) and min(cuts) >= length("train"):
             raise ValueError(covers(min(cuts), length("train"), quotas))
         self._check = LearningCheck(self.loss.positive_above, cuts, quotas)

@@ -19,7 +19,9 @@ def main(argv: list[str]) -> int:
         "Read a RecFlow data set once into the Arrow cache. Days already there are skipped, so an interrupted run is "
         "resumed; `fit` does the same by itself for the days it needs.",
     )
-    parser.add_argument("--data.root", dest="root", required=True, help="folder that holds all_stage or data/all_stage")
+    parser.add_argument(
+        "--data.root", dest="root", required=True, help="folder or URL that holds all_stage or data/all_stage"
+    )
     parser.add_argument("--data.days", dest="days", help="a date or FIRST:LAST, both included (default: all)")
     parser.add_argument("--data.cache_dir", dest="cache_dir", help="where to put it (default: the user's cache folder)")
     given = parser.parse_args(argv)
@@ -36,7 +38,9 @@ def _prepare(cache: DayCache, days: Sequence[str]) -> None:
     """Prepare with a progress bar over the bytes of the source, and an estimate of the size from what is done."""
     from tqdm import tqdm
 
-    source = {day: sum(path.stat().st_size for path in cache.files.paths(day).values()) for day in days}
+    from recsys_topk.datamodules.locations import version_of
+
+    source = {day: sum(version_of(path)[0] for path in cache.files.paths(day).values()) for day in days}
     missing = cache.missing(days)
     there, size = len(days) - len(missing), tqdm.format_sizeof
     echo(f"{len(days)} days, {size(sum(source.values()), 'B')} of source; {there} already in {cache.folder}")

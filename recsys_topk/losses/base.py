@@ -20,6 +20,7 @@ from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.positives import find_positives
 from recsys_topk.ops.topk_loss import Law, topk_loss
+from recsys_topk.processes import processes
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 
@@ -364,7 +365,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
 
     def _reduce(self, losses: Tensor, counted: Tensor | None, weights: Tensor | None) -> Tensor:
         if self.reduction == "mean":
-            if counted is None and weights is None:
+            if counted is None and weights is None and processes() == 1:
                 lists = losses.shape[0]
                 return losses.mean() if lists > 1 else losses.reshape(()) if lists else losses.sum()
             return weighted_mean(losses, full_mask(losses) if counted is None else counted, weights)
@@ -372,7 +373,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
             losses = torch.where(counted, losses, 0.0)
         if weights is not None:
             losses = losses * weights.to(losses.dtype)
-        return losses.sum() if self.reduction == "sum" else losses
+        # Gradients are averaged over processes, so that a sum over all of them is each one's, times their number.
+        return losses.sum() * processes() if self.reduction == "sum" else losses
 
     def extra_repr(self) -> str:
         """Show k."""

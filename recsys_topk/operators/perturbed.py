@@ -67,7 +67,8 @@ class PerturbedTopK(TopKOperator):
             raise RuntimeError(NO_TRANSFORM)
         device = scores.device
         # On the host, wherever the scores are: a generator is seeded there.
-        seed = torch.randint(2**62, (1,), device="cpu") if self.seed is None else torch.tensor([self.seed], device="cpu")
+        host = torch.device("cpu")
+        seed = torch.randint(2**62, (1,), device=host) if self.seed is None else torch.tensor([self.seed], device=host)
         filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
         ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=device)
         # Noise added to scores of 1e7 would be rounded away.

@@ -35,9 +35,9 @@ def threshold_bracket(gap: Tensor, k: Tensor, count: Tensor, tau: Tensor | float
 
     F is the logistic or the Laplace distribution function: symmetric, with (log F)' at most 1 everywhere and at least
     1/2 on the left half, so that (log F)'(u) + (log F)'(v) >= 1 for u + v <= 0. With centred lists (x_[k] = gap,
-    x_[k+1] = 0), what the others take, between F(-b) and (n - k) F(-b), equals what the first k lack, between F(b - gap)
-    and k F(b - gap), tau = 1. The log of F(-b) / F(b - gap) is 0 at gap / 2 and falls by 1 at least per unit of b, hence
-    gap / 2 - log k <= b <= gap / 2 + log(n - k).
+    x_[k+1] = 0) and tau = 1, what the others take, between F(-b) and (n - k) F(-b), equals what the first k lack,
+    between F(b - gap) and k F(b - gap). The log of F(-b) / F(b - gap) is 0 at gap / 2 and falls by 1 at least per unit
+    of b, hence gap / 2 - log k <= b <= gap / 2 + log(n - k).
 
     For a fraction m < k < m + 1, with x_[m+1] = 0: (n - m) F(-b) >= k - m and (m + 1) F(b) >= m + 1 - k, F Laplace's.
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import full_mask, weighted_mean
+from recsys_topk.numerics import full_mask
 from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import (
     apply,
@@ -28,6 +28,7 @@ from recsys_topk.ops.positives import find_positives
 from recsys_topk.ops.survival import survival_logs
 from recsys_topk.ops.topk_loss import Law, compiled_law, membership_logs
 from recsys_topk.ops.topk_target import best_positives
+from recsys_topk.processes import divisor, divisors
 
 _NO_MASK = np.zeros((0, 0), np.bool_)
 
@@ -71,22 +72,26 @@ def joint_terms(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tens
     counted = (positives > 0) & (wanted > 0) & (wanted < items)
     valid = full_mask(labels) if mask is None else mask
 
-    def mean(log_p: Tensor, log_q: Tensor, rows: Tensor) -> Tensor:
+    def total(log_p: Tensor, log_q: Tensor, rows: Tensor) -> Tensor:
         chosen = torch.where(valid & rows[:, None], torch.where(target, log_p, log_q), 0.0)
-        return weighted_mean(-chosen.sum(1) / items.clamp_min(1), rows)
+        return (-chosen.sum(1) / items.clamp_min(1)).sum()
 
-    terms, survivals, anywhere = [], [], torch.zeros_like(counted)
+    totals, numbers, survivals, anywhere = [], [], [], torch.zeros_like(counted)
     for m, x in enumerate(scores):
         cut = wanted if quotas is None else torch.full_like(items, quotas[m])
         rows = counted & (cut < items)
         row = rows[:, None]
         inside = valid & row
         log_p, log_q = membership_logs(torch.where(inside, x, 0.0), valid | ~row, torch.where(rows, cut, 1), law)
-        terms.append(mean(log_p, log_q, rows))
+        totals.append(total(log_p, log_q, rows))
+        numbers.append(rows.sum())
         survivals.append((torch.where(inside, log_p, 0.0), torch.where(inside, log_q, -math.inf)))
         anywhere = anywhere | rows
     log_p, log_q = survival_logs(*zip(*survivals, strict=True))
-    return torch.stack(terms), mean(log_p, log_q, anywhere)
+    totals.append(total(log_p, log_q, anywhere))
+    numbers.append(anywhere.sum())
+    means = torch.stack(totals) / divisor(torch.stack(numbers), labels.dtype)
+    return means[:-1], means[-1]
 
 
 def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
@@ -125,19 +130,19 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
     over_lists(run, lists)
     if any(failed):  # by scores that are not finite, or too large to square
         return joint_terms.reference(scores, task)
-    numbers_counted = np.maximum(counted.sum(1), 1)
+    numbers_counted = divisors(counted.sum(1).tolist())
     means = torch.from_numpy((losses.sum(1, dtype=np.float64) / numbers_counted).astype(np.float32))
     if wants:
-        means = apply(_WithGradients, _Result(means, gradients, numbers_counted.tolist(), task), *scores)
+        means = apply(_WithGradients, _Result(means, gradients, numbers_counted, task), *scores)
     return means[:-1], means[-1]
 
 
 class _Result(NamedTuple):
-    """What the loop returned: the means, the gradients of the terms and of the survival, and how many lists count."""
+    """What the loop returned: the means, the gradients of the terms and of the survival, and what means divide by."""
 
     means: Tensor
     gradients: Tensor
-    counted: list[int]
+    counted: list[float]
     task: JointTask
 
 

@@ -91,8 +91,11 @@ def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor
             continue
         slope = torch.addcmul(small, small, small, value=-1.0).sum(1, keepdim=True) / tau
         step = b + excess / slope.clamp_min(tiny)
+        if not readable:  # the root is inside, so that the nearest point of the bracket is nearer to it
+            b = torch.minimum(torch.maximum(step, low), high)
+            continue
         outside = ~((step >= low) & (step <= high))
-        if not readable or bool(outside.any()):
+        if bool(outside.any()):
             root = torch.sqrt(spare * spare + 4.0 * missing * leaking)
             grown = (spare + root) / (2.0 * missing).clamp_min(tiny)
             shrunk = 2.0 * leaking / (root - spare).clamp_min(tiny)
@@ -101,7 +104,7 @@ def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor
             step = torch.where(outside, careful, step)
         moved = (step - b).abs()
         b = step
-        if readable and bool((moved <= 4.0 * eps * torch.maximum(b.abs(), tau)).all()):
+        if bool((moved <= 4.0 * eps * torch.maximum(b.abs(), tau)).all()):
             break
     return b
 

@@ -32,6 +32,7 @@ from recsys_topk.ops.logistic import logistic_logs, logistic_threshold
 from recsys_topk.ops.parallel import over_lists
 from recsys_topk.ops.positives import find_positives
 from recsys_topk.ops.topk_target import best_positives
+from recsys_topk.processes import divisor, divisors
 
 LawName = Literal["dftopk", "logistic", "laplace", "clip", "fenchel_young"]
 
@@ -94,7 +95,7 @@ def topk_loss(
     target = best_positives(labels, positive & row, ks, None)
     losses = torch.where(counted, _list_losses(x, target, valid, ks, items.clamp_min(1), law), 0.0)
     if mean:
-        losses = losses.sum() / counted.sum().clamp_min(1)
+        losses = losses.sum() / divisor(counted.sum(), losses.dtype)
     return losses, None if may_read(scores) and bool(counted.all()) else counted
 
 
@@ -186,10 +187,11 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
     if any(part[0] < 0 for part in found):  # of scores that are not finite, or too large to square
         return topk_loss.reference(scores, *rest)
     which = None if number == lists else torch.from_numpy(counted)
-    value = sum(part[1] for part in found) / max(number, 1) if mean else losses
+    (divided_by,) = divisors([number]) if mean else (1.0,)
+    value = sum(part[1] for part in found) / divided_by if mean else losses
     if gradient is None:
         return _tensor(value), which
-    factor = lists / max(number, 1) if mean else 1.0
+    factor = lists / divided_by if mean else 1.0
     return apply(_WithGradient, scores, gradient, _Result(value, factor, rest)), which
 
 

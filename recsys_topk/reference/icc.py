@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recsys_topk.cascades.objectives.base import ObjectiveOutput
 from recsys_topk.cascades.objectives.icc import ICCObjective
+from recsys_topk.numerics import mean_of_lists
 
 
 class PublishedICC(ICCObjective):
@@ -42,4 +43,4 @@ class PublishedICC(ICCObjective):
         pairs = F.binary_cross_entropy_with_logits(
             combined[:, :, None] - combined[:, None, :], target, reduction="none"
         )
-        return torch.where(later, pairs, 0.0).mean()
+        return mean_of_lists(torch.where(later, pairs, 0.0).mean((1, 2)))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from recsys_topk.numerics import mean_of_lists
 from recsys_topk.operators.neuralsort import NeuralSort
 from recsys_topk.operators.softsort import SoftSort
 
@@ -53,8 +54,8 @@ def lcron_terms(
         whole = (up + down).detach() + eps
         u, d = up / whole, down / whole
         both_sides = -(wanted * torch.log(u + eps) + unwanted * torch.log(d + eps)) * real
-        terms.append((both_sides.mean(1) * long_enough).mean())
+        terms.append(mean_of_lists(both_sides.mean(1) * long_enough))
         inside, outside = inside * u, outside * (1.0 - d)
     kept = -torch.log(inside + eps) * wanted
     dropped = -torch.log(1.0 - outside + eps) * (1.0 - wanted).clamp(0.0, 1.0)
-    return terms, (kept + dropped).mean(1).mean()
+    return terms, mean_of_lists((kept + dropped).mean(1))

@@ -41,8 +41,9 @@ def announce(run: TrainingRun, command: Command) -> None:
     parameters = list(model.parameters())
     count = sum(parameter.numel() for parameter in parameters)
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters) / 2**20
-    run.say(f"  {count:,} parameters ({size:,.1f} MB); the largest tables:")
-    for line in table(table_rows(model)).splitlines():
+    rows = table_rows(model)
+    run.say(f"  {count:,} parameters ({size:,.1f} MB); {'the largest tables:' if rows else 'no embedding tables'}")
+    for line in table(rows).splitlines() if rows else ():
         run.say(f"  {line}")
     where = f"  run directory {run.directory.path}"
     if run.resumption is not None:

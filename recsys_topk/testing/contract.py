@@ -73,10 +73,10 @@ def check_operator(
     half precision and autocast are computed in float32 and float64 stays; validate=True names scores that are not
     finite; second derivatives (create_graph=True) are right or refused; torch.func.grad, vmap and jacrev give what
     autograd gives; torch.compile(fullgraph=True) changes nothing; off the CPU nothing is read on the host; pickle and
-    state_dict bring the operator back; scores of 1e4 and 1e30, empty batches and empty lists are digested. Where declared: the order of the items does
-    not matter (`equivariant`), equal scores get equal membership and gradient (`tie_fair`), the membership sums to
-    k (`sums_to_k`), the same input gives the same output (`deterministic`), the gradient is that of the value
-    (`exact_gradient`).
+    state_dict bring the operator back; scores of 1e4 and 1e30, empty batches and empty lists are digested. Where
+    declared: the order of the items does not matter (`equivariant`), equal scores get equal membership and gradient
+    (`tie_fair`), the membership sums to k (`sums_to_k`), the same input gives the same output (`deterministic`), the
+    gradient is that of the value (`exact_gradient`).
 
     Args:
         target: The class, a function without arguments that builds an instance, or an instance.

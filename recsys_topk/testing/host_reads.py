@@ -8,8 +8,8 @@ What is copied to the device from Python numbers is reported too: such a copy al
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ class HostReadError(AssertionError):
     """Code waited for the device."""
 
 
-class no_host_reads(ExitStack):  # noqa: N801  # used as ``with no_host_reads():``, like torch.no_grad
+@contextmanager
+def no_host_reads() -> Iterator[None]:
     """A context in which code that makes the host wait for a tensor on `DEVICE` raises a `HostReadError`.
 
     Copies that do not wait (``non_blocking=True``) are allowed; they give zeros.
@@ -44,12 +45,8 @@ class no_host_reads(ExitStack):  # noqa: N801  # used as ``with no_host_reads():
         ...
         recsys_topk.testing.host_reads.HostReadError: _local_scalar_dense reads values on the host, in <module>
     """
-
-    def __enter__(self) -> no_host_reads:
-        super().__enter__()
-        self.enter_context(_Calls())  # type: ignore[no-untyped-call]
-        self.enter_context(_Operations())
-        return self
+    with _Calls(), _Operations():  # type: ignore[no-untyped-call]
+        yield
 
 
 class _Operations(TorchDispatchMode):
@@ -81,11 +78,11 @@ class _Calls(TorchFunctionMode):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             if any(isinstance(one, list) for one in index):
                 raise HostReadError(f"a list as an index is copied to the device, in {_place()}")
+        if func is Tensor.numpy and args[0].device == DEVICE:
+            raise HostReadError(f"numpy reads values on the host, in {_place()}")
         made = func(*args, **(kwargs or {}))
         if func in _UPLOADS and isinstance(made, Tensor) and made.device == DEVICE and args[0] is not made:
             raise HostReadError(f"numbers are copied to the device, in {_place()}; use torch.full, or make them once")
-        if func is Tensor.numpy:
-            raise HostReadError(f"numpy reads values on the host, in {_place()}")
         return made
 
 

@@ -5,14 +5,19 @@ Losses, operators and objectives are held to it by the contract suite.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 
+from recsys_topk.cascades import layers
 from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.layers import MLP
+from recsys_topk.cascades.learning_check import LearningCheck
 from recsys_topk.cascades.module import CascadeModule
+from recsys_topk.cascades.objectives import base
 from recsys_topk.cascades.objectives.base import registry as objectives
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.stage import registry as stages
@@ -92,24 +97,68 @@ def device_batch(data: CascadeDataModule, *, training: bool) -> CascadeBatch:
         return data.on_after_batch_transfer(batch, 0)
 
 
-@pytest.mark.parametrize("source", ["in_batch", "uniform"])
-@pytest.mark.parametrize("number", [2, 3])
-@pytest.mark.parametrize("objective", objectives.available())
+STEPS = [("joint", number, source) for number in (2, 3) for source in ("in_batch", "uniform")]
+STEPS += [(name, 3, "uniform") for name in objectives.available() if name != "joint"]
+
+
+@pytest.mark.parametrize(("objective", "number", "source"), STEPS)
 def test_whole_steps(objective: str, number: int, source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     data = InMemory(train_negatives=25, negative_source=source)
     chosen = [StageConfig("two_tower", "a", 9), StageConfig("din", "b", 6), StageConfig("mlp", "c", 5)][:number]
     model = CascadeModule(data.schema, chosen, objective=objective, k=3, validate=True).to(DEVICE)
     model.trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
     monkeypatch.setattr(model, "log", lambda *_, **__: None)
-    model._check_lists()
-    (optimizer,) = [model.configure_optimizers()]
+    model._check = LearningCheck(0.0, [3], [9, 6, 5])
     for step in range(2):
         batch = device_batch(data, training=True)
         assert batch.candidates.shape == (16, 8 + 25)
         with no_host_reads():
             model.training_step(batch, step).backward()
-            optimizer.step()
-            optimizer.zero_grad()
     evaluated = device_batch(data, training=False)
     with no_host_reads(), torch.no_grad():
         model.eval().validation_step(evaluated, 0)
+
+
+def poison(model: CascadeModule, value: float) -> None:
+    with torch.no_grad():
+        model.cascade.stages["b"].mlp.last.bias.fill_(value)
+
+
+def test_scores_that_are_not_finite_are_named_one_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = InMemory()
+    chosen = [StageConfig("two_tower", "a", 5), StageConfig("mlp", "b", 4)]
+    model = CascadeModule(data.schema, chosen, k=3)
+    model.trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
+    monkeypatch.setattr(model, "log", lambda *_, **__: None)
+    batch = data.add_negatives(next(iter(data.loader(["train"], training=True))))
+    poison(model, torch.inf)
+    with pytest.raises(ValueError, match=r"valid scores are not finite; the first is scores\[") as now:
+        model.training_step(batch, 0)
+    monkeypatch.setattr(base, "may_read", lambda _: False)  # what objectives do off the CPU
+    model.training_step(batch, 0)
+    poison(model, 0.0)
+    with pytest.raises(ValueError, match="one step later") as later:
+        model.training_step(batch, 1)
+    assert str(later.value).startswith(str(now.value))
+    model.training_step(batch, 2)
+    model.on_train_epoch_end()
+    poison(model, torch.nan)
+    model.training_step(batch, 3)
+    with pytest.raises(ValueError, match="= nan"):
+        model.on_train_epoch_end()
+
+
+def test_batch_norm_without_reading_the_mask_is_batch_norm_of_the_real_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, mask = torch.randn(4, 6, 3, generator=draw) * 5 + 100, torch.rand(4, 6, generator=draw) < 0.6
+    one = MLP([3], [8, 5, 1], batch_norm=0.9)
+    other = copy.deepcopy(one)
+    expected = one(x.requires_grad_(), mask)
+    monkeypatch.setattr(layers, "may_read", lambda _: False)
+    found = other(x, mask)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    weights = torch.randn(found.shape, generator=draw)
+    for a, b in zip(*(torch.autograd.grad((y * weights).sum(), x) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value, rtol=1e-5, atol=1e-5)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,8 +18,10 @@ from pyarrow import feather
 
 from recsys_topk.datamodules.negatives import expand
 from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
+from recsys_topk.datamodules.recflow.cache import DayCache
 from recsys_topk.datamodules.recflow.files import RecFlowFiles
 from recsys_topk.datamodules.recflow.layout import LAYOUTS, recflow_schema
+from recsys_topk.datamodules.recflow.pickles import FormatError
 from recsys_topk.datamodules.recflow.shard import DayShard
 from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.datamodules.shard import ShardBatch
@@ -204,11 +208,51 @@ def test_compressed_and_narrow_feathers_read_the_same(hand_made: HandMade, prepa
     narrow = table.set_column(table.column_names.index("rank_pos"), "rank_pos", table["rank_pos"].cast(pa.int8()))
     feather.write_feather(narrow, path, compression="zstd", chunksize=3)
     files = RecFlowFiles(hand_made.folder)
-    from recsys_topk.datamodules.recflow.cache import DayCache
-
     cache = DayCache(files, tmp_path / "again")
     cache.prepare(files.days)
     assert torch.equal(batch_of(cache.open(files.days[0])).labels, before.labels)
+
+
+def test_column_names_may_have_spaces_around_them(hand_made: HandMade, prepared: Prepare, tmp_path: Path) -> None:
+    before = batch_of(prepared(hand_made))
+    path = hand_made.folder / "data" / "all_stage" / "2024-01-13.feather"
+    table = feather.read_table(path)
+    feather.write_feather(table.rename_columns([f" {name} " for name in table.column_names]), path)
+    files = RecFlowFiles(hand_made.folder)
+    cache = DayCache(files, tmp_path / "again")
+    cache.prepare(files.days)
+    after = batch_of(cache.open(files.days[0]))
+    assert torch.equal(after.labels, before.labels)
+    assert torch.equal(after.request, before.request)
+    feather.write_feather(table.append_column("user_id ", table["age"]), path)
+    with pytest.raises(FormatError, match="two columns of one name"):
+        RecFlowFiles(hand_made.folder).read("2024-01-13")
+
+
+def test_data_on_another_file_system(hand_made: HandMade, prepared: Prepare, tmp_path: Path) -> None:
+    """An object store in memory: no folders of its own, no memory mapping, no modification time in ns."""
+    before = batch_of(prepared(hand_made))
+    store = fsspec.filesystem("memory")
+    store.put(str(hand_made.folder), "/bucket/recflow", recursive=True)
+    try:
+        files = RecFlowFiles("memory://bucket/recflow")
+        cache = DayCache(files, tmp_path / "again")
+        cache.prepare(files.days)
+        after = batch_of(cache.open(files.days[0]))
+        for name in ("request", "history", "items", "candidates", "labels"):
+            assert torch.equal(getattr(after, name), getattr(before, name))
+        folder = cache.path(files.days[0])
+        store.pipe("/bucket/recflow/data/request_id_dict/2024-01-13.pkl", pickle.dumps(print))
+        assert cache.path(files.days[0]) != folder  # another file, so another cache
+        with pytest.raises(FormatError, match=r"memory:///bucket/.*2024-01-13.pkl asks for builtins.print"):
+            cache.prepare(files.days)
+        store.rm("/bucket/recflow/data/seq_effective_50_dict", recursive=True)
+        with pytest.raises(FileNotFoundError, match=r"memory:///bucket/.*seq_effective_50_dict"):
+            cache.prepare(files.days)
+    finally:
+        store.rm("/bucket", recursive=True)
+    with pytest.raises(FileNotFoundError, match="memory:///bucket/recflow holds no RecFlow data"):
+        RecFlowFiles("memory://bucket/recflow")
 
 
 def test_nobody_has_a_history(hand_made: HandMade, prepared: Prepare) -> None:

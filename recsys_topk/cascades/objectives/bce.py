@@ -11,6 +11,7 @@ from torch import Tensor
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting, need_groups
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.numerics import masked_mean, weighted_mean
+from recsys_topk.processes import largest
 
 
 def list_bce(scores: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
@@ -79,4 +80,4 @@ class BCEObjective(CascadeObjective):
         if stage == self.stages - 1:
             return 2
         # A sampled negative has label 0 and a group of its own behind all others.
-        return group.masked_fill(labels <= 0, -1).amax() + 1 - stage
+        return largest(group.masked_fill(labels <= 0, -1).amax()) + 1 - stage

@@ -12,11 +12,12 @@ from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutp
 from recsys_topk.checks import check_not_negative
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.topk import TopKLoss, selection_bce
-from recsys_topk.numerics import add_eps, is_full, weighted_mean
+from recsys_topk.numerics import add_eps, is_full
 from recsys_topk.operators.base import SoftSelection
 from recsys_topk.ops.joint_terms import JointTask, joint_terms
 from recsys_topk.ops.survival import survival_logs
 from recsys_topk.ops.topk_target import topk_target
+from recsys_topk.processes import divisor
 
 
 class JointObjective(CascadeObjective):
@@ -87,12 +88,15 @@ class JointObjective(CascadeObjective):
         selections = [
             _only(self._select(x, cut, mask), counted & (cut < valid)) for x, cut in zip(scores, cuts, strict=True)
         ]
-        terms = [
-            weighted_mean(self._bce(selection, target), counted & (cut < valid))
-            for selection, cut in zip(selections, cuts, strict=True)
+        selections.append(_survival(selections))
+        rows = [*(counted & (cut < valid) for cut in cuts), selections[-1].mask.any(-1)]
+        # One sum over processes for all terms, as in `joint_terms`: another process may take that path.
+        numbers = divisor(torch.stack([one.sum() for one in rows]), labels.dtype)
+        totals = [
+            torch.where(counts, self._bce(selection, target), 0.0).sum()
+            for selection, counts in zip(selections, rows, strict=True)
         ]
-        survival = _survival(selections)
-        joint = weighted_mean(self._bce(survival, target), survival.mask.any(-1))
+        *terms, joint = (torch.stack(totals) / numbers).unbind()
         return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
 
     def _task(self, labels: Tensor, mask: Tensor, quotas: Sequence[int], k: int) -> JointTask | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from recsys_topk.datamodules.locations import AnyPath, RemotePath
 from recsys_topk.datamodules.recflow.layout import BEST_LABEL, LAYOUTS, ORDERED_STAGES
 from recsys_topk.datamodules.recflow.pickles import FormatError
 
@@ -17,8 +17,8 @@ _SAMPLE: Final = ("request_id", "user_id", "request_timestamp", "device_id", "ag
 _WORST_POSITION: Final = BEST_LABEL - 1 - max(layout.positive_above for layout in LAYOUTS.values())
 
 
-def read_all_stage(path: Path) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Read a day's feather file, one record batch at a time.
+def read_all_stage(path: AnyPath) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Read a day's feather file, one record batch at a time. Spaces around column names are ignored.
 
     Args:
         path: The file.
@@ -32,17 +32,20 @@ def read_all_stage(path: Path) -> tuple[dict[str, Array], dict[str, Array]]:
     samples: dict[str, list[Array]] = {name: [] for name in _SAMPLE}
     ordered: dict[str, list[Array]] = {}
     try:
-        with pa.memory_map(str(path)) as file:
-            names = pa.ipc.open_file(file).schema.names
+        with pa.PythonFile(path.open(), mode="r") if isinstance(path, RemotePath) else pa.memory_map(str(path)) as file:
+            names = [name.strip() for name in pa.ipc.open_file(file).schema.names]
             missing = [name for name in (*_SAMPLE, "video_id") if name not in names]
             if missing:
                 raise FormatError(f"{path} has no column {', '.join(missing)}; it has {', '.join(sorted(names))}")
             wanted = {*_SAMPLE, "video_id", *ORDERED_STAGES, *ORDERED_STAGES.values()}
             fields = [i for i, name in enumerate(names) if name in wanted]
+            chosen = [names[i] for i in fields]
+            if len(set(chosen)) < len(chosen):
+                raise FormatError(f"{path} has two columns of one name, spaces around it apart: {', '.join(chosen)}")
             reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields))
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
-                columns = {name: _integers(batch, name, path) for name in batch.schema.names}
+                columns = {name: _integers(batch.column(i), name, path) for i, name in enumerate(chosen)}
                 _add_samples(samples, columns)
                 _add_positions(ordered, columns)
     except (pa.ArrowInvalid, OSError) as error:
@@ -78,10 +81,9 @@ def _add_positions(ordered: dict[str, list[Array]], columns: dict[str, Array]) -
             ordered.setdefault(stage, []).append(np.stack(chosen, axis=1))
 
 
-def _integers(batch: Any, name: str, path: Path) -> Array:
+def _integers(column: Any, name: str, path: AnyPath) -> Array:
     import pyarrow as pa
 
-    column = batch.column(name)
     if not pa.types.is_integer(column.type) or column.null_count:
         raise FormatError(
             f"{path}: column {name} must hold integers without gaps, it is {column.type} with {column.null_count} nulls"
@@ -89,7 +91,9 @@ def _integers(batch: Any, name: str, path: Path) -> Array:
     return np.asarray(column.to_numpy(), dtype=np.int64)
 
 
-def positions_of(path: Path, stage: str, request_id: Array, column: Array, video: Array, known: Array | None) -> Array:
+def positions_of(
+    path: AnyPath, stage: str, request_id: Array, column: Array, video: Array, known: Array | None
+) -> Array:
     """Return the position of each item of an ordered stage, looked up by (request, video).
 
     Args:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recsys_topk.datamodules.folders import remove_partial, whole_folder
+from recsys_topk.datamodules.locations import version_of
 from recsys_topk.datamodules.recflow.files import RecFlowFiles
 from recsys_topk.datamodules.recflow.layout import HISTORY_FEATURES, ITEM_FEATURES, padding_id
 from recsys_topk.datamodules.schema import VARIANT
@@ -46,11 +47,10 @@ class DayCache:
 
     def path(self, day: str) -> Path:
         """Return the folder of a prepared day, whether it is there or not."""
-        stats = {name: path.stat() for name, path in self.files.paths(day).items()}
         facts = {
             "format": _FORMAT,
             "counts": self.files.counts,
-            "files": {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()},
+            "files": {name: version_of(path) for name, path in self.files.paths(day).items()},
         }
         digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
         return self.folder / f"{day}-{digest}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from recsys_topk.datamodules.locations import AnyPath, RemotePath, location
 from recsys_topk.datamodules.recflow.all_stage import positions_of, read_all_stage
 from recsys_topk.datamodules.recflow.days import clock_ids
 from recsys_topk.datamodules.recflow.layout import CLOCK, ITEM_IDS, ORDERED_STAGES, REQUEST_IDS
@@ -42,12 +43,13 @@ class RecFlowFiles:
     """The folder of a RecFlow data set.
 
     Args:
-        root: The folder that holds `all_stage`, or the one above it (then `data/all_stage`).
+        root: The folder that holds `all_stage`, or the one above it (then `data/all_stage`); a path, or a URL of a file
+            system that fsspec knows.
     """
 
-    def __init__(self, root: str | Path) -> None:
-        given = Path(root).expanduser()
-        self.folder = next((f for f in (given / "data", given) if (f / "all_stage").is_dir()), given)
+    def __init__(self, root: str | Path | RemotePath) -> None:
+        given = location(root)
+        self.folder: AnyPath = next((f for f in (given / "data", given) if (f / "all_stage").is_dir()), given)
         if not (self.folder / "all_stage").is_dir():
             raise FileNotFoundError(
                 f"{given} holds no RecFlow data: there is neither all_stage/ nor data/all_stage/ in it; point root at "
@@ -69,7 +71,7 @@ class RecFlowFiles:
         """Distinct ids by field, from `others/id_cnt.pkl`."""
         return read_counts(self.folder / "others" / "id_cnt.pkl")
 
-    def paths(self, day: str) -> dict[str, Path]:
+    def paths(self, day: str) -> dict[str, AnyPath]:
         """Return the three files of a day, or raise naming the ones that are missing."""
         files = {
             "all_stage": self.folder / "all_stage" / f"{day}.feather",
@@ -87,7 +89,7 @@ class RecFlowFiles:
             return read_day(self.paths(day), self.counts)
 
 
-def read_counts(path: Path) -> dict[str, int]:
+def read_counts(path: AnyPath) -> dict[str, int]:
     """Return `id_cnt.pkl` under the names of the features, whichever spelling the file uses.
 
     The item is called photo_id or video_id (photo_id wins, as in the reference), and keys may have spaces around them.
@@ -106,7 +108,7 @@ def read_counts(path: Path) -> dict[str, int]:
     return {field: int(stripped[field]) for field in (*REQUEST_IDS, *ITEM_IDS)}
 
 
-def read_day(paths: Mapping[str, Path], counts: Mapping[str, int]) -> DayColumns:
+def read_day(paths: Mapping[str, AnyPath], counts: Mapping[str, int]) -> DayColumns:
     """Turn the three files of a day into columns.
 
     Args:

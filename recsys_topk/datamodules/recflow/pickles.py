@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import gc
-import io
 import pickle
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from recsys_topk.datamodules.locations import AnyPath
 
 
 class FormatError(ValueError):
@@ -108,7 +108,7 @@ def no_collection() -> Iterator[None]:
 
 
 class _RestrictedUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BufferedIOBase, path: Path) -> None:
+    def __init__(self, file: IO[bytes], path: AnyPath) -> None:
         super().__init__(file)
         self._path = path
 
@@ -125,7 +125,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
         return found
 
 
-def load_pickle(path: Path) -> Any:
+def load_pickle(path: AnyPath) -> Any:
     """Return what a pickle of dicts, defaultdicts, arrays of numbers, ints and strings holds, arrays as `StoredArray`.
 
     A pickle is a program: it may name any importable function and call it. This reader resolves only the names that
@@ -141,6 +141,7 @@ def load_pickle(path: Path) -> Any:
 
     Example:
         >>> import pickle, tempfile
+        >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "id_cnt.pkl"
         >>> _ = path.write_bytes(pickle.dumps({"user_id": 3}))
         >>> load_pickle(path)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from recsys_topk.datamodules.locations import AnyPath
 from recsys_topk.datamodules.recflow.days import clock_ids
 from recsys_topk.datamodules.recflow.layout import CLOCK, ITEM_IDS, SLOTS, STAGES, UNSHIFTED, largest_id
 from recsys_topk.datamodules.recflow.pickles import FormatError, StoredArray, load_pickle
@@ -37,7 +37,9 @@ _CHUNK: Final = 1024
 """Requests whose arrays are joined at a time; small enough for the cache, and bounds the memory."""
 
 
-def read_stages(path: Path, request_id: Array, counts: Mapping[str, int]) -> tuple[dict[str, Array], dict[str, Array]]:
+def read_stages(
+    path: AnyPath, request_id: Array, counts: Mapping[str, int]
+) -> tuple[dict[str, Array], dict[str, Array]]:
     """Read `request_id_dict/<day>.pkl`.
 
     Args:
@@ -82,7 +84,7 @@ def read_stages(path: Path, request_id: Array, counts: Mapping[str, int]) -> tup
     }
 
 
-def _stage_rows(entries: Sequence[Any], stage: str, request_id: Array, path: Path) -> tuple[Array, Array]:
+def _stage_rows(entries: Sequence[Any], stage: str, request_id: Array, path: AnyPath) -> tuple[Array, Array]:
     """Return how many items of `stage` each entry has, at most SLOTS, and their rows; none if it lacks the stage."""
     part = [entry.get(stage) for entry in entries]
     at = [i for i, array in enumerate(part) if array is not None]
@@ -95,7 +97,7 @@ def _stage_rows(entries: Sequence[Any], stage: str, request_id: Array, path: Pat
 
 
 def read_histories(
-    path: Path, request_id: Array, counts: Mapping[str, int]
+    path: AnyPath, request_id: Array, counts: Mapping[str, int]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Read `seq_effective_50_dict/<day>.pkl`.
 
@@ -127,7 +129,7 @@ def read_histories(
     return columns, _id_columns(distinct, counts)
 
 
-def _look_up(path: Path, request_id: Array) -> list[Any]:
+def _look_up(path: AnyPath, request_id: Array) -> list[Any]:
     """Return the entries of a dict pickle for all requests, in order."""
     content = load_pickle(path)
     if not isinstance(content, dict):
@@ -142,7 +144,7 @@ def _look_up(path: Path, request_id: Array) -> list[Any]:
     return [content[i] for i in ids]
 
 
-def _joined(arrays: Sequence[Any], width: int, owner: Array, path: Path) -> tuple[Array, Array]:
+def _joined(arrays: Sequence[Any], width: int, owner: Array, path: AnyPath) -> tuple[Array, Array]:
     """Return the lengths of integer arrays (n, width) and all their rows, or raise naming the request of a bad one."""
     if not arrays:
         return np.empty(0, dtype=np.int64), np.empty((0, width), dtype=np.int64)
@@ -157,7 +159,7 @@ def _joined(arrays: Sequence[Any], width: int, owner: Array, path: Path) -> tupl
     return np.array([len(part) for part in parts]), np.concatenate(parts)
 
 
-def _checked(stored: Any, width: int, request: int, path: Path) -> Array:
+def _checked(stored: Any, width: int, request: int, path: AnyPath) -> Array:
     """Return a stored array as (n, width) int64, or raise naming the request."""
     given = type(stored).__name__
     if isinstance(stored, StoredArray):
@@ -177,7 +179,7 @@ def _chunks(rows: int) -> Iterator[slice]:
     return (slice(start, min(start + _CHUNK, rows)) for start in range(0, rows, _CHUNK))
 
 
-def _ids(rows: Array, columns: Mapping[str, int], counts: Mapping[str, int], owner: Array, path: Path) -> Array:
+def _ids(rows: Array, columns: Mapping[str, int], counts: Mapping[str, int], owner: Array, path: AnyPath) -> Array:
     """Return the id columns of `rows`, checked, as (5, n) int32 in the order of ITEM_IDS."""
     out = np.empty((len(ITEM_IDS), len(rows)), dtype=np.int32)
     for i, field in enumerate(ITEM_IDS):
@@ -204,7 +206,7 @@ def narrow(values: Array, largest: int) -> Array:
     return values.astype(np.min_scalar_type(largest))
 
 
-def check_ids(values: Array, field: str, counts: Mapping[str, int], owner: Array, path: Path) -> None:
+def check_ids(values: Array, field: str, counts: Mapping[str, int], owner: Array, path: AnyPath) -> None:
     """Raise, naming file and request, if an id of `field` is beyond its count; `owner` is the request of each."""
     largest = largest_id(field, counts[field])
     if values.size and (values.min() < 0 or values.max() > largest):

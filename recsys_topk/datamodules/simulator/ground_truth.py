@@ -91,7 +91,7 @@ def reference_recalls(
         By ranker (``"random"``, ``"popularity"``, ``"oracle"``): ``"joint"`` and one recall per stage alone
         (``"recall@10@30"``), means over the requests with a positive.
     """
-    truth = GroundTruth.load(datamodule.cache.files.folder.parent)
+    truth = GroundTruth.load(str(datamodule.cache.files.folder.parent))
     popularity = _popularity(datamodule, truth.world.config.items)
     rng = np.random.default_rng(datamodule.seed)
     names = ("joint", *(f"recall@{k}@{quota}" for quota in quotas))

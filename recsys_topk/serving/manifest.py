@@ -1,0 +1,197 @@
+"""The manifest of an export: what each file is, and that it is the file that was written. Needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from recsys_topk.datamodules.schema import Schema
+from recsys_topk.files import write_whole
+from recsys_topk.serving.signature import Input
+
+FORMAT: Final = 1
+FILE: Final = "manifest.json"
+STAGE_FILE: Final = "stage.json"
+_BLOCK: Final = 1 << 20
+
+
+class ManifestError(ValueError):
+    """An export that is damaged, mixed from several exports, or not an export."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """An exported function.
+
+    Attributes:
+        file: The ONNX file, relative to the export.
+        inputs: What it reads, in order.
+        output: The name of what it returns.
+    """
+
+    file: str
+    inputs: tuple[Input, ...]
+    output: str
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Model:
+        """Rebuild what `dataclasses.asdict` made."""
+        inputs = tuple(Input(one["name"], one["dtype"], tuple(one["axes"])) for one in plain["inputs"])
+        return cls(str(plain["file"]), inputs, str(plain["output"]))
+
+
+@dataclass(frozen=True)
+class StageEntry:
+    """A stage of an export.
+
+    Attributes:
+        name: The stage.
+        kind: Its registry name or class path.
+        quota: How many items it passes on.
+        models: ``"requests"`` and ``"items"`` (vectors, whose dot product is the score), or ``"scores"`` (of lists).
+    """
+
+    name: str
+    kind: str
+    quota: int
+    models: Mapping[str, Model]
+
+    @property
+    def has_towers(self) -> bool:
+        """Whether the score is a dot product of two vectors, so that the catalogue can be indexed."""
+        return "items" in self.models
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> StageEntry:
+        """Rebuild what `dataclasses.asdict` made."""
+        models = {str(name): Model.from_plain(model) for name, model in plain["models"].items()}
+        return cls(str(plain["name"]), str(plain["kind"]), int(plain["quota"]), models)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an export holds.
+
+    Attributes:
+        schema: The features.
+        stages: The stages, first to last.
+        k: How many items are wanted in the end.
+        facts: What else is known: versions, the checkpoint, the agreement with it. Not needed to serve.
+        files: SHA-256 and size of every file, by path relative to the export.
+    """
+
+    schema: Schema
+    stages: tuple[StageEntry, ...]
+    k: int
+    facts: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def identity(self) -> str:
+        """A short name of the export that changes with the content of any file."""
+        text = json.dumps({name: entry["sha256"] for name, entry in self.files.items()}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_manifest(
+    folder: Path, schema: Schema, stages: tuple[StageEntry, ...], k: int, facts: Mapping[str, Any]
+) -> Manifest:
+    """Write the manifest of a folder whose other files are complete, and `stage.json` into each stage's folder."""
+    for stage in stages:
+        write_whole(folder / stage.name / STAGE_FILE, _text({"format": FORMAT, "k": k, **asdict(stage)}))
+    files = {
+        path.relative_to(folder).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != folder / FILE
+    }
+    manifest = Manifest(schema, stages, k, dict(facts), files)
+    plain = {"format": FORMAT, **asdict(manifest), "schema": schema.to_dict()}
+    write_whole(folder / FILE, _text(plain))
+    return manifest
+
+
+def read_manifest(folder: str | Path, verify: bool = True) -> Manifest:
+    """Return the manifest of an export, after comparing every file with its SHA-256.
+
+    Args:
+        folder: The export.
+        verify: Compare the files; False reads the manifest alone.
+
+    Raises:
+        ManifestError: The manifest cannot be read, names a file outside the folder, or a file differs.
+    """
+    folder = Path(folder)
+    path = folder / FILE
+    if not path.is_file():
+        raise ManifestError(f"{str(folder)!r} holds no export: there is no {FILE}; make one with `recsys-topk export`")
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        if plain["format"] != FORMAT:
+            raise ManifestError(f"{path} has format {plain['format']!r}; this release reads {FORMAT}")
+        manifest = Manifest(
+            schema=Schema.from_dict(plain["schema"]),
+            stages=tuple(StageEntry.from_plain(stage) for stage in plain["stages"]),
+            k=int(plain["k"]),
+            facts=dict(plain["facts"]),
+            files={str(name): dict(entry) for name, entry in plain["files"].items()},
+        )
+    except ManifestError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ManifestError(f"{path} cannot be read ({type(error).__name__}: {error}); export again") from error
+    _check_names(path, manifest)
+    if verify:
+        _verify(folder, manifest)
+    return manifest
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _check_names(path: Path, manifest: Manifest) -> None:
+    used = [model.file for stage in manifest.stages for model in stage.models.values()]
+    for name in (*manifest.files, *used, *(stage.name for stage in manifest.stages)):
+        parts = PurePosixPath(name)
+        if parts.is_absolute() or ".." in parts.parts or "\\" in name or not parts.parts:
+            raise ManifestError(f"{path} names {name!r}, which is not a file inside its folder")
+    missing = [name for name in used if name not in manifest.files]
+    if missing:
+        raise ManifestError(f"{path} uses {missing[0]!r} and has no SHA-256 of it")
+
+
+def _verify(folder: Path, manifest: Manifest) -> None:
+    for name, problem in _problems(folder, manifest):
+        raise ManifestError(
+            f"{str(folder / name)!r} {problem}: the export is damaged, or mixed from several; export again, or copy it "
+            f"again whole"
+        )
+
+
+def _problems(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    inside = folder.resolve()
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if not path.resolve().is_relative_to(inside):
+            yield name, "is a link that leaves the folder"
+        elif not path.is_file():
+            yield name, "is missing"
+        elif path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+            yield name, "is not the file that was exported"
+    for stage in manifest.stages:
+        own = json.loads((folder / stage.name / STAGE_FILE).read_text(encoding="utf-8"))
+        if StageEntry.from_plain(own) != stage:
+            yield f"{stage.name}/{STAGE_FILE}", "describes another stage than the manifest"
+
+
+def _text(plain: Any) -> str:
+    return json.dumps(plain, indent=1, sort_keys=True) + "\n"

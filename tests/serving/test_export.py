@@ -1,0 +1,151 @@
+"""Exported stages against the stages they were made of, at other sizes than they were traced with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recsys_topk.cascades.stages import DIN, MLPStage, TwoTower
+from recsys_topk.serving.export import TOLERANCE, check, compare, models_of, onnx_scores, write_stage
+from recsys_topk.serving.manifest import ManifestError, read_manifest, write_manifest
+from tests.cascades.batches import mixed_schema, random_batch
+from tests.serving.test_twin import NUMERIC, trained
+
+SIZES = [(1, 40, 1, 1), (1, 60, 50, 3), (7, 90, 20, 30), (33, 200, 5, 2)]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("export")
+    schema = mixed_schema()
+    options = {"batch_norm": 0.9, "activation": "prelu"}
+    stages = {
+        "retrieval": trained(TwoTower, schema, **options),
+        "preranking": trained(MLPStage, schema),
+        "ranking": trained(DIN, schema, **options),
+    }
+    entries = tuple(
+        write_stage(folder, name, stage.name, quota, models_of(stage, schema), programs=name == "ranking")
+        for (name, stage), quota in zip(stages.items(), (4, 3, 2), strict=True)
+    )
+    write_manifest(folder, schema, entries, 2, {})
+    return folder, schema, stages
+
+
+def test_exported_stages_score_and_keep_as_the_trained_ones_at_any_size(exported) -> None:
+    folder, schema, stages = exported
+    manifest = read_manifest(folder)
+    scores = {entry.name: onnx_scores(folder, entry) for entry in manifest.stages}
+    batches = [
+        random_batch(schema, size, pool, items, length, seed)
+        for seed, (size, pool, items, length) in enumerate(SIZES)
+        if items > 1
+    ]
+    agreement = compare(stages, [4, 3, 2], lambda name, batch: scores[name](batch), batches)
+    assert agreement.same_sets
+    assert agreement.requests == sum(batch.size for batch in batches)
+    assert max(agreement.differences.values()) < TOLERANCE
+    check(agreement)
+
+
+def test_a_stage_with_other_weights_does_not_pass_the_check(exported) -> None:
+    folder, schema, stages = exported
+    manifest = read_manifest(folder)
+    scores = {entry.name: onnx_scores(folder, entry) for entry in manifest.stages}
+    other = {**stages, "preranking": trained(MLPStage, schema, hidden=(8,))}
+    agreement = compare(other, [4, 3, 2], lambda name, batch: scores[name](batch), [random_batch(schema)])
+    with pytest.raises(RuntimeError, match="stage 'preranking' differs by"):
+        check(agreement)
+
+
+def test_numbers_alone_export(tmp_path: Path) -> None:
+    stage = trained(TwoTower, NUMERIC)
+    entry = write_stage(tmp_path, "only", "two_tower", 3, models_of(stage, NUMERIC), programs=False)
+    score = onnx_scores(tmp_path, entry)
+    check(compare({"only": stage}, [3], lambda name, batch: score(batch), [random_batch(NUMERIC, 5)]))
+
+
+def test_a_torch_program_of_a_stage_gives_its_scores(exported) -> None:
+    import torch
+
+    from recsys_topk.serving.twin import ListScores
+    from tests.serving.test_twin import inputs
+
+    folder, schema, stages = exported
+    program = torch.export.load(folder / "ranking" / "scores.pt2").module()
+    batch = random_batch(schema, 9, 50, 11, 4, seed=8)
+    model = ListScores(stages["ranking"], schema)
+    with torch.no_grad():
+        wanted = stages["ranking"](batch)
+        found = program(*inputs(model, batch))
+    torch.testing.assert_close(found[batch.mask], wanted[batch.mask], rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_each_stage_holds_its_own_tables_only(exported) -> None:
+    import onnx
+
+    folder, schema, _ = exported
+    rows = {table.name: table.rows for table in schema.tables}
+    read = {"requests": {"user", "word", "video", "genre"}, "items": {"word", "video", "genre"}}
+    for role, tables in read.items():
+        weights = onnx.load(folder / "retrieval" / f"{role}.onnx").graph.initializer
+        found = sorted(next(iter(one.dims)) for one in weights if list(one.dims)[1:] == [4] and "tables" in one.name)
+        assert found == sorted(rows[name] for name in tables)
+
+
+@pytest.mark.parametrize("name", ["ranking/scores.onnx", "retrieval/items.onnx", "ranking/scores.pt2"])
+def test_a_flipped_byte_is_refused(exported, tmp_path: Path, name: str) -> None:
+    import shutil
+
+    folder = tmp_path / "copy"
+    shutil.copytree(exported[0], folder)
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(bytes(content))
+    with pytest.raises(ManifestError, match=r"is not the file that was exported: .*export again"):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize("name", ["../outside.onnx", "/etc/passwd", "ranking/../../x", "..\\x"])
+def test_a_manifest_cannot_name_a_file_outside_its_folder(exported, tmp_path: Path, name: str) -> None:
+    import json
+
+    plain = json.loads((exported[0] / "manifest.json").read_text())
+    plain["stages"][0]["models"]["items"]["file"] = name
+    (tmp_path / "manifest.json").write_text(json.dumps(plain))
+    with pytest.raises(ManifestError, match="not a file inside its folder"):
+        read_manifest(tmp_path)
+
+
+def test_a_link_out_of_the_folder_is_refused(exported, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "copy"
+    shutil.copytree(exported[0], folder)
+    target = tmp_path / "elsewhere.onnx"
+    (folder / "ranking/scores.onnx").rename(target)
+    (folder / "ranking/scores.onnx").symlink_to(target)
+    with pytest.raises(ManifestError, match="is a link that leaves the folder"):
+        read_manifest(folder)
+
+
+def test_a_manifest_of_another_export_is_refused(exported, tmp_path: Path) -> None:
+    import shutil
+
+    folder, schema, stages = exported
+    mixed = tmp_path / "mixed"
+    shutil.copytree(folder, mixed)
+    shutil.rmtree(mixed / "preranking")
+    write_stage(mixed, "preranking", "mlp", 3, models_of(stages["preranking"].float(), schema), programs=False)
+    shutil.copy(folder / "preranking" / "stage.json", mixed / "preranking")
+    (mixed / "preranking" / "scores.onnx").write_bytes((folder / "ranking" / "scores.onnx").read_bytes())
+    with pytest.raises(ManifestError, match="mixed from several"):
+        read_manifest(mixed)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 9}', '{"format": 1, "schema": 3}'])
+def test_a_damaged_manifest_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ManifestError, match=r"manifest\.json"):
+        read_manifest(tmp_path)
