@@ -49,7 +49,7 @@ def no_host_reads() -> Iterator[None]:
         yield
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Sees every operation, those of a backward pass and of torch's own functions included."""
 
     def __torch_dispatch__(

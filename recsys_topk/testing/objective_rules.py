@@ -204,7 +204,7 @@ def nothing_is_read_on_the_host(subject: ObjectiveSubject) -> None:
     for mask in (None, lists.mask.to(DEVICE)):
         with no_host_reads():
             output = objective(scores, labels, mask, groups=group, quotas=subject.quotas(lists), k=lists.k)
-            output.total.backward()
+            gradient_of(output.total, *scores)
 
 
 ON_LISTS: tuple[Callable[[ObjectiveSubject, Lists], None], ...] = (
