@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from recsys_topk import operators
 from recsys_topk.cascades import layers
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.layers import MLP
@@ -80,7 +81,7 @@ def test_stages(kind: str, batch_norm: float | None) -> None:
 @pytest.mark.parametrize("name", metrics.available())
 def test_metrics(name: str) -> None:
     batch, cls = random_batch(recflow_like_schema()).to(DEVICE), metrics.resolve(name)
-    options = {"k": 3, "m": 4, "quotas": (5, 4)}
+    options = {"k": 3, "m": 4, "quotas": (5, 4), "operator": operators.get("dftopk")}
     accepted = cls.__init__.__annotations__
     metric = cls(**{key: value for key, value in options.items() if key in accepted}).to(DEVICE)
     scores = torch.zeros(batch.labels.shape, device=DEVICE)
