@@ -46,14 +46,13 @@ class Requests:
     @classmethod
     def of_users(cls, users: UserTable, rows: Array, schema: Schema) -> Requests:
         """Return the newest state of some users of an export."""
-        seen = users.seen[rows]
         made = cls(
             request=users.request[rows],
             request_values=users.request_values[rows],
             history=users.history[rows],
             history_length=users.history_length[rows],
             history_values=users.history_values[rows],
-            seen=tuple(row[row >= 0] for row in seen),
+            seen=tuple(users.seen_of(row) for row in rows.tolist()),
         )
         return made._with_a_view(schema)
 

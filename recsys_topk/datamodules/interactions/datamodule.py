@@ -14,10 +14,12 @@ from typing import Any, ClassVar, Literal
 from lightning.pytorch.utilities import rank_zero_info
 
 from recsys_topk.datamodules.base import CascadeDataModule
+from recsys_topk.datamodules.deployment import ItemTable, UserTable
 from recsys_topk.datamodules.description_guess import GuessedTables, find_roles, guess_description
 from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
 from recsys_topk.datamodules.features import Description
 from recsys_topk.datamodules.folders import cache_home, remove_partial, whole_folder
+from recsys_topk.datamodules.interactions.deployment import interactions_items, interactions_users
 from recsys_topk.datamodules.interactions.preparation import FORMAT, Plan, Preparation
 from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptions
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
@@ -256,6 +258,19 @@ class InteractionsDataModule(CascadeDataModule):
     def open_shard(self, name: str) -> InteractionsShard:
         """Return a split."""
         return InteractionsShard(name, self.prepared, self.schema, self.history_length, self.repeats)
+
+    def serving_items(self) -> ItemTable:
+        """Return all items under the names that the source has for them."""
+        return interactions_items(self.prepared)
+
+    def serving_users(self, items: ItemTable) -> UserTable:
+        """Return each user after the last interaction that is known."""
+        return interactions_users({split: self.open_shard(split) for split in SPLITS}, self.prepared)
+
+    @property
+    def encoder(self) -> FeatureEncoder:
+        """How raw features become ids and values."""
+        return self.prepared.encoder
 
     _prepared: PreparedInteractions | None = None
 

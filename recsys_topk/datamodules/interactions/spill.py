@@ -63,6 +63,7 @@ class Spill:
 
     Attributes:
         items: The items that occur.
+        users: The users that occur.
         unit: The unit of time, once it is known.
         kept: Interactions that were written.
         left_out: How many were left out, by reason.
@@ -74,6 +75,7 @@ class Spill:
         self.folder, self.roles, self.context, self.min_rating = folder, roles, list(context), min_rating
         self.parts = parts
         self.items = RawIds()
+        self.users = RawIds()
         self.unit: str | None = None
         self.kept = 0
         self.left_out: dict[str, int] = {}
@@ -152,10 +154,12 @@ class Spill:
         self._seen += batch.num_rows
         if not kept.all():
             where = np.flatnonzero(kept)
-            rows, batch, column["item"] = rows[where], batch.take(where), column["item"].take(where)
-            items = Keys(items.keys[where], items.missing[where], items.text)
+            rows, batch = rows[where], batch.take(where)
+            column |= {role: column[role].take(where) for role in ("user", "item")}
+            users, items = (Keys(keys.keys[where], keys.missing[where], keys.text) for keys in (users, items))
         if rows.size:
             self.items.add(column["item"], items)
+            self.users.add(column["user"], users)
             self._sample(rows["time"])
             self._write(rows, batch)
 
