@@ -212,6 +212,19 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         schedule = warm_up(made, options["warmup_steps"])
         return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def setup(self, stage: str) -> None:
+        """Refuse data whose ids have other rows than those that the model was built for."""
+        schema = getattr(self.trainer.datamodule, "schema", None)
+        if not isinstance(schema, Schema):
+            return
+        then = {table.name: table.vocabulary for table in self.schema.tables}
+        for table in schema.tables:
+            if then.get(table.name, table.vocabulary) != table.vocabulary:
+                raise ValueError(
+                    f"the model was built with another vocabulary of table {table.name} than that of the data; "
+                    f"use the training days and the vocabulary that it was trained with"
+                )
+
     def on_fit_start(self) -> None:
         """Refuse what would silently do something else than asked, or nothing at all."""
         self._check_lists()
@@ -256,7 +269,10 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def _metrics(self, entries: Sequence[MetricEntry]) -> nn.ModuleDict:
         quotas = dict(zip(self.cascade.names, self.cascade.quotas, strict=True))
         above, labels = self.schema.positive_above, self.schema.labels
-        return nn.ModuleDict(configured_metrics(entries, k=self.k, quotas=quotas, positive_above=above, labels=labels))
+        operator = self.loss.operator if self.objective.uses_loss else None
+        return nn.ModuleDict(
+            configured_metrics(entries, k=self.k, quotas=quotas, positive_above=above, labels=labels, operator=operator)
+        )
 
     def _monitored(self, name: str | None) -> str:
         metrics: dict[str, ListMean] = dict(self.metrics["val"].items())  # type: ignore[operator]

@@ -10,19 +10,21 @@ import yaml
 
 from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.console import echo
+from recsys_topk.cli.corpus_options import take_corpus
 from recsys_topk.cli.main import COMMANDS
 from recsys_topk.registry import Registry
 from recsys_topk.runs.config import DEFAULTS, KEYS, registry_of
 from recsys_topk.runs.run import Command, TrainingRun
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     """Run a training command; `argv` starts with its name."""
     command, rest = cast("Command", argv[0]), argv[1:]
     text = wanted_help(command, rest)
     if text is not None:
         echo(text)
-        return 0
+        return
+    rest, corpus = take_corpus(command, rest)
     shown = [argument for argument in rest if argument.partition("=")[0] == "--print_config"]
     config = typed([argument for argument in rest if argument not in shown])
     resume = config.pop("resume", None)
@@ -34,8 +36,7 @@ def main(argv: list[str]) -> int:
     elif run.nothing_left:
         echo(run.nothing_left)
     else:
-        getattr(run, command)()
-    return 0
+        getattr(run, command)(**({} if corpus is None else {"corpus": corpus}))
 
 
 def wanted_help(command: Command, rest: list[str]) -> str | None:

@@ -41,6 +41,7 @@ from recsys_topk.trust import UntrustedError, what_to_trust
 if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, Say
 
+NO_GPU = "--trainer.accelerator asks for a GPU and none is visible here; use --trainer.accelerator cpu (or auto)"
 TRAINER_DEFAULTS = {
     "max_epochs": 1,
     "log_every_n_steps": 10,
@@ -134,7 +135,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
                 auto_configure_optimizers=False,
             )
         except MisconfigurationException as error:
-            raise ValueError(_advice(str(error))) from error
+            no_gpu = "gpu backend" in str(error) or "CUDAAccelerator" in str(error)
+            raise ValueError(NO_GPU if no_gpu else str(error)) from error
 
     @property
     def options(self) -> dict[str, Any]:
@@ -279,10 +281,3 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
 def as_yaml(parser: LightningArgumentParser, options: Any) -> str:
     """Return all options as YAML, unset ones too."""
     return str(parser.dump(options, "yaml", False))  # by position: the keyword's name depends on the version
-
-
-def _advice(message: str) -> str:
-    """Return Lightning's message, with what to type where it does not say."""
-    if "gpu backend" in message or "CUDAAccelerator" in message:
-        return "--trainer.accelerator asks for a GPU and none is visible here; use --trainer.accelerator cpu (or auto)"
-    return message
