@@ -1,4 +1,4 @@
-"""Columns of numpy arrays as Arrow files of Hugging Face `datasets`: written at once, read as views of mapped files."""
+"""Numpy columns as Arrow files of Hugging Face `datasets`: written at once, read as views of mapped memory."""
 
 from __future__ import annotations
 

@@ -111,10 +111,13 @@ def test_lists_are_those_of_a_loop_over_the_rows(tmp_path: Path, form: str, monk
     assert all(span == sorted(span) for span in spans)
     if form == "spilled to files":
         assert spilled
-    assert not list((tmp_path / "cache").glob("*/work")) and not list((tmp_path / "cache").glob(".*.partial"))
+    assert not list((tmp_path / "cache").glob("*/work"))
+    assert not list((tmp_path / "cache").glob(".*.partial"))
 
     schema = data.schema
-    assert schema.groups == tuple(STAGES) and schema.positive_above == 7 and schema.labels == "places"
+    assert schema.groups == tuple(STAGES)
+    assert schema.positive_above == 7
+    assert schema.labels == "places"
     assert [feature.name for feature in schema.request] == ["user_id", "device"]
     assert [feature.name for feature in schema.items] == ["item_id", "price"]
     prices = np.array([row["price"] for row in rows if row["request_id"] in data.prepared.request_ids("train")])  # type: ignore[operator]
@@ -154,8 +157,9 @@ def write_rows(root: Path, day: str, data: RecFlowDataModule) -> pa.Table:
     for request, groups in stages.items():
         for stage in (group.stage for group in data.layout.groups):
             for video in np.asarray(groups[stage].array())[:10] if stage in groups else []:
-                rows.append({"request_id": request, "video_id": int(video[0]), "stage": stage, "split": "train",
-                             "position": positions.get((request, int(video[0]))) if stage == "rank_pos" else None})  # fmt: skip
+                place = positions.get((request, int(video[0]))) if stage == "rank_pos" else None
+                row = {"request_id": request, "video_id": int(video[0]), "stage": stage, "position": place}
+                rows.append({**row, "split": "train"})
     return pa.Table.from_pylist(rows)
 
 
@@ -210,7 +214,8 @@ def test_svmlight_files_become_dense_vectors(tmp_path: Path, queries: str) -> No
         expected = [[0.5, 0, 0, -1.5], [0.25, 3, 0, 0], [0, 0.1, 0, 0], [0, 0, 0, 7]]
         torch.testing.assert_close(values, torch.tensor(expected))
         assert batch.item_id.unique().numel() == 4
-    assert data.schema.tables == () and data.schema.history == ()
+    assert data.schema.tables == ()
+    assert data.schema.history == ()
 
 
 def test_the_split_by_fraction_depends_on_the_request_alone(tmp_path: Path) -> None:
@@ -250,6 +255,7 @@ def test_what_is_left_out_is_the_worst_and_is_said(tmp_path: Path) -> None:
     assert f"{len(again)} repeated rows left out" in said
     assert f"{cut} items left out of lists longer than 4" in said
     saved = dict(data.hparams)
-    assert saved["left_out"] == ["root"] and saved["labels"] == STAGES
-    with pytest.raises(ValueError, match="root of .*ListsDataModule cannot be saved as plain values"):
+    assert saved["left_out"] == ["root"]
+    assert saved["labels"] == STAGES
+    with pytest.raises(ValueError, match=r"root of .*ListsDataModule cannot be saved as plain values"):
         restore(saved)
