@@ -14,7 +14,7 @@ from lightning.pytorch import LightningDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows
 from recsys_topk.datamodules.encoding import FeatureEncoder
-from recsys_topk.datamodules.hyper_parameters import data_spec, hyper_parameters
+from recsys_topk.datamodules.hyper_parameters import LEFT_OUT, data_spec, hyper_parameters
 from recsys_topk.datamodules.loader import ShardLoader
 from recsys_topk.datamodules.negatives import Catalogue, NegativeSource, expand
 from recsys_topk.datamodules.schema import Schema
@@ -88,7 +88,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         self.seed = seed
         self.num_workers = num_workers
         self.shuffle = shuffle
-        self.save_hyperparameters(hyper_parameters(self), logger=False)
+        saved = hyper_parameters(self)
+        # Lightning compares every argument with these, which data frames do not like.
+        self.save_hyperparameters(saved, ignore=saved.get(LEFT_OUT), logger=False)
         self._shards: dict[str, Shard] = {}
         self._catalogue: tuple[str, torch.device, Catalogue] | None = None
         self._train_loader: ShardLoader | None = None
@@ -129,6 +131,10 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     def splits(self) -> dict[str, tuple[str, ...]]:
         """The names of the shards used for ``"train"``, ``"val"`` and ``"test"``, in order."""
         return {split: (split,) for split in get_args(Split)}
+
+    def facts(self) -> list[str]:
+        """Return lines for people that say what was prepared, and what was guessed for it."""
+        return []
 
     def list_length(self, split: Split) -> int:
         """Return the length of the longest list that a batch of `split` can have, sampled negatives included.
