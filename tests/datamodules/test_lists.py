@@ -174,7 +174,7 @@ def test_a_day_of_recflow_as_rows_gives_the_lists_of_recflow(tmp_path: Path) -> 
         {"request_id": -1 - number, "video_id": 1, "stage": "rank_neg", "split": split, "position": None}
         for number, split in enumerate(("val", "test"))
     ])  # fmt: skip
-    table = pa.concat_tables([rows.take(order), held_out.cast(rows.schema)])
+    table = pa.concat_tables([rows.take(order), held_out.select(rows.column_names).cast(rows.schema)])
     labels = {"rank_pos": "30 - position", "rank_neg": 7, "coarse_neg": 6, "prerank_neg": 5}
     lists = ListsDataModule(table, labels=labels, features={"items": ["video_id"]}, cache_dir=str(tmp_path / "lists"))
     assert found_lists(lists, "train") == found_lists(recflow, "train")

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
 from recsys_topk.datamodules.features import Description
-from recsys_topk.datamodules.folders import cache_home
+from recsys_topk.datamodules.folders import cache_home, make_once
 from recsys_topk.datamodules.lists.labels import StageTable
 from recsys_topk.datamodules.lists.plan import SPLITS, Plan, SplitRule
 from recsys_topk.datamodules.lists.preparation import FORMAT, Preparation
@@ -22,7 +22,7 @@ from recsys_topk.datamodules.lists.shard import ListsShard, PreparedLists
 from recsys_topk.datamodules.lists.sources import describe_source, open_sources, split_files
 from recsys_topk.datamodules.lists.svmlight import DESCRIPTION
 from recsys_topk.datamodules.negatives import NegativeSource
-from recsys_topk.datamodules.preparing import Progress, make_once, progress_bars
+from recsys_topk.datamodules.progress import Progress, StepBars
 from recsys_topk.datamodules.reading import Source
 from recsys_topk.datamodules.schema import LabelKind, Schema
 from recsys_topk.datamodules.times import parse_time
@@ -238,12 +238,13 @@ class ListsDataModule(CascadeDataModule):
         """
         plan = self.plan
         target = self._folder(plan)
-        if not target.is_dir():
+
+        def write(folder: Path) -> None:
             rank_zero_info(f"preparing {plan.name} in {target} (once)")
-            for line in self._guesses(plan):
-                rank_zero_info(line)
-        with progress_bars(progress) as told:
-            made = make_once(target, lambda folder: Preparation(plan, folder, told).run())
+            with StepBars() as bars:
+                Preparation(plan, folder, progress or bars).run()
+
+        made = make_once(target, write)
         self._prepared = PreparedLists(target)
         if made:
             for line in self.facts():
@@ -251,11 +252,12 @@ class ListsDataModule(CascadeDataModule):
         return made
 
     def facts(self) -> list[str]:
-        """Return lines that say what was prepared."""
+        """Return lines that say what was guessed and what was prepared."""
         facts = self.prepared.facts
         requests = ", ".join(f"{facts['requests'][split]:,} {split}" for split in SPLITS)
         longest = {split: self.shard(split).list_length for split in SPLITS}
-        lines = [f"{facts['rows']:,} rows; lists: {requests}; longest: {', '.join(map(str, longest.values()))}"]
+        lines = self._guesses(self.plan)
+        lines += [f"{facts['rows']:,} rows; lists: {requests}; longest: {', '.join(map(str, longest.values()))}"]
         lines += [f"{number:,} {what}" for what, number in facts["counts"].items() if number]
         mean = facts["rows"] / max(sum(facts["requests"].values()), 1)
         if max(longest.values()) > 10 * mean:

@@ -22,7 +22,7 @@ from recsys_topk.datamodules.lists.grouping import Grouped, group_rows
 from recsys_topk.datamodules.lists.parts import RowParts
 from recsys_topk.datamodules.lists.plan import SPLITS, Plan
 from recsys_topk.datamodules.lists.rows import RowReader
-from recsys_topk.datamodules.preparing import Progress
+from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.files import write_whole
 
