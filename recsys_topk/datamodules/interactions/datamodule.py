@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import json
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from recsys_topk.datamodules.deployment import ItemTable, UserTable
 from recsys_topk.datamodules.description_guess import GuessedTables, find_roles, guess_description
 from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
 from recsys_topk.datamodules.features import Description
-from recsys_topk.datamodules.folders import cache_home, remove_partial, whole_folder
+from recsys_topk.datamodules.folders import cache_home, make_once
 from recsys_topk.datamodules.interactions.deployment import interactions_items, interactions_users
 from recsys_topk.datamodules.interactions.preparation import FORMAT, Plan, Preparation
 from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptions
@@ -28,6 +27,7 @@ from recsys_topk.datamodules.negatives import NegativeSource
 from recsys_topk.datamodules.progress import Progress, StepBars
 from recsys_topk.datamodules.reading import Source, TableReader, open_table
 from recsys_topk.datamodules.schema import Schema
+from recsys_topk.datamodules.times import parse_time
 
 _DAY_US = 86_400_000_000
 
@@ -172,7 +172,7 @@ class InteractionsDataModule(CascadeDataModule):
         self._roles["split"] = split_column
         self._described, self._types, self._min_rating = features, types, min_rating
         self._fractions = (val_fraction, test_fraction)
-        self._dates = None if val_from is None or test_from is None else (_moment(val_from), _moment(test_from))
+        self._dates = None if val_from is None or test_from is None else (parse_time(val_from), parse_time(test_from))
         self._sequences = SequenceOptions(
             split=split,
             leave=leave,
@@ -224,24 +224,19 @@ class InteractionsDataModule(CascadeDataModule):
         Returns:
             Whether something had to be prepared.
         """
-        from filelock import FileLock
-
         plan = self._plan()
         target = self._folder(plan)
         self._prepared = PreparedInteractions(target)
-        if target.is_dir():
-            return False
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.parent / ".lock"):
-            if target.is_dir():
-                return False
+
+        def write(folder: Path) -> None:
             rank_zero_info(f"preparing {plan.tables.interactions.name} in {target} (once)")
-            remove_partial(target)
-            with whole_folder(target) as folder, StepBars() as bars:
+            with StepBars() as bars:
                 Preparation(plan, folder, progress or bars).run()
-        for line in self.facts():
+
+        made = make_once(target, write)
+        for line in self.facts() if made else ():
             rank_zero_info(line)
-        return True
+        return made
 
     def facts(self) -> list[str]:
         """Return lines that say what was guessed and what was prepared."""
@@ -328,13 +323,3 @@ class InteractionsDataModule(CascadeDataModule):
         folder = Path(self.cache_dir).expanduser() if self.cache_dir is not None else cache_home() / "prepared"
         name = Path(self.root).name if self.root is not None else "interactions"
         return folder / f"{name or 'interactions'}-{digest}"
-
-
-def _moment(text: str) -> int:
-    """Return microseconds since 1970 of a date or time in UTC."""
-    try:
-        found = dt.datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"a date is written YYYY-MM-DD, e.g. 2024-02-01; got {text!r}") from None
-    found = found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
-    return round(found.timestamp()) * 1_000_000
