@@ -1,7 +1,8 @@
 """Run everything that needs a GPU, and write one table for docs/benchmarks.md.
 
-`make test-gpu` installs requirements/gpu.lock and calls this. `python -m tests.gpu --device cpu` runs the same on a CPU,
-with the kernels in Triton's interpreter and nothing to wait for. `--quick` does the least of everything, in this process.
+`make test-gpu` installs requirements/gpu.lock and calls this. `python -m tests.gpu --device cpu` runs the same on a
+CPU, with the kernels in Triton's interpreter and nothing to wait for. `--quick` does the least of everything, in this
+process.
 """
 
 from __future__ import annotations
