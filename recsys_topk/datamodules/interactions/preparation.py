@@ -167,10 +167,10 @@ class Preparation:
                 taken = context.take(where[made.row[requests.first]])
                 self._context(split, taken)
         # All that a user did is the last stretch of events that is the user's: of disordered splits, that of testing.
-        number, newest = np.bincount(user, minlength=opens.size), np.zeros(opens.size, dtype=np.int64)
+        done, newest = np.bincount(user, minlength=opens.size), np.zeros(opens.size, dtype=np.int64)
         np.maximum.at(newest, user[made.row], np.arange(made.row.size))
         stop = self._grown.length("events.item") + newest + 1
-        self._grown.append("users.start", stop - number)
+        self._grown.append("users.start", stop - done)
         self._grown.append("users.stop", stop)
         self._grown.append("seen.key", rows["user"][opens])
         self._grown.append("seen.count", np.bincount(user[trained], minlength=opens.size))
