@@ -31,13 +31,18 @@ SHAPES = [
     Shape(1, 1_000_000, 1000),
 ]
 QUICK = [Shape(1, 100, 50), Shape(1024, 40, 10), Shape(1024, 200, 10)]
+METHOD = {
+    "cpu": "ms and ratio: medians of CPU time on one thread, method and baseline in turns. 2-thread ms: median of wall "
+    "time on two threads. memory MB: growth of the peak resident memory of a fresh process.",
+    "cuda": "Times: medians of wall time with synchronisation, method and baseline in turns.",
+}
 GROWTH = [1_000, 10_000, 100_000, 1_000_000]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the operator and loss suites."""
     parser.add_argument("--names", nargs="+", metavar="NAME", help="what to time; all by default")
-    parser.add_argument("--shapes", nargs="+", metavar="LISTSxITEMSxK", type=_shape, help="e.g. 1024x200x10")
+    parser.add_argument("--shapes", nargs="+", metavar="LISTSxITEMSxK", type=Shape.parse, help="e.g. 1024x200x10")
     parser.add_argument("--quick", action="store_true", help="three shapes, short runs, no memory or growth")
     parser.add_argument("--seconds", type=float, default=None, help="time for each measurement (1.0; 0.3 with --quick)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -46,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> BenchResult:
     """Time every chosen subject at every chosen shape."""
     suite, clock = args.suite, clock_of(args.device)
-    shapes = [Shape.parse(shape) for shape in args.shapes or ()]
+    shapes = [Shape.parse(str(shape)) for shape in args.shapes or ()]
     known = subjects(suite)
     labels = args.names or list(known)
     for label in labels:
@@ -54,7 +59,7 @@ def run(args: argparse.Namespace) -> BenchResult:
             raise ValueError(f"unknown name {label!r}; {suggest(label, known)}known: {', '.join(known)}")
     seconds = args.seconds if args.seconds is not None else (0.3 if args.quick else 1.0)
     rows: list[dict[str, Any]] = []
-    notes = [_method(args.device)]
+    notes = [METHOD[args.device]]
     with threads(1):
         for shape in shapes or (QUICK if args.quick else SHAPES):
             batch = Batch.of(shape, args.device)
@@ -69,15 +74,6 @@ def run(args: argparse.Namespace) -> BenchResult:
         if not args.quick and args.device == "cpu" and "dftopk" in labels and args.shapes is None:
             notes.append(_growth(suite, seconds))
     return BenchResult(suite, "F.binary_cross_entropy_with_logits, forward and backward, same scores", rows, notes)
-
-
-def _method(device: str) -> str:
-    if device == "cuda":
-        return "Times: medians of wall time with synchronisation, method and baseline in turns."
-    return (
-        "ms and ratio: medians of CPU time on one thread, method and baseline in turns. 2-thread ms: median of wall "
-        "time on two threads. memory MB: growth of the peak resident memory of a fresh process."
-    )
 
 
 def _row(label: str, shape: Shape, method: Any, batch: Batch, seconds: float, clock: Any) -> dict[str, Any]:
@@ -113,10 +109,6 @@ def growth_of(suite: str, label: str, shape: Shape) -> float:
         baseline(batch)()  # its gradient buffer belongs to any loss
 
     return round(peak_growth(warm_up, one_pass(suite, subject, shape, batch)), 1)
-
-
-def _shape(text: str) -> str:
-    return str(Shape.parse(text))
 
 
 def _growth(suite: str, seconds: float) -> str:

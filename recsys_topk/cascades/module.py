@@ -286,7 +286,10 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def _metrics(self, entries: Sequence[MetricEntry]) -> nn.ModuleDict:
         quotas = dict(zip(self.cascade.names, self.cascade.quotas, strict=True))
         above, labels = self.schema.positive_above, self.schema.labels
-        return nn.ModuleDict(configured_metrics(entries, k=self.k, quotas=quotas, positive_above=above, labels=labels))
+        operator = self.loss.operator if self.objective.uses_loss else None
+        return nn.ModuleDict(
+            configured_metrics(entries, k=self.k, quotas=quotas, positive_above=above, labels=labels, operator=operator)
+        )
 
     def _monitored(self, name: str | None) -> str:
         metrics: dict[str, ListMean] = dict(self.metrics["val"].items())  # type: ignore[operator]

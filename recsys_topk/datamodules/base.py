@@ -7,10 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 
 from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows
+from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.hyper_parameters import data_spec, hyper_parameters
 from recsys_topk.datamodules.loader import ShardLoader
 from recsys_topk.datamodules.negatives import Catalogue, NegativeMix, check_mix, expand
@@ -150,6 +153,36 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             with torch.inference_mode(False):  # it outlives the evaluation that asks for it first
                 self._catalogue = (shard, device, self.shard(shard).catalogue(device))
         return self._catalogue[2]
+
+    def serving_items(self) -> ItemTable:
+        """Return the items of all shards for an export; the features of an item are those of its newest shard.
+
+        A subclass whose items have names other than their ids overrides this.
+        """
+        shards = list(dict.fromkeys(name for names in self.splits.values() for name in names))
+        found = [self.shard(name).catalogue() for name in shards]
+        rows = newest_rows([catalogue.item_id.numpy() for catalogue in found])
+        values = [catalogue.values if len(catalogue.values) else torch.empty(len(catalogue), 0) for catalogue in found]
+        columns = [
+            np.concatenate([getattr(one, field).numpy()[own] for one, own in zip(found, rows, strict=True)])
+            for field in ("item_id", "features", "count")
+        ]
+        numbers = np.concatenate([one.numpy()[own] for one, own in zip(values, rows, strict=True)])
+        order = np.argsort(columns[0])
+        return ItemTable(columns[0][order], columns[1][order], numbers[order], columns[2][order])
+
+    def serving_users(self, items: ItemTable) -> UserTable | None:
+        """Return the newest state of each user for an export, or None if users are not known by name.
+
+        Args:
+            items: What `serving_items` returned.
+        """
+        return None
+
+    @property
+    def encoder(self) -> FeatureEncoder | None:
+        """How raw features become ids and values, for an export; None if only this data module can encode them."""
+        return None
 
     def loader(self, shards: Sequence[str], *, training: bool) -> ShardLoader:
         """Return the batches of some shards, for training or for evaluation."""

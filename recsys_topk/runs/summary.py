@@ -11,7 +11,7 @@ from recsys_topk.cascades.features import table_sizes
 from recsys_topk.runs.directory import first_process
 from recsys_topk.runs.metrics_file import MetricsFile, read_rows
 from recsys_topk.runs.text import table
-from recsys_topk.runs.wandb_logging import log_summary, log_table, log_weights, wandb_loggers
+from recsys_topk.runs.wandb_logging import log_summary, log_weights, wandb_loggers
 
 if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, TrainingRun
@@ -66,7 +66,8 @@ def report_end(run: TrainingRun, command: Command) -> None:
         run.say(f"best {best.monitor} {float(best.best_model_score):.4f} (best.ckpt)")
     path = run.directory.path
     for logger in wandb_loggers(run.trainer.loggers):
-        log_table(logger, f"tables/{'val' if command in ('fit', 'validate') else command}", shown)
+        key = f"tables/{'val' if command in ('fit', 'validate') else command}"
+        logger.log_table(key, columns=["metric", "value"], data=[list(item) for item in shown.items()])
         if command == "fit":
             log_summary(logger, read_rows(path / "metrics.csv"))
             found = {label: path / "checkpoints" / f"{label}.ckpt" for label in ("best", "last")}
