@@ -14,7 +14,7 @@ from lightning.pytorch import LightningDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows
 from recsys_topk.datamodules.encoding import FeatureEncoder
-from recsys_topk.datamodules.hyper_parameters import data_spec, hyper_parameters
+from recsys_topk.datamodules.hyper_parameters import LEFT_OUT, data_spec, hyper_parameters
 from recsys_topk.datamodules.loader import ShardLoader
 from recsys_topk.datamodules.negatives import Catalogue, NegativeMix, check_mix, expand
 from recsys_topk.datamodules.schema import Schema
@@ -48,7 +48,8 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
         negative_source: Where training negatives come from: ``"in_batch"``, ``"uniform"`` or ``"popularity"``, or how
-            many per list come from each, ``{"in_batch": 20, "uniform": 10}``; their sum is then `train_negatives`.
+            many per list come from each, ``{"in_batch": 20, "uniform": 10}``; their sum takes the place of
+            `train_negatives`.
         eval_negatives: Sampled negatives per list in evaluation.
         seed: Seed of the order and of all negatives.
         num_workers: Worker processes that make batches.
@@ -90,7 +91,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         self.num_workers = num_workers
         self.shuffle = shuffle
         self.logq_correction = logq_correction
-        self.save_hyperparameters(hyper_parameters(self), logger=False)
+        saved = hyper_parameters(self)
+        # Lightning compares every argument with these, which data frames do not like.
+        self.save_hyperparameters(saved, ignore=saved.get(LEFT_OUT), logger=False)
         self._shards: dict[str, Shard] = {}
         self._catalogue: tuple[str, torch.device, Catalogue] | None = None
         self._train_loader: ShardLoader | None = None
@@ -131,6 +134,10 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     def splits(self) -> dict[str, tuple[str, ...]]:
         """The names of the shards used for ``"train"``, ``"val"`` and ``"test"``, in order."""
         return {split: (split,) for split in get_args(Split)}
+
+    def facts(self) -> list[str]:
+        """Return lines for people that say what was prepared, and what was guessed for it."""
+        return []
 
     def list_length(self, split: Split) -> int:
         """Return the length of the longest list that a batch of `split` can have, sampled negatives included.

@@ -171,10 +171,10 @@ class Operation(Generic[P, T]):
 
     Args:
         reference: The function in torch.
-        fake: The same arguments; returns empty tensors of the right shape and dtype. Given for a reference that cannot
-            be traced (it reads values): the operation is then registered with `torch.library`, and takes that way
-            under `torch.compile`, for fake and meta tensors, and under `torch.func.vmap`. Every tensor argument must
-            have one row per list, and no gradient may be asked of it.
+        fake: The same arguments; returns empty tensors of the right shape and dtype. Given for a reference that should
+            not be traced (it loops, or reads values on the CPU): the operation is then registered with `torch.library`,
+            and takes that way under `torch.compile` and `torch.func`. Every tensor argument must have one row per list,
+            and no gradient may be asked of it. Off the CPU no reference may read values.
 
     Attributes:
         implementations: The backends, in order of preference.
@@ -214,13 +214,12 @@ class Operation(Generic[P, T]):
         if torch.compiler.is_compiling():
             compiled = self._serving_traced(*args, **kwargs)
             return self._traced(*args, **kwargs) if compiled is None else compiled.function(*args, **kwargs)
-        if self._registered is not None and (_transforms_active() or not _has_memory(args[0])):
+        if _transforms_active():
             return self._traced(*args, **kwargs)
-        if not _transforms_active():
-            for implementation in self._serving():
-                if implementation.serves(*args, **kwargs):
-                    served: T = implementation.function(*args, **kwargs)
-                    return served
+        for implementation in self._serving():
+            if implementation.serves(*args, **kwargs):
+                served: T = implementation.function(*args, **kwargs)
+                return served
         return self.reference(*args, **kwargs)
 
     def backend_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
@@ -264,10 +263,6 @@ class Operation(Generic[P, T]):
         registered.register_fake(fake)
         registered.register_vmap(lambda info, in_dims, *args: _fold(registered, info.batch_size, in_dims, args))
         return registered
-
-
-def _has_memory(x: Any) -> bool:
-    return type(x) in _PLAIN and x.device.type != "meta"
 
 
 def _fold(function: Callable[..., Any], size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Any:

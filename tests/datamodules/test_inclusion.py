@@ -163,8 +163,6 @@ def test_mistakes_in_a_mix_are_named() -> None:
         check_mix("hard", 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"how many negatives come from in_batch, uniform, popularity.*got 'hard': 3"):
         check_mix({"hard": 3}, 0)  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match="adds up to 5 negatives per list and train_negatives is 7"):
-        check_mix({"uniform": 5}, 7)
     with pytest.raises(ValueError, match="must add up to 4 negatives"):
         expand(batch_of([[1, 2]]), 4, seed=0, group=1, source={"uniform": 3}, catalogue=catalogue_of(9))
 
