@@ -19,6 +19,7 @@ from recsys_topk.datamodules.loader import ShardLoader
 from recsys_topk.datamodules.negatives import Catalogue, NegativeMix, check_mix, expand
 from recsys_topk.datamodules.schema import Schema
 from recsys_topk.datamodules.shard import Shard, ShardBatch
+from recsys_topk.datamodules.vocabulary import Vocabulary
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded, build
 from recsys_topk.trust import loading
@@ -138,6 +139,11 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     def facts(self) -> list[str]:
         """Return lines for people that say what was prepared, and what was guessed for it."""
         return []
+
+    @property
+    def vocabularies(self) -> dict[str, Vocabulary]:
+        """How raw ids become rows, by table, for sources that map them; their fingerprints stand in the schema."""
+        return {}
 
     def list_length(self, split: Split) -> int:
         """Return the length of the longest list that a batch of `split` can have, sampled negatives included.
