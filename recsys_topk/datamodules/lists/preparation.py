@@ -160,8 +160,8 @@ class Preparation:
             request["view_length"] = views.length
             history = encoder.encode("history", self._view_table(views))
             grown.append(f"{split}-views.ids", history.ids.astype(np.int32))
-            keys = keys_of(views.values)
-            grown.append(f"{split}-views.item", np.where(keys.missing, -1, keys.keys))
+            viewed = keys_of(views.values)
+            grown.append(f"{split}-views.item", np.where(viewed.missing, -1, viewed.keys))
         for name, column in request.items():
             grown.append(f"{split}.{name}", column)
         if "__name" in table.column_names:
