@@ -111,7 +111,11 @@ def _views(row: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
     views = [view if isinstance(view, Mapping) else {"item": view} for view in given]
     for view in views:
         if "item" not in view:
-            raise ValueError(f"a view of request {number} has no 'item', got {sorted(view)}")
+            raise ValueError(f"a view of request {number} has no 'item', got {sorted(map(str, view))}")
+        if isinstance(view["item"], bool) or not isinstance(view["item"], (int, str, np.integer)):
+            raise ValueError(
+                f"an item in the history of request {number} must be an integer or a text, got {view['item']!r}"
+            )
     return views
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
 from recsys_topk.datamodules.base import CascadeDataModule
@@ -260,6 +261,11 @@ class InteractionsDataModule(CascadeDataModule):
     def serving_items(self) -> ItemTable:
         """Return all items under the names that the source has for them."""
         return interactions_items(self.prepared)
+
+    def item_names(self, item_id: Any) -> Any:
+        """Return what the source calls some items."""
+        items = self.prepared.items["item_id"]
+        return interactions_items(self.prepared).names[np.searchsorted(items, item_id)]
 
     def serving_users(self, items: ItemTable) -> UserTable:
         """Return each user after the last interaction that is known."""

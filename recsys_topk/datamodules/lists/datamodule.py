@@ -278,8 +278,12 @@ class ListsDataModule(CascadeDataModule):
     def serving_items(self) -> ItemTable:
         """Return the items of all splits under the names that the source has for them."""
         items = super().serving_items()
+        return replace(items, names=self.item_names(items.names))
+
+    def item_names(self, item_id: Any) -> Any:
+        """Return what the source calls some items."""
         names = self.prepared.item_ids
-        return items if names is None else replace(items, names=_named(names[items.names]))
+        return item_id if names is None else _named(names[item_id])
 
     def serving_users(self, items: ItemTable) -> UserTable | None:
         """Return the newest request of each user, or None if no column says who the user is."""

@@ -52,9 +52,12 @@ def lists_users(shards: Mapping[str, ListsShard], prepared: PreparedLists, items
             )
         )
         lists += _seen(split, rows, prepared, items)
-    columns = [np.concatenate(column) for column in zip(*[part for part in parts if len(part[0])], strict=True)]
+    names, request, request_values, history, length, history_values = (
+        np.concatenate(column) for column in zip(*[part for part in parts if len(part[0])], strict=True)
+    )
     ends = np.cumsum([len(seen) for seen in lists], dtype=np.int64)
-    return UserTable(*columns, np.concatenate(lists), ends).sorted()
+    seen = np.concatenate(lists)
+    return UserTable(names, request, request_values, history, length, history_values, seen, ends).sorted()
 
 
 def _newest(users: Mapping[str, Array | None], prepared: PreparedLists) -> dict[Any, tuple[int, str, int]]:
