@@ -13,7 +13,7 @@ DEMO_DIR ?= runs
 PAPER_DIR ?= runs/paper
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench paper lint lock clean
+.PHONY: help install demo test docs bench paper lint lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,10 @@ test: $(STAMP)  ## ruff, mypy --strict, pytest and the doctests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
+docs: $(STAMP)  ## the documentation site, into docs/_build/html
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 bench: $(STAMP)  ## time operators, losses, data and training steps (on an idle machine; half an hour)
 	mkdir -p runs/bench
 	for suite in operators losses data step; do $(BIN)/recsys-topk bench $$suite --json runs/bench/$$suite.json || exit 1; done
@@ -57,4 +61,4 @@ lock: $(STAMP)  ## resolve the locks again
 	$(BIN)/uv pip compile -q requirements/serve.in --universal --python-version 3.10 --custom-compile-command "make lock" -o requirements/serve.lock
 
 clean:  ## remove the environment and what the tools left behind
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist build docs/_build docs/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -122,6 +122,13 @@ def check_int(name: str, value: object) -> int:
     raise TypeError(f"{name} must be an int or an integer tensor with one entry per list, got {value!r}")
 
 
+def check_count(name: str, value: int) -> int:
+    """Return `value`, or raise unless it is an int >= 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be a non-negative int, got {value!r}")
+    return value
+
+
 def check_positive(name: str, value: float) -> float:
     """Return `value`, or raise unless it is a positive finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):

@@ -457,6 +457,27 @@ def test_a_checkpoint_cannot_name_a_host(refuses: Callable[..., str], tmp_path: 
     refuses("test", "--ckpt_path", str(path), names=("stranger.ckpt' (data.root)", "s3://theirs/x", "local paths only"))
 
 
+def test_a_checkpoint_cannot_have_files_outside_the_run_deleted(
+    payload: Payload, world_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`ModelCheckpoint` deletes the files that its state calls worse ones."""
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", str(world_cache))
+    fit = ["fit", *TINY_WORLD, "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1"]
+    fit += ["--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint"]
+    assert main([*fit, "--name=first"]) == 0
+    content = torch.load("runs/first/checkpoints/last.ckpt", weights_only=True)
+    (key,) = [key for key in content["callbacks"] if key.startswith("ModelCheckpoint{")]
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    folder = content["callbacks"][key]["dirpath"].replace("first", "second")
+    for number, path in enumerate((f"local://{victim}", f"{folder}/{'../' * 20}{str(victim)[1:]}")):
+        content["callbacks"][key] |= {"best_model_path": path, "last_model_path": path}
+        torch.save(content, "evil.ckpt")
+        name = "second" if number else "local"
+        assert main([*fit, f"--name={name}", "--ckpt_path=evil.ckpt", "--trainer.max_epochs=2"]) == 0
+        assert victim.is_dir(), path
+
+
 def test_a_file_cannot_turn_safe_loading_off(refuses: Callable[..., str]) -> None:
     for text in ("weights_only: false", "fit.weights_only: 'false'"):
         refuses("fit", "--config", f"{text}\n", names=("weights_only",))

@@ -37,7 +37,7 @@ GROWTH = [1_000, 10_000, 100_000, 1_000_000]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the operator and loss suites."""
     parser.add_argument("--names", nargs="+", metavar="NAME", help="what to time; all by default")
-    parser.add_argument("--shapes", nargs="+", metavar="LISTSxITEMSxK", type=_shape, help="e.g. 1024x200x10")
+    parser.add_argument("--shapes", nargs="+", metavar="LISTSxITEMSxK", type=Shape.parse, help="e.g. 1024x200x10")
     parser.add_argument("--quick", action="store_true", help="three shapes, short runs, no memory or growth")
     parser.add_argument("--seconds", type=float, default=None, help="time for each measurement (1.0; 0.3 with --quick)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> BenchResult:
     """Time every chosen subject at every chosen shape."""
     suite, clock = args.suite, clock_of(args.device)
-    shapes = [Shape.parse(shape) for shape in args.shapes or ()]
+    shapes = [Shape.parse(str(shape)) for shape in args.shapes or ()]
     known = subjects(suite)
     labels = args.names or list(known)
     for label in labels:
@@ -113,10 +113,6 @@ def growth_of(suite: str, label: str, shape: Shape) -> float:
         baseline(batch)()  # its gradient buffer belongs to any loss
 
     return round(peak_growth(warm_up, one_pass(suite, subject, shape, batch)), 1)
-
-
-def _shape(text: str) -> str:
-    return str(Shape.parse(text))
 
 
 def _growth(suite: str, seconds: float) -> str:

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from recsys_topk.runs.provenance import cpu_model
+from recsys_topk.runs.provenance import provenance
 from recsys_topk.runs.text import table
 
 
 def machine() -> dict[str, Any]:
     """Return the facts that a timing depends on."""
-    import numpy
     import torch
 
-    return {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
-    }
+    facts = provenance([])
+    versions = {name: facts["versions"][name] for name in ("python", "torch", "numpy")}
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    return {**facts["machine"], "load": round(os.getloadavg()[0], 2), **versions, "gpu": gpu}
 
 
 @dataclass

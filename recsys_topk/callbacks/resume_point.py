@@ -62,6 +62,13 @@ class BestCheckpoint(ModelCheckpoint):  # type: ignore[misc]  # lightning is unt
             super().load_state_dict({**state_dict, **here, "best_k_models": scores})
 
 
+def _stays_in(folder: Path, state: dict[str, Any]) -> bool:
+    """Return whether all files that the state of a `ModelCheckpoint` names are local and in a folder."""
+    named = [state.get(key) for key in ("best_model_path", "kth_best_model_path", "last_model_path")]
+    paths = [str(path) for path in (*named, *state.get("best_k_models", ())) if path]
+    return all("://" not in path and "::" not in path and Path(path).resolve().is_relative_to(folder) for path in paths)
+
+
 class TrainingStoppedError(Exception):
     """Training was stopped by a signal, after a whole step.
 
@@ -111,9 +118,18 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
         checkpoint[RANDOM_STATE] = random_state()
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
-        """Remember the state of the random generators; processes other than the first keep their seeds."""
+        """Remember the state of the random generators; processes other than the first keep their seeds.
+
+        The state of a `ModelCheckpoint` names files that it will delete. If one of them is outside of the run's
+        directory, the state is left out.
+        """
         if trainer.is_global_zero:
             self._random_state = checkpoint.get(RANDOM_STATE)
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and not isinstance(callback, BestCheckpoint):
+                states = checkpoint.get("callbacks") or {}
+                if not _stays_in(Path(trainer.default_root_dir).resolve(), states.get(callback.state_key, {})):
+                    del states[callback.state_key]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Listen to signals; remove what a process that was killed has left unfinished."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recsys_topk.cascades.cascade import Cascade
+from recsys_topk.cascades.default_stages import default_stages
 from recsys_topk.cascades.inference import apply_quotas
 from recsys_topk.cascades.learning_check import LearningCheck, covers
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
@@ -33,11 +34,6 @@ from recsys_topk.trust import inspect_names, loading, reading
 Split = Literal["val", "test"]
 ObjectiveFactory = Callable[[RankingLoss, int], CascadeObjective]
 
-TWO_STAGES = (
-    StageConfig("two_tower", "retrieval", 30),
-    StageConfig("din", "ranking", 20),
-)
-
 
 class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is untyped here
     """Trains a cascade with one objective and measures what survives.
@@ -48,7 +44,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     Args:
         schema: The features, as a `Schema` or its `to_dict`. With the latter, as checkpoints hold it, the other
             arguments are taken for a file's too, and may name only what `recsys_topk.trust` allows.
-        stages: The stages, first to last.
+        stages: The stages, first to last; None = what the features can feed (`default_stages`).
         loss: A loss, its registry name, or a description (`recsys_topk.spec.describe`). What it leaves open about
             labels (positive_above, gains) is taken from the schema.
         objective: A registry name, a description, or a callable of (loss, number of stages); None = ``"joint"`` for a
@@ -73,7 +69,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def __init__(
         self,
         schema: Schema | Mapping[str, Any],
-        stages: Sequence[StageConfig | Mapping[str, Any]] = TWO_STAGES,
+        stages: Sequence[StageConfig | Mapping[str, Any]] | None = None,
         loss: RankingLoss | Mapping[str, Any] | str = "dftopk",
         objective: ObjectiveFactory | Mapping[str, Any] | str | None = None,
         k: int = 10,
@@ -105,7 +101,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
         wanted = DEFAULT if metrics is None else metrics
         with reading() if described else nullcontext():
-            self.cascade = Cascade(self.schema, stages, dim, share_embeddings, fused)
+            chosen = default_stages(self.schema) if stages is None else stages
+            self.cascade = Cascade(self.schema, chosen, dim, share_embeddings, fused)
             built = _loss(loss, self.schema)
             self.objective = _objective(objective, built, len(self.cascade.configs))
             self.metrics = nn.ModuleDict({split: self._metrics(wanted) for split in ("val", "test")})
@@ -215,6 +212,19 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         schedule = warm_up(made, options["warmup_steps"])
         return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def setup(self, stage: str) -> None:
+        """Refuse data whose ids have other rows than those that the model was built for."""
+        schema = getattr(self.trainer.datamodule, "schema", None)
+        if not isinstance(schema, Schema):
+            return
+        then = {table.name: table.vocabulary for table in self.schema.tables}
+        for table in schema.tables:
+            if then.get(table.name, table.vocabulary) != table.vocabulary:
+                raise ValueError(
+                    f"the model was built with another vocabulary of table {table.name} than that of the data; "
+                    f"use the training days and the vocabulary that it was trained with"
+                )
+
     def on_fit_start(self) -> None:
         """Refuse what would silently do something else than asked, or nothing at all."""
         self._check_lists()
@@ -259,7 +269,10 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def _metrics(self, entries: Sequence[MetricEntry]) -> nn.ModuleDict:
         quotas = dict(zip(self.cascade.names, self.cascade.quotas, strict=True))
         above, labels = self.schema.positive_above, self.schema.labels
-        return nn.ModuleDict(configured_metrics(entries, k=self.k, quotas=quotas, positive_above=above, labels=labels))
+        operator = self.loss.operator if self.objective.uses_loss else None
+        return nn.ModuleDict(
+            configured_metrics(entries, k=self.k, quotas=quotas, positive_above=above, labels=labels, operator=operator)
+        )
 
     def _monitored(self, name: str | None) -> str:
         metrics: dict[str, ListMean] = dict(self.metrics["val"].items())  # type: ignore[operator]
@@ -279,6 +292,12 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         quotas = self.cascade.quotas
         cuts = self.objective.cuts(quotas, self.k)
         length = getattr(self.trainer.datamodule, "list_length", None)
+        groups = len(self.schema.groups) + bool(getattr(self.trainer.datamodule, "train_negatives", 0))
+        if self.objective.compares_groups and groups < 2:
+            raise ValueError(
+                f"the {self.objective.name!r} objective compares sample groups and the data have {groups}, so nothing "
+                f"would be learned; use --objective independent, or sample negatives (--data.train_negatives)"
+            )
         if cuts and callable(length) and min(cuts) >= length("train"):
             raise ValueError(covers(min(cuts), length("train"), quotas))
         self._check = LearningCheck(self.loss.positive_above, cuts, quotas)

@@ -1,4 +1,4 @@
-"""`recsys-topk bench SUITE`: measure, print, save, plot, and compare with an earlier run."""
+"""Measure how long things take; print it, save it, and compare it with an earlier run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recsys_topk.files import write_whole
 
 def main(argv: list[str]) -> int:
     """Run one suite; return 0, or 1 if `--check` found a row that is slower than the baseline file."""
-    parser = parser_of("bench", "Measure how long things take.")
+    parser = parser_of("bench", __doc__)
     commands = parser.add_subparsers(dest="suite", required=True, metavar="SUITE")
     for name, (_, summary) in SUITES.items():
         command = commands.add_parser(name, help=summary, description=f"Measure {summary}.")
@@ -24,18 +24,11 @@ def main(argv: list[str]) -> int:
             "--check", type=Path, metavar="FILE", help="fail where a ratio exceeds that of this result"
         )
         command.add_argument("--tolerance", type=float, default=0.5, help="by more than this share (default 0.5)")
-        if name in ("operators", "losses"):
-            command.add_argument("--plot", type=Path, metavar="FILE.png", help="time over size, both logarithmic")
     args = parser.parse_args(argv)
     result = measure(args.suite, vars(args))
     echo(result.text())
     if args.json is not None:
         write_whole(args.json, result.to_json())
-    if getattr(args, "plot", None) is not None:
-        from recsys_topk.reports.plots import png
-        from recsys_topk.reports.sections import bench_figure
-
-        write_whole(args.plot, png(bench_figure(vars(result))))
     if args.check is None:
         return 0
     slower = regressions(json.loads(args.check.read_text())["rows"], result.rows, args.tolerance)

@@ -1,4 +1,10 @@
-"""`recsys-topk compare|stream`: several losses on the same data and batches, in one go or day by day."""
+"""Train several losses on the same data and batch order, with seeds.
+
+compare trains each in one go and tests it, with spread and a paired test. stream takes the days in order: it tests on
+each with what was learned before it, then trains on it (--trainer.max_epochs passes); the first day is trained on only;
+optimizer and schedule carry over. What is finished is kept: an interrupted command, or a stream that has got new days,
+is resumed. Further options go to every `recsys-topk fit`.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +17,19 @@ from recsys_topk.cli.console import echo, parser_of
 from recsys_topk.runs.provenance import provenance
 from recsys_topk.runs.trials import Competition, by_name
 
-DESCRIPTIONS = {
-    "compare": "Train several losses on the same data and batch order, with seeds, spread and a paired test. Finished "
-    "runs are kept: an interrupted comparison is resumed.",
-    "stream": "Take the days in order: test on each with what was learned before it, then train on it "
-    "(--trainer.max_epochs passes). The first day is trained on only. Optimizer and schedule carry over. A stream that "
-    "was interrupted, or has got new days, is resumed.",
-}
-
 
 def main(argv: list[str]) -> int:
     """Run what has not been run yet, then print and write the table and the plots; `argv` starts with the command."""
     command, *rest = argv
-    competition = read(rest, command, f"{DESCRIPTIONS[command]} Further options go to every `recsys-topk fit`.")
+    competition = read(rest, command)
     run = getattr(importlib.import_module(f"recsys_topk.experiments.{command}"), command)
     run(competition, provenance(["recsys-topk", *argv]), echo)
     return 0
 
 
-def read(argv: list[str], command: str, description: str) -> Competition:
+def read(argv: list[str], command: str) -> Competition:
     """Return what a command that trains several competitors was asked for."""
-    parser = parser_of(command, description)
+    parser = parser_of(command, __doc__)
     parser.add_argument("--losses", default="", help="names of losses or published objectives, with commas between")
     parser.add_argument(
         "--variant", action="append", default=[], metavar="LABEL=OPTIONS",

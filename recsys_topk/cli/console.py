@@ -7,8 +7,14 @@ import sys
 from typing import Any
 
 
-def parser_of(command: str, description: str, **settings: Any) -> argparse.ArgumentParser:
-    """Return the parser of a command; its options cannot be shortened, because further ones may go to `fit`."""
+def parser_of(command: str, description: str | None, **settings: Any) -> argparse.ArgumentParser:
+    """Return the parser of a command; its options cannot be shortened, because further ones may go to `fit`.
+
+    Args:
+        command: The command.
+        description: What it does: the docstring of its module.
+        settings: Other arguments of the parser.
+    """
     return argparse.ArgumentParser(f"recsys-topk {command}", description=description, allow_abbrev=False, **settings)
 
 

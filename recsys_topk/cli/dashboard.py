@@ -1,4 +1,7 @@
-"""`recsys-topk dashboard`: a W&B workspace over the runs of a project."""
+"""Save a W&B workspace with the runs of a project by loss, tau, negatives, day and throughput, and print its address.
+
+Without a W&B key it is printed as JSON, or written with --out.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,7 @@ from recsys_topk.runs.directory import offline_wandb
 
 def main(argv: list[str]) -> int:
     """Save the workspace, or print or write it where there is no key or it is asked for."""
-    parser = parser_of(
-        "dashboard",
-        "Save a W&B workspace with the runs of a project by loss, tau, negatives, day and throughput, and "
-        "print its address. Without a W&B key it is printed as JSON, or written with --out.",
-    )
+    parser = parser_of("dashboard", __doc__)
     parser.add_argument("--entity", help="user or team that owns the project (default: yours)")
     parser.add_argument("--project", default="recsys-topk", help="the project (default: %(default)s)")
     parser.add_argument(

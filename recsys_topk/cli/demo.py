@@ -1,4 +1,7 @@
-"""`recsys-topk demo`: simulate a small world, train a cascade on it, test it, and say how good that is."""
+"""Simulate a small world, train a cascade on it, test it, and say how good that is.
+
+Further options go to `recsys-topk fit`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,7 @@ from recsys_topk.runs.text import table
 
 def main(argv: list[str]) -> int:
     """Run the demonstration; options it does not know are passed to `fit`."""
-    parser = parser_of(
-        "demo",
-        "Simulate a small world, train a cascade on it, test it. Further options go to `recsys-topk fit`.",
-    )
+    parser = parser_of("demo", __doc__)
     parser.add_argument("--loss", default="dftopk", help="see `recsys-topk losses` (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=3, help="passes over the training days (default: %(default)s)")
     parser.add_argument("--out", default="runs", help="folder in which the run gets its own (default: %(default)s)")
@@ -30,14 +30,11 @@ def main(argv: list[str]) -> int:
     from recsys_topk.datamodules import reference_recalls
 
     model, data = tested.model, tested.data
-    joint, *alone = (
-        next(v for n, v in measured.items() if n.startswith(f"test/{name}")) for name in model.metrics["test"]
-    )
     quotas = model.cascade.quotas
     columns = ["joint recall", *(f"{config.name} alone" for config in model.cascade.configs)]
     reference = reference_recalls(data, quotas=quotas, k=model.k)
     rows = [{"ranker": name, **dict(zip(columns, found.values(), strict=True))} for name, found in reference.items()]
-    mine = {"ranker": f"this cascade ({options.loss})", **dict(zip(columns, [joint, *alone], strict=True))}
+    mine = {"ranker": f"this cascade ({options.loss})", **dict(zip(columns, measured.values(), strict=False))}
     rows.insert(-1, mine)  # the oracle is last
     lists = f"lists of {len(data.layout.groups) * 10 + data.eval_negatives}"
     echo(f"\nOf the {model.k} right items, how many survive {' -> '.join(map(str, quotas))} on the test day ({lists}):")

@@ -1,4 +1,4 @@
-"""`recsys-topk doctor`: which versions are here, whether they fit together, and how to fix what does not."""
+"""Check which versions are here, whether they fit together, and how to fix what does not."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import distributions
 
 from recsys_topk import __version__
 from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.runs.provenance import installed
 from recsys_topk.runs.text import table
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -48,11 +48,6 @@ class Check:
     fine: bool
     wanted: str
     cure: str = ""
-
-
-def installed() -> dict[str, str]:
-    """Return the versions of all installed distributions by name, with hyphens."""
-    return {found.metadata["Name"].replace("_", "-").lower(): found.version for found in distributions()}
 
 
 def check_versions(found: Mapping[str, str | None], python: tuple[int, ...] = sys.version_info[:3]) -> list[Check]:
@@ -97,7 +92,7 @@ def _python(code: str) -> tuple[int, str]:
 
 def main(argv: list[str]) -> int:
     """Print the report; return 1 if something does not fit."""
-    parser = parser_of("doctor", str(__doc__))
+    parser = parser_of("doctor", __doc__)
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     options = parser.parse_args(argv)
     versions, (status, said) = installed(), _python(PROBE)

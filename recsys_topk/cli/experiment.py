@@ -1,4 +1,8 @@
-"""`recsys-topk experiment NAME`: one of the paper's experiments, or all of them."""
+"""Run the paper's experiments: on a simulated world, or, with --data.root, on RecFlow.
+
+Each is a few comparisons, streams or benchmarks, printed as the commands that do the same. What is finished is kept: an
+interrupted command is resumed. Further options go to every `recsys-topk fit`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ from typing import Any
 
 from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.console import echo, parser_of
-from recsys_topk.experiments.definition import SIZES, Size, available, load
-from recsys_topk.experiments.runner import Clock, ExperimentRun
+from recsys_topk.experiments.definition import SIZES, Size, load
+from recsys_topk.experiments.runner import ExperimentRun
+from recsys_topk.reports.paper import EXPERIMENTS
 from recsys_topk.runs.text import table
 
 
@@ -17,12 +22,10 @@ def main(argv: list[str]) -> int:
     """Run what is not finished yet of one or all experiments."""
     parser = parser_of(
         "experiment",
-        "Run the paper's experiments: on a simulated world, or, with --data.root, on RecFlow. Each is a "
-        "few comparisons, streams or benchmarks, printed as the commands that do the same. What is finished is kept: "
-        "an interrupted command is resumed. Further options go to every `recsys-topk fit`.",
+        __doc__,
         epilog="`recsys-topk experiment list` says what there is; `recsys-topk report runs/paper` makes a page of it.",
     )
-    parser.add_argument("name", metavar="NAME", help=f"{', '.join(available())}, all or list")
+    parser.add_argument("name", metavar="NAME", help=f"{', '.join(EXPERIMENTS)}, all or list")
     parser.add_argument("--size", choices=SIZES, help="small: simulated, minutes; full: as in the paper, with RecFlow")
     parser.add_argument("--data.root", dest="root", metavar="PATH", help="folder of RecFlow; the size is then full")
     parser.add_argument("--seeds", type=int, help="runs of each competitor; the experiment's own number by default")
@@ -31,9 +34,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", help="folder of all experiments (default: runs/paper, with size full runs/paper-full)")
     options, rest = parser.parse_known_args(argv)
     if options.name == "list":
-        echo(table([{"experiment": name, "question": load(name).question} for name in available()]))
+        echo(table([{"experiment": name, "question": load(name).content["question"]} for name in EXPERIMENTS]))
         return 0
-    names = available() if options.name == "all" else [options.name]
+    names = list(EXPERIMENTS) if options.name == "all" else [options.name]
     experiments = [load(name) for name in names]
     size: Size = options.size or ("full" if options.root else "small")
     if size == "full" and not options.root and names != ["runtime"]:
@@ -51,10 +54,9 @@ def main(argv: list[str]) -> int:
         if steps:
             works.append(ExperimentRun(experiment, size, steps, folder / experiment.name, options.jobs, further, bench))
             works[-1].check()
-    clock = Clock(sum(work.weight() for work in works))
     for number, work in enumerate(works, start=1):
-        echo(f"== {work.experiment.name} ({number} of {len(works)}): {work.experiment.question}")
-        work.run(clock, echo)
+        echo(f"== {work.experiment.name} ({number} of {len(works)}): {work.experiment.content['question']}")
+        work.run(echo)
     echo(f"make a page of it: recsys-topk report {folder}")
     return 0
 

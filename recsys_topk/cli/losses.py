@@ -1,4 +1,4 @@
-"""`recsys-topk losses`: the losses and operators there are, those of installed plug-ins included."""
+"""List the losses and operators, those of installed plug-ins included."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _text(fact: object) -> object:
 
 def main(argv: Sequence[str]) -> int:
     """Print the table; return the exit status."""
-    parser = parser_of("losses", "List the losses and operators.")
+    parser = parser_of("losses", __doc__)
     parser.add_argument("--operators", action="store_true", help="the top-k operators instead of the losses")
     parser.add_argument("--json", action="store_true", help="as JSON, with the options of each")
     arguments = parser.parse_args(list(argv))

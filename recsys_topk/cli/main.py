@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("recsys_topk.cli.training", "write every candidate's scores, fate and rank as Parquet"),
     "demo": ("recsys_topk.cli.demo", "simulate a small world, train and test a cascade on it"),
     "simulate": ("recsys_topk.cli.simulate", "write a simulated world in the RecFlow layout"),
+    "schema": ("recsys_topk.cli.schema", "guess what the columns of your tables are, as YAML to edit"),
     "prepare": ("recsys_topk.cli.prepare", "read RecFlow once into a memory-mapped Arrow cache"),
     "bench": ("recsys_topk.cli.bench", "time operators, losses, data and training steps"),
     "compare": ("recsys_topk.cli.compare", "train several losses on the same data and tell them apart"),

@@ -1,46 +1,34 @@
-"""`recsys-topk prepare`: read RecFlow's files once into the Arrow cache."""
+"""Read a RecFlow data set once into the Arrow cache.
+
+Days already there are skipped, so an interrupted run is resumed; `fit` does the same by itself for the days it needs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recsys_topk.cli.console import echo, parser_of
 
-if TYPE_CHECKING:
-    from recsys_topk.datamodules.recflow import DayCache
-
 
 def main(argv: list[str]) -> int:
-    """Run the command."""
-    parser = parser_of(
-        "prepare",
-        "Read a RecFlow data set once into the Arrow cache. Days already there are skipped, so an interrupted run is "
-        "resumed; `fit` does the same by itself for the days it needs.",
-    )
+    """Prepare with a progress bar over the bytes of the source, and an estimate of the size from what is done."""
+    parser = parser_of("prepare", __doc__)
     parser.add_argument(
         "--data.root", dest="root", required=True, help="folder or URL that holds all_stage or data/all_stage"
     )
     parser.add_argument("--data.days", dest="days", help="a date or FIRST:LAST, both included (default: all)")
     parser.add_argument("--data.cache_dir", dest="cache_dir", help="where to put it (default: the user's cache folder)")
     given = parser.parse_args(argv)
+    from tqdm import tqdm
+
     from recsys_topk.datamodules import cache_home
+    from recsys_topk.datamodules.locations import version_of
     from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles, select_days
 
     files = RecFlowFiles(given.root)
     days = select_days(files.days, given.days, files.days, "--data.days")
-    _prepare(DayCache(files, given.cache_dir or cache_home() / "prepared"), days)
-    return 0
-
-
-def _prepare(cache: DayCache, days: Sequence[str]) -> None:
-    """Prepare with a progress bar over the bytes of the source, and an estimate of the size from what is done."""
-    from tqdm import tqdm
-
-    from recsys_topk.datamodules.locations import version_of
-
-    source = {day: sum(version_of(path)[0] for path in cache.files.paths(day).values()) for day in days}
+    cache = DayCache(files, given.cache_dir or cache_home() / "prepared")
+    source = {day: sum(version_of(path)[0] for path in files.paths(day).values()) for day in days}
     missing = cache.missing(days)
     there, size = len(days) - len(missing), tqdm.format_sizeof
     echo(f"{len(days)} days, {size(sum(source.values()), 'B')} of source; {there} already in {cache.folder}")
@@ -57,3 +45,4 @@ def _prepare(cache: DayCache, days: Sequence[str]) -> None:
     if missing:
         seconds = bar.format_dict["elapsed"]
         echo(f"{len(missing)} days, {size(written, 'B')} written in {seconds:.1f} s: {cache.folder}")
+    return 0

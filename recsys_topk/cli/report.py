@@ -1,4 +1,7 @@
-"""`recsys-topk report RUNS...`: one self-contained HTML page of whatever the other commands left."""
+"""Make one HTML page, with nothing to fetch, of what experiment, compare, stream, fit and bench --json left.
+
+What is unfinished is shown as far as it is.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,7 @@ from recsys_topk.runs.provenance import provenance
 
 def main(argv: list[str]) -> int:
     """Write the page, and log its tables and plots to W&B if asked to."""
-    parser = parser_of(
-        "report",
-        "Make one HTML page, with nothing to fetch, of folders of experiment, compare, stream and fit, and "
-        "of files of bench --json. What is unfinished is shown as far as it is.",
-    )
+    parser = parser_of("report", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="folders or files; folders are searched")
     parser.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
     parser.add_argument("--title", default="recsys_topk: results", help="its heading (default: %(default)s)")

@@ -1,4 +1,7 @@
-"""`recsys-topk simulate`: write a simulated world in RecFlow's layout."""
+"""Simulate a multi-stage recommender and write what it did in RecFlow's layout.
+
+The ground truth is beside it (ground_truth.npz).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,7 @@ OPTIONS = {
 
 def main(argv: list[str]) -> int:
     """Run the command."""
-    parser = parser_of(
-        "simulate",
-        "Simulate a multi-stage recommender and write what it did in RecFlow's layout, with the ground truth beside it "
-        "(ground_truth.npz).",
-    )
+    parser = parser_of("simulate", __doc__)
     parser.add_argument("--out", required=True, help="folder to make; it must not exist")
     for name, text in OPTIONS.items():
         default = getattr(WorldConfig(), name)

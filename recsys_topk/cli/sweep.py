@@ -1,4 +1,7 @@
-"""`recsys-topk sweep`: the W&B sweeps that come with the package, for `wandb sweep FILE`."""
+"""List the W&B sweeps that come with the package, or print one as YAML for `wandb sweep FILE`.
+
+Further options go to every `recsys-topk fit` of the sweep.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,7 @@ def main(argv: list[str]) -> int:
     """List the sweeps, or print one."""
     parser = parser_of(
         "sweep",
-        "List the W&B sweeps, or print one as YAML for `wandb sweep FILE`. Further options go to every "
-        "`recsys-topk fit` of the sweep.",
+        __doc__,
         usage="recsys-topk sweep [NAME] [--out FILE] [options of fit ...]",
         epilog="example: recsys-topk sweep losses --out mine.yaml --config recflow-2stage --data.root path/to/recflow",
     )

@@ -10,6 +10,7 @@ import yaml
 
 from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.console import echo
+from recsys_topk.cli.corpus_options import take_corpus
 from recsys_topk.cli.main import COMMANDS
 from recsys_topk.registry import Registry
 from recsys_topk.runs.config import DEFAULTS, KEYS, registry_of
@@ -23,6 +24,7 @@ def main(argv: list[str]) -> int:
     if text is not None:
         echo(text)
         return 0
+    rest, corpus = take_corpus(command, rest)
     shown = [argument for argument in rest if argument.partition("=")[0] == "--print_config"]
     config = typed([argument for argument in rest if argument not in shown])
     resume = config.pop("resume", None)
@@ -34,7 +36,7 @@ def main(argv: list[str]) -> int:
     elif run.nothing_left:
         echo(run.nothing_left)
     else:
-        getattr(run, command)()
+        getattr(run, command)(**({} if corpus is None else {"corpus": corpus}))
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 FeatureKind = Literal["categorical", "bag", "numeric", "vector"]
@@ -21,11 +21,20 @@ VARIANT = 1 << 40
 
 @dataclass(frozen=True)
 class Table:
-    """An embedding table: `rows` ids, of which `padding` stands for "nothing" and has no embedding."""
+    """An embedding table.
+
+    Attributes:
+        name: Its name.
+        rows: Number of ids.
+        padding: The id that stands for "nothing" and has no embedding.
+        vocabulary: Fingerprint of the `Vocabulary` that gave the ids their rows; None = the rows are the data's own.
+            A model trained with one vocabulary is of no use with another, so schemas that differ in it are not equal.
+    """
 
     name: str
     rows: int
     padding: int = 0
+    vocabulary: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,9 @@ class Schema:
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists, dicts, strings and numbers, as stored in checkpoints."""
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        for table in plain["tables"]:
+            if table["vocabulary"] is None:
+                del table["vocabulary"]  # as in files from before there were vocabularies
         return {"version": VERSION, **plain}
 
     @classmethod

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recsys_topk.files import csv_text, write_whole
+from recsys_topk.reports import plots
 from recsys_topk.runs.run import Say, TrainingRun
 from recsys_topk.runs.statistics import Runs, metric_names, summarise
 from recsys_topk.runs.text import table
@@ -18,23 +19,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def compare(
-    competition: Competition,
-    facts: Mapping[str, Any],
-    say: Say,
-    left: Callable[[int, int], str] = lambda number, total: "",
-) -> None:
+def compare(competition: Competition, facts: Mapping[str, Any], say: Say) -> None:
     """Run what has not been run yet, then show and write the table and the plots.
 
     Args:
         competition: Who competes.
         facts: Where the numbers come from (`recsys_topk.runs.provenance`).
         say: Takes the lines and the table.
-        left: Returns the time left, from the number of runs that are over and their total.
     """
     trials = competition.trials("trials")
     todo = [trial for trial in trials if not trial.read()]
-    run_all(train_and_test, todo, len(trials), competition, outcome, say, left=left)
+    run_all(train_and_test, todo, len(trials), competition, outcome, say)
     results = {label: [trial.read() for trial in runs] for label, runs in by_label(trials).items()}
     rows = comparison_rows(results)
     say(table(rows))
@@ -42,8 +37,6 @@ def compare(
     content = {"rows": rows, "runs": results, **facts}
     written, figures = write_results(folder, "comparison", content, rows, lambda: draw(rows), say)
     if competition.logger == "wandb":
-        from recsys_topk.reports import plots
-
         pictures = {name: plots.png(figure) for name, figure in figures.items()}
         log_once(folder, "compare", folder.name, facts, {"comparison": rows}, pictures)
     say(written)
@@ -67,8 +60,6 @@ def write_results(
         draw: Returns the plots by file name. They are left out, with a line, where matplotlib is missing.
         say: Takes that line.
     """
-    from recsys_topk.reports import plots
-
     try:
         figures = draw()
     except ImportError as error:
@@ -132,8 +123,6 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     They show the joint recall with its spread, the recalls of each stage alone beside the joint one, and the joint
     recall against the time of the training.
     """
-    from recsys_topk.reports import plots
-
     joint, *alone = (name for name in rows[0] if name.startswith("test/"))
     short = {name: name.removeprefix("test/").partition("/")[0].replace("_", " ") for name in (joint, *alone)}
     stages = {str(row["run"]): [(short[name], row[name]) for name in (*alone, joint)] for row in rows}

@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import yaml
 
 from recsys_topk.registry import suggest
+from recsys_topk.reports.paper import EXPERIMENTS
 from recsys_topk.runs.config import as_options, put
 
 Size = Literal["small", "full"]
 SIZES: tuple[Size, ...] = ("small", "full")
-# The quick ones first, so that a report has something to show early.
-ORDER = ("main-table", "runtime", "tau", "negatives", "streaming")
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,6 @@ class Step:
     seeds: int = 1
     points: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     suite: str = ""
-
-    @property
-    def weight(self) -> int:
-        """How long it takes relative to others: the number of training runs."""
-        return 10 if self.run == "bench" else len(self.variants) * self.seeds
 
     def command(self, folder: Path, jobs: int, further: Mapping[str, Any]) -> list[str]:
         """Return the command that does the same, as a person would type it after ``recsys-topk``."""
@@ -78,11 +72,6 @@ class Experiment:
     name: str
     content: Mapping[str, Any]
 
-    @property
-    def question(self) -> str:
-        """What it asks."""
-        return str(self.content["question"])
-
     def about(self, size: Size) -> dict[str, Any]:
         """Return what a report says of it besides its numbers.
 
@@ -106,16 +95,12 @@ class Experiment:
         if seeds is not None and seeds < 1:
             raise ValueError(f"--seeds must be at least 1, got {seeds}")
         made = [_step(entry, seeds, only) for entry in self.content["sizes"][size]["steps"]]
-        return [step for step in made if step.weight]
+        return [step for step in made if step.variants or step.run == "bench"]
 
     def competitors(self, size: Size) -> list[str]:
         """Return the names that `only` may hold."""
-        return list(dict.fromkeys(name for entry in self.content["sizes"][size]["steps"] for name in variants(entry)))
-
-
-def variants(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the competitors of a step: their configs, by name."""
-    return cast("Mapping[str, Any]", entry.get("variants", {}))
+        entries = self.content["sizes"][size]["steps"]
+        return list(dict.fromkeys(name for entry in entries for name in entry.get("variants", ())))
 
 
 def _step(entry: Mapping[str, Any], seeds: int | None, only: Sequence[str]) -> Step:
@@ -124,7 +109,7 @@ def _step(entry: Mapping[str, Any], seeds: int | None, only: Sequence[str]) -> S
     each: dict[str, Any] = entry.get("each") or {}
     points: dict[str, tuple[str, float]] = {}
     made: dict[str, dict[str, Any]] = {}
-    for name, config in variants(entry).items():
+    for name, config in entry["variants"].items():
         if only and name not in only:
             continue
         for value in each["values"] if each else [None]:
@@ -137,20 +122,11 @@ def _step(entry: Mapping[str, Any], seeds: int | None, only: Sequence[str]) -> S
     return Step(entry["run"], result, entry["common"], made, entry["seeds"] if seeds is None else seeds, points)
 
 
-def available() -> list[str]:
-    """Return the names of the experiments, in the order in which `all` runs them.
-
-    Example:
-        >>> available()
-        ['main-table', 'runtime', 'tau', 'negatives', 'streaming']
-    """
-    return list(ORDER)
-
-
 @cache
 def load(name: str) -> Experiment:
     """Return an experiment by name."""
-    if name not in ORDER:
-        raise ValueError(f"unknown experiment {name!r}; {suggest(name, ORDER)}experiments: {', '.join(ORDER)}, all")
+    if name not in EXPERIMENTS:
+        known = ", ".join(EXPERIMENTS)
+        raise ValueError(f"unknown experiment {name!r}; {suggest(name, EXPERIMENTS)}experiments: {known}, all")
     text = resources.files("recsys_topk.experiments").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     return Experiment(name, yaml.safe_load(text))

@@ -1,12 +1,13 @@
-"""Runs an experiment, keeps what is finished, and says how long it will take."""
+"""Runs an experiment and keeps what is finished."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +18,6 @@ from recsys_topk.runs.run import Say
 from recsys_topk.runs.trials import Competition
 
 RECORD = "experiment.json"
-
-
-@dataclass
-class Clock:
-    """Says how much time is left, from what the part done so far took.
-
-    Attributes:
-        total: Weight of everything that is to be run.
-        done: Weight of what has been run.
-        start: When it began.
-    """
-
-    total: float
-    done: float = 0.0
-    start: float = field(default_factory=time.monotonic)
-
-    def left(self, part: float = 0.0) -> str:
-        """Return the time left as text; `part` is the weight done of the step at hand."""
-        done = self.done + part
-        if done <= 0:
-            return ""
-        seconds = (time.monotonic() - self.start) * (self.total - done) / done
-        return f" | about {seconds / 60:.0f} min left" if seconds > 90 else f" | about {seconds:.0f} s left"
 
 
 @dataclass(frozen=True)
@@ -64,18 +42,13 @@ class ExperimentRun:
     further: Mapping[str, Any]
     bench: Callable[[str, Mapping[str, Any]], tuple[str, str]]
 
-    def weight(self) -> int:
-        """Return the weight of what is not finished."""
-        record = read_record(self.folder)
-        return sum(step.weight for step in self.steps if self._finished(record, step) is None)
-
     def check(self) -> None:
         """Raise on a mistake in any of the runs, before the first begins."""
         for step in self.steps:
             if step.run != "bench":
                 self._competition(step).trials("trials")
 
-    def run(self, clock: Clock, say: Say) -> None:
+    def run(self, say: Say) -> None:
         """Run the steps that are not finished, and record what was run in ``experiment.json``."""
         old = read_record(self.folder)
         name = self.experiment.name
@@ -93,9 +66,8 @@ class ExperimentRun:
             record["steps"].append(entry)
             write_whole(self.folder / RECORD, json.dumps(record, indent=1))
             before = time.monotonic()
-            self._run(step, entry["command"], clock, say)
+            self._run(step, entry["command"], say)
             entry["seconds"] = time.monotonic() - before
-            clock.done += step.weight
             write_whole(self.folder / RECORD, json.dumps(record, indent=1))
         record["reference"] = old.get("reference") or reference(self.folder)
         write_whole(self.folder / RECORD, json.dumps(record, indent=1))
@@ -113,20 +85,14 @@ class ExperimentRun:
                 return dict(entry)
         return None
 
-    def _run(self, step: Step, command: Sequence[str], clock: Clock, say: Say) -> None:
+    def _run(self, step: Step, command: Sequence[str], say: Say) -> None:
         if step.run == "bench":
             text, content = self.bench(step.suite, step.common)
             say(text)
             write_whole(self.folder / step.result, content)
             return
-        from recsys_topk.experiments.compare import compare
-        from recsys_topk.experiments.stream import stream
-
-        def left(number: int, total: int) -> str:
-            return clock.left(step.weight * number / total)
-
-        execute = compare if step.run == "compare" else stream
-        execute(self._competition(step), provenance(["recsys-topk", *command]), say, left)
+        execute = getattr(importlib.import_module(f"recsys_topk.experiments.{step.run}"), step.run)
+        execute(self._competition(step), provenance(["recsys-topk", *command]), say)
 
     def _competition(self, step: Step) -> Competition:
         common = {"config": [step.common, self.further]}

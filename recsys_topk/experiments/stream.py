@@ -6,61 +6,47 @@ import json
 import os
 import statistics
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recsys_topk.experiments.compare import write_results
 from recsys_topk.files import write_whole
+from recsys_topk.reports.sections import stream_figures
+from recsys_topk.runs.directory import offline_wandb
 from recsys_topk.runs.run import Say, TrainingRun
-from recsys_topk.runs.statistics import Runs, bands, curves, means, spread
+from recsys_topk.runs.statistics import Runs, curves, means
 from recsys_topk.runs.text import table
 from recsys_topk.runs.trials import Competition, Tell, Trial, by_label, run_all, timed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from recsys_topk.runs.wandb_logging import wandb_loggers
 
 # There is no validation day in a stream, and `stream_days` keeps checkpoints of its own.
 PROTOCOL = {"limit_val_batches": 0, "enable_checkpointing": False, "num_sanity_val_steps": 0}
 _SEED_STEP = 1_000_003
 
 
-def stream(
-    competition: Competition,
-    facts: Mapping[str, Any],
-    say: Say,
-    left: Callable[[int, int], str] = lambda number, total: "",
-) -> None:
+def stream(competition: Competition, facts: Mapping[str, Any], say: Say) -> None:
     """Run the days that have not been run yet, with a line for each, then show and write the curves.
 
     Args:
         competition: Who competes.
         facts: Where the numbers come from (`recsys_topk.runs.provenance`).
         say: Takes the lines and the table.
-        left: Returns the time left, from the number of runs that are over and their total.
     """
     trials = competition.trials("days")
     collect(trials)  # raises before anything runs if one of them was made with other options
-    headed = False
 
     def heard(trial: Trial, entry: Mapping[str, Any]) -> None:
-        nonlocal headed
-        metrics = dict.fromkeys(entry["names"], "-")  # the first day is not tested
-        metrics |= {name: f"{value:.4f}" for name, value in entry.get("metrics", {}).items()}
-        cells = {"run": trial.label, "seed": trial.seed, "day": entry["day"], "requests": entry["requests"], **metrics}
-        cells["seconds"] = f"{entry['seconds']:.1f}"
-        widths = {"run": max(len(trial.label) for trial in trials), "day": 10}
-        for line in (cells.values(),) if headed else (cells, cells.values()):
-            sized = zip(map(str, line), cells, strict=True)
-            say("  ".join(cell.ljust(widths[key]) if key in widths else cell.rjust(len(key)) for cell, key in sized))
-        headed = True
+        measured = [f"{name} {value:.4f}" for name, value in entry.get("metrics", {}).items()]
+        head = f"{trial.label}, seed {trial.seed}, {entry['day']}"
+        say(f"{head}: {', '.join(measured) or 'trained on only'} ({entry['seconds']:.0f} s)")
 
     def done(trial: Trial) -> str:
         write(competition.out, {**facts, "runs": collect(trials)}, say)
         joint = [next(iter(entry["metrics"].values())) for entry in trial.read()["days"]]
         return f"{len(joint)} days tested, mean {statistics.fmean(joint) if joint else float('nan'):.4f}"
 
-    run_all(stream_days, trials, len(trials), competition, done, say, heard, left)
+    run_all(stream_days, trials, len(trials), competition, done, say, heard)
     runs = collect(trials)
     say(table(curve_table(runs)))
     say(write(competition.out, {**facts, "runs": runs}, say))
@@ -104,7 +90,7 @@ def stream_days(trial: Trial, tell: Tell) -> None:
         entry["seconds"] = timed(_fit, run, step.data, before)
         _save(run, trial.target, record, entry)
         _log_day(run, entry, number + 1)
-        tell({"names": list(run.model.metrics["test"]), **entry})
+        tell(entry)
 
 
 def _fit(run: TrainingRun, data: Any, checkpoint: str | None) -> None:
@@ -145,9 +131,6 @@ def _save(run: TrainingRun, target: Path, record: dict[str, Any], entry: dict[st
 
 def _tell_wandb(run: TrainingRun, record: Mapping[str, Any], days: tuple[str, ...]) -> None:
     """Define the axis; offline, where the part of an interrupted run is a run of its own, give it the days before."""
-    from recsys_topk.runs.directory import offline_wandb
-    from recsys_topk.runs.wandb_logging import wandb_loggers
-
     for logger in wandb_loggers(run.trainer.loggers):
         logger.experiment.define_metric("stream/day")
         for name in ("*", *run.model.metrics["test"]):  # by name too: Lightning has defined `*`, W&B takes either glob
@@ -157,8 +140,6 @@ def _tell_wandb(run: TrainingRun, record: Mapping[str, Any], days: tuple[str, ..
 
 
 def _log_day(run: TrainingRun, entry: Mapping[str, Any], number: int) -> None:
-    from recsys_topk.runs.wandb_logging import wandb_loggers
-
     for logger in wandb_loggers(run.trainer.loggers) if "metrics" in entry else ():
         metrics = {f"stream/{name}": value for name, value in entry["metrics"].items()}
         logger.experiment.log({"stream/day": number, "stream/date": entry["day"], **metrics})
@@ -192,20 +173,4 @@ def write(folder: Path, content: Mapping[str, Any], say: Say) -> str:
          "seconds": entry["seconds"], **entry["metrics"]}
         for label, records in runs.items() for record in records for entry in record["days"]
     ]  # fmt: skip
-    return write_results(folder, "stream", content, lines, lambda: {"stream": draw(runs)} if lines else {}, say)[0]
-
-
-def draw(runs: Runs) -> Figure:
-    """Return the joint recall by day: means over seeds, in bands of their standard deviation."""
-    from recsys_topk.reports import plots
-
-    found = curves(runs)
-    lines = means(found)
-    around = bands(lines, {label: {day: spread(v) for day, v in line.items()} for label, line in found.items()})
-    entry = next(entry for records in runs.values() for record in records for entry in record["days"])
-    joint = next(iter(entry["metrics"])).replace("_", " ")
-    return plots.lines(
-        {label: list(line.items()) for label, line in lines.items()},
-        ylabel=f"{joint}, lists of {entry['candidates']}", bands=around,
-        title="Each day tested with what was learned before it" + (" (mean, standard deviation)" if around else ""),
-    )  # fmt: skip
+    return write_results(folder, "stream", content, lines, lambda: stream_figures(runs), say)[0]

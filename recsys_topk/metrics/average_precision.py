@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
+from recsys_topk.metrics.at_k import MeanAtK
 from recsys_topk.metrics.functional import average_precision_at
-from recsys_topk.metrics.mean import ListMean
 
 
-class MAPAt(ListMean):
+class MAPAt(MeanAtK):
     """MAP@k; mean over the lists with a positive. See `recsys_topk.metrics.functional.average_precision_at`.
 
     Args:
@@ -26,16 +24,4 @@ class MAPAt(ListMean):
     """
 
     name: ClassVar[str] = "map"
-
-    def __init__(self, k: int | None = None, positive_above: float = 0.0) -> None:
-        super().__init__()
-        self.k, self.positive_above = k, positive_above
-
-    @property
-    def label(self) -> str:
-        """See `ListMean.label`."""
-        return self.name if self.k is None else f"{self.name}@{self.k}"
-
-    def update(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:
-        """Add a batch of lists: scores, labels and mask are (B, N)."""
-        self.add(*average_precision_at(scores, labels, mask, k=self.k, positive_above=self.positive_above))
+    measure = average_precision_at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from recsys_topk.metrics.mean import ListMean, registry
@@ -20,6 +20,7 @@ def configured_metrics(
     quotas: Mapping[str, int],
     positive_above: float = 0.0,
     labels: Literal["grades", "places"] = "grades",
+    operator: Callable[..., Any] | None = None,
 ) -> dict[str, ListMean]:
     """Return the metrics that a list of entries asks for, by the name under which they are logged.
 
@@ -34,6 +35,7 @@ def configured_metrics(
         quotas: How many items each stage passes on, by the stage's name, first to last.
         positive_above: Items with a label above this are positive.
         labels: What the labels are, as in a schema.
+        operator: The top-k operator of the loss; None = it has none, and metrics of an operator are refused.
 
     Example:
         >>> metrics = configured_metrics(["joint_recall", "recall"], k=10, quotas={"retrieval": 30, "ranking": 20})
@@ -42,27 +44,29 @@ def configured_metrics(
         >>> list(configured_metrics([{"metric": "ndcg", "k": 5, "stage": "ranking"}], k=10, quotas={"ranking": 20}))
         ['ranking_ndcg@5']
     """
+    offered = {"k": k, "quotas": tuple(quotas.values()), "positive_above": positive_above, "operator": operator}
+    if labels == "places":
+        offered["gain"] = "linear"
     found: dict[str, ListMean] = {}
     for entry in entries:
-        for name, metric in _of_entry(entry, k, quotas, positive_above, labels).items():
+        for name, metric in _of_entry(entry, quotas, offered).items():
             if name in found:
                 raise ValueError(f"two metrics would be logged as {name!r}; give one of them another k, m or stage")
             found[name] = metric
     return found
 
 
-def _of_entry(
-    entry: MetricEntry, k: int, quotas: Mapping[str, int], positive_above: float, labels: str
-) -> dict[str, ListMean]:
+def _of_entry(entry: MetricEntry, quotas: Mapping[str, int], offered: Mapping[str, Any]) -> dict[str, ListMean]:
     options = {"metric": entry} if isinstance(entry, str) else dict(entry)
     name, stage = options.pop("metric", None), options.pop("stage", None)
     if not isinstance(name, str):
         raise ValueError(f"a metric is a name, or a mapping such as {{metric: ndcg, k: 5}}; got {entry!r}")
     cls = registry.resolve(name)
     accepted = inspect.signature(cls).parameters
-    unknown = next((option for option in options if option not in accepted), None)
+    takes = [option for option in accepted if option != "operator"]
+    unknown = next((option for option in options if option not in takes), None)
     if unknown is not None:
-        known = [*accepted, *([] if cls.whole_cascade else ["stage"])]
+        known = [*takes, *([] if cls.whole_cascade else ["stage"])]
         raise ValueError(
             f"metric {name!r} has no option {unknown!r}; {suggest(unknown, known)}it has: {', '.join(known)}"
         )
@@ -72,9 +76,10 @@ def _of_entry(
             if cls.whole_cascade
             else f"metric {name!r} names stage {stage!r}; the stages are {', '.join(quotas)}"
         )
-    offered: dict[str, Any] = {"k": k, "quotas": tuple(quotas.values()), "positive_above": positive_above}
-    if labels == "places":
-        offered["gain"] = "linear"
+    if "operator" in accepted and offered["operator"] is None:
+        raise ValueError(
+            f"metric {name!r} measures the top-k operator of the loss, and this loss has none; leave it out"
+        )
     if cls.whole_cascade:
         made = cls(**_complete(options, offered, accepted))
         return {made.label: made}

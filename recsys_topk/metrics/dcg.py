@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from torch import Tensor
-
+from recsys_topk.metrics.at_k import MeanAtK
 from recsys_topk.metrics.functional import dcg_at
-from recsys_topk.metrics.mean import ListMean
 from recsys_topk.ops.dcg import Gain, check_gain
 
 
-class DCGAt(ListMean):
+class DCGAt(MeanAtK):
     """DCG@k; mean over the lists with a positive. See `recsys_topk.metrics.functional.dcg_at`.
 
     Args:
@@ -28,16 +26,13 @@ class DCGAt(ListMean):
     """
 
     name: ClassVar[str] = "dcg"
+    measure = dcg_at
 
     def __init__(self, k: int | None = None, gain: Gain = "exponential", positive_above: float = 0.0) -> None:
-        super().__init__()
-        self.k, self.gain, self.positive_above = k, check_gain(gain), positive_above
+        super().__init__(k, positive_above)
+        self.gain = check_gain(gain)
 
     @property
-    def label(self) -> str:
-        """See `ListMean.label`."""
-        return self.name if self.k is None else f"{self.name}@{self.k}"
-
-    def update(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:
-        """Add a batch of lists: scores, labels and mask are (B, N)."""
-        self.add(*dcg_at(scores, labels, mask, k=self.k, gain=self.gain, positive_above=self.positive_above))
+    def options(self) -> dict[str, Any]:
+        """See `MeanAtK.options`."""
+        return {**super().options, "gain": self.gain}

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
+from recsys_topk.metrics.dcg import DCGAt
 from recsys_topk.metrics.functional import ndcg_at
-from recsys_topk.metrics.mean import ListMean
-from recsys_topk.ops.dcg import Gain, check_gain
 
 
-class NDCGAt(ListMean):
+class NDCGAt(DCGAt):
     """NDCG@k; mean over the lists with a positive. See `recsys_topk.metrics.functional.ndcg_at`.
 
     Args:
@@ -28,16 +25,4 @@ class NDCGAt(ListMean):
     """
 
     name: ClassVar[str] = "ndcg"
-
-    def __init__(self, k: int | None = None, gain: Gain = "exponential", positive_above: float = 0.0) -> None:
-        super().__init__()
-        self.k, self.gain, self.positive_above = k, check_gain(gain), positive_above
-
-    @property
-    def label(self) -> str:
-        """See `ListMean.label`."""
-        return self.name if self.k is None else f"{self.name}@{self.k}"
-
-    def update(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:
-        """Add a batch of lists: scores, labels and mask are (B, N)."""
-        self.add(*ndcg_at(scores, labels, mask, k=self.k, gain=self.gain, positive_above=self.positive_above))
+    measure = ndcg_at

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, ClassVar
+
 from torch import Tensor
 
 from recsys_topk.metrics.functional import selection_mass
@@ -31,3 +34,27 @@ class SelectionMass(ListMean):
     def update(self, p: Tensor, mask: Tensor | None = None) -> None:
         """Add a batch of selections: p (membership) and mask are (B, N)."""
         self.add(*selection_mass(p, mask, k=self.k))
+
+
+class StageSelectionMass(SelectionMass):
+    """`SelectionMass` of what the operator of the loss makes of a stage's scores, as a configured metric.
+
+    Args:
+        operator: The operator, of scores, k and mask.
+        k: How many items were to be selected; capped at the valid items of a list.
+    """
+
+    name: ClassVar[str] = "selection_mass"
+
+    def __init__(self, operator: Callable[..., Any], k: int) -> None:
+        super().__init__(k)
+        self._operator = (operator,)  # in a tuple: it is a part of the loss and not of the metric's state
+
+    @property
+    def label(self) -> str:
+        """See `ListMean.label`."""
+        return f"{self.name}@{self.k}"
+
+    def update(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:  # type: ignore[override]
+        """Add a batch of lists: scores, labels and mask are (B, N)."""
+        super().update(self._operator[0](scores, self.k, mask).p, mask)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recsys_topk.reports import plots
-from recsys_topk.reports.paper import paper_figures
+from recsys_topk.reports.paper import EXPERIMENTS, paper_figures
 from recsys_topk.reports.results import Found
 from recsys_topk.reports.sections import Section, section_of
 from recsys_topk.runs.wandb_logging import log_once
@@ -120,8 +120,7 @@ def describe(found: Sequence[Found], made: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _order(one: Found) -> int:
-    known = ("main-table", "runtime", "tau", "negatives", "streaming")
-    return known.index(one.content["name"]) if one.kind == "experiment" else len(known)
+    return EXPERIMENTS.index(one.content["name"]) if one.kind == "experiment" else len(EXPERIMENTS)
 
 
 def _data(given: Mapping[str, Any]) -> str:

@@ -9,6 +9,9 @@ from typing import Any, cast
 
 import yaml
 
+# Its experiments, in the order of `recsys-topk experiment all` and of a page: the quick ones first.
+EXPERIMENTS = ("main-table", "runtime", "tau", "negatives", "streaming")
+
 
 @cache
 def paper_figures() -> Mapping[str, Any]:

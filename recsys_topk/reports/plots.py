@@ -15,12 +15,14 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
+from recsys_topk.runs.text import cell
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Series: TypeAlias = Mapping[str, Sequence[tuple[Any, float]]]
-Bands: TypeAlias = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+Bands: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 
 # Told apart with the usual colour blindnesses and by lightness; the losses met most often have one of their own.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288", "#882255", "#555555", "#999933")
@@ -46,7 +48,6 @@ def bars(
     rows: Sequence[Mapping[str, Any]],
     value: str,
     error: str | None = None,
-    label: str = "run",
     title: str = "",
     reference: Mapping[str, float] | None = None,
     xlabel: str = "",
@@ -54,10 +55,9 @@ def bars(
     """Return horizontal bars, in the order given.
 
     Args:
-        rows: One bar each; a row whose `value` is None is left empty.
+        rows: One bar each, called by its ``run``; a row whose `value` is None is left empty.
         value: Key of the length of a bar.
         error: Key of half the length of its error bar; None in a row draws none.
-        label: Key of the name of a bar.
         title: Above the plot.
         reference: Vertical lines, by name.
         xlabel: Below the axis; `value` if empty.
@@ -70,12 +70,12 @@ def bars(
         raise ValueError("nothing to draw: bars needs at least one row")
     with _style():
         axes = _axes(0.9 + 0.27 * len(rows) + (0.5 if reference else 0.0), title)
-        names = [str(row[label]) for row in rows]
+        names = [str(row["run"]) for row in rows]
         lengths = [0.0 if row.get(value) is None else float(row[value]) for row in rows]
         errors = [float(row.get(error or "") or 0.0) for row in rows]
         colours = [row.get("colour") or colour(name) for row, name in zip(rows, names, strict=True)]
         drawn = axes.barh(range(len(rows)), lengths, height=0.7, xerr=errors, color=colours, tick_label=names)
-        shown = ["–" if row.get(value) is None else _short(row[value]) for row in rows]  # noqa: RUF001
+        shown = [cell(row.get(value)) for row in rows]
         axes.bar_label(
             drawn, shown, padding=4, fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}
         )
@@ -89,7 +89,7 @@ def bars(
         for name, at in (reference or {}).items():
             axes.axvline(at, color="#222222", linewidth=1.0, linestyle=(0, (4, 3)))
             axes.annotate(
-                f"{name} {_short(at)}", (at, 1.0), (2, 3), xycoords=axes.get_xaxis_transform(),
+                f"{name} {cell(at)}", (at, 1.0), (2, 3), xycoords=axes.get_xaxis_transform(),
                 textcoords="offset points", rotation=25, fontsize=7.5, ha="left", va="bottom",
             )  # fmt: skip
         return axes.figure  # type: ignore[return-value]
@@ -205,7 +205,3 @@ def _places(series: Series) -> dict[str, int]:
     if all(re.fullmatch(r"\d{4}-\d\d-\d\d", text) for text in texts):
         texts.sort()
     return {text: place for place, text in enumerate(texts)}
-
-
-def _short(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.4g}"

@@ -14,7 +14,7 @@ from recsys_topk.reports.paper import paper_curves, paper_figures
 from recsys_topk.reports.results import Found
 from recsys_topk.reports.tables import Table, heading, short_name
 from recsys_topk.runs.metrics_file import read_rows
-from recsys_topk.runs.statistics import bands, curves, means, metric_names, spread, summarise
+from recsys_topk.runs.statistics import Runs, bands, curves, means, metric_names, spread, summarise
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -176,15 +176,13 @@ def _best(joint: Mapping[str, float]) -> list[str]:
 def stream(section: Section, found: Found, record: Mapping[str, Any]) -> None:
     """Add joint recall by day, a line for each competitor."""
     runs = found.content["runs"]
-    by_seed = curves(runs)
-    if not by_seed:
+    by_day = means(curves(runs))
+    if not by_day:
         section.missing.append("no day has been tested yet")
         return
-    by_day = means(by_seed)
     metric = next(name for found in runs.values() for run in found for day in run["days"] for name in day["metrics"])
-    around = bands(by_day, {label: {day: spread(v) for day, v in line.items()} for label, line in by_seed.items()})
-    figure = _lines(by_day, {}, ylabel=f"{short_name(metric)} recall", title="Joint recall by day", bands=around)
-    section.figures.append((figure, "Each day is tested with what was learned before it; mean and standard deviation."))
+    caption = "Each day is tested with what was learned before it; mean and standard deviation."
+    section.figures += [(figure, caption) for figure in stream_figures(runs).values()]
     days = sorted({day for line in by_day.values() for day in line})
     mean = {label: statistics.fmean(line.values()) for label, line in by_day.items()}
     body = []
@@ -195,6 +193,18 @@ def stream(section: Section, found: Found, record: Mapping[str, Any]) -> None:
     caption = f"{short_name(metric)} recall by day; mean over days, ± its standard deviation over seeds."
     section.tables.append(Table(caption, body))
     section.verdict += verdicts.stream_verdict(by_day, record["about"]["subject"]) if record else _best(mean)
+
+
+def stream_figures(runs: Runs) -> dict[str, Figure]:
+    """Return the plot of a stream, joint recall by day, by its name; none if no day was tested."""
+    by_seed = curves(runs)
+    by_day = means(by_seed)
+    around = bands(by_day, {label: {day: spread(v) for day, v in line.items()} for label, line in by_seed.items()})
+    entry = next((day for found in runs.values() for run in found for day in run["days"]), None)
+    if entry is None:
+        return {}
+    ylabel = f"{next(iter(entry['metrics'])).replace('_', ' ')}, lists of {entry['candidates']}"
+    return {"stream": _lines(by_day, {}, ylabel=ylabel, title="Joint recall by day", bands=around)}
 
 
 def bench(section: Section, found: Found, record: Mapping[str, Any]) -> None:

@@ -78,6 +78,12 @@ def check_schema(path: str | Path, content: Mapping[str, Any], schema: Schema) -
     now = schema.to_dict()
     if then == now:
         return
+    name = _other_vocabulary(then, now)
+    if name is not None:
+        raise ValueError(
+            f"the checkpoint {str(path)!r} was trained with another vocabulary of table {name} than that of the data; "
+            f"give the training days (--data.train_days) and the --data.vocabulary that it was trained with"
+        )
     rows = [{table["name"]: table["rows"] for table in part["tables"]} for part in (then, now)]
     name = next((name for name in {**rows[0], **rows[1]} if rows[0].get(name) != rows[1].get(name)), None)
     if name is not None:
@@ -89,6 +95,12 @@ def check_schema(path: str | Path, content: Mapping[str, Any], schema: Schema) -
         f"the checkpoint {str(path)!r} was trained on other data than these: {what}; give the data it was trained on "
         f"(--data.root)"
     )
+
+
+def _other_vocabulary(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return the first table of both schemas whose vocabulary differs, or None."""
+    found = [{table["name"]: table.get("vocabulary") for table in part["tables"]} for part in (then, now)]
+    return next((name for name, own in found[0].items() if name in found[1] and found[1][name] != own), None)
 
 
 def _data(saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from lightning.pytorch.loggers import Logger
 from recsys_topk.callbacks.predictions import PredictionWriter
 from recsys_topk.callbacks.progress import Pace, PlainProgress, RichProgress
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint, WholeFileIO
-from recsys_topk.cascades.module import TWO_STAGES, CascadeModule
+from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.datamodules import CascadeDataModule
@@ -61,7 +61,7 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
 def cascade(
     schema: Any,
     loss: RankingLoss,
-    stages: list[StageConfig],
+    stages: list[StageConfig] | None = None,
     objective: Callable[[RankingLoss, int], CascadeObjective] | None = None,
     **options: Any,
 ) -> CascadeModule:
@@ -70,7 +70,7 @@ def cascade(
     Args:
         schema: The features; taken from the data.
         loss: The loss; `--loss NAME` for short.
-        stages: The stages, first to last.
+        stages: The stages, first to last; None = what the features of the data can feed.
         objective: How the stages are trained together; `--objective NAME` for short.
         options: As those of `CascadeModule`.
     """
@@ -164,7 +164,6 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         """Add what is ours to LightningCLI's arguments."""
         for name, (kind, default, text) in OPTIONS.items():
             parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-        parser.set_defaults({"model.stages": [config.to_dict() for config in TWO_STAGES]})
         parser.link_arguments("data.schema", "model.schema", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -225,6 +224,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer with the run's directory, loggers and callbacks."""
         options = self.config[self.command]
+        if options.model.stages is None:  # config.yaml names the stages, whatever later versions choose by themselves
+            options.model.stages = [config.to_dict() for config in self.model.cascade.configs]
         if options.ckpt_path is not None:
             check_schema(options.ckpt_path, read_checkpoint(options.ckpt_path), self.model.schema)
         if self.resumption is not None:

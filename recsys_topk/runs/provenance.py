@@ -6,13 +6,15 @@ import os
 import platform
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 from recsys_topk import __version__
 
-PACKAGES = ("torch", "torchrec", "lightning", "torchmetrics", "numpy", "pyarrow", "wandb", "matplotlib")
+PACKAGES = (
+    "recsys-topk", "python", "torch", "torchrec", "lightning", "torchmetrics", "numpy", "pyarrow", "wandb", "matplotlib"
+)  # fmt: skip
 
 
 def cpu_model() -> str:
@@ -25,6 +27,11 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def installed() -> dict[str, str]:
+    """Return the versions of all installed distributions by name, with hyphens."""
+    return {found.metadata["Name"].replace("_", "-").lower(): found.version for found in distributions()}
+
+
 def provenance(command: Sequence[str]) -> dict[str, Any]:
     """Return what a result needs beside it to be judged and made again.
 
@@ -35,15 +42,10 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
         >>> sorted(provenance(["recsys-topk", "compare"]))
         ['command', 'machine', 'started', 'versions']
     """
-    versions = {"recsys-topk": __version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    found = {"recsys-topk": __version__, "python": platform.python_version(), **installed()}
     return {
         "command": list(command),
-        "versions": versions,
+        "versions": {name: found[name] for name in PACKAGES if name in found},
         "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": platform.system()},
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

@@ -159,20 +159,25 @@ class TrainingRun:
         report_end(self, "fit")
         return self.metrics
 
-    def validate(self) -> dict[str, float]:
-        """Measure on the validation days; return the metrics."""
-        return self._measure("validate")
+    def validate(self, corpus: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """Measure on the validation days; return the metrics. `corpus` as in `test`."""
+        return self._measure("validate", corpus)
 
-    def test(self) -> dict[str, float]:
-        """Measure on the test days; return the metrics."""
-        return self._measure("test")
+    def test(self, corpus: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """Measure on the test days; return the metrics.
+
+        Args:
+            corpus: Measure over the whole catalogue too: options of `recsys_topk.callbacks.corpus.CorpusMetrics`, e.g.
+                ``{"cuts": [10, 20]}``, or ``{}``; None = no. Writes ``corpus.json``.
+        """
+        return self._measure("test", corpus)
 
     def predict(self) -> Path:
         """Write every candidate's scores, fate and rank for the test days; return the Parquet file."""
         self._measure("predict")
         return self.directory.path / "predictions.parquet"
 
-    def _measure(self, command: Command) -> dict[str, float]:
+    def _measure(self, command: Command, corpus: Mapping[str, Any] | None = None) -> dict[str, float]:
         own = self.parts(command).command != "fit"
 
         from recsys_topk.runs.summary import announce, report_end
@@ -182,12 +187,27 @@ class TrainingRun:
         quietly = {"return_predictions": False} if command == "predict" else {"verbose": False}
         loading = self.parts().loading if own else {}
         try:
-            with _weights_fit():
+            with _weights_fit(), self._whole_catalogue(corpus):
                 getattr(self.trainer, command)(self.model, datamodule=self.data, **loading, **quietly)
         except SystemExit:
             raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
         report_end(self, command)
         return self.metrics
+
+    @contextmanager
+    def _whole_catalogue(self, options: Mapping[str, Any] | None) -> Iterator[None]:
+        """Let the trainer measure over the whole catalogue too, if there are options for it."""
+        if options is None:
+            yield
+            return
+        from recsys_topk.callbacks.corpus import CorpusMetrics
+
+        callback = CorpusMetrics(**options, say=self.say, file=self.directory.path / "corpus.json")
+        self.trainer.callbacks.append(callback)
+        try:
+            yield
+        finally:
+            self.trainer.callbacks.remove(callback)
 
     def _read(self, command: Command, build: bool) -> CascadeCLI:
         with reading(self.trust):

@@ -67,13 +67,10 @@ def means(found: Mapping[str, Mapping[Any, Sequence[float]]]) -> dict[str, dict[
 
 def bands(
     found: Mapping[str, Mapping[Any, float]], spreads: Mapping[str, Mapping[Any, float | None]]
-) -> dict[str, tuple[list[float], list[float]]]:
+) -> dict[str, list[list[float]]]:
     """Return the mean minus and plus the standard deviation of every curve that has any."""
     return {
-        label: (
-            [y - (spreads[label][x] or 0.0) for x, y in line.items()],
-            [y + (spreads[label][x] or 0.0) for x, y in line.items()],
-        )
+        label: [[y + sign * (spreads[label][x] or 0.0) for x, y in line.items()] for sign in (-1, 1)]
         for label, line in found.items()
         if any(spreads[label].values())
     }

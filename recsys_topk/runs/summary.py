@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint
@@ -10,7 +11,7 @@ from recsys_topk.cascades.features import table_sizes
 from recsys_topk.runs.directory import first_process
 from recsys_topk.runs.metrics_file import MetricsFile, read_rows
 from recsys_topk.runs.text import table
-from recsys_topk.runs.wandb_logging import log_summary, log_table, log_weights, wandb_loggers
+from recsys_topk.runs.wandb_logging import log_summary, log_weights, wandb_loggers
 
 if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, TrainingRun
@@ -41,8 +42,9 @@ def announce(run: TrainingRun, command: Command) -> None:
     parameters = list(model.parameters())
     count = sum(parameter.numel() for parameter in parameters)
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters) / 2**20
-    run.say(f"  {count:,} parameters ({size:,.1f} MB); the largest tables:")
-    for line in table(table_rows(model)).splitlines():
+    rows = table_rows(model)
+    run.say(f"  {count:,} parameters ({size:,.1f} MB); {'the largest tables:' if rows else 'no embedding tables'}")
+    for line in table(rows).splitlines() if rows else ():
         run.say(f"  {line}")
     where = f"  run directory {run.directory.path}"
     if run.resumption is not None:
@@ -58,13 +60,14 @@ def report_end(run: TrainingRun, command: Command) -> None:
         return
     shown = {name: value for name, value in run.metrics.items() if not name.startswith("train/")}
     if shown:
-        run.say(table([{"metric": name, "value": value} for name, value in shown.items()]))
+        run.say(table(metric_rows(shown)))
     best = next((part for part in run.trainer.checkpoint_callbacks if isinstance(part, BestCheckpoint)), None)
     if command == "fit" and best is not None and best.best_model_score is not None:
         run.say(f"best {best.monitor} {float(best.best_model_score):.4f} (best.ckpt)")
     path = run.directory.path
     for logger in wandb_loggers(run.trainer.loggers):
-        log_table(logger, f"tables/{'val' if command in ('fit', 'validate') else command}", shown)
+        key = f"tables/{'val' if command in ('fit', 'validate') else command}"
+        logger.log_table(key, columns=["metric", "value"], data=[list(item) for item in shown.items()])
         if command == "fit":
             log_summary(logger, read_rows(path / "metrics.csv"))
             found = {label: path / "checkpoints" / f"{label}.ckpt" for label in ("best", "last")}
@@ -72,6 +75,23 @@ def report_end(run: TrainingRun, command: Command) -> None:
                 log_weights(logger, path.name, {k: file for k, file in found.items() if file.is_file()}, shown)
     if command == run.parts().command:
         run.say("\n  ".join(["written:", *run.directory.files()]))
+
+
+def metric_rows(metrics: Mapping[str, float]) -> list[dict[str, object]]:
+    """Return metrics as rows of a table; with metrics over the whole catalogue, one column per set of candidates.
+
+    Example:
+        >>> metric_rows({"test/ndcg@5/200": 0.5, "test/ndcg@5/corpus": 0.1, "test/ndcg@5/random": 0.01})
+        [{'metric': 'test/ndcg@5', '200': 0.5, 'corpus': 0.1, 'random': 0.01}]
+    """
+    if not any(name.endswith("/corpus") for name in metrics):
+        return [{"metric": name, "value": value} for name, value in metrics.items()]
+    rows: dict[str, dict[str, object]] = {}
+    for name, value in metrics.items():
+        split, metric, *column = name.split("/")
+        row = rows.setdefault(f"{split}/{metric}", {"metric": f"{split}/{metric}"})
+        row["/".join(column) or "sampled"] = value
+    return list(rows.values())
 
 
 def report_stop(run: TrainingRun) -> None:

@@ -18,7 +18,7 @@ def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str] | None = 
     if not rows:
         return "(nothing)"
     names = list(columns) if columns is not None else list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    cells = [[cell(row.get(name)) for name in names] for row in rows]
     numeric = [all(isinstance(row.get(name), (int, float, type(None))) for row in rows) for name in names]
     widths = [max(len(name), *(len(line[i]) for line in cells)) for i, name in enumerate(names)]
 
@@ -29,7 +29,8 @@ def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str] | None = 
     return "\n".join([align(names), align(["-" * w for w in widths]), *(align(line) for line in cells)])
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """Return a value as text: numbers with four digits after the point, None as a dash."""
     if value is None:
         return "-"
     if isinstance(value, float):

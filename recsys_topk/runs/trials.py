@@ -167,9 +167,8 @@ def run_all(
     done: Callable[[Trial], str],
     say: Say,
     heard: Callable[[Trial, Any], None] = lambda trial, message: None,
-    left: Callable[[int, int], str] = lambda number, total: "",
 ) -> None:
-    """Run `todo` with a line for each; raise at the end if some failed.
+    """Run `todo` with a line for each that also says how much time is left; raise at the end if some failed.
 
     Args:
         work: What a process does.
@@ -179,16 +178,17 @@ def run_all(
         done: Returns what to say of a run that is over.
         say: Takes the lines.
         heard: Called with what a process has to tell.
-        left: Returns what to add to a line, from the number of runs that are over and their total.
     """
-    there, failures = total - len(todo), []
+    there, failures, start = total - len(todo), [], time.monotonic()
     if there:
         say(f"{there} of {total} runs are there already")
     outcomes = in_processes(work, todo, competition.jobs, competition.out.name, heard)
     for number, (trial, failure) in enumerate(outcomes, start=there + 1):
         head = f"[{number}/{total}] {trial.label}, seed {trial.seed}"
         if failure is None:
-            say(f"{head}: {done(trial)}{left(number - there, len(todo))}")
+            left = (time.monotonic() - start) / (number - there) * (total - number)
+            shown = f" | about {left / 60:.0f} min left" if left > 90 else f" | about {left:.0f} s left"
+            say(f"{head}: {done(trial)}{shown if number < total else ''}")
         else:
             failures.append(f"{trial.label}, seed {trial.seed}: {failure}")
             say(f"{head}: {failure} (more in {trial.log})")

@@ -72,11 +72,6 @@ def log_summary(logger: WandbLogger, rows: Sequence[Mapping[str, str]]) -> None:
             logger.experiment.summary[name] = {"max": max(values), "last": values[-1]}
 
 
-def log_table(logger: WandbLogger, key: str, metrics: Mapping[str, float]) -> None:
-    """Log metrics as a W&B table of names and values."""
-    logger.log_table(key, columns=["metric", "value"], data=[[name, value] for name, value in metrics.items()])
-
-
 def log_weights(logger: WandbLogger, name: str, checkpoints: Mapping[str, Path], metadata: Mapping[str, Any]) -> None:
     """Upload checkpoints as one artifact: weights and plain descriptions, neither code nor optimizer state.
 

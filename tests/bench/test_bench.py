@@ -48,13 +48,6 @@ def test_command_writes_json_and_checks_itself(suite: str, tmp_path: Path, capsy
     assert "slower: dftopk 2x9x3" in capsys.readouterr().err
 
 
-def test_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    target = tmp_path / "bench.png"
-    assert main(["operators", *FAST, "--names", "dftopk", "--plot", str(target)]) == 0
-    assert target.stat().st_size > 1000
-
-
 def test_misuse_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["operators", "--names", "dftpk", *FAST]) == 2
     assert "did you mean 'dftopk'" in capsys.readouterr().err

@@ -287,6 +287,7 @@ def test_metrics_are_a_configured_list_and_the_monitored_one_is_named(tmp_path: 
         {"metric": "ndcg", "k": 2, "stage": "ranking"},
         {"metric": "joint_recall", "k": 1},
         "kendall_tau",
+        "selection_mass",
     ]
     model = module(metrics=entries, monitor="ranking_ndcg@2")
     run = trainer(tmp_path, enable_checkpointing=True)
@@ -294,6 +295,7 @@ def test_metrics_are_a_configured_list_and_the_monitored_one_is_named(tmp_path: 
     assert list(results) == [
         "val/retrieval_recall@3@8", "val/ranking_recall@3@5", "val/ranking_ndcg@2", "val/joint_recall@1@5",
         "val/retrieval_kendall_tau", "val/ranking_kendall_tau",
+        "val/retrieval_selection_mass@3", "val/ranking_selection_mass@3",
     ]  # fmt: skip
     expected = NDCGAt(2, positive_above=7.0)
     for batch in batches(2):

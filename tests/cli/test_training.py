@@ -231,3 +231,28 @@ def test_packaged_configs_parse(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["fit", "--config", name, "--print_config"]) == 0
         shown = capsys.readouterr()
         assert "class_path: recsys_topk.losses" in shown.out
+
+
+def test_the_whole_catalogue_is_measured_beside_the_sample(trained: Path, in_process: Command, tmp_path: Path) -> None:
+    checkpoint = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
+    options = ["--ckpt_path", str(checkpoint), "--name", "all", "--corpus", "--corpus.k", "5,20"]
+    done = in_process(tmp_path, "test", *options)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^metric +80 +corpus +popularity +random$", done.stdout, re.MULTILINE)
+    folder = tmp_path / "runs" / "test-all"
+    found = metrics(folder)
+    written = json.loads((folder / "corpus.json").read_text())["metrics"]
+    assert {f"test/{name}": value for name, value in written.items()}.items() <= found.items()
+    assert {"recall@5/corpus", "ndcg@20/popularity", "lost_ranking/corpus"} <= written.keys()
+    share = sum(written[name] for name in ("lost_retrieval/corpus", "lost_ranking/corpus", "kept/corpus"))
+    assert share == pytest.approx(1.0, abs=1e-6)
+
+
+def test_options_of_the_whole_catalogue_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, text in (
+        (["fit", "--corpus"], "--corpus goes with test and validate"),
+        (["test", "--corpus.stages", "x"], "did you mean --corpus.stage"),
+        (["test", "--corpus.k", "ten"], "--corpus.k takes numbers such as 10,20, got 'ten'"),
+    ):
+        assert main(arguments) == 2
+        assert text in one_line(capsys.readouterr().err)

@@ -10,8 +10,8 @@ import pytest
 
 from recsys_topk.bench.suites import SUITES
 from recsys_topk.cli.compare import read
-from recsys_topk.experiments.definition import SIZES, Size, available, load
-from recsys_topk.reports.paper import paper_figures
+from recsys_topk.experiments.definition import SIZES, Size, load
+from recsys_topk.reports.paper import EXPERIMENTS, paper_figures
 from recsys_topk.runs.config import flat
 from recsys_topk.runs.trials import Competition
 
@@ -24,11 +24,11 @@ def plain(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def test_every_file_is_an_experiment() -> None:
-    assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == sorted(available())
+    assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == sorted(EXPERIMENTS)
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_says_everything_and_its_commands_parse(name: str, size: Size) -> None:
     experiment = load(name)
     about = experiment.about(size)
@@ -44,10 +44,10 @@ def test_an_experiment_says_everything_and_its_commands_parse(name: str, size: S
             assert step.suite in SUITES
             continue
         trials = Competition(step.variants, step.common, step.seeds, Path("unused")).trials("trials")
-        assert len(trials) == step.weight
+        assert len(trials) == len(step.variants) * step.seeds
         assert step.common["config"] == ("paper-small" if size == "small" else "recflow-2stage")
         # The command that is shown asks for the same runs.
-        shown = read(step.command(Path("unused"), 1, {})[1:], step.run, "")
+        shown = read(step.command(Path("unused"), 1, {})[1:], step.run)
         for one, two in zip(trials, shown.trials("trials"), strict=True):
             assert (one.label, one.seed, one.target) == (two.label, two.seed, two.target)
             assert plain(one.config) == plain(two.config)
@@ -57,7 +57,7 @@ def test_curves_know_which_label_stands_where() -> None:
     (step,) = load("negatives").steps("small", seeds=5, only=["lapsum"])
     assert list(step.variants) == [f"lapsum, negatives {n}" for n in (0, 5, 10, 15, 20, 25)]
     assert step.points["lapsum, negatives 15"] == ("lapsum", 15.0)
-    assert step.weight == 30
+    assert len(step.variants) * step.seeds == 30
     command = step.command(Path("p"), 1, {})
     assert "lapsum, negatives 15=--loss lapsum --data.train_negatives 15" in command
 

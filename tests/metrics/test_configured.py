@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from recsys_topk.metrics import JointRecall, KendallTau, ListMean, NDCGAt, RecallAt, configured_metrics
 from recsys_topk.metrics.functional import top
 from recsys_topk.metrics.mean import registry
+from recsys_topk.operators import DFTopK
 
 QUOTAS = {"retrieval": 30, "ranking": 20}
 
@@ -58,3 +60,22 @@ def test_every_registered_metric_can_be_configured_by_its_name_alone() -> None:
 def test_a_class_that_is_no_metric_is_refused() -> None:
     with pytest.raises((TypeError, ValueError), match="ListMean"):
         configured_metrics(["recsys_topk.losses.DFTopKLoss"], k=10, quotas=QUOTAS)
+
+
+def test_selection_mass_is_that_of_the_operator_of_the_loss() -> None:
+    """By its definition: the sum of sigmoid((x - theta) / tau) over the valid items, divided by k."""
+    made = configured_metrics(["selection_mass"], k=2, quotas=QUOTAS, operator=DFTopK(tau=0.5))
+    assert list(made) == ["retrieval_selection_mass@2", "ranking_selection_mass@2"]
+    metric = made["ranking_selection_mass@2"]
+    assert metric.stage == 1
+    assert not metric.state_dict()
+    metric.update(torch.tensor([[4.0, 3.0, 1.0, 9.0]]), torch.zeros(1, 4), torch.tensor([[True, True, True, False]]))
+    expected = sum(1 / (1 + math.exp(-(score - 2.0) / 0.5)) for score in (4.0, 3.0, 1.0)) / 2
+    assert float(metric.compute()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_selection_mass_needs_an_operator_and_takes_none_from_the_entry() -> None:
+    with pytest.raises(ValueError, match="measures the top-k operator of the loss, and this loss has none"):
+        configured_metrics(["selection_mass"], k=2, quotas=QUOTAS)
+    with pytest.raises(ValueError, match="no option 'operator'"):
+        configured_metrics([{"metric": "selection_mass", "operator": "hard"}], k=2, quotas=QUOTAS, operator=DFTopK())

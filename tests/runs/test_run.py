@@ -76,6 +76,9 @@ def test_the_options_are_those_that_are_saved(here: Path) -> None:
     assert not Path("runs").exists()
     run.fit()
     again = TrainingRun({"config": "runs/x/config.yaml"}).options()
+    # Which stages there are is the data's to say, so it is known when they have been opened.
+    assert options["model"].pop("stages") is None
+    assert [stage["kind"] for stage in again["model"].pop("stages")] == ["two_tower", "din"]
     assert {**again, "name": "x"} == options
 
 

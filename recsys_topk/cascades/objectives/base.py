@@ -74,6 +74,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     Class attributes:
         name: Registry name.
         needs_operator: The objective asks the loss's operator for memberships.
+        compares_groups: The objective learns from differences between sample groups only, so it needs two at least.
         uses_loss: The objective is built from `loss`; otherwise it is a published baseline with terms of its own.
         paper: Where the objective is from.
 
@@ -87,6 +88,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
 
     name: ClassVar[str]
     needs_operator: ClassVar[bool] = False
+    compares_groups: ClassVar[bool] = False
     uses_loss: ClassVar[bool] = True
     paper: ClassVar[str] = ""
 

@@ -25,6 +25,7 @@ class FullStageRankNet(CascadeObjective):
 
     name: ClassVar[str] = "fs_ranknet"
     uses_loss: ClassVar[bool] = False
+    compares_groups: ClassVar[bool] = True
     paper: ClassVar[str] = "FS-LTR (Zheng et al. 2024), as in Wang et al. 2025, arXiv 2503.09492"
 
     def __init__(self, loss: RankingLoss, stages: int, *, weighting: Weighting = "fixed") -> None:

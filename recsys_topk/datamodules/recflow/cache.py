@@ -16,8 +16,15 @@ import numpy.typing as npt
 from recsys_topk.datamodules.folders import remove_partial, whole_folder
 from recsys_topk.datamodules.locations import version_of
 from recsys_topk.datamodules.recflow.files import RecFlowFiles
-from recsys_topk.datamodules.recflow.layout import HISTORY_FEATURES, ITEM_FEATURES, padding_id
+from recsys_topk.datamodules.recflow.layout import (
+    HISTORY_FEATURES,
+    ITEM_FEATURES,
+    REQUEST_IDS,
+    padding_id,
+    stored_offset,
+)
 from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.datamodules.vocabulary import Vocabulary
 
 Array = npt.NDArray[Any]
 
@@ -81,12 +88,12 @@ class DayCache:
             if progress is not None:
                 progress(day, target)
 
-    def open(self, day: str) -> PreparedDay:
-        """Return a prepared day, or raise if it is not prepared."""
+    def open(self, day: str, vocabularies: Mapping[str, Vocabulary] | None = None) -> PreparedDay:
+        """Return a prepared day, or raise if it is not prepared; its ids are those of `vocabularies` where given."""
         path = self.path(day)
         if not path.is_dir():
             raise FileNotFoundError(f"day {day} is not prepared ({path} is missing); call prepare_data() first")
-        return PreparedDay(path, day)
+        return PreparedDay(path, day, vocabularies)
 
     def _write(self, day: str, target: Path) -> None:
         remove_partial(target)
@@ -120,27 +127,41 @@ class PreparedDay:
     Args:
         folder: The prepared folder.
         day: Its date.
+        vocabularies: By field, for the ids that are mapped to rows of a table when the day is opened; all others are
+            rows as they are stored.
     """
 
-    def __init__(self, folder: Path, day: str) -> None:
+    def __init__(self, folder: Path, day: str, vocabularies: Mapping[str, Vocabulary] | None = None) -> None:
         self.folder = folder
         self.day = day
+        self.vocabularies = dict(vocabularies or {})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "day": self.day}
+        return {"folder": self.folder, "day": self.day, "vocabularies": self.vocabularies}
 
     def __len__(self) -> int:
         return len(self.requests["request_id"])
 
     @cached_property
-    def requests(self) -> dict[str, Array]:
-        """The columns of the requests; see `source.DayColumns`."""
+    def stored_requests(self) -> dict[str, Array]:
+        """The columns of the requests, ids as they are stored; see `files.DayColumns`."""
         return _read_table(self.folder / "requests.arrow")
 
     @cached_property
+    def requests(self) -> dict[str, Array]:
+        """The columns of the requests, ids as rows of their tables."""
+        stored = self.stored_requests
+        return {**stored, **{name: self._rows(name, stored[name]) for name in REQUEST_IDS if name in self.vocabularies}}
+
+    @cached_property
     def catalogue(self) -> dict[str, Array]:
-        """The columns of the day's items, sorted by `item_id`."""
+        """The columns of the day's items, sorted by `item_id`, ids as they are stored."""
         return _read_table(self.folder / "items.arrow")
+
+    @cached_property
+    def stored_views(self) -> dict[str, Array]:
+        """The columns of the distinct views, ids as they are stored."""
+        return _read_table(self.folder / "views.arrow")
 
     @cached_property
     def first_rows(self) -> Array:
@@ -151,22 +172,31 @@ class PreparedDay:
     @cached_property
     def item_rows(self) -> Array:
         """(C, F_i) int32, the features of the catalogue as rows, for gathering."""
-        return np.stack([self.catalogue[name] for name in ITEM_FEATURES], axis=1, dtype=np.int32, casting="unsafe")
+        rows = np.empty((len(self.catalogue["item_id"]), len(ITEM_FEATURES)), dtype=np.int32)
+        for i, name in enumerate(ITEM_FEATURES):
+            rows[:, i] = self._rows(name, self.catalogue[name])
+        return rows
 
     @cached_property
     def view_rows(self) -> Array:
         """(V + 1, F_h) int64, the distinct rows of the histories and, last, so that -1 finds it, the padding row."""
-        views = _read_table(self.folder / "views.arrow")
+        views = self.stored_views
         rows = np.empty((len(views[HISTORY_FEATURES[0]]) + 1, len(HISTORY_FEATURES)), dtype=np.int64)
         for i, name in enumerate(HISTORY_FEATURES):
-            rows[:-1, i] = views[name]
-            rows[-1, i] = padding_id(name)
+            rows[:-1, i] = self._rows(name, views[name])
+            rows[-1, i] = self.vocabularies[name].padding if name in self.vocabularies else padding_id(name)
         return rows
 
     def release(self) -> None:
         """Drop the tables of items and views, which are copies in memory; they come back when they are needed."""
         for name in ("first_rows", "item_rows", "view_rows"):
             self.__dict__.pop(name, None)
+
+    def _rows(self, field: str, stored: Array) -> Array:
+        """Return stored ids as rows of the table of `field`."""
+        if field not in self.vocabularies:
+            return stored
+        return self.vocabularies[field].encode(stored.astype(np.int64) - stored_offset(field))
 
     @property
     def nbytes(self) -> int:

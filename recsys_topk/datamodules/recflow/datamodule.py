@@ -15,11 +15,14 @@ from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
 from recsys_topk.datamodules.recflow.cache import DayCache
 from recsys_topk.datamodules.recflow.days import select_days
 from recsys_topk.datamodules.recflow.files import RecFlowFiles
-from recsys_topk.datamodules.recflow.layout import find_layout, recflow_schema
+from recsys_topk.datamodules.recflow.layout import ITEM_IDS, REQUEST_IDS, find_layout, recflow_schema
 from recsys_topk.datamodules.recflow.shard import DayShard
+from recsys_topk.datamodules.recflow.vocabularies import recflow_vocabularies
 from recsys_topk.datamodules.schema import Schema
 from recsys_topk.datamodules.simulator.embedded import DEFAULT_WORLD, embedded_root
 from recsys_topk.datamodules.simulator.world import WorldConfig, as_world
+from recsys_topk.datamodules.vocabulary import Vocabulary
+from recsys_topk.datamodules.vocabulary_options import VocabularyChoice, vocabulary_options
 
 
 class RecFlowDataModule(CascadeDataModule):
@@ -29,7 +32,8 @@ class RecFlowDataModule(CascadeDataModule):
     day is a shard; negatives of an evaluated request come from the catalogue of its day.
 
     Args:
-        root: Folder of the data set; None = a simulated world, made once in the user's cache folder.
+        root: Folder or URL (any file system that fsspec knows) of the data set; None = a simulated world, made once in
+            the user's cache folder.
         world: The simulated world used if `root` is None.
         layout: Which sample groups make up a list.
         train_days: A date or "FIRST:LAST", both included; None = all but the last two days.
@@ -45,6 +49,9 @@ class RecFlowDataModule(CascadeDataModule):
         num_workers: Worker processes that make batches; one process is enough (`recsys-topk bench data`).
         shuffle: Whether to shuffle training requests within each day.
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
+        vocabulary: How ids become rows: ``"dense"``, ``"compact"``, ``"hash:rows=1000000"`` or ``"auto"``, for all
+            tables or by table name (`VocabularyOptions`). None = ``"auto"``: dense up to 2,000,000 rows, above that
+            compact, which needs the training days.
 
     Example:
         >>> import tempfile
@@ -78,6 +85,7 @@ class RecFlowDataModule(CascadeDataModule):
         num_workers: int = 0,
         shuffle: bool = True,
         cache_dir: str | None = None,
+        vocabulary: VocabularyChoice | None = None,
     ) -> None:
         super().__init__(
             batch_size=batch_size,
@@ -94,6 +102,8 @@ class RecFlowDataModule(CascadeDataModule):
         self.layout = find_layout(layout)
         self.wanted_days = {"train": train_days, "val": val_days, "test": test_days}
         self.cache_dir = cache_dir
+        self.vocabulary_options = vocabulary_options(vocabulary, (*REQUEST_IDS, *ITEM_IDS))
+        self._vocabularies: dict[str, Vocabulary] | None = None
         self._maker = BatchMaker(self.layout, history_length)
         self._cache: DayCache | None = None
 
@@ -107,9 +117,18 @@ class RecFlowDataModule(CascadeDataModule):
         return self._cache
 
     @property
+    def vocabularies(self) -> dict[str, Vocabulary]:
+        """How the raw ids of each table become rows; compact ones are built from the training days at the first use."""
+        if self._vocabularies is None:
+            self._vocabularies = recflow_vocabularies(
+                self.cache, self.vocabulary_options, lambda: self.splits["train"], rank_zero_info
+            )
+        return self._vocabularies
+
+    @property
     def schema(self) -> Schema:
-        """What the columns of the batches mean; reads only the id counts of the data set."""
-        return recflow_schema(self.cache.files.counts, self.layout)
+        """What the columns of the batches mean; reads only the id counts of the data set, unless a table is compact."""
+        return recflow_schema(self.cache.files.counts, self.layout, self._mapped)
 
     @property
     def splits(self) -> dict[str, tuple[str, ...]]:
@@ -135,7 +154,7 @@ class RecFlowDataModule(CascadeDataModule):
 
     def open_shard(self, name: str) -> DayShard:
         """Return a prepared day."""
-        return DayShard(self.cache.open(name), self._maker)
+        return DayShard(self.cache.open(name, self._mapped), self._maker)
 
     def list_length(self, split: Split) -> int:
         """Return the columns of the layout plus the sampled negatives; nothing needs to be prepared."""
@@ -143,8 +162,13 @@ class RecFlowDataModule(CascadeDataModule):
 
     def for_day(self, day: str) -> RecFlowDataModule:
         """Return this data module with one day to train, validate and test on; both share what is open."""
-        _ = self.cache
+        _ = self.cache, self.vocabularies  # one vocabulary for all days of a stream
         data = copy.copy(self)
         data.wanted_days = dict.fromkeys(self.wanted_days, day)
         data._train_loader = data._state = None
         return data
+
+    @property
+    def _mapped(self) -> dict[str, Vocabulary]:
+        """The vocabularies of the fields that the cache does not already store as rows."""
+        return {name: own for name, own in self.vocabularies.items() if own.kind != "dense"}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from recsys_topk.datamodules.schema import Feature, Schema, Table
+from recsys_topk.datamodules.vocabulary import Vocabulary
 
 SLOTS: Final = 10
 """Places a sample group has in a list."""
@@ -112,15 +113,23 @@ def padding_id(field: str) -> int:
     return UNSHIFTED.get(field, 0)
 
 
-def recflow_schema(counts: Mapping[str, int], layout: Layout) -> Schema:
+def stored_offset(field: str) -> int:
+    """Return what is added to an id of `field` before it is stored."""
+    return 0 if field in UNSHIFTED else 1
+
+
+def recflow_schema(
+    counts: Mapping[str, int], layout: Layout, vocabularies: Mapping[str, Vocabulary] | None = None
+) -> Schema:
     """Return the schema of RecFlow batches.
 
-    Tables have count + 2 rows: ids 0..count-1 are stored as 1..count, 0 is padding, one row is spare. Time tables are
-    shared between the request and the upload of an item, id tables between items and histories.
+    Dense tables have count + 2 rows: ids 0..count-1 are stored as 1..count, 0 is padding, one row is spare. Time tables
+    are shared between the request and the upload of an item, id tables between items and histories.
 
     Args:
         counts: Distinct ids by field, as `read_counts` returns them.
         layout: The groups of a list.
+        vocabularies: Those of the fields whose tables are not dense.
 
     Example:
         >>> counts = dict.fromkeys((*REQUEST_IDS, *ITEM_IDS), 5)
@@ -130,10 +139,15 @@ def recflow_schema(counts: Mapping[str, int], layout: Layout) -> Schema:
         >>> schema.positive_above
         7.0
     """
-    fields = (*REQUEST_IDS, *ITEM_IDS)
+    fields, own = (*REQUEST_IDS, *ITEM_IDS), vocabularies or {}
     return Schema(
         tables=(
-            *(Table(field, counts[field] + 2, padding_id(field)) for field in fields),
+            *(
+                Table(field, own[field].rows, own[field].padding, own[field].fingerprint)
+                if field in own
+                else Table(field, counts[field] + 2, padding_id(field))
+                for field in fields
+            ),
             *(Table(unit, rows) for unit, rows in CLOCK.items()),
         ),
         request=tuple(Feature(name, name) for name in REQUEST_FEATURES),

@@ -1,0 +1,271 @@
+"""Candidates of a stage over a whole catalogue: every item is scored, in chunks, and the best are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from recsys_topk.cascades.stage import Stage
+from recsys_topk.cascades.stages.two_tower import TwoTower
+from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
+from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.ops.ranks import descending_order
+
+PAIRS_AT_ONCE: Final = 1 << 22
+"""Scores of a matrix product that are held at once."""
+ENCODED_AT_ONCE: Final = 8192
+_LOWEST: Final = torch.iinfo(torch.int64).min
+_ROW_BITS: Final = 0xFFFFFFFF
+
+
+class Items(Protocol):
+    """The items of a catalogue, by row; `recsys_topk.datamodules.Catalogue` is one.
+
+    Attributes:
+        item_id: (C,) int64, ascending.
+        features: (C, F_i) integers, as `CascadeBatch.items` holds them.
+        values: (C, V_i) float32, as `CascadeBatch.item_values` holds them; (0, 0) if there are none.
+    """
+
+    item_id: Tensor
+    features: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Requests:
+    """B requests and what is known about them, in rows of a catalogue.
+
+    Attributes:
+        batch: The requests' features.
+        own: (B, N) int64, rows of the items of each list; 0 where masked.
+        labels: (B, N), their labels; 0 where masked.
+        mask: Boolean (B, N), True = an item of the list; an item counts once, with its largest label.
+        left_out: (B, E) int64, rows that are no candidates, each once and none of them the list's own; -1 = padding.
+        had: (B, N) boolean, the items of the list that were to be left out and stay because the list holds them.
+    """
+
+    batch: CascadeBatch
+    own: Tensor
+    labels: Tensor
+    mask: Tensor
+    left_out: Tensor
+    had: Tensor
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a stage passes on: for each request up to m rows of the catalogue, best first.
+
+    Attributes:
+        rows: (B, m) int64; 0 where masked.
+        scores: (B, m) float32, the scores of the stage that chose them.
+        labels: (B, m), labels of the requests' own items, 0 for all others.
+        mask: Boolean (B, m), False = there were fewer items.
+    """
+
+    rows: Tensor
+    scores: Tensor
+    labels: Tensor
+    mask: Tensor
+
+    def holds(self, rows: Tensor, mask: Tensor) -> Tensor:
+        """Return which of some rows of each request, (B, N), are among its candidates."""
+        return mask & contains(torch.where(self.mask, self.rows, -1), rows)
+
+
+Search = Callable[[Requests, int], Candidates]
+"""Candidates of the first stage: requests and a quota in, the quota's best items out. `ExactSearch` is one."""
+
+
+def requests_of(batch: CascadeBatch, items: Items, excluded: Tensor | None = None) -> Requests:
+    """Return the requests of a batch in rows of a catalogue, which must hold all items of their lists.
+
+    Args:
+        batch: The batch, without sampled negatives.
+        items: The catalogue.
+        excluded: (B, E) int64, `Shard.excluded` of its requests.
+    """
+    wanted = batch.item_id % VARIANT
+    rows = torch.searchsorted(items.item_id, wanted).clamp_max(items.item_id.numel() - 1)
+    missing = (items.item_id[rows] != wanted)[batch.candidates] & batch.mask
+    if bool(missing.any()):
+        raise ValueError(
+            f"{int(missing.sum())} listed items are not in the catalogue of {items.item_id.numel()} items that is "
+            f"evaluated, e.g. item {int(wanted[batch.candidates[missing]][0])}; `Shard.catalogue` must hold every item "
+            f"of the shard's lists"
+        )
+    own = torch.where(batch.mask, rows[batch.candidates], -1)
+    # An item with two variants in a list is one item of the catalogue: it has the larger of its labels.
+    order = batch.labels.argsort(dim=1, descending=True, stable=True)
+    order = order.gather(1, own.gather(1, order).argsort(dim=1, stable=True))
+    own, labels = own.gather(1, order), batch.labels.gather(1, order)
+    mask = _first_of_equals(own) & (own >= 0)
+    if excluded is None:
+        excluded = own.new_empty((own.shape[0], 0))
+    excluded = excluded.sort(1).values
+    excluded = torch.where(_first_of_equals(excluded), excluded, -1)
+    left_out = torch.where(contains(torch.where(mask, own, -1), excluded), -1, excluded)
+    had = mask & contains(excluded, own)
+    return Requests(batch, torch.where(mask, own, 0), torch.where(mask, labels, 0.0), mask, left_out, had)
+
+
+class ExactSearch:
+    """The best items of a whole catalogue by the scores of a stage, exactly: every item is scored.
+
+    The items of a two-tower stage are encoded once, and its scores are matrix products in chunks; any other stage
+    scores chunks of the catalogue as lists. The best so far are kept from chunk to chunk. Order: the larger score
+    first; among equal scores the lower label, so that a tie counts against the positives; then the lower row. NaN
+    ranks last. Items that a request leaves out are no candidates.
+
+    Cost per request: O(C) scores. Memory: O(B (chunk + quota)), and (C, D) for the vectors of a two-tower stage.
+
+    Args:
+        stage: The stage, in evaluation mode.
+        items: The catalogue, on the stage's device.
+        items_at_once: Chunk of the catalogue that a stage without towers scores at once. Every process must have the
+            same where tables are sharded.
+    """
+
+    def __init__(self, stage: Stage, items: Items, *, items_at_once: int = 512) -> None:
+        self.stage, self.items, self.items_at_once = stage, items, items_at_once
+        self.two_towers = isinstance(stage, TwoTower) and type(stage).score is TwoTower.score
+        self._vectors: Tensor | None = None
+
+    def __call__(self, requests: Requests, quota: int) -> Candidates:
+        """Return the `quota` best items of each request."""
+        size, lists = self.items.item_id.numel(), requests.own.shape[0]
+        number = min(quota, size)
+        best = requests.own.new_full((lists, number), _LOWEST)
+        own_scores = torch.zeros_like(requests.own, dtype=torch.float32)
+        taken = torch.cat([torch.where(requests.mask, requests.own, -1), requests.left_out], 1)
+        score, step = self._scorer(requests.batch)
+        for start in range(0, size, step):
+            stop = min(start + step, size)
+            scores = score(start, stop).float()
+            column = requests.own - start
+            inside = requests.mask & (column >= 0) & (column < stop - start)
+            found = scores.gather(1, column.clamp(0, stop - start - 1))
+            own_scores = torch.where(inside, found, own_scores)
+            keys = torch.nn.functional.pad(_keys(scores, start), (0, 1))  # the last column takes what is elsewhere
+            column = torch.where((taken >= start) & (taken < stop), taken - start, stop - start)
+            keys.scatter_(1, column, _LOWEST)
+            keys[:, -1] = _LOWEST
+            best = torch.cat([best, keys], 1).topk(number, 1).values
+        others, other_scores = _unpacked(best)
+        return best_of(
+            torch.cat([others, requests.own], 1),
+            torch.cat([other_scores, own_scores], 1),
+            torch.cat([torch.zeros_like(other_scores), requests.labels.float()], 1),
+            torch.cat([best != _LOWEST, requests.mask], 1),
+            number,
+        )
+
+    def _scorer(self, batch: CascadeBatch) -> tuple[Callable[[int, int], Tensor], int]:
+        """Return a function that scores the rows from one to another, (B, chunk), and how many at once."""
+        if not self.two_towers:
+
+            def chunk(start: int, stop: int) -> Tensor:
+                rows = torch.arange(start, stop, device=self.items.item_id.device)
+                candidates = (rows - start).expand(batch.size, -1)
+                scores: Tensor = self.stage(with_items(batch, self.items, rows, candidates))
+                return scores
+
+            return chunk, self.items_at_once
+        assert isinstance(self.stage, TwoTower)
+        vectors = self._encoded(batch)
+        first = torch.zeros(1, dtype=torch.int64, device=vectors.device)
+        users, _ = self.stage.encode(with_items(batch, self.items, first, first.expand(batch.size, 1)))
+        return lambda start, stop: users @ vectors[start:stop].T, max(1, PAIRS_AT_ONCE // max(1, batch.size))
+
+    def _encoded(self, batch: CascadeBatch) -> Tensor:
+        if self._vectors is None:
+            assert isinstance(self.stage, TwoTower)
+            one = _first_request(batch)
+            parts = []
+            for start in range(0, self.items.item_id.numel(), ENCODED_AT_ONCE):
+                stop = min(start + ENCODED_AT_ONCE, self.items.item_id.numel())
+                rows = torch.arange(start, stop, device=self.items.item_id.device)
+                parts.append(self.stage.encode(with_items(one, self.items, rows, rows[None] - start))[1])
+            self._vectors = torch.cat(parts)
+        return self._vectors
+
+
+def score_candidates(stage: Stage, requests: Requests, items: Items, found: Candidates, at_once: int) -> Tensor:
+    """Return the scores of a stage for candidates, (B, m) float32, `at_once` columns at a time."""
+    parts = []
+    for start in range(0, found.rows.shape[1], at_once):
+        columns = slice(start, start + at_once)
+        pool, index = torch.unique(found.rows[:, columns], return_inverse=True)
+        parts.append(stage(with_items(requests.batch, items, pool, index, found.mask[:, columns])).float())
+    return torch.cat(parts, 1)
+
+
+def best_of(rows: Tensor, scores: Tensor, labels: Tensor, mask: Tensor, number: int) -> Candidates:
+    """Return the best of some rows: by score, then the lower label, then the lower row. All are (B, m)."""
+    by_row = torch.where(mask, rows, torch.iinfo(rows.dtype).max).argsort(dim=1, stable=True)
+    scores, labels, mask = (part.gather(1, by_row) for part in (scores, labels, mask))
+    order = descending_order(scores, mask, labels)[:, :number]
+    kept = mask.gather(1, order)
+    chosen = rows.gather(1, by_row.gather(1, order))
+    return Candidates(torch.where(kept, chosen, 0), scores.gather(1, order), labels.gather(1, order), kept)
+
+
+def with_items(
+    batch: CascadeBatch, items: Items, rows: Tensor, candidates: Tensor, mask: Tensor | None = None
+) -> CascadeBatch:
+    """Return the requests of a batch with other lists: `rows` of a catalogue as the pool, and indices into it."""
+    full = torch.ones((), dtype=torch.bool, device=candidates.device).expand(candidates.shape)
+    return batch.replace(
+        item_id=items.item_id[rows],
+        items=items.features[rows].long(),
+        item_values=items.values[rows] if items.values.shape[1] else NO_VALUES,
+        candidates=candidates,
+        labels=torch.zeros(candidates.shape, device=candidates.device),
+        mask=full if mask is None else mask,
+        group=torch.zeros_like(candidates),
+    )
+
+
+def contains(sets: Tensor, rows: Tensor) -> Tensor:
+    """Return which of `rows`, (B, n), occur in the set of their request, (B, m); negative ones do not."""
+    if not sets.shape[1]:
+        return torch.zeros_like(rows, dtype=torch.bool)
+    ordered = sets.sort(1).values
+    at = torch.searchsorted(ordered, rows.contiguous()).clamp_max(sets.shape[1] - 1)
+    return (ordered.gather(1, at) == rows) & (rows >= 0)
+
+
+def _first_of_equals(ordered: Tensor) -> Tensor:
+    """Return which entries of sorted rows differ from the one before, boolean (B, n)."""
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    if ordered.shape[1]:
+        first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    return first
+
+
+def _first_request(batch: CascadeBatch) -> CascadeBatch:
+    one = {name: getattr(batch, name)[:1] for name in ("request_id", "request", "history", "history_length")}
+    values = {name: getattr(batch, name)[:1] for name in ("request_values", "history_values")}
+    return batch.replace(**one, **values)
+
+
+def _keys(scores: Tensor, first_row: int) -> Tensor:
+    """Return int64 keys that order scores and then rows, the larger score and the lower row being the larger key."""
+    limits = torch.finfo(torch.float32)
+    x = torch.nan_to_num(scores, nan=limits.min, posinf=limits.max, neginf=limits.min) + 0.0  # -0 becomes 0
+    bits = x.view(torch.int32)
+    rows = torch.arange(first_row, first_row + scores.shape[1], device=scores.device)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long().bitwise_left_shift_(32).bitwise_or_(_ROW_BITS - rows)
+
+
+def _unpacked(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows and the scores that keys stand for; row 0 where there is none."""
+    ordered = keys >> 32
+    bits = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).int()
+    rows = torch.where(keys == _LOWEST, 0, _ROW_BITS - (keys & _ROW_BITS))
+    return rows, torch.where(keys == _LOWEST, 0.0, bits.view(torch.float32))

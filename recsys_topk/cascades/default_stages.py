@@ -1,0 +1,30 @@
+"""The stages of a cascade whose user names none: what the features of the data can feed."""
+
+from __future__ import annotations
+
+from recsys_topk.cascades.stage import StageConfig
+from recsys_topk.datamodules.schema import Schema
+
+
+def default_stages(schema: Schema) -> tuple[StageConfig, ...]:
+    """Return the stages for the features of a schema.
+
+    | the schema has | stages |
+    |---|---|
+    | a history | `two_tower` retrieval, quota 30, and `din` ranking, quota 20 |
+    | request features, no history | `two_tower` retrieval, quota 30, and `mlp` ranking, quota 20 |
+    | item features only | `mlp` ranking, quota 20: without a user there is nothing for a second tower |
+
+    Args:
+        schema: The features.
+
+    Example:
+        >>> from recsys_topk.datamodules.schema import Feature
+        >>> schema = Schema(tables=(), request=(), history=(), items=(Feature("bm25", kind="numeric"),))
+        >>> [(stage.name, stage.kind, stage.quota) for stage in default_stages(schema)]
+        [('ranking', 'mlp', 20)]
+    """
+    ranking = StageConfig("din" if schema.history else "mlp", "ranking", 20)
+    if not schema.request and not schema.history:
+        return (ranking,)
+    return StageConfig("two_tower", "retrieval", 30), ranking

@@ -1,0 +1,149 @@
+"""Columns of Arrow tables as numpy arrays: ids as 64-bit keys, numbers, lists of either; missing values apart."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.id_keys import id_keys
+
+Array = npt.NDArray[Any]
+
+
+class Keys(NamedTuple):
+    """Ids as int64 keys, which are missing (0 there), and whether any is a text that is no number."""
+
+    keys: npt.NDArray[np.int64]
+    missing: npt.NDArray[np.bool_]
+    text: bool
+
+
+class Lists(NamedTuple):
+    """A column of lists.
+
+    Attributes:
+        values: The elements of all lists, one after the other, a pyarrow array.
+        row: The row of each element, ascending.
+        place: Its place in its list.
+        length: The length of each list; 0 where it is missing.
+        missing: Boolean, True where there is no list.
+    """
+
+    values: Any
+    row: Array
+    place: Array
+    length: Array
+    missing: Array
+
+
+def one_chunk(column: Any) -> Any:
+    """Return a column of a table as one array, without dictionaries."""
+    import pyarrow as pa
+
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def is_text(kind: Any) -> bool:
+    """Return whether an Arrow type is one of the types of text."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def is_list(kind: Any) -> bool:
+    """Return whether an Arrow type is one of the types of lists."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def keys_of(column: Any) -> Keys:
+    """Return ids as int64 keys (`id_keys`); whole floats are integers, dates and others their text.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> keys, missing, _ = keys_of(pa.array([3.0, None, 7.0]))
+        >>> keys.tolist(), missing.tolist()
+        ([3, 0, 7], [False, True, False])
+    """
+    import pyarrow as pa
+
+    column = one_chunk(column)
+    kind = column.type
+    missing = np.asarray(column.is_null())
+    if pa.types.is_null(kind):
+        return Keys(np.zeros(len(column), dtype=np.int64), missing, False)
+    if pa.types.is_boolean(kind):
+        column, kind = column.cast(pa.int8()), pa.int8()
+    if pa.types.is_integer(kind):
+        return Keys(np.asarray(column.fill_null(0)).astype(np.int64), missing, False)
+    if pa.types.is_floating(kind):
+        numbers = np.asarray(column.cast(pa.float64()).fill_null(np.nan))
+        missing = ~np.isfinite(numbers)
+        whole = missing | ((numbers == np.floor(numbers)) & (np.abs(numbers) < 2.0**53))
+        if whole.all():
+            return Keys(np.where(missing, 0, numbers).astype(np.int64), missing, False)
+        column = pa.array([None if gone else f"{n:.0f}" if one else repr(n)
+                           for gone, one, n in zip(missing, whole, numbers.tolist(), strict=True)])  # fmt: skip
+    elif not is_text(kind):
+        if is_list(kind) or pa.types.is_nested(kind):
+            raise ValueError(f"ids must be integers or texts, got {kind}; describe a column of lists as a bag")
+        column = column.cast(pa.string())
+    coded = column.dictionary_encode()
+    distinct = id_keys(np.array(coded.dictionary.to_pylist(), dtype=object)) if len(coded.dictionary) else None
+    at = np.asarray(coded.indices.fill_null(0))
+    keys = np.zeros(len(column), dtype=np.int64) if distinct is None else distinct.keys[at]
+    return Keys(keys, missing, distinct is not None and distinct.text)
+
+
+def numbers_of(column: Any, name: str) -> Array:
+    """Return numbers as float64; NaN where they are missing or not finite.
+
+    Raises:
+        ValueError: The column holds text that is no number.
+    """
+    import pyarrow as pa
+
+    column = one_chunk(column)
+    try:
+        if pa.types.is_boolean(column.type):
+            column = column.cast(pa.int8())
+        if is_text(column.type):
+            import pyarrow.compute as pc
+
+            column = pc.if_else(pc.equal(column, ""), None, column)
+        numbers = np.array(column.cast(pa.float64(), safe=False).fill_null(np.nan), dtype=np.float64)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(
+            f"column {name!r} is described as numbers: {' '.join(str(error).split()):.120}; describe it as categorical"
+        ) from error
+    numbers[~np.isfinite(numbers)] = np.nan
+    return numbers
+
+
+def lists_of(column: Any, separator: str, name: str) -> Lists:
+    """Return a column of lists, or of text that is split at `separator`, by its elements."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = one_chunk(column)
+    if is_text(column.type):
+        column = pc.utf8_trim_whitespace(column)
+        column = pc.split_pattern(pc.if_else(pc.equal(column, ""), None, column), separator)
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.list_(pa.int64()))
+    if not is_list(column.type):
+        raise ValueError(
+            f"column {name!r} holds {column.type}, and lists or text with {separator!r} between its parts are "
+            f"expected; describe it as categorical or numeric"
+        )
+    missing = np.asarray(column.is_null())
+    length = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+    values = pc.list_flatten(column)
+    row = np.repeat(np.arange(len(column)), length)
+    place = np.arange(row.size) - np.repeat(np.cumsum(length) - length, length)
+    return Lists(values, row, place, length, missing)

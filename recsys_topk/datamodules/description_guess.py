@@ -1,0 +1,93 @@
+"""The description of a set of tables - interactions, users, items - as far as names and values tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from recsys_topk.datamodules.features import Description, RawFeature
+from recsys_topk.datamodules.guessing import Guess, guess_features, guess_roles
+from recsys_topk.datamodules.reading import TableReader
+
+ROLES_OF_ROWS: Final = ("user", "item", "time", "rating", "weight", "split")
+
+
+@dataclass(frozen=True)
+class GuessedTables:
+    """What a set of tables seems to hold.
+
+    Attributes:
+        roles: The column of each role: user, item, time, rating, weight, split.
+        description: The features.
+        guesses: What was looked at, by table: ``"interactions"``, ``"users"``, ``"items"``.
+    """
+
+    roles: Mapping[str, str]
+    description: Description
+    guesses: Mapping[str, list[Guess]] = field(default_factory=dict)
+
+
+def find_roles(interactions: TableReader, given: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the column of each role: those given, and guesses for the others.
+
+    Args:
+        interactions: The table of interactions.
+        given: Columns by role; None = guess.
+
+    Raises:
+        ValueError: A given column is missing, or there is no guess for the user or the item.
+    """
+    chosen = {role: column for role, column in given.items() if column is not None}
+    interactions.require(chosen.values())
+    roles = {**guess_roles([c for c in interactions.columns if c not in chosen.values()], ROLES_OF_ROWS), **chosen}
+    for role in ("user", "item"):
+        if role not in roles:
+            raise ValueError(
+                f"{interactions.name} has no column that looks like the {role}; say which: --data.{role} COLUMN. "
+                f"It has: {', '.join(interactions.columns)}"
+            )
+    return roles
+
+
+def guess_description(
+    interactions: TableReader,
+    users: TableReader | None = None,
+    items: TableReader | None = None,
+    roles: Mapping[str, str | None] | None = None,
+) -> GuessedTables:
+    """Guess what tables hold. The ids of users and items are features; those of items make up the history.
+
+    Further columns of the interactions are no features unless the description is edited: they may be known only
+    after the request (a rating, a watch time).
+
+    Args:
+        interactions: One row per interaction.
+        users: One row per user; None = there is no such table.
+        items: One row per item.
+        roles: Columns of the interactions by role; the others are guessed.
+    """
+    found = find_roles(interactions, roles or {})
+    user, item = found["user"], found["item"]
+    guesses: dict[str, list[Guess]] = {}
+    features: dict[str, list[RawFeature]] = {"user": [_id(user)], "items": [_id(item)]}
+    for part, name, key, reader in (("user", "users", user, users), ("items", "items", item, items)):
+        if reader is None:
+            continue
+        reader.require([key])
+        guesses[name] = guess_features(reader, [key])
+        features[part] += [guess.feature for guess in guesses[name] if guess.feature is not None]
+    extra = guess_features(interactions, found.values()) if set(interactions.columns) - set(found.values()) else []
+    guesses["interactions"] = [_unused(guess) for guess in extra]
+    history = tuple(feature for feature in features["items"] if feature.kind in ("categorical", "bag"))
+    made = Description(tuple(features["user"]), (), tuple(features["items"]), history)
+    return GuessedTables(found, made, guesses)
+
+
+def _id(column: str) -> RawFeature:
+    return RawFeature.from_plain(column, "categorical")
+
+
+def _unused(guess: Guess) -> Guess:
+    changes: dict[str, Any] = {"feature": None, "reason": "may be known only afterwards; add it to context if not"}
+    return Guess(**{**vars(guess), **changes})

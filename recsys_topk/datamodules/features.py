@@ -1,0 +1,249 @@
+"""What the columns of a user's tables mean: a short description, in YAML or plain dicts, before any data are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from recsys_topk.datamodules.vocabulary_options import VocabularyOptions
+from recsys_topk.registry import suggest
+
+RawKind = Literal["categorical", "bag", "numeric", "vector", "time"]
+Transform = Literal["none", "standardise", "log", "bucketise"]
+TimePart = Literal["hour", "weekday", "day", "month", "minute"]
+DataPart = Literal["user", "context", "items", "history"]
+
+DATA_PARTS: Final[tuple[DataPart, ...]] = get_args(DataPart)
+TIME_ROWS: Final[dict[str, int]] = {"hour": 24, "weekday": 7, "day": 31, "month": 12, "minute": 60}
+"""Values of each part of a time."""
+
+
+@dataclass(frozen=True)
+class RawFeature:
+    """A feature as the user describes it: which columns it is made of, and how.
+
+    Attributes:
+        name: Its name.
+        kind: ``"categorical"`` (one id), ``"bag"`` (several ids: a list, or text with `separator`), ``"numeric"``,
+            ``"vector"`` (a list of numbers, text with `separator`, or several columns) or ``"time"``.
+        columns: The columns it is made of; one, but for vectors.
+        table: Table of a categorical feature or bag; features that name the same one share it.
+        size: Ids that a bag keeps, or length of a vector; None = as the training data have it (a bag: at most 32).
+        transform: Of numbers and vectors: ``"none"``, ``"standardise"`` (mean 0, variance 1), ``"log"``
+            (sign(x) log(1 + abs(x)), standardised) or ``"bucketise"`` (a categorical feature of `buckets` quantiles).
+        buckets: Number of buckets.
+        missing: Whether a numeric feature gets a second column that is 1 where the value is missing; None = if the
+            training data lack values.
+        parts: Parts of a time, each a categorical feature.
+        utc_offset: Hours that a time is ahead of UTC.
+        separator: What separates the ids of a bag, or the numbers of a vector, in text.
+
+    Example:
+        >>> RawFeature.from_plain("price", {"kind": "numeric", "transform": "log"}).columns
+        ('price',)
+        >>> RawFeature.from_plain("genres", "bag").table
+        'genres'
+    """
+
+    name: str
+    kind: RawKind
+    columns: tuple[str, ...]
+    table: str | None = None
+    size: int | None = None
+    transform: Transform = "standardise"
+    buckets: int = 16
+    missing: bool | None = None
+    parts: tuple[TimePart, ...] = ("hour", "weekday")
+    utc_offset: float = 0.0
+    separator: str = " "
+
+    def __post_init__(self) -> None:
+        _one_of(self.kind, get_args(RawKind), f"the kind of feature {self.name!r}")
+        _one_of(self.transform, get_args(Transform), f"the transform of feature {self.name!r}")
+        for part in self.parts:
+            _one_of(part, get_args(TimePart), f"a part of the time {self.name!r}")
+        if self.table is None and self.kind in ("categorical", "bag"):
+            object.__setattr__(self, "table", self.name)
+        if self.table is not None and self.kind not in ("categorical", "bag"):
+            raise ValueError(f"feature {self.name!r} is {self.kind} and takes no table, got {self.table!r}")
+        if len(self.columns) != 1 and self.kind != "vector":
+            raise ValueError(f"feature {self.name!r} is {self.kind} and takes one column, got {list(self.columns)}")
+        if self.buckets < 2:
+            raise ValueError(f"feature {self.name!r} needs at least 2 buckets, got {self.buckets}")
+        if self.size is not None and self.size < 1:
+            raise ValueError(f"feature {self.name!r} cannot have size {self.size}")
+        if self.kind == "vector" and self.transform == "bucketise":
+            raise ValueError(f"feature {self.name!r} is a vector, which cannot be bucketised")
+
+    @classmethod
+    def from_plain(cls, name: str, plain: Any) -> RawFeature:
+        """Return the feature that a description holds under a name: a kind, or a mapping with a kind."""
+        given = {"kind": plain} if isinstance(plain, str) else plain
+        if not isinstance(given, Mapping):
+            raise ValueError(f"feature {name!r} must be a kind or a mapping with a kind, got {plain!r:.60}")
+        known = [one.name for one in fields(cls) if one.name not in ("name", "columns")]
+        for key in given:
+            if key not in (*known, "column", "columns"):
+                raise ValueError(
+                    f"feature {name!r} has no option {key!r}; {suggest(str(key), known)}it has: {', '.join(known)}"
+                )
+        if "kind" not in given:
+            raise ValueError(f"feature {name!r} has no kind; available: {', '.join(get_args(RawKind))}")
+        options: dict[str, Any] = {key: value for key, value in given.items() if key not in ("column", "columns")}
+        columns = given.get("columns", given.get("column", name))
+        options["columns"] = (columns,) if isinstance(columns, str) else tuple(columns)
+        if "parts" in options:
+            options["parts"] = tuple(options["parts"])
+        return cls(name, **options)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the feature as a description holds it: what differs from the defaults."""
+        plain: dict[str, Any] = {"kind": self.kind}
+        if self.columns != (self.name,):
+            plain |= {"column": self.columns[0]} if len(self.columns) == 1 else {"columns": list(self.columns)}
+        if self.table is not None and self.table != self.name:
+            plain["table"] = self.table
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name not in ("name", "kind", "columns", "table") and value != one.default:
+                plain[one.name] = list(value) if isinstance(value, tuple) else value
+        return plain
+
+
+@dataclass(frozen=True)
+class Description:
+    """The features of users, contexts, items and histories, and how the ids of each table become rows.
+
+    Attributes:
+        user: Features that are looked up by user, or stand beside the user.
+        context: Features of the request itself, e.g. its time or the device.
+        items: Features of an item.
+        history: Features of each view of the history: those of its item, by name, or descriptions of their own.
+        tables: How the ids of tables become rows (`VocabularyOptions`); compact if not named.
+
+    Example:
+        >>> described = Description.from_plain({
+        ...     "user": {"user_id": "categorical", "age": {"kind": "numeric", "transform": "log"}},
+        ...     "items": {"item_id": "categorical", "genres": "bag"},
+        ...     "history": ["item_id"],
+        ... })
+        >>> [feature.name for feature in described.part("history")]
+        ['item_id']
+        >>> Description.from_plain(described.to_plain()) == described
+        True
+    """
+
+    user: tuple[RawFeature, ...] = ()
+    context: tuple[RawFeature, ...] = ()
+    items: tuple[RawFeature, ...] = ()
+    history: tuple[RawFeature, ...] = ()
+    tables: Mapping[str, VocabularyOptions] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        requests = [feature.name for feature in (*self.user, *self.context)]
+        for part, names in (("request", requests), ("items", [feature.name for feature in self.items])):
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            if repeated:
+                raise ValueError(f"two {part} features are called {repeated[0]!r}; rename one of them")
+
+    def part(self, name: DataPart) -> tuple[RawFeature, ...]:
+        """Return the features of a part."""
+        found: tuple[RawFeature, ...] = getattr(self, name)
+        return found
+
+    def table(self, name: str) -> VocabularyOptions:
+        """Return how the ids of a table become rows."""
+        return self.tables.get(name, VocabularyOptions("compact"))
+
+    def columns(self, part: DataPart) -> list[str]:
+        """Return the columns that a part is made of."""
+        return list(dict.fromkeys(column for feature in self.part(part) for column in feature.columns))
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Description:
+        """Return the description that plain values, such as those of a YAML file, make."""
+        known = (*DATA_PARTS, "tables")
+        for key in plain:
+            if key not in known:
+                raise ValueError(
+                    f"a description of features has no part {key!r}; {suggest(str(key), known)}it has: "
+                    f"{', '.join(known)}"
+                )
+        parts = {part: tuple(_features(part, plain.get(part))) for part in DATA_PARTS if part != "history"}
+        items = {feature.name: feature for feature in parts["items"]}
+        history = plain.get("history") or ()
+        if isinstance(history, Mapping):
+            views = tuple(_features("history", history))
+        else:
+            for name in history:
+                if name not in items:
+                    raise ValueError(
+                        f"the history names {name!r}, which is no feature of items; "
+                        f"{suggest(str(name), items)}there are: {', '.join(items)}"
+                    )
+            views = tuple(items[name] for name in history)
+        tables = {str(name): VocabularyOptions.parse(given) for name, given in (plain.get("tables") or {}).items()}
+        made = cls(**parts, history=views, tables=tables)
+        used = {feature.table for part in DATA_PARTS for feature in made.part(part) if feature.table}
+        for name in tables:
+            if name not in used:
+                raise ValueError(
+                    f"tables names {name!r}, which no feature uses; {suggest(name, used)}there are: "
+                    f"{', '.join(sorted(used))}"
+                )
+        return made
+
+    @classmethod
+    def read(cls, source: str | Path | Mapping[str, Any] | Description) -> Description:
+        """Return a description as it is, from plain values, or from a YAML file."""
+        if isinstance(source, Description):
+            return source
+        if isinstance(source, Mapping):
+            return cls.from_plain(source)
+        from recsys_topk.trust.documents import read_yaml_file
+
+        if not Path(source).is_file():
+            raise ValueError(f"there is no file {str(source)!r} with a description of features")
+        plain = read_yaml_file(Path(source))
+        if not isinstance(plain, Mapping):
+            raise ValueError(f"{source} must be a mapping of parts ({', '.join(DATA_PARTS)}) to features")
+        return cls.from_plain(plain)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values, as `from_plain` takes them."""
+        plain: dict[str, Any] = {}
+        for part in DATA_PARTS:
+            if not self.part(part):
+                continue
+            if part == "history" and all(feature in self.items for feature in self.history):
+                plain[part] = [feature.name for feature in self.history]
+            else:
+                plain[part] = {feature.name: feature.to_plain() for feature in self.part(part)}
+        if self.tables:
+            plain["tables"] = {
+                name: {one.name: getattr(options, one.name) for one in fields(options) if _differs(options, one)}
+                for name, options in self.tables.items()
+            }
+        return plain
+
+
+def _differs(options: VocabularyOptions, one: Any) -> bool:
+    return bool(one.name == "kind" or getattr(options, one.name) != one.default)
+
+
+def _features(part: str, plain: Any) -> Iterator[RawFeature]:
+    if plain is None:
+        return
+    if isinstance(plain, Sequence) and not isinstance(plain, str):
+        plain = dict.fromkeys(plain, "categorical")
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"{part} must map names of features to their kinds, got {plain!r:.60}")
+    for name, options in plain.items():
+        yield RawFeature.from_plain(str(name), options)
+
+
+def _one_of(value: Any, allowed: Sequence[str], what: str) -> None:
+    if value not in allowed:
+        raise ValueError(f"{what} is {value!r}; {suggest(str(value), allowed)}available: {', '.join(allowed)}")

@@ -1,0 +1,209 @@
+"""Guesses, to be looked at: which column is the user, the item or the time, and what kind of feature a column is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from recsys_topk.datamodules.columns import is_list, is_text, keys_of, lists_of, numbers_of, one_chunk
+from recsys_topk.datamodules.features import RawFeature
+from recsys_topk.datamodules.reading import TableReader
+from recsys_topk.datamodules.times import guess_unit
+
+ROLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "user": (
+        "user", "userid", "uid", "customer", "customerid", "visitor", "visitorid", "member", "memberid", "account",
+        "accountid", "reviewerid", "session", "sessionid",
+    ),
+    "item": (
+        "item", "itemid", "iid", "movie", "movieid", "film", "filmid", "product", "productid", "parentasin", "asin",
+        "video", "videoid", "photoid", "article", "articleid", "news", "newsid", "track", "trackid", "song", "songid",
+        "artistid", "book", "bookid", "business", "businessid", "content", "contentid", "game", "gameid", "sku", "ad",
+    ),
+    "time": (
+        "timestamp", "time", "ts", "datetime", "eventtime", "timems", "date", "unixreviewtime", "reviewtime",
+        "createdat", "requesttimestamp", "eventtimestamp",
+    ),
+    "rating": ("rating", "ratings", "stars", "score", "overall"),
+    "weight": ("weight",),
+    "split": ("split", "fold", "partition"),
+}  # fmt: skip
+"""Names that columns have in public data sets, without case and punctuation, by role."""
+
+SAMPLE_ROWS: Final = 100_000
+_FEW: Final = 200
+"""Integers with so few distinct values are taken for categories."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a column seems to be.
+
+    Attributes:
+        column: The column.
+        feature: The feature it makes; None = it is left out.
+        reason: Why, in a few words.
+        distinct: Distinct values (of lists: distinct elements) in the rows looked at.
+        missing: Share of missing values.
+        example: A value.
+    """
+
+    column: str
+    feature: RawFeature | None
+    reason: str
+    distinct: int
+    missing: float
+    example: str
+
+    def row(self) -> dict[str, object]:
+        """Return the guess as a row of a table to look at."""
+        plain = {} if self.feature is None else self.feature.to_plain()
+        options = ", ".join(f"{name} {value}" for name, value in plain.items() if name != "kind")
+        return {
+            "column": self.column,
+            "kind": plain.get("kind", "left out"),
+            "options": options or None,
+            "distinct": self.distinct,
+            "missing": f"{self.missing:.1%}",
+            "example": self.example,
+            "why": self.reason,
+        }
+
+
+def guess_roles(columns: Iterable[str], roles: Iterable[str] = tuple(ROLES)) -> dict[str, str]:
+    """Return the column of each role whose name says so.
+
+    Example:
+        >>> guess_roles(["userId", "movieId", "rating", "timestamp"])
+        {'user': 'userId', 'item': 'movieId', 'rating': 'rating', 'time': 'timestamp'}
+    """
+    plain = {re.sub(r"[^a-z0-9]", "", column.lower()): column for column in columns}
+    found = {role: next((plain[name] for name in ROLES[role] if name in plain), None) for role in roles}
+    order = {column: place for place, column in enumerate(plain.values())}
+    return dict(sorted(((role, name) for role, name in found.items() if name), key=lambda pair: order[pair[1]]))
+
+
+def guess_features(reader: TableReader, leave_out: Iterable[str] = (), rows: int = SAMPLE_ROWS) -> list[Guess]:
+    """Return what each column of a table seems to be, from its first rows.
+
+    Args:
+        reader: The table.
+        leave_out: Columns that are known already.
+        rows: How many rows to look at.
+    """
+    known = set(leave_out)
+    head = reader.head(rows, [column for column in reader.columns if column not in known] or reader.columns[:1])
+    return [guess_feature(column, head.column(column)) for column in head.column_names if column not in known]
+
+
+def guess_feature(name: str, values: Any) -> Guess:
+    """Return what a column seems to be.
+
+    Args:
+        name: Its name.
+        values: Its first values, a pyarrow array.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> guess_feature("age", pa.array([20.5, 31.0, None])).feature.kind
+        'numeric'
+        >>> guess_feature("genres", pa.array(["Comedy|Drama", "Drama", "Comedy"])).feature.separator
+        '|'
+    """
+    import pyarrow as pa
+
+    column = one_chunk(values)
+    kind = column.type
+    missing = column.null_count / max(len(column), 1)
+    first = next((value.as_py() for value in column if value.is_valid), None)
+    example = " ".join(str(first).split())
+    example = example if len(example) <= 28 else example[:25] + "..."
+
+    def guess(feature: Any, reason: str, distinct: int) -> Guess:
+        made = None if feature is None else RawFeature.from_plain(name, feature)
+        return Guess(name, made, reason, distinct, missing, example)
+
+    if first is None:
+        return guess(None, "no values", 0)
+    if is_list(kind):
+        return _of_lists(name, column, guess)
+    if pa.types.is_temporal(kind) or (_named_like_time(name) and _looks_like_time(column)):
+        return guess("time", "times", len(column.unique()))
+    if pa.types.is_nested(kind):
+        return guess(None, f"{kind} is no kind of feature", 0)
+    keys, absent, _ = keys_of(column)
+    there = keys[~absent]
+    distinct = int(np.unique(there).size)
+    if distinct <= 1:
+        return guess(None, "all values are equal", distinct)
+    if is_text(kind):
+        return _of_text(column, there.size, distinct, guess)
+    if pa.types.is_boolean(kind):
+        return guess("categorical", "yes or no", distinct)
+    if pa.types.is_integer(kind) and (name.lower().endswith("id") or (distinct <= _FEW and distinct * 5 <= there.size)):
+        return guess("categorical", f"{distinct} different integers", distinct)
+    return guess(_of_numbers(numbers_of(column, name)), "numbers", distinct)
+
+
+_Guesser: TypeAlias = Callable[[Any, str, int], Guess]
+
+
+def _of_numbers(numbers: Any) -> dict[str, Any]:
+    numbers = np.abs(numbers[~np.isnan(numbers)])
+    skewed = numbers.size and numbers.max() > 100 * max(float(np.median(numbers)), 1e-12)
+    return {"kind": "numeric", "transform": "log"} if skewed else {"kind": "numeric"}
+
+
+def _of_lists(name: str, column: Any, guess: _Guesser) -> Guess:
+    import pyarrow as pa
+
+    found = lists_of(column, " ", name)
+    there = found.length[~found.missing]
+    if pa.types.is_floating(column.type.value_type):
+        if np.unique(there).size == 1:
+            return guess({"kind": "vector", "size": int(there[0])}, "lists of numbers, of one length", 0)
+        return guess(None, "lists of numbers of different lengths", 0)
+    keys, absent, _ = keys_of(found.values)
+    distinct = int(np.unique(keys[~absent]).size)
+    if 2 * distinct > keys.size:
+        return guess(None, "nearly all elements differ", distinct)
+    size = int(np.quantile(there, 0.99)) if there.size else 1
+    return guess({"kind": "bag", "size": max(size, 1)}, "lists", distinct)
+
+
+def _of_text(column: Any, number: int, distinct: int, guess: _Guesser) -> Guess:
+    import pyarrow.compute as pc
+
+    for separator in ("|", ";"):
+        if pc.sum(pc.match_substring(column, separator)).as_py() > 0.2 * number:
+            found = lists_of(column, separator, "")
+            elements = int(np.unique(keys_of(found.values)[0]).size)
+            if 2 * elements <= len(found.values):
+                size = int(np.quantile(found.length[~found.missing], 0.99))
+                return guess({"kind": "bag", "separator": separator, "size": max(size, 1)}, "text with parts", elements)
+    if 2 * distinct > number and number > 20:
+        return guess(None, "nearly all values differ", distinct)
+    return guess("categorical", f"{distinct} different texts", distinct)
+
+
+def _named_like_time(name: str) -> bool:
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    return plain in ROLES["time"] or plain.endswith(("time", "timestamp", "date"))
+
+
+def _looks_like_time(column: Any) -> bool:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if is_text(column.type):
+        try:
+            column.slice(0, 100).cast(pa.timestamp("us"))
+        except pa.ArrowInvalid:
+            return False
+        return True
+    largest = pc.max(column).as_py()
+    return isinstance(largest, (int, float)) and largest > 1e8 and guess_unit(column) != "ns"

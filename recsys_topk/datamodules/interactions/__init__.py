@@ -1,0 +1,1 @@
+"""Interactions of users with items, from files or frames of any common format: who, what, when."""

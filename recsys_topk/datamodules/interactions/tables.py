@@ -1,0 +1,83 @@
+"""Which of several files hold the interactions, the users and the items: told by their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recsys_topk.datamodules.guessing import guess_roles
+from recsys_topk.datamodules.reading import Source, TableReader, file_format, list_files, open_table
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a data set."""
+
+    interactions: TableReader
+    users: TableReader | None = None
+    items: TableReader | None = None
+
+
+def open_tables(
+    root: str | Path | None = None,
+    interactions: Source = None,
+    users: Source = None,
+    items: Source = None,
+    types: Mapping[str, str] | None = None,
+    roles: Mapping[str, str | None] | None = None,
+) -> Tables:
+    """Open the tables of a data set.
+
+    Args:
+        root: A file of interactions, or a folder with files of interactions, users and items; ignored for the tables
+            that are given.
+        interactions: One row per interaction.
+        users: One row per user.
+        items: One row per item.
+        types: Types of columns that are guessed wrongly.
+        roles: Columns of the interactions that are known, by role.
+    """
+    if interactions is None:
+        if root is None:
+            raise ValueError("no interactions are given; give --data.root FOLDER or --data.interactions FILE")
+        files, places = list_files(root)
+        remote = "://" in str(root)
+        sorted_files = sort_files(
+            [files.unstrip_protocol(place) if remote else place for place in places], types, roles
+        )
+        interactions = sorted_files.get("interactions")
+        users = sorted_files.get("users") if users is None else users
+        items = sorted_files.get("items") if items is None else items
+        if interactions is None:
+            raise ValueError(
+                f"{root} holds no table with a column for the user and one for the item; name them: --data.user COLUMN "
+                f"--data.item COLUMN, or give --data.interactions FILE"
+            )
+    return Tables(
+        open_table(interactions, types),
+        None if users is None else open_table(users, types),
+        None if items is None else open_table(items, types),
+    )
+
+
+def sort_files(
+    paths: Sequence[str], types: Mapping[str, str] | None = None, roles: Mapping[str, str | None] | None = None
+) -> dict[str, list[str]]:
+    """Return the files that hold interactions, users, items, and others, by their columns.
+
+    Args:
+        paths: Files.
+        types: Types of columns that are guessed wrongly.
+        roles: Columns of the interactions that are known, by role.
+    """
+    known = {role: column for role, column in (roles or {}).items() if column is not None}
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        if file_format(path) is None:
+            continue
+        columns = open_table(path, types).columns
+        here = {**guess_roles(columns, ("user", "item")), **{r: c for r, c in known.items() if c in columns}}
+        kind = {(True, True): "interactions", (True, False): "users", (False, True): "items", (False, False): "others"}
+        found.setdefault(kind["user" in here, "item" in here], []).append(path)
+    return found

@@ -1,0 +1,337 @@
+"""Tables of any common format as Arrow record batches: files, folders, addresses, data frames, in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from recsys_topk.registry import suggest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Source: TypeAlias = Any
+"""A path or address, several of them, a folder, a pandas or polars frame, a pyarrow table or a `datasets.Dataset`."""
+
+FORMATS: Final = {
+    "parquet": "parquet", "pq": "parquet", "csv": "csv", "tsv": "csv", "tab": "csv", "txt": "csv",
+    "inter": "csv", "user": "csv", "item": "csv", "jsonl": "json", "ndjson": "json", "json": "json",
+    "feather": "feather",
+}  # fmt: skip
+"""Format by the ending of a file's name; `.gz`, `.bz2` and `.zst` after it are fine."""
+
+BATCH_ROWS: Final = 1 << 16
+_COMPRESSED: Final = ("gz", "bz2", "zst")
+_NULLS: Final = ("", "NULL", "null", "NaN", "nan", "None")
+_TYPED = re.compile(r"([^:]+):(token|float|token_seq|float_seq)")
+
+
+def open_table(source: Source, types: Mapping[str, str] | None = None) -> TableReader:
+    """Open a table; nothing but its head is read.
+
+    Files are Parquet, CSV or TSV (the delimiter is found in the header), JSON lines, Feather, or RecBole's atomic
+    files, whose headers name types (``user_id:token``, ``class:token_seq``). Several files, or a folder of them, are
+    one table if their format and columns agree.
+
+    Args:
+        source: A path or address (fsspec), a list of them, a folder, a pandas or polars data frame, a pyarrow table or
+            a Hugging Face `datasets.Dataset`.
+        types: Arrow types of columns of text files that are guessed wrongly, e.g. ``{"user_id": "string"}``.
+
+    Raises:
+        ValueError: The source cannot be read, has no rows or no known format. The message says what to do.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> reader = open_table(pa.table({"user": [1, 2], "item": ["a", "b"]}))
+        >>> reader.columns, [batch.num_rows for batch in reader.batches()]
+        (['user', 'item'], [2])
+    """
+    if isinstance(source, (str, Path)):
+        return _open_files([source], types or {})
+    if isinstance(source, (list, tuple)):
+        if not source:
+            raise ValueError("an empty list of files was given; give at least one file")
+        return _open_files(source, types or {})
+    return _open_frame(source)
+
+
+class TableReader:
+    """A table that can be read again and again, a batch of rows at a time.
+
+    Args:
+        name: What messages call it.
+        schema: Its columns and their types.
+        scan: Yields record batches of some columns.
+        identity: Plain values that change when the content does.
+        rows: Number of rows, if known without reading them.
+        lists: RecBole's sequences: columns of text that are split at spaces, and the type of their parts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: pa.Schema,
+        scan: Callable[[list[str]], Iterable[pa.RecordBatch]],
+        identity: Callable[[], Any],
+        rows: int | None = None,
+        lists: Mapping[str, pa.DataType] | None = None,
+    ) -> None:
+        import pyarrow as pa
+
+        self.name = name
+        self.rows = rows
+        self._scan, self._identity, self._lists = scan, identity, dict(lists or {})
+        self.schema = pa.schema([
+            pa.field(field.name, pa.list_(self._lists[field.name])) if field.name in self._lists else field
+            for field in schema
+        ])  # fmt: skip
+        repeated = sorted({column for column in self.columns if self.columns.count(column) > 1})
+        if repeated:
+            raise ValueError(f"{name} has the column {repeated[0]!r} twice; rename one of them")
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.schema.names)
+
+    def require(self, columns: Iterable[str]) -> None:
+        """Raise if a column is missing, with the nearest that there is."""
+        for column in columns:
+            if column not in self.columns:
+                close = suggest(column, self.columns)
+                raise ValueError(f"{self.name} has no column {column!r}; {close}it has: {', '.join(self.columns)}")
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in order, some columns of them; memory is that of a few batches.
+
+        Dictionary-encoded columns become plain ones.
+        """
+        import pyarrow as pa
+
+        wanted = self.columns if columns is None else list(dict.fromkeys(columns))
+        self.require(wanted)
+        with _readable(self.name):
+            for batch in self._scan(wanted):
+                if batch.num_rows:
+                    yield pa.record_batch([self._plain(batch.column(name), name) for name in wanted], names=wanted)
+
+    def head(self, rows: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the first rows."""
+        import pyarrow as pa
+
+        found: list[Any] = []
+        for batch in self.batches(columns):
+            found.append(batch.slice(0, rows))
+            rows -= batch.num_rows
+            if rows <= 0:
+                break
+        return pa.Table.from_batches(found)
+
+    def fingerprint(self) -> str:
+        """Return a text that changes with the content: of sizes and times of files, or of the values of a frame."""
+        return hashlib.blake2b(json.dumps(self._identity()).encode(), digest_size=8).hexdigest()
+
+    def _plain(self, column: Any, name: str) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if name in self._lists:
+            column = pc.split_pattern(pc.utf8_trim_whitespace(column), " ").cast(pa.list_(self._lists[name]))
+        return column
+
+
+def file_format(path: str) -> str | None:
+    """Return the format of a file by its name, None if it is not known.
+
+    Example:
+        >>> file_format("clicks.csv.gz"), file_format("model.ckpt")
+        ('csv', None)
+    """
+    endings = PurePosixPath(path.replace("\\", "/")).name.lower().split(".")[1:]
+    if endings and endings[-1] in _COMPRESSED:
+        endings.pop()
+    return FORMATS.get(endings[-1]) if endings else None
+
+
+def list_files(path: str | Path) -> tuple[Any, list[str]]:
+    """Return the file system of a path or address, and the files of known formats there, sorted.
+
+    Raises:
+        ValueError: Nothing is there.
+    """
+    import fsspec
+
+    files, place = fsspec.core.url_to_fs(str(path) if "://" in str(path) else str(Path(path).expanduser()))
+    if files.isfile(place):
+        return files, [place]
+    if not files.isdir(place):
+        raise ValueError(f"there is no file or folder {str(path)!r}")
+    inside = [found for found in sorted(files.find(place)) if "/." not in found[len(place) :]]
+    return files, [found for found in inside if file_format(found) is not None]
+
+
+def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableReader:
+    import pyarrow.dataset as pads
+
+    name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+    found = [list_files(path) for path in paths]
+    files, places = found[0][0], [place for _, inside in found for place in inside]
+    if not places:
+        raise ValueError(f"{name} holds no file that ends in .{', .'.join(FORMATS)}")
+    formats = {file_format(place): place for place in places}
+    if None in formats:
+        raise ValueError(f"{formats[None]} has no known ending; known: .{', .'.join(FORMATS)}")
+    if len(formats) > 1:
+        raise ValueError(f"{name} mixes formats: {' and '.join(formats.values())}; name the files of one format")
+    (kind,) = formats
+    local = "file" in files.protocol if isinstance(files.protocol, tuple) else files.protocol == "file"
+    lists: dict[str, Any] = {}
+    with _readable(name):
+        chosen: Any = kind
+        if kind == "csv":
+            chosen, lists = _text_format(files, places, types)
+        elif kind == "parquet":
+            chosen = pads.ParquetFileFormat(
+                default_fragment_scan_options=pads.ParquetFragmentScanOptions(pre_buffer=False)
+            )
+        dataset = pads.dataset(places, format=chosen, filesystem=None if local else files)
+        if dataset.head(1).num_rows == 0:
+            raise ValueError(f"{name} has no rows")
+        rows = dataset.count_rows() if kind in ("parquet", "feather") else None
+
+    def scan(columns: list[str]) -> Iterable[pa.RecordBatch]:
+        read: Iterable[pa.RecordBatch] = dataset.to_batches(
+            columns=columns, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
+        )
+        return read
+
+    def identity() -> Any:
+        facts = [files.info(place) for place in places]
+        changed = ("mtime", "LastModified", "updated", "ETag", "created")
+        when = [next((str(fact[key]) for key in changed if key in fact), "") for fact in facts]
+        sizes = [fact.get("size") for fact in facts]
+        return [list(row) for row in zip(places, sizes, when, strict=True)]
+
+    return TableReader(name, dataset.schema, scan, identity, rows, lists)
+
+
+def _text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
+    """Return how files of delimited text are read, and their columns that hold sequences."""
+    import pyarrow as pa
+    import pyarrow.csv as pacsv
+    import pyarrow.dataset as pads
+
+    with files.open(places[0], mode="rt", compression="infer", encoding="utf-8-sig", newline="") as file:
+        header = file.readline().rstrip("\r\n")
+    if not header:
+        raise ValueError(f"{places[0]} has no header line")
+    delimiter = max(("\t", ",", ";", "|"), key=header.count)
+    names = [name.strip().strip('"') for name in header.split(delimiter)]
+    if all(re.fullmatch(r"[-+.\deE]+", name) for name in names):
+        raise ValueError(
+            f"{places[0]} begins with {header!r:.60} instead of the names of its columns; add a header line"
+        )
+    typed = [_TYPED.fullmatch(name) for name in names]
+    column_types: dict[str, Any] = {}
+    lists: dict[str, Any] = {}
+    if all(typed):
+        names = [match[1] for match in typed if match]
+        kinds = [match[2] for match in typed if match]
+        column_types = {
+            name: pa.float64() if kind == "float" else pa.string() for name, kind in zip(names, kinds, strict=True)
+        }
+        sequences = {"token_seq": pa.string(), "float_seq": pa.float64()}
+        lists = {name: sequences[kind] for name, kind in zip(names, kinds, strict=True) if kind in sequences}
+    for name, kind in types.items():
+        if name in names and name not in lists:
+            column_types[name] = pa.type_for_alias(kind)
+    quote = False if all(typed) else '"'
+    made = pads.CsvFileFormat(
+        parse_options=pacsv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=False),
+        convert_options=pacsv.ConvertOptions(
+            column_types=column_types, null_values=list(_NULLS), strings_can_be_null=True
+        ),
+        read_options=pacsv.ReadOptions(column_names=names, skip_rows=1, block_size=1 << 22),
+    )
+    return made, lists
+
+
+def _open_frame(frame: Any) -> TableReader:
+    """Open a table in memory, or a Hugging Face data set."""
+    import pyarrow as pa
+
+    kind = f"{type(frame).__module__.partition('.')[0]}.{type(frame).__name__}"
+    if isinstance(frame, pa.RecordBatch):
+        table = pa.Table.from_batches([frame])
+    elif isinstance(frame, pa.Table):
+        table = frame
+    elif kind == "pandas.DataFrame":
+        with _readable("the pandas.DataFrame"):
+            table = pa.Table.from_pandas(frame, preserve_index=False)
+    elif kind == "polars.DataFrame":
+        table = frame.to_arrow()
+    elif kind == "datasets.Dataset":
+        return _open_dataset(frame)
+    elif kind == "datasets.DatasetDict":
+        raise ValueError(f"a DatasetDict was given; give one of its splits: {', '.join(frame)}")
+    else:
+        raise ValueError(
+            f"a table must be a path, a list of paths, a pandas or polars DataFrame, a pyarrow Table or a "
+            f"datasets.Dataset, got {type(frame).__name__}"
+        )
+    name = f"the {kind}"
+    if table.num_rows == 0:
+        raise ValueError(f"{name} has no rows")
+
+    def identity() -> str:
+        digest = hashlib.blake2b(str(table.schema).encode(), digest_size=16)
+        for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+            digest.update(pa.record_batch(batch.columns, names=table.column_names).serialize())
+        return digest.hexdigest()
+
+    def scan(columns: list[str]) -> Iterable[pa.RecordBatch]:
+        read: Iterable[pa.RecordBatch] = table.select(columns).to_batches(max_chunksize=BATCH_ROWS)
+        return read
+
+    return TableReader(name, table.schema, scan, identity, table.num_rows)
+
+
+def _open_dataset(data: Any) -> TableReader:
+
+    if len(data) == 0:
+        raise ValueError("the datasets.Dataset has no rows")
+
+    def scan(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        for table in data.select_columns(columns).with_format("arrow").iter(BATCH_ROWS):
+            yield from table.to_batches()
+
+    return TableReader(
+        "the datasets.Dataset", data.features.arrow_schema, scan, lambda: str(data._fingerprint), len(data)
+    )
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Make Arrow's errors one line that names the table and what to do."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        text = re.sub(
+            r"^Error creating dataset\..*? input source '.*?': (Invalid: )?", "", " ".join(str(error).split())
+        )
+        advice = ""
+        if "conversion error" in text or "JSON parse error" in text or "tried to convert" in text:
+            advice = "; a column mixes types: make it one type, or name it, e.g. types={'user_id': 'string'}"
+        elif "Parquet" in text or "magic bytes" in text:
+            advice = "; the file is damaged or no Parquet file: write it again"
+        raise ValueError(f"{name} cannot be read: {text}{advice}") from error

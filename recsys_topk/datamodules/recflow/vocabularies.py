@@ -1,0 +1,137 @@
+"""The vocabularies of RecFlow's id tables: dense as the files number them, or built from the training days, once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.folders import remove_partial, whole_folder
+from recsys_topk.datamodules.id_counter import IdCounter
+from recsys_topk.datamodules.recflow.cache import DayCache, PreparedDay
+from recsys_topk.datamodules.recflow.layout import (
+    HISTORY_FEATURES,
+    ITEM_IDS,
+    REQUEST_IDS,
+    padding_id,
+    stored_offset,
+)
+from recsys_topk.datamodules.vocabulary import (
+    CompactVocabulary,
+    DenseVocabulary,
+    HashVocabulary,
+    Vocabulary,
+    load_vocabularies,
+    save_vocabularies,
+)
+from recsys_topk.datamodules.vocabulary_options import AUTO_DENSE_ROWS, VocabularyOptions
+
+Array = npt.NDArray[Any]
+
+_FORMAT: Final = 1
+_CHUNK: Final = 1 << 16
+
+
+def dense_vocabulary(field: str, count: int) -> DenseVocabulary:
+    """Return the vocabulary by which RecFlow's files number a field with `count` ids.
+
+    Example:
+        >>> dense_vocabulary("user_id", 100).encode([0, 99]).tolist()
+        [1, 100]
+        >>> dense_vocabulary("category_level_one", 100).padding
+        2
+    """
+    return DenseVocabulary(count + 2, stored_offset(field), padding_id(field))
+
+
+def recflow_vocabularies(
+    cache: DayCache,
+    options: Mapping[str, VocabularyOptions],
+    train_days: Callable[[], Sequence[str]],
+    announce: Callable[[str], None] = lambda text: None,
+) -> dict[str, Vocabulary]:
+    """Return the vocabulary of each id table; those of the training days are built once and kept beside the cache.
+
+    Args:
+        cache: The prepared days; training days that are missing are prepared if a vocabulary needs them.
+        options: By field.
+        train_days: Returns the training days; called if a vocabulary needs them.
+        announce: Called with one line if something has to be built.
+    """
+    made: dict[str, Vocabulary] = {}
+    compact: dict[str, VocabularyOptions] = {}
+    for field, chosen in options.items():
+        dense = dense_vocabulary(field, cache.files.counts[field])
+        if chosen.kind == "hash":
+            assert chosen.rows is not None
+            made[field] = HashVocabulary(chosen.rows, chosen.seed)
+        elif chosen.kind == "dense" or (chosen.kind == "auto" and dense.rows <= AUTO_DENSE_ROWS):
+            made[field] = dense
+        else:
+            compact[field] = chosen
+    if compact:
+        made.update(_compact(cache, compact, tuple(train_days()), announce))
+    return {field: made[field] for field in options}
+
+
+def _compact(
+    cache: DayCache, options: Mapping[str, VocabularyOptions], days: Sequence[str], announce: Callable[[str], None]
+) -> dict[str, Vocabulary]:
+    """Return the vocabularies of the ids of some days, from disk if they were built before."""
+    from filelock import FileLock
+
+    facts = {
+        "format": _FORMAT,
+        "days": [cache.path(day).name for day in days],  # each bears a fingerprint of its files
+        "tables": {field: asdict(chosen) for field, chosen in options.items()},
+    }
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
+    target = cache.folder / f"vocabulary-{digest}"
+    if not target.is_dir():
+        missing = cache.missing(days)
+        if missing:
+            announce(f"preparing {len(missing)} days of {cache.files.folder} in {cache.folder} (once)")
+            cache.prepare(missing)
+        with FileLock(cache.folder / ".vocabulary.lock"):
+            if not target.is_dir():
+                announce(f"building the vocabulary of {', '.join(options)} from {len(days)} training days (once)")
+                remove_partial(target)
+                with whole_folder(target) as folder:
+                    save_vocabularies(
+                        folder, {field: _fit(cache, field, chosen, days) for field, chosen in options.items()}
+                    )
+    return load_vocabularies(target)
+
+
+def _fit(cache: DayCache, field: str, options: VocabularyOptions, days: Sequence[str]) -> CompactVocabulary:
+    """Read one field of all days, a day at a time; memory is that of its distinct ids."""
+    counter = IdCounter(counting=options.min_count > 1)
+    for name in days:
+        for stored, counts in _stored_ids(cache.open(name), field, counter.counting):
+            counter.add(stored.astype(np.int64) - stored_offset(field), counts)
+    return CompactVocabulary.fit(counter, min_count=options.min_count, oov_rows=options.oov_rows)
+
+
+def _stored_ids(day: PreparedDay, field: str, counting: bool) -> Iterator[tuple[Array, Array | None]]:
+    """Give the ids of a field as the cache stores them, and how often each occurs if that is wanted."""
+    if field in REQUEST_IDS:
+        yield day.stored_requests[field], None
+    if field in ITEM_IDS:
+        yield day.catalogue[field], day.catalogue["count"] if counting else None
+    if field in HISTORY_FEATURES:
+        views = day.stored_views[field]
+        yield views, _occurrences(day.stored_requests["history"], views.size) if counting else None
+
+
+def _occurrences(history: Array, views: int) -> Array:
+    """Return how often each view stands in the histories."""
+    total = np.zeros(views, dtype=np.int64)
+    for start in range(0, len(history), _CHUNK):
+        part = history[start : start + _CHUNK]
+        total += np.bincount(part[part >= 0], minlength=views)
+    return total

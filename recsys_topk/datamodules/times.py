@@ -1,0 +1,127 @@
+"""Times of any common form as microseconds since 1970, UTC, and their parts; needs numpy and pyarrow."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+"""Microseconds per unit of a number; ``"ns"`` and ``"datetime"`` are the other units."""
+
+_NAMES: Final = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+_DAY: Final = 86_400_000_000
+
+
+def guess_unit(column: Any) -> str:
+    """Return the unit of a column of times: ``"datetime"`` (dates, times, text), or s, ms, us or ns by their size.
+
+    A number below 1e11 counts seconds (until the year 5138), below 1e14 milliseconds, below 1e17 microseconds.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> [guess_unit(pa.array([time])) for time in (881250949, 1705104000000, "2024-01-13")]
+        ['s', 'ms', 'datetime']
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        first = next((value.as_py() for value in column if value.is_valid), "")
+        try:
+            float(first)
+        except ValueError:
+            return "datetime"
+        column = column.cast(pa.float64())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        return "datetime"
+    largest = float(pc.max(pc.abs(column.cast(pa.float64(), safe=False))).as_py() or 0)
+    return "s" if largest < 1e11 else "ms" if largest < 1e14 else "us" if largest < 1e17 else "ns"
+
+
+def microseconds(column: Any, unit: str, name: str = "time") -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return times as microseconds since 1970 in UTC, and which are missing (0 there).
+
+    Args:
+        column: A pyarrow array of dates, times, ISO 8601 text or numbers.
+        unit: From `guess_unit`.
+        name: The column's name, for messages.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    try:
+        if unit == "datetime":
+            if numeric:
+                raise ValueError(f"column {name!r} holds numbers, and its times were dates or text before")
+            if text:
+                zoned = pc.any(pc.match_substring_regex(column, r"(Z|[+-]\d\d:?\d\d)$")).as_py()
+                column = column.cast(pa.timestamp("us", "UTC") if zoned else pa.timestamp("us"))
+            if pa.types.is_timestamp(column.type) and column.type.tz:
+                column = column.cast(pa.timestamp(column.type.unit))
+            column = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        elif pa.types.is_temporal(kind):
+            return microseconds(column, "datetime", name)
+        elif unit == "ns":
+            column = pc.divide(column.cast(pa.int64()), 1000)
+        elif pa.types.is_integer(kind):
+            column = pc.multiply(column.cast(pa.int64()), UNITS[unit])
+        else:
+            exact = pc.multiply(column.cast(pa.float64()), float(UNITS[unit]))
+            exact = pc.if_else(pc.is_finite(exact), exact, None)
+            column = pc.round(exact).cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise ValueError(
+            f"column {name!r} is no time: {' '.join(str(error).split()):.120}; times are seconds, milliseconds, ISO "
+            f"8601 text or datetimes"
+        ) from error
+    missing = np.asarray(column.is_null())
+    found: npt.NDArray[np.int64] = np.asarray(column.fill_null(0))
+    return found, missing
+
+
+def describe_times(unit: str, first: int, last: int) -> str:
+    """Return what was recognised, e.g. "seconds, 1997-09-20 to 1998-04-22"."""
+    days = []
+    for time in (first, last):
+        try:
+            days.append((dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=int(time))).date().isoformat())
+        except OverflowError:
+            days.append(str(time))
+    return f"{_NAMES.get(unit, 'dates')}, {days[0]} to {days[1]}"
+
+
+def time_part(time: Array, part: str, utc_offset: float = 0.0) -> npt.NDArray[np.int64]:
+    """Return a part of times, from 1: hour 1..24, weekday 1 (Monday) .. 7, day 1..31, month 1..12, minute 1..60.
+
+    Args:
+        time: Microseconds since 1970, UTC.
+        part: Which part.
+        utc_offset: Hours that the wanted clock is ahead of UTC.
+
+    Example:
+        >>> time_part(np.array([0]), "weekday"), time_part(np.array([0]), "hour", 8)  # a Thursday, 8 o'clock in Beijing
+        (array([4]), array([9]))
+    """
+    local = np.asarray(time, dtype=np.int64) + round(utc_offset * 3_600_000_000)
+    days, rest = np.divmod(local, _DAY)
+    if part == "weekday":
+        return (days + 3) % 7 + 1
+    if part == "hour":
+        return rest // 3_600_000_000 + 1
+    if part == "minute":
+        return rest // 60_000_000 % 60 + 1
+    dates = days.astype("datetime64[D]")
+    months = dates.astype("datetime64[M]")
+    if part == "month":
+        return months.astype(np.int64) % 12 + 1
+    found: npt.NDArray[np.int64] = (dates - months.astype("datetime64[D]")).astype(np.int64) + 1
+    return found

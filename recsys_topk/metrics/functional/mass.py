@@ -1,0 +1,33 @@
+"""How many items a soft selection holds for each one it should."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recsys_topk.checks import check_count, check_lists
+from recsys_topk.numerics import full_mask
+
+
+def selection_mass(p: Tensor, mask: Tensor | None = None, *, k: int) -> tuple[Tensor, Tensor]:
+    """Return sum(p) / k: how many items a soft selection holds for each one it should, per list.
+
+    1 for an operator whose membership sums to k. DFTopK's tends to N / (2 k) as tau grows, which is worth watching.
+
+    Args:
+        p: Membership, (B, N), e.g. `SoftSelection.p`.
+        mask: Boolean (B, N), True = a real item; None = all are.
+        k: How many items were to be selected; capped at the valid items of the list.
+
+    Returns:
+        The mass of each list, float64 (B,), and which lists have something to select, boolean (B,).
+
+    Example:
+        >>> selection_mass(torch.tensor([[0.9, 0.8, 0.4, 0.1]]), k=2)[0]
+        tensor([1.1000], dtype=torch.float64)
+    """
+    check_lists(p, mask)
+    valid = full_mask(p) if mask is None else mask
+    wanted = valid.sum(-1).clamp_max(check_count("k", k))
+    mass = torch.where(valid, p.detach().double(), 0.0).sum(-1)
+    return torch.where(wanted > 0, mass / wanted.clamp_min(1), 0.0), wanted > 0

@@ -1,0 +1,176 @@
+"""Metrics of the ranks of items, cut at k: NDCG, DCG, average precision, reciprocal rank, precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recsys_topk.checks import check_count, check_lists
+from recsys_topk.numerics import full_mask
+from recsys_topk.ops.dcg import Gain, check_gain, gains, ideal_dcg, rank_discounts
+from recsys_topk.ops.ranks import descending_order
+
+
+def ndcg_at(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    gain: Gain = "exponential",
+    positive_above: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Return NDCG@k: sum_{r <= k} g(y at rank r) / log2(1 + r), divided by its best value, per list.
+
+    Args:
+        scores: (B, N).
+        labels: (B, N), finite and >= 0.
+        mask: Boolean (B, N), True = a real item; None = all are.
+        k: Where to cut; None = nowhere.
+        gain: ``"exponential"``, g = 2^y - 1, or ``"linear"``, g = y (for labels such as RecFlow's 29..20).
+        positive_above: Only lists with a label above this are counted; every label has its gain.
+
+    Returns:
+        The NDCG of each list, float64 (B,), and which lists are counted, boolean (B,).
+
+    Example:
+        >>> ndcg_at(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[0.0, 1.0, 0.0]]), k=2)[0]
+        tensor([0.6309], dtype=torch.float64)
+    """
+    value, counted = dcg_at(scores, labels, mask, k=k, gain=gain, positive_above=positive_above)
+    valid = full_mask(scores) if mask is None else mask
+    best = ideal_dcg(torch.where(valid, gains(labels.double(), gain), 0.0), k)
+    counted = counted & (best > 0)
+    return torch.where(counted, value / torch.where(counted, best, 1.0), 0.0), counted
+
+
+def dcg_at(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    gain: Gain = "exponential",
+    positive_above: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Return DCG@k: sum_{r <= k} g(y at rank r) / log2(1 + r), per list.
+
+    Args:
+        scores: (B, N).
+        labels: (B, N), finite and >= 0.
+        mask: Boolean (B, N), True = a real item; None = all are.
+        k: Where to cut; None = nowhere.
+        gain: ``"exponential"``, g = 2^y - 1, or ``"linear"``, g = y.
+        positive_above: Only lists with a label above this are counted; every label has its gain.
+
+    Returns:
+        The DCG of each list, float64 (B,), and which lists are counted, boolean (B,).
+
+    Example:
+        >>> dcg_at(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[2.0, 1.0, 0.0]]), k=2)[0]
+        tensor([3.6309], dtype=torch.float64)
+    """
+    check_lists(scores, mask, labels=labels)
+    valid = full_mask(scores) if mask is None else mask
+    value = torch.where(valid, gains(labels.double(), check_gain(gain)), 0.0)
+    ordered = value.gather(-1, descending_order(scores, mask, labels))
+    cut = None if k is None else check_count("k", k)
+    counted = (valid & (labels > positive_above)).any(-1)
+    dcg = (ordered * rank_discounts(value.shape[-1], cut, value)).sum(-1)
+    return torch.where(counted, dcg, 0.0), counted
+
+
+def average_precision_at(
+    scores: Tensor, labels: Tensor, mask: Tensor | None = None, *, k: int | None = None, positive_above: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return AP@k, the mean over positives of the precision at their ranks, per list; its mean over lists is MAP@k.
+
+    AP@k = sum over positives with rank r <= k of (positives up to rank r) / r, divided by min(k, positives): a perfect
+    order scores 1.
+
+    Args:
+        scores: (B, N).
+        labels: (B, N).
+        mask: Boolean (B, N), True = a real item; None = all are.
+        k: Where to cut; None = nowhere.
+        positive_above: Items with a label above this are positive.
+
+    Returns:
+        The AP of each list, float64 (B,), and which lists have a positive, boolean (B,).
+
+    Example:
+        >>> average_precision_at(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([[1.0, 0.0, 1.0, 0.0]]))[0]
+        tensor([0.8333], dtype=torch.float64)
+    """
+    hits, ranks = _hits(scores, labels, mask, k, positive_above)
+    positives = _positives(labels, mask, positive_above)
+    wanted = positives if k is None else positives.clamp_max(k)
+    total = (hits * hits.cumsum(-1) / ranks).sum(-1)
+    return torch.where(wanted > 0, total / wanted.clamp_min(1), 0.0), positives > 0
+
+
+def reciprocal_rank_at(
+    scores: Tensor, labels: Tensor, mask: Tensor | None = None, *, k: int | None = None, positive_above: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return 1 / r, r the rank of the best-ranked positive, 0 if r > k, per list; its mean over lists is MRR@k.
+
+    Args:
+        scores: (B, N).
+        labels: (B, N).
+        mask: Boolean (B, N), True = a real item; None = all are.
+        k: Where to cut; None = nowhere.
+        positive_above: Items with a label above this are positive.
+
+    Returns:
+        The reciprocal rank of each list, float64 (B,), and which lists have a positive, boolean (B,).
+
+    Example:
+        >>> reciprocal_rank_at(torch.tensor([[4.0, 3.0, 2.0]]), torch.tensor([[0.0, 1.0, 1.0]]))[0]
+        tensor([0.5000], dtype=torch.float64)
+    """
+    hits, ranks = _hits(scores, labels, mask, k, positive_above)
+    found = (hits / ranks).amax(-1) if scores.shape[-1] else hits.sum(-1)
+    return found, _positives(labels, mask, positive_above) > 0
+
+
+def precision_at(
+    scores: Tensor, labels: Tensor, mask: Tensor | None = None, *, k: int, positive_above: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return precision@k: how many of the k items with the best scores are positive, as a share, per list.
+
+    A list with fewer than k valid items is divided by their number.
+
+    Args:
+        scores: (B, N).
+        labels: (B, N).
+        mask: Boolean (B, N), True = a real item; None = all are.
+        k: Size of the predicted set.
+        positive_above: Items with a label above this are positive.
+
+    Returns:
+        The precision of each list, float64 (B,), and which lists have a positive, boolean (B,).
+
+    Example:
+        >>> precision_at(torch.tensor([[4.0, 3.0, 2.0]]), torch.tensor([[0.0, 1.0, 1.0]]), k=2)[0]
+        tensor([0.5000], dtype=torch.float64)
+    """
+    hits, _ = _hits(scores, labels, mask, k, positive_above)
+    shown = (full_mask(scores) if mask is None else mask).sum(-1).clamp_max(k)
+    return hits.sum(-1) / shown.clamp_min(1), _positives(labels, mask, positive_above) > 0
+
+
+def _hits(
+    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | None, positive_above: float
+) -> tuple[Tensor, Tensor]:
+    """Return which of the first k places hold a positive item, float64 (B, N), and the ranks 1..N, (N,)."""
+    check_lists(scores, mask, labels=labels)
+    cut = scores.shape[-1] if k is None else check_count("k", k)
+    positive = labels > positive_above if mask is None else (labels > positive_above) & mask
+    ranks = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
+    return (positive.gather(-1, descending_order(scores, mask, labels)) & (ranks <= cut)).double(), ranks
+
+
+def _positives(labels: Tensor, mask: Tensor | None, positive_above: float) -> Tensor:
+    """Return the number of valid positive items, int64 (B,)."""
+    positive = labels > positive_above
+    return (positive if mask is None else positive & mask).sum(-1)

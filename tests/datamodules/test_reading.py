@@ -1,0 +1,161 @@
+"""Tables of every format are the same rows; bad ones are one clear line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import fsspec
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from recsys_topk.datamodules.reading import open_table
+
+ROWS = [{"user": n % 7, "item": f"i{n % 5}", "price": n / 4 if n % 3 else None} for n in range(50)]
+
+
+def text(delimiter: str) -> str:
+    lines = [delimiter.join("" if value is None else str(value) for value in row.values()) for row in ROWS]
+    return "\n".join([delimiter.join(ROWS[0]), *lines]) + "\n"
+
+
+def in_memory_file_system(folder: Path) -> str:
+    with fsspec.open("memory://reading/rows.csv", "w") as file:
+        file.write(text(","))
+    return "memory://reading/rows.csv"
+
+
+def parts(folder: Path) -> str:
+    for number in range(2):
+        pq.write_table(pa.Table.from_pylist(ROWS[25 * number : 25 * number + 25]), folder / f"{number}.parquet")
+    return str(folder)
+
+
+def written(name: str, content: str | bytes) -> Callable[[Path], Any]:
+    def write(folder: Path) -> Path:
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        return folder / name
+
+    return write
+
+
+def saved(save: Callable[[Any, str], None], name: str) -> Callable[[Path], Any]:
+    def write(folder: Path) -> str:
+        save(pa.Table.from_pylist(ROWS), str(folder / name))
+        return str(folder / name)
+
+    return write
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "parquet": saved(pq.write_table, "rows.parquet"),
+    "feather": saved(pyarrow.feather.write_feather, "rows.feather"),
+    "folder": parts,
+    "csv": written("rows.csv", text(",")),
+    "semicolons": written("rows.csv", text(";")),
+    "windows": written("rows.csv", b"\xef\xbb\xbf" + text(",").replace("\n", "\r\n").encode()),
+    "tsv.gz": written("rows.tsv.gz", gzip.compress(text("\t").encode())),
+    "jsonl": written("rows.jsonl", "\n".join(map(json.dumps, ROWS))),
+    "address": in_memory_file_system,
+    "pandas": lambda folder: pd.DataFrame(ROWS),
+    "pandas categories": lambda folder: pd.DataFrame(ROWS).astype({"item": "category"}),
+    "polars": lambda folder: pl.DataFrame(ROWS),
+    "pyarrow": lambda folder: pa.Table.from_pylist(ROWS),
+    "datasets": lambda folder: datasets.Dataset.from_list(ROWS),
+    "selected": lambda folder: datasets.Dataset.from_list(ROWS[::-1]).select(range(49, -1, -1)),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_format_gives_the_same_rows(name: str, tmp_path: Path) -> None:
+    reader = open_table(SOURCES[name](tmp_path))
+    assert reader.columns == ["user", "item", "price"]
+    assert [row for batch in reader.batches() for row in batch.to_pylist()] == ROWS
+    assert reader.head(3, ["item"]).to_pylist() == [{"item": row["item"]} for row in ROWS[:3]]
+
+
+def test_atomic_files_have_types_and_sequences(tmp_path: Path) -> None:
+    path = tmp_path / "films.item"
+    path.write_text(
+        'item_id:token\tclass:token_seq\tx:float_seq\tyear:float\n01\tA B\t1 2.5\t1995\n2\t\t\t\n3\t"C\t3\t7\n'
+    )
+    with path.open(newline="") as file:
+        names = next(csv.reader(file, delimiter="\t"))
+    reader = open_table(path)
+    assert reader.columns == [name.partition(":")[0] for name in names]
+    assert reader.head(9).to_pylist() == [
+        {"item_id": "01", "class": ["A", "B"], "x": [1.0, 2.5], "year": 1995.0},
+        {"item_id": "2", "class": None, "x": None, "year": None},
+        {"item_id": "3", "class": ['"C'], "x": [3.0], "year": 7.0},
+    ]
+
+
+def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
+    path = written("rows.csv", text(","))(tmp_path)
+    before = open_table(path).fingerprint()
+    assert open_table(path).fingerprint() == before
+    path.write_text(text(",") + "1,i1,2\n")
+    assert open_table(path).fingerprint() != before
+    frame = pd.DataFrame(ROWS)
+    assert open_table(frame).fingerprint() == open_table(frame.copy()).fingerprint()
+    assert open_table(frame).fingerprint() != open_table(frame.assign(user=0)).fingerprint()
+
+
+def cut_parquet(folder: Path) -> Path:
+    pq.write_table(pa.Table.from_pylist(ROWS), folder / "cut.parquet")
+    (folder / "cut.parquet").write_bytes((folder / "cut.parquet").read_bytes()[:-9])
+    return folder / "cut.parquet"
+
+
+def mixed_folder(folder: Path) -> str:
+    (folder / "a.csv").write_text("a\n1\n")
+    pq.write_table(pa.table({"a": [1]}), folder / "b.parquet")
+    return str(folder)
+
+
+BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "not there": (lambda folder: folder / "nothing.csv", "there is no file or folder"),
+    "damaged": (cut_parquet, "cut.parquet cannot be read: .*damaged"),
+    "no rows": (lambda folder: pa.table({"a": pa.array([], pa.int64())}), "has no rows"),
+    "header only": (written("a.csv", "user,item\n"), "a.csv has no rows"),
+    "empty": (written("a.csv", ""), "a.csv has no header line"),
+    "no header": (written("a.csv", "1,2\n3,4\n"), "begins with '1,2' instead of the names"),
+    "ragged": (written("a.csv", "user,item\n1,2\n3\n"), "Expected 2 columns, got 1"),
+    "mixed types": (written("a.jsonl", '{"a": 1}\n{"a": "x"}\n'), "changed from number to string.*mixes types"),
+    "mixed objects": (lambda folder: pd.DataFrame({"a": [1, "x"]}), "mixes types"),
+    "mixed formats": (mixed_folder, "mixes formats"),
+    "unknown ending": (written("model.ckpt", "x"), "has no known ending; known: .parquet"),
+    "twice": (written("a.csv", "user,user\n1,2\n"), "multiple columns named user"),
+    "other type": (lambda folder: 3, "a table must be a path.*got int"),
+    "splits": (lambda folder: datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)), "its splits: train"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_tables_are_one_line(name: str, tmp_path: Path) -> None:
+    make, message = BAD[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        list(open_table(make(tmp_path)).batches())
+    assert "\n" not in str(caught.value)
+
+
+def test_types_that_change_late_are_one_line_with_a_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "late.csv"
+    path.write_text("user,item\n" + "1,2\n" * 1_100_000 + "x,3\n")
+    with pytest.raises(ValueError, match="invalid value 'x'; a column mixes types"):
+        list(open_table(path).batches())
+    assert sum(batch.num_rows for batch in open_table(path, {"user": "string"}).batches()) == 1_100_001
+
+
+def test_a_missing_column_is_named_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="no column 'usr'; did you mean 'user'"):
+        open_table(pa.Table.from_pylist(ROWS)).require(["usr"])
