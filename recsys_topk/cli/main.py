@@ -77,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("RECSYS_TOPK_DEBUG"):
             raise
+        if getattr(error, "quiet", False):  # another process of the same run says it
+            return 2
         warn(f"recsys-topk: {describe(error)}")
         return 2
 

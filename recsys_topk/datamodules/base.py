@@ -44,7 +44,8 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         batch_size: Requests per training batch and process.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
-        negative_source: Where training negatives come from.
+        negative_source: Where training negatives come from. ``"in_batch"`` is the batch of one process; with several,
+            ``"in_global_batch"`` draws from the lists of all of them, as one process would from the whole batch.
         eval_negatives: Sampled negatives per list in evaluation.
         seed: Seed of the order and of all negatives.
         num_workers: Worker processes that make batches.
@@ -208,6 +209,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             catalogue=self.catalogue(batch.shard, batch.items.device)
             if source != "in_batch" or batch.excluded is not None
             else None,
+            processes=self._share()[1],
         )
         counts = self._counts.setdefault(batch.training, [torch.zeros_like(expansion.drawn)] * 2)
         self._counts[batch.training] = [counts[0] + expansion.drawn, counts[1] + expansion.rejected]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
@@ -14,7 +15,7 @@ from recsys_topk.datamodules.sampling import Drawn, Occurrences, Uniform, draw_d
 from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.ops.dispatch import may_read
 
-NegativeSource = Literal["in_batch", "uniform", "popularity"]
+NegativeSource = Literal["in_batch", "in_global_batch", "uniform", "popularity"]
 
 
 class Catalogue:
@@ -149,6 +150,7 @@ def expand(
     catalogue: Catalogue | None = None,
     pool_rows: Tensor | None = None,
     excluded: Tensor | None = None,
+    processes: int = 1,
 ) -> Expansion:
     """Append `number` sampled negatives to every list: columns of indices, no copies of features.
 
@@ -161,11 +163,13 @@ def expand(
         number: Negatives per list, n.
         seed: The same seed gives the same negatives.
         group: What to write into the `group` of sampled candidates.
-        source: ``"in_batch"`` (items of the other lists, as often as they occur there), ``"uniform"`` over the
+        source: ``"in_batch"`` (items of the other lists, as often as they occur there), ``"in_global_batch"`` (the same
+            with the lists of all processes; one exchange of (B, N) integers per batch), ``"uniform"`` over the
             catalogue, or ``"popularity"`` (in proportion to how often an item occurs in the shard).
         catalogue: The items of the batch's shard; needed for ``"in_batch"`` only with `excluded`.
         pool_rows: (M,) the row of each pool item in the catalogue, if known; None = look it up by item id.
         excluded: (B, E) int64, catalogue rows that each list must not get besides its own items; -1 = padding.
+        processes: Number of processes whose batches form the global one; all must call this at the same time.
 
     Returns:
         The batch with (B, N + n) lists; sampled candidates have label 0.
@@ -174,7 +178,7 @@ def expand(
         raise ValueError(f"the number of negatives must not be negative, got {number}")
     keys = request_keys(seed, batch.request_id)
     if source not in get_args(NegativeSource):
-        raise ValueError(f"source must be 'in_batch', 'uniform' or 'popularity', got {source!r}")
+        raise ValueError(f"source must be one of {', '.join(get_args(NegativeSource))}, got {source!r}")
     if source == "in_batch" and excluded is None:
         drawn, columns = _from_batch(batch, keys, number)
     elif catalogue is None:
@@ -185,9 +189,11 @@ def expand(
         own, mask = rows.take(batch.candidates), batch.mask
         if excluded is not None:
             own, mask = torch.cat([own, excluded.clamp_min(0)], 1), torch.cat([mask, excluded >= 0], 1)
-        if source == "in_batch":
-            occurring = Occurrences.in_lists(rows.take(batch.candidates), batch.mask, len(catalogue))
-            drawn = draw_distinct(occurring, keys, own, mask, number)
+        if source in ("in_batch", "in_global_batch"):
+            lists, real = rows.take(batch.candidates), batch.mask
+            if source == "in_global_batch" and processes > 1:
+                lists, real = gather_lists(lists, real)
+            drawn = draw_distinct(Occurrences.in_lists(lists, real, len(catalogue)), keys, own, mask, number)
         else:
             drawn = draw_distinct(
                 catalogue.uniform if source == "uniform" else catalogue.popular, keys, own, mask, number
@@ -200,6 +206,28 @@ def expand(
         group=torch.cat([batch.group, torch.where(drawn.mask, group, -1)], 1),
     )
     return Expansion(expanded, drawn.drawn, drawn.rejected)
+
+
+def gather_lists(lists: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the lists of all processes in the order in which one process would have them, with their mask.
+
+    Row i of process r of R is row i R + r there, as `ShardLoader` deals requests. Processes may have different numbers
+    of lists; the missing ones are masked.
+
+    Args:
+        lists: (B, N) int64.
+        mask: Boolean (B, N).
+    """
+    size = torch.tensor(lists.shape, device=lists.device)
+    dist.all_reduce(size, op=dist.ReduceOp.MAX)
+    rows, columns = size.tolist()
+    own = torch.nn.functional.pad(
+        torch.where(mask, lists, -1), (0, columns - lists.shape[1], 0, rows - lists.shape[0]), value=-1
+    )
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, own)
+    together = torch.stack(parts, 1).flatten(0, 1)
+    return together.clamp_min(0), together >= 0
 
 
 def _from_batch(batch: CascadeBatch, keys: Tensor, number: int) -> tuple[Drawn, Tensor]:

@@ -16,6 +16,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import StrategyRegistry
 
 from recsys_topk.callbacks.predictions import PredictionWriter
 from recsys_topk.callbacks.progress import Pace, PlainProgress, RichProgress
@@ -23,6 +24,7 @@ from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint, Whol
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.stage import StageConfig
+from recsys_topk.cascades.tables import tables_on_meta
 from recsys_topk.datamodules import CascadeDataModule
 from recsys_topk.files import write_whole
 from recsys_topk.losses.base import RankingLoss
@@ -36,11 +38,13 @@ from recsys_topk.runs.parser_errors import plain_error
 from recsys_topk.runs.quiet import quiet_libraries
 from recsys_topk.runs.resume import Resumption, check_changes
 from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
+from recsys_topk.strategies.torchrec import TorchRecStrategy
 from recsys_topk.trust import UntrustedError, what_to_trust
 
 if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, Say
 
+TorchRecStrategy.register_strategies(StrategyRegistry)
 TRAINER_DEFAULTS = {
     "max_epochs": 1,
     "log_every_n_steps": 10,
@@ -216,8 +220,11 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
     def instantiate_classes(self) -> None:
         """Build the parts if they are wanted."""
         if self.build:
+            strategy = self.config[self.command].trainer.strategy
+            on_meta = bool(getattr(getattr(strategy, "init_args", None), "tables_on_meta", False))
             try:
-                super().instantiate_classes()
+                with tables_on_meta(on_meta):
+                    super().instantiate_classes()
             except ValueError as error:
                 raise ValueError(plain_error(str(error))) from error
 

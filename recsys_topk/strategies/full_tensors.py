@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recsys_topk.cascades.optimizers import table_collections
-from recsys_topk.cascades.tables import configs_of, copy_into, place_of
+from recsys_topk.cascades.tables import copy_into, place_of
 
 # Rows of a table that are drawn at once; part of what decides which values they get.
 DRAWN_AT_ONCE = 1 << 16
@@ -74,15 +74,19 @@ def load_into(module: nn.Module, saved: Mapping[str, Tensor], strict: bool = Tru
             copy_into(value, saved[key])
 
 
-def draw_tables(module: nn.Module) -> None:
+def draw_tables(module: nn.Module, configs: Mapping[str, Sequence[Any]]) -> None:
     """Initialise sharded tables that were built on the meta device, a part of a table at a time.
 
     The values depend on torch's seed, the table and the row, not on who holds it: they are the same for every number of
     processes and every kind of sharding. No process holds more than its shards and `DRAWN_AT_ONCE` rows.
+
+    Args:
+        module: Holds the tables.
+        configs: TorchRec's description of the tables of each collection, by its path.
     """
     for path, collection in table_collections(module).items():
         state = collection.state_dict()
-        for config in configs_of(collection):
+        for config in configs[path]:
             target = state[f"embedding_bags.{config.name}.weight"]
             key = zlib.crc32(f"{path}.{config.name}".encode())
             for shard in target.local_shards():

@@ -136,14 +136,11 @@ def describe_plan(plan: ShardingPlan) -> list[dict[str, Any]]:
 @contextmanager
 def quiet_planner() -> Iterator[None]:
     """Keep back what TorchRec's planner says about how it is called; its errors are raised all the same."""
-    loggers = [logging.getLogger(name) for name in ("torchrec", "torchrec.distributed")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # some of it goes to the root logger
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

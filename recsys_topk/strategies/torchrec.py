@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -94,8 +94,7 @@ class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyp
 
     def _shard(self, module: pl.LightningModule, fitting: bool) -> nn.Module:
         embeddings = [part for part in module.modules() if isinstance(part, FeatureEmbedding)]
-        tables = list(table_collections(module).values())
-        if any(isinstance(collection, ShardedModule) for collection in tables):  # the trainer has been used before
+        if any(isinstance(part, ShardedModule) for part in table_collections(module).values()):  # used before
             return self._wrap(module, ShardingPlan({}))
         fused = [embedding.defuse() for embedding in embeddings]
         if fitting and None in fused:
@@ -104,7 +103,8 @@ class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyp
                 "embedding_optimizer 'same' leaves them to the ordinary optimizer; use --model.embedding_optimizer "
                 "rowwise_adagrad (or adagrad, sgd), or --trainer.strategy ddp, which copies the tables to each process"
             )
-        uneven = {c.name: c.embedding_dim for t in tables for c in configs_of(t) if c.embedding_dim % 4}
+        configs = {path: configs_of(tables) for path, tables in table_collections(module).items()}
+        uneven = {one.name: one.embedding_dim for own in configs.values() for one in own if one.embedding_dim % 4}
         if uneven:
             raise ValueError(
                 f"sharded tables need a dimension that is a multiple of 4, got {uneven}; change --model.dim"
@@ -124,7 +124,7 @@ class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyp
             if name in before and isinstance(value, ShardedTensor):
                 copy_into(value, before[name])
         if len(before) < len(module.state_dict()):
-            draw_tables(module)
+            draw_tables(module, configs)
         agree = AgreedRows(self.root_device)
         for embedding in embeddings:
             embedding.agree = agree
@@ -200,6 +200,3 @@ class AgreedRows:
             requests, items, longest = own.tolist()
             self._last = (batch, (requests, items, longest))
         return self._last[1]
-
-
-TorchRecStrategy.register_strategies(StrategyRegistry)
