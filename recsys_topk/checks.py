@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from typing import SupportsIndex
+from collections.abc import Callable
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -143,14 +144,79 @@ def check_not_negative(name: str, value: float) -> float:
     return float(value)
 
 
-def check_finite(scores: Tensor, mask: Tensor) -> None:
-    """Raise, naming the first place, if a valid score is NaN or infinite (reads the tensors)."""
+class DeferredChecks:
+    """Checks that are computed on a device in one step and looked at in the next, when their result is on the host.
+
+    A check adds a few numbers, which are copied without waiting; `look` raises if they say so. A step calls `look`
+    first, and the end of an epoch calls it too.
+
+    Example:
+        >>> checks = DeferredChecks()
+        >>> check_finite(torch.tensor([[torch.nan, 1.0]]), torch.tensor([[True, True]]), later=checks)
+        >>> checks.look()
+        Traceback (most recent call last):
+        ...
+        ValueError: 1 of 2 valid scores are not finite; the first is scores[0, 0] = nan. Mask it, or look for overflow
+        in the model that made it (off the CPU this is noticed one step later)
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Tensor, Any, Callable[[list[float]], str | None]]] = []
+
+    def add(self, facts: Tensor, judge: Callable[[list[float]], str | None]) -> None:
+        """Keep the facts of a check.
+
+        Args:
+            facts: (n,), on any device.
+            judge: From the facts to what is wrong; None = nothing.
+        """
+        copied, event = facts.to("cpu", non_blocking=True), None
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is not None and accelerator.type == facts.device.type:
+            event = torch.Event(facts.device)
+            event.record()
+        self._waiting.append((copied, event, judge))
+
+    def look(self) -> None:
+        """Raise a ValueError if a check that was added has failed; waits for none that was added a step ago."""
+        waiting, self._waiting = self._waiting, []
+        for copied, event, judge in waiting:
+            if event is not None:
+                event.synchronize()
+            wrong = judge(copied.tolist())
+            if wrong is not None:
+                raise ValueError(f"{wrong} (off the CPU this is noticed one step later)")
+
+
+def check_finite(scores: Tensor, mask: Tensor, *, later: DeferredChecks | None = None) -> None:
+    """Raise, naming the first place, if a valid score is NaN or infinite.
+
+    Args:
+        scores: (B, N).
+        mask: Boolean (B, N).
+        later: Where to leave the result without waiting for it; None = read the tensors now.
+    """
     bad = ~torch.isfinite(scores) & mask
-    if bool(bad.any()):
-        raise ValueError(
-            f"{int(bad.sum())} of {int(mask.sum())} valid scores are not finite; the first is scores"
-            f"{_first(bad, scores)}. Mask it, or look for overflow in the model that made it"
-        )
+    if later is None:
+        if bool(bad.any()):
+            raise ValueError(_not_finite(int(bad.sum()), int(mask.sum()), _first(bad, scores)))
+    elif bad.numel():
+        place = bad.flatten().byte().argmax()
+        facts = [bad.sum(), mask.sum(), place, scores.detach().take(place)]
+        width = scores.shape[1]
+
+        def judge(found: list[float]) -> str | None:
+            number, valid, first = (int(one) for one in found[:3])
+            return _not_finite(number, valid, f"{list(divmod(first, width))} = {found[3]}") if number else None
+
+        later.add(torch.stack([one.double() for one in facts]), judge)
+
+
+def _not_finite(number: int, valid: int, first: str) -> str:
+    return (
+        f"{number} of {valid} valid scores are not finite; the first is scores{first}. "
+        f"Mask it, or look for overflow in the model that made it"
+    )
 
 
 def _first(bad: Tensor, values: Tensor) -> str:

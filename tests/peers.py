@@ -32,7 +32,7 @@ class Case:
             )
         if self.raw["grad_unique"] and not clamped and not self.raw.get("peer_grad_known_wrong", False):
             expected = torch.tensor(self.raw["grad"], dtype=torch.float64)
-            worst = (gradient - expected).abs().max()
+            worst = (gradient.cpu() - expected).abs().max()
             assert worst <= self.tolerance * max(1.0, float(expected.abs().max())), (
                 f"{self.name}: gradient off by {worst}"
             )

@@ -31,6 +31,11 @@ SHAPES = [
     Shape(1, 1_000_000, 1000),
 ]
 QUICK = [Shape(1, 100, 50), Shape(1024, 40, 10), Shape(1024, 200, 10)]
+METHOD = {
+    "cpu": "ms and ratio: medians of CPU time on one thread, method and baseline in turns. 2-thread ms: median of wall "
+    "time on two threads. memory MB: growth of the peak resident memory of a fresh process.",
+    "cuda": "Times: medians of wall time with synchronisation, method and baseline in turns.",
+}
 GROWTH = [1_000, 10_000, 100_000, 1_000_000]
 
 
@@ -54,7 +59,7 @@ def run(args: argparse.Namespace) -> BenchResult:
             raise ValueError(f"unknown name {label!r}; {suggest(label, known)}known: {', '.join(known)}")
     seconds = args.seconds if args.seconds is not None else (0.3 if args.quick else 1.0)
     rows: list[dict[str, Any]] = []
-    notes = [_method(args.device)]
+    notes = [METHOD[args.device]]
     with threads(1):
         for shape in shapes or (QUICK if args.quick else SHAPES):
             batch = Batch.of(shape, args.device)
@@ -69,15 +74,6 @@ def run(args: argparse.Namespace) -> BenchResult:
         if not args.quick and args.device == "cpu" and "dftopk" in labels and args.shapes is None:
             notes.append(_growth(suite, seconds))
     return BenchResult(suite, "F.binary_cross_entropy_with_logits, forward and backward, same scores", rows, notes)
-
-
-def _method(device: str) -> str:
-    if device == "cuda":
-        return "Times: medians of wall time with synchronisation, method and baseline in turns."
-    return (
-        "ms and ratio: medians of CPU time on one thread, method and baseline in turns. 2-thread ms: median of wall "
-        "time on two threads. memory MB: growth of the peak resident memory of a fresh process."
-    )
 
 
 def _row(label: str, shape: Shape, method: Any, batch: Batch, seconds: float, clock: Any) -> dict[str, Any]:

@@ -83,8 +83,9 @@ class Pace(ObjectiveCalls):
         quotas = pl_module.cascade.quotas
         scores = [x[:LISTS] for x in scores]
         values, counted = joint_recall(scores, labels, mask, quotas=quotas, k=pl_module.k, positive_above=above)
-        if bool(counted.any()):
-            self.batch_joint_recall = float(values[counted].mean())
+        total, number = torch.stack([torch.where(counted, values, 0.0).sum(), counted.sum()]).tolist()  # one read
+        if number:
+            self.batch_joint_recall = total / number
         self._looked = time.monotonic()
 
 
@@ -98,10 +99,19 @@ class RichProgress(RichProgressBar):  # type: ignore[misc]  # lightning is untyp
     def __init__(self, pace: Pace) -> None:
         super().__init__(refresh_rate=4)
         self.pace = pace
+        self._shown: dict[str, Any] = {}
+        self._read = 0.0
+
+    def on_train_epoch_end(self, *rest: Any) -> None:
+        """Show the newest values."""
+        self._read = 0.0
+        super().on_train_epoch_end(*rest)
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
-        """Return what stands beside the bar."""
-        return dict(self.pace.shown(trainer.progress_bar_metrics))
+        """Return what stands beside the bar; Lightning asks after every batch, and values are read twice a second."""
+        if time.monotonic() - self._read >= 0.5:
+            self._shown, self._read = dict(self.pace.shown(trainer.progress_bar_metrics)), time.monotonic()
+        return self._shown
 
 
 class PlainProgress(ProgressBar):  # type: ignore[misc]  # lightning is untyped here

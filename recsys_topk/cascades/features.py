@@ -115,7 +115,7 @@ class FeatureEmbedding(nn.Module):
         super().__init__()
         if not schema.items:
             raise ValueError("the schema has no item features, so a stage cannot tell items apart; add one")
-        self.layout = Layout(schema, _dimensions(schema, dim))
+        self.layout = Layout(schema, dimensions(schema, dim))
         self.fused = fused
         self.rate = 0.0 if fused is None else fused.options["lr"]
         self._applied: Callable[[Tensor], Tensor] | None = None
@@ -331,7 +331,8 @@ def _addresses(collection: nn.Module) -> list[int]:
     return [weight.data_ptr() for weight in table_weights(collection).values()]
 
 
-def _dimensions(schema: Schema, dim: int | Mapping[str, int]) -> dict[str, int]:
+def dimensions(schema: Schema, dim: int | Mapping[str, int]) -> dict[str, int]:
+    """Return the embedding dimension of each table, or raise if `dim` does not say it."""
     names = [table.name for table in schema.tables]
     if isinstance(dim, int):
         dim = {"default": dim}

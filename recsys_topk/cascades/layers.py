@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.join_relu import join_relu
 from recsys_topk.ops.pooled_dot import gather
 from recsys_topk.processes import processes, total
@@ -24,12 +25,13 @@ class BatchNorm(nn.BatchNorm1d):
     2 D + 1 numbers in the forward pass, and one in the backward pass.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise (rows, D)."""
-        if not self.training or processes() == 1:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalise (rows, D); the statistics are those of the rows where `mask`, None = of all."""
+        if not self.training or (mask is None and processes() == 1):
             return super().forward(x)
-        wide = x.double()
-        sums = total(torch.cat([wide.sum(0), wide.square().sum(0), wide.new_full((1,), len(x))]))
+        wide = x.double() if mask is None else torch.where(mask[:, None], x.double(), 0.0)
+        number = wide.new_full((1,), len(x)) if mask is None else mask.sum().double().view(1)
+        sums = total(torch.cat([wide.sum(0), wide.square().sum(0), number]))
         rows = sums[-1].detach().clamp_min(1.0)
         mean = sums[: self.num_features] / rows
         variance = sums[self.num_features : -1] / rows - mean.square()
@@ -110,6 +112,11 @@ class MLP(nn.Module):
         if mask is None or not self.normalised or not self.training:
             flat: Tensor = self.tail(summed.flatten(0, -2) + self.first.bias)
             return flat.view(*summed.shape[:-1], -1)
+        if not may_read(mask):  # how many rows are real is not known on the host: all are computed
+            x, valid = summed.flatten(0, -2) + self.first.bias, mask.flatten()
+            for layer in self.tail:
+                x = layer(x, valid) if isinstance(layer, BatchNorm) else layer(x)
+            return torch.where(mask[..., None], x.view(*summed.shape[:-1], -1), 0.0)
         real: Tensor = self.tail(summed[mask] + self.first.bias)
         return real.new_zeros(*summed.shape[:-1], real.shape[-1]).masked_scatter(mask[..., None], real)
 
@@ -129,6 +136,6 @@ class MLP(nn.Module):
         summed = gather(items, candidates) + requests[:, None]
         return self.rest(summed if own is None else summed + own, mask)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply all layers to a concatenated input (..., sum of inputs)."""
-        return self.rest(x @ self.first.weight.t())
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Apply all layers to a concatenated input (..., sum of inputs); `mask` as in `rest`."""
+        return self.rest(x @ self.first.weight.t(), mask)

@@ -20,6 +20,7 @@ from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import is_fused
 from recsys_topk.cascades.upgrade import upgrade
+from recsys_topk.checks import DeferredChecks
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Schema
 from recsys_topk.losses.base import RankingLoss
@@ -59,7 +60,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         embedding_lr: Learning rate of such tables; None = `lr`.
         optimizer_options: Further arguments of the optimizer, e.g. ``{"eps": 1e-12}``.
         warmup_steps: Steps over which the learning rate rises to `lr`.
-        validate: Raise on NaN or infinity among the scores instead of training on.
+        validate: Raise on NaN or infinity among the scores instead of training on; off the CPU one step later.
         metrics: What to measure: names, or mappings such as ``{"metric": "ndcg", "k": 5}`` (`configured_metrics`);
             None = the joint recall and the recall of each stage.
         monitor: The metric that decides which checkpoint is best, by its logged name without the split, e.g.
@@ -109,6 +110,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         if isinstance(built.k, int) and built.k < 1:
             raise ValueError(f"the loss cuts at k={built.k}, so nothing would be trained; give --loss.k 1 or more")
         self.objective.validate = validate
+        self.objective.later = self._later = DeferredChecks()
         self.save_hyperparameters(
             {
                 "schema": self.schema.to_dict(),
@@ -171,6 +173,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
 
         With several processes, means are over the lists of all of them (`recsys_topk.processes`).
         """
+        self._later.look()
         if self._check is not None and self._check.add(batch):
             self._finish_check()
         with one_batch(self.trainer.world_size > 1):
@@ -254,7 +257,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             optimizer.sync_tables()
 
     def on_train_epoch_end(self) -> None:
-        """Say so if an epoch of few batches had nothing to learn from."""
+        """Say so if an epoch of few batches had nothing to learn from, or the last one scores that are not finite."""
+        self._later.look()
         if self._check is not None:
             self._finish_check()
 

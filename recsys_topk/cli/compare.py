@@ -18,13 +18,12 @@ from recsys_topk.runs.provenance import provenance
 from recsys_topk.runs.trials import Competition, by_name
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     """Run what has not been run yet, then print and write the table and the plots; `argv` starts with the command."""
     command, *rest = argv
     competition = read(rest, command)
     run = getattr(importlib.import_module(f"recsys_topk.experiments.{command}"), command)
     run(competition, provenance(["recsys-topk", *argv]), echo)
-    return 0
 
 
 def read(argv: list[str], command: str) -> Competition:

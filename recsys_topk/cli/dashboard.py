@@ -10,7 +10,7 @@ from recsys_topk.reports.workspace import METRIC, save, spec, workspace
 from recsys_topk.runs.directory import offline_wandb
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     """Save the workspace, or print or write it where there is no key or it is asked for."""
     parser = parser_of("dashboard", __doc__)
     parser.add_argument("--entity", help="user or team that owns the project (default: yours)")
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     no_key = offline_wandb()
     if not (no_key or options.print or options.out):
         echo(save(options.entity, options.project, options.metric))
-        return 0
+        return
     text = spec(workspace(options.entity or "entity", options.project, options.metric))
     if options.out:
         write_to(options.out, text)
@@ -33,4 +33,3 @@ def main(argv: list[str]) -> int:
         echo(text)
     if no_key:
         warn("not saved: no W&B key is known here; set WANDB_API_KEY or run `wandb login`, and run this again")
-    return 0

@@ -11,7 +11,7 @@ from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.text import table
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     """Run the demonstration; options it does not know are passed to `fit`."""
     parser = parser_of("demo", __doc__)
     parser.add_argument("--loss", default="dftopk", help="see `recsys-topk losses` (default: %(default)s)")
@@ -42,4 +42,3 @@ def main(argv: list[str]) -> int:
     echo(f"\ncheckpoint  {checkpoint}")
     echo(f"config      {folder / 'config.yaml'}")
     echo("another loss:  recsys-topk demo --loss listnet      all losses:  recsys-topk losses")
-    return 0

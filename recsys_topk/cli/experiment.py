@@ -18,7 +18,7 @@ from recsys_topk.reports.paper import EXPERIMENTS
 from recsys_topk.runs.text import table
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     """Run what is not finished yet of one or all experiments."""
     parser = parser_of(
         "experiment",
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     options, rest = parser.parse_known_args(argv)
     if options.name == "list":
         echo(table([{"experiment": name, "question": load(name).content["question"]} for name in EXPERIMENTS]))
-        return 0
+        return
     names = list(EXPERIMENTS) if options.name == "all" else [options.name]
     experiments = [load(name) for name in names]
     size: Size = options.size or ("full" if options.root else "small")
@@ -58,7 +58,6 @@ def main(argv: list[str]) -> int:
         echo(f"== {work.experiment.name} ({number} of {len(works)}): {work.experiment.content['question']}")
         work.run(echo)
     echo(f"make a page of it: recsys-topk report {folder}")
-    return 0
 
 
 def bench(suite: str, options: Mapping[str, Any]) -> tuple[str, str]:

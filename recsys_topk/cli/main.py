@@ -12,7 +12,7 @@ from recsys_topk.cli.console import echo, warn
 from recsys_topk.registry import suggest
 from recsys_topk.trust import printable
 
-# name -> (module with `main(argv) -> int`, what it does). The modules are imported when the command is run.
+# name -> (module with `main(argv) -> int | None`, what it does). The modules are imported when the command is run.
 COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("recsys_topk.cli.training", "train a cascade"),
     "validate": ("recsys_topk.cli.training", "measure a checkpoint on the validation day"),
@@ -21,8 +21,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("recsys_topk.cli.demo", "simulate a small world, train and test a cascade on it"),
     "simulate": ("recsys_topk.cli.simulate", "write a simulated world in the RecFlow layout"),
     "schema": ("recsys_topk.cli.schema", "guess what the columns of your tables are, as YAML to edit"),
-    "prepare": ("recsys_topk.cli.prepare", "read RecFlow once into a memory-mapped Arrow cache"),
+    "prepare": ("recsys_topk.cli.prepare", "read a data set once into a memory-mapped Arrow cache"),
+    "export": ("recsys_topk.cli.export", "write each stage of a checkpoint as ONNX, with the catalogue"),
+    "index": ("recsys_topk.cli.index", "index the catalogue of an export (no torch needed)"),
+    "recommend": ("recsys_topk.cli.recommend", "recommend items of an export to users (no torch needed)"),
+    "serve": ("recsys_topk.cli.serve", "serve recommendations of an export over HTTP (no torch needed)"),
     "bench": ("recsys_topk.cli.bench", "time operators, losses, data and training steps"),
+    "fuzz": ("recsys_topk.cli.fuzz", "try random lists on losses and operators, and count what fails"),
     "compare": ("recsys_topk.cli.compare", "train several losses on the same data and tell them apart"),
     "stream": ("recsys_topk.cli.compare", "test on each day, then train on it, for several losses"),
     "experiment": ("recsys_topk.cli.experiment", "run the paper's experiments, simulated or on RecFlow"),
@@ -67,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         module = importlib.import_module(module_name)
         shared = module_name.endswith((".training", ".compare"))  # modules that have several commands
-        return int(module.main(arguments if shared else arguments[1:]))
+        return int(module.main(arguments if shared else arguments[1:]) or 0)  # None = done
     except KeyboardInterrupt:
         warn("recsys-topk: interrupted")
         return 130

@@ -1,17 +1,21 @@
-"""Read a RecFlow data set once into the Arrow cache.
+"""Read a data set once into the Arrow cache; `fit` does the same by itself.
 
-Days already there are skipped, so an interrupted run is resumed; `fit` does the same by itself for the days it needs.
+With --data NAME, the options are those of `fit --data NAME`. Without, it is RecFlow: days already there are skipped, so
+an interrupted run is resumed.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from time import perf_counter
 
 from recsys_topk.cli.console import echo, parser_of
 
 
 def main(argv: list[str]) -> int:
     """Prepare with a progress bar over the bytes of the source, and an estimate of the size from what is done."""
+    if any(text.partition("=")[0] == "--data" for text in argv):
+        return prepare_any(argv)
     parser = parser_of("prepare", __doc__)
     parser.add_argument(
         "--data.root", dest="root", required=True, help="folder or URL that holds all_stage or data/all_stage"
@@ -45,4 +49,25 @@ def main(argv: list[str]) -> int:
     if missing:
         seconds = bar.format_dict["elapsed"]
         echo(f"{len(missing)} days, {size(written, 'B')} written in {seconds:.1f} s: {cache.folder}")
+    return 0
+
+
+def prepare_any(argv: list[str]) -> int:
+    """Prepare the data of any data module, with its options as `fit` takes them."""
+    from recsys_topk.cli.arguments import typed
+    from recsys_topk.datamodules.base import CascadeDataModule
+    from recsys_topk.runs.run import TrainingRun
+    from recsys_topk.spec import build
+
+    config = typed(argv)
+    other = sorted(set(config) - {"data", "trust", "config"})
+    if other:
+        raise ValueError(f"prepare takes options of the data (--data NAME --data.OPTION VALUE), got --{other[0]}")
+    run = TrainingRun(config)
+    data: CascadeDataModule = build(run.options()["data"], base=CascadeDataModule, trust=run.trust)
+    start = perf_counter()
+    data.prepare_data()
+    for line in data.facts():
+        echo(line)
+    echo(f"prepared in {perf_counter() - start:.1f} s")
     return 0

@@ -14,7 +14,7 @@ from recsys_topk.runs.directory import sync_line
 from recsys_topk.runs.provenance import provenance
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     """Write the page, and log its tables and plots to W&B if asked to."""
     parser = parser_of("report", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="folders or files; folders are searched")
@@ -40,4 +40,3 @@ def main(argv: list[str]) -> int:
         for folder in sorted(target.parent.glob("wandb/offline-run-*"))[-1:]:
             echo(f"logged to {sync_line(folder)}")
     echo(f"written: {target}  ({target.stat().st_size / 1024:.0f} KB)")
-    return 0

@@ -48,7 +48,7 @@ def with_options(text: str, further: list[str]) -> str:
     return text.replace(ARGS, lines + ARGS)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     """List the sweeps, or print one."""
     parser = parser_of(
         "sweep",
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         contents = {name: yaml.safe_load(text) for name, text in found.items()}
         echo(table([{"sweep": name, "method": c["method"], "": c["description"]} for name, c in contents.items()]))
         echo("\nrecsys-topk sweep NAME --out NAME.yaml, then: wandb sweep NAME.yaml")
-        return 0
+        return
     if options.name not in found:
         raise ValueError(f"unknown sweep {options.name!r}; {suggest(options.name, found)}sweeps: {', '.join(found)}")
     text = found[options.name]
@@ -75,10 +75,9 @@ def main(argv: list[str]) -> int:
         text = with_options(text, further)
     if options.out is None:
         echo(text.rstrip("\n"))
-        return 0
+        return
     write_to(options.out, text)
     echo(f"written: {options.out}  (create the sweep with: wandb sweep {options.out})")
-    return 0
 
 
 def check(further: list[str], varied: set[str]) -> None:

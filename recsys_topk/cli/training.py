@@ -17,13 +17,13 @@ from recsys_topk.runs.config import DEFAULTS, KEYS, registry_of
 from recsys_topk.runs.run import Command, TrainingRun
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     """Run a training command; `argv` starts with its name."""
     command, rest = cast("Command", argv[0]), argv[1:]
     text = wanted_help(command, rest)
     if text is not None:
         echo(text)
-        return 0
+        return
     rest, corpus = take_corpus(command, rest)
     shown = [argument for argument in rest if argument.partition("=")[0] == "--print_config"]
     config = typed([argument for argument in rest if argument not in shown])
@@ -37,7 +37,6 @@ def main(argv: list[str]) -> int:
         echo(run.nothing_left)
     else:
         getattr(run, command)(**({} if corpus is None else {"corpus": corpus}))
-    return 0
 
 
 def wanted_help(command: Command, rest: list[str]) -> str | None:

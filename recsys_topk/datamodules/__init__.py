@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from recsys_topk.datamodules.folders import cache_home as cache_home
     from recsys_topk.datamodules.hyper_parameters import data_spec as data_spec
     from recsys_topk.datamodules.id_counter import IdCounter as IdCounter
+    from recsys_topk.datamodules.interactions.datamodule import InteractionsDataModule as InteractionsDataModule
     from recsys_topk.datamodules.loader import ShardLoader as ShardLoader
     from recsys_topk.datamodules.negatives import Catalogue as Catalogue
     from recsys_topk.datamodules.negatives import NegativeSource as NegativeSource
@@ -54,6 +55,7 @@ _HOME = {
     "GroundTruth": "simulator.ground_truth",
     "HashVocabulary": "vocabulary",
     "IdCounter": "id_counter",
+    "InteractionsDataModule": "interactions.datamodule",
     "NegativeSource": "negatives",
     "RecFlowDataModule": "recflow.datamodule",
     "Schema": "schema",

@@ -7,11 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.hyper_parameters import data_spec, hyper_parameters
+from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows
+from recsys_topk.datamodules.encoding import FeatureEncoder
+from recsys_topk.datamodules.hyper_parameters import LEFT_OUT, data_spec, hyper_parameters
 from recsys_topk.datamodules.loader import ShardLoader
 from recsys_topk.datamodules.negatives import Catalogue, NegativeSource, expand
 from recsys_topk.datamodules.schema import Schema
@@ -86,7 +89,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         self.seed = seed
         self.num_workers = num_workers
         self.shuffle = shuffle
-        self.save_hyperparameters(hyper_parameters(self), logger=False)
+        saved = hyper_parameters(self)
+        # Lightning compares every argument with these, which data frames do not like.
+        self.save_hyperparameters(saved, ignore=saved.get(LEFT_OUT), logger=False)
         self._shards: dict[str, Shard] = {}
         self._catalogue: tuple[str, torch.device, Catalogue] | None = None
         self._train_loader: ShardLoader | None = None
@@ -128,6 +133,10 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         """The names of the shards used for ``"train"``, ``"val"`` and ``"test"``, in order."""
         return {split: (split,) for split in get_args(Split)}
 
+    def facts(self) -> list[str]:
+        """Return lines for people that say what was prepared, and what was guessed for it."""
+        return []
+
     def list_length(self, split: Split) -> int:
         """Return the length of the longest list that a batch of `split` can have, sampled negatives included.
 
@@ -149,6 +158,36 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             with torch.inference_mode(False):  # it outlives the evaluation that asks for it first
                 self._catalogue = (shard, device, self.shard(shard).catalogue(device))
         return self._catalogue[2]
+
+    def serving_items(self) -> ItemTable:
+        """Return the items of all shards for an export; the features of an item are those of its newest shard.
+
+        A subclass whose items have names other than their ids overrides this.
+        """
+        shards = list(dict.fromkeys(name for names in self.splits.values() for name in names))
+        found = [self.shard(name).catalogue() for name in shards]
+        rows = newest_rows([catalogue.item_id.numpy() for catalogue in found])
+        values = [catalogue.values if len(catalogue.values) else torch.empty(len(catalogue), 0) for catalogue in found]
+        columns = [
+            np.concatenate([getattr(one, field).numpy()[own] for one, own in zip(found, rows, strict=True)])
+            for field in ("item_id", "features", "count")
+        ]
+        numbers = np.concatenate([one.numpy()[own] for one, own in zip(values, rows, strict=True)])
+        order = np.argsort(columns[0])
+        return ItemTable(columns[0][order], columns[1][order], numbers[order], columns[2][order])
+
+    def serving_users(self, items: ItemTable) -> UserTable | None:
+        """Return the newest state of each user for an export, or None if users are not known by name.
+
+        Args:
+            items: What `serving_items` returned.
+        """
+        return None
+
+    @property
+    def encoder(self) -> FeatureEncoder | None:
+        """How raw features become ids and values, for an export; None if only this data module can encode them."""
+        return None
 
     def loader(self, shards: Sequence[str], *, training: bool) -> ShardLoader:
         """Return the batches of some shards, for training or for evaluation."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -161,6 +161,28 @@ class UserTable:
     def index(self) -> Names:
         """The rows of the users by name."""
         return Names(self.names)
+
+    def sorted(self) -> UserTable:
+        """Return the users in the order of their names."""
+        order = np.argsort(self.names, kind="stable")
+        return UserTable(**{field.name: getattr(self, field.name)[order] for field in fields(self)})
+
+
+def newest_rows(names: Sequence[Array]) -> list[Array]:
+    """Return, for each of several arrays of names, oldest first, the rows of the names whose newest row it holds.
+
+    Example:
+        >>> [rows.tolist() for rows in newest_rows([np.array([1, 2, 1]), np.array([2])])]
+        [[2], [0]]
+    """
+    found: list[Array] = []
+    later = np.empty(0, dtype=np.asarray(names[-1]).dtype if len(names) else np.int64)
+    for own in reversed(names):
+        distinct, last = np.unique(own[::-1], return_index=True)
+        new = ~np.isin(distinct, later)
+        found.append(np.sort(len(own) - 1 - last[new]))
+        later = np.concatenate([later, distinct[new]])
+    return found[::-1]
 
 
 def _write(path: Path, columns: Mapping[str, Array], facts: Mapping[str, int] | None = None) -> None:

@@ -98,13 +98,13 @@ class FeatureEncoder:
             labels: What labels mean.
         """
         parts = {part: self._features(part) for part in DATA_PARTS}
-        rows: dict[str, int] = {}
+        tables: dict[str, Table] = {}
         for part in DATA_PARTS:
             for feature in self.description.part(part):
-                rows |= self._tables(part, feature)
+                tables |= {table.name: table for table in self._tables(part, feature)}
         used = [feature.table for features in parts.values() for feature in features if feature.table is not None]
         return Schema(
-            tables=tuple(Table(name, rows[name]) for name in dict.fromkeys(used)),
+            tables=tuple(tables[name] for name in dict.fromkeys(used)),
             request=(*parts["user"], *parts["context"]),
             history=parts["history"],
             items=parts["items"],
@@ -188,15 +188,16 @@ class FeatureEncoder:
                     made.append(Feature(f"{raw.name}_missing", kind="numeric"))
         return tuple(made)
 
-    def _tables(self, part: DataPart, raw: RawFeature) -> dict[str, int]:
-        """Return the rows of the tables of a feature."""
+    def _tables(self, part: DataPart, raw: RawFeature) -> list[Table]:
+        """Return the tables of a feature."""
         if raw.table is not None:
-            return {raw.table: self.vocabularies[raw.table].rows}
+            vocabulary = self.vocabularies[raw.table]
+            return [Table(raw.table, vocabulary.rows, vocabulary.padding, vocabulary.fingerprint)]
         if raw.kind == "time":
-            return {piece: TIME_ROWS[piece] + 1 for piece in raw.parts}
+            return [Table(piece, TIME_ROWS[piece] + 1) for piece in raw.parts]
         if raw.transform == "bucketise" and raw.kind == "numeric":
-            return {f"{raw.name}_bucket": len(self.states[part][raw.name]["edges"]) + 3}
-        return {}
+            return [Table(f"{raw.name}_bucket", len(self.states[part][raw.name]["edges"]) + 3)]
+        return []
 
 
 def as_arrow(rows: Any, columns: Sequence[str]) -> Any:

@@ -44,17 +44,18 @@ class FeatureFitter:
         self._sizes: dict[tuple[str, str], int] = {}
         self._units: dict[tuple[str, str], str] = {}
 
-    def update(self, part: DataPart, rows: Any) -> None:
+    def update(self, part: DataPart, rows: Any, times: Array | None = None) -> None:
         """Add rows of the training data.
 
         Args:
             part: Which part of the description they are of.
             rows: As `FeatureEncoder.encode` takes them.
+            times: How often each row occurs in the training data, which counts for `min_count`; None = once.
         """
         table = as_arrow(rows, self.description.columns(part))
         for feature in self.description.part(part):
             columns = [one_chunk(table.column(column)) for column in feature.columns]
-            self._add(part, feature, columns)
+            self._add(part, feature, columns, times)
 
     def count(self, table: str, keys: Array, counts: Array | None = None, *, text: bool = False) -> None:
         """Add ids of a table, as keys (`columns.keys_of`), that stand in no table of features.
@@ -88,16 +89,18 @@ class FeatureFitter:
         }
         return FeatureEncoder(self.description, states, vocabularies)
 
-    def _add(self, part: str, feature: RawFeature, columns: list[Any]) -> None:
+    def _add(self, part: str, feature: RawFeature, columns: list[Any], times: Array | None) -> None:
         at = (part, feature.name)
         if feature.kind in ("categorical", "bag"):
             column = columns[0]
             if feature.kind == "bag":
                 found = lists_of(column, feature.separator, feature.columns[0])
                 column = found.values
+                times = None if times is None else times[found.row]
                 self._sizes[at] = max(self._sizes.get(at, 1), int(found.length.max(initial=1)))
             keys, missing, text = keys_of(column)
-            self.count(str(feature.table), keys[~missing], text=text)
+            there = ~missing
+            self.count(str(feature.table), keys[there], None if times is None else times[there], text=text)
         elif feature.kind == "time":
             if at not in self._units and len(columns[0]) > columns[0].null_count:
                 self._units[at] = guess_unit(columns[0])

@@ -70,6 +70,7 @@ class TableReader:
         scan: Yields record batches of some columns.
         identity: Plain values that change when the content does.
         rows: Number of rows, if known without reading them.
+        nbytes: Size of the files, if it is known.
         lists: RecBole's sequences: columns of text that are split at spaces, and the type of their parts.
     """
 
@@ -81,11 +82,13 @@ class TableReader:
         identity: Callable[[], Any],
         rows: int | None = None,
         lists: Mapping[str, pa.DataType] | None = None,
+        nbytes: int | None = None,
     ) -> None:
         import pyarrow as pa
 
         self.name = name
         self.rows = rows
+        self.nbytes = nbytes
         self._scan, self._identity, self._lists = scan, identity, dict(lists or {})
         self.schema = pa.schema([
             pa.field(field.name, pa.list_(self._lists[field.name])) if field.name in self._lists else field
@@ -220,7 +223,8 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
         sizes = [fact.get("size") for fact in facts]
         return [list(row) for row in zip(places, sizes, when, strict=True)]
 
-    return TableReader(name, dataset.schema, scan, identity, rows, lists)
+    nbytes = sum(int(files.size(place)) for place in places)
+    return TableReader(name, dataset.schema, scan, identity, rows, lists, nbytes)
 
 
 def _text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:

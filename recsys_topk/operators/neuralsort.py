@@ -13,7 +13,7 @@ from recsys_topk.checks import check_not_negative
 from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp, masked_logsumexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.ops.count_true import count_true
-from recsys_topk.ops.dispatch import closed_form, operation, through_reference, wants_graph
+from recsys_topk.ops.dispatch import closed_form, may_read, operation, through_reference, wants_graph
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.sorting import average_ties, sort_descending
 
@@ -169,8 +169,12 @@ class _Chunk(NamedTuple):
 
 def _chunks(v: Tensor, k: Tensor, count: Tensor, normalised: bool) -> Iterator[_Chunk]:
     """Yield all rows that are needed, in chunks that lie on one side of every list's k where that is possible."""
-    low, high = int(k.min()), int(k.max())
-    least, most = (int(count.min()), int(count.max())) if normalised else (high, high)
+    if may_read(k):
+        low, high = int(k.min()), int(k.max())
+        least, most = (int(count.min()), int(count.max())) if normalised else (high, high)
+    else:
+        low, high = 0, v.shape[1]
+        least = most = high
     size = max(1, CHUNK // max(1, v.numel()))
     for start, stop in ((0, low), (low, high), (high, least), (max(high, least), most)):
         for first in range(start, stop, size):

@@ -11,7 +11,7 @@ from torch import Tensor
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator, clamped
 from recsys_topk.ops.centred import centred
-from recsys_topk.ops.dispatch import operation, refuse_second_derivative, under_transform
+from recsys_topk.ops.dispatch import may_read, operation, refuse_second_derivative, under_transform
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.kth_pair import kth_values
 
@@ -66,12 +66,14 @@ class PerturbedTopK(TopKOperator):
         if under_transform():
             raise RuntimeError(NO_TRANSFORM)
         device = scores.device
-        seed = torch.randint(2**62, (1,)) if self.seed is None else torch.tensor([self.seed])
+        # On the host, wherever the scores are: a generator is seeded there.
+        host = torch.device("cpu")
+        seed = torch.randint(2**62, (1,), device=host) if self.seed is None else torch.tensor([self.seed], device=host)
         filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
         ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=device)
         # Noise added to scores of 1e7 would be rounded away.
         x, _ = centred(filled, ks)
-        p = _Membership.apply(x, ks, seed.to(device), self.samples, self.tau)  # type: ignore[no-untyped-call]
+        p = _Membership.apply(x, ks, seed, self.samples, self.tau)  # type: ignore[no-untyped-call]
         inside = (p > 0.0) & (p < 1.0)
         safe = torch.where(inside, p, 0.5)
         log_p = torch.where(inside, safe.log(), torch.where(p > 0.0, 0.0, -math.inf))
@@ -121,10 +123,12 @@ def _noise(filled: Tensor, generator: torch.Generator, places: Tensor | None, wi
 
 
 def _start(filled: Tensor, seed: Tensor) -> tuple[torch.Generator, Tensor | None, int]:
-    generator = torch.Generator(device=filled.device).manual_seed(int(seed))
+    device = "cpu" if filled.is_meta else filled.device  # what has no values needs no random ones
+    generator = torch.Generator(device=device).manual_seed(int(seed))
     valid = filled > -math.inf
-    width = int(valid.sum(1).max()) if filled.numel() else filled.shape[1]
-    return generator, None if width == filled.shape[1] else (valid.cumsum(1) - 1).clamp_min(0), width
+    width = int(valid.sum(1).max()) if filled.numel() and may_read(filled) else filled.shape[1]
+    full = may_read(filled) and width == filled.shape[1]
+    return generator, None if full else (valid.cumsum(1) - 1).clamp_min(0), width
 
 
 def _fake_mean(filled: Tensor, k: Tensor, seed: Tensor, samples: int, tau: float) -> Tensor:

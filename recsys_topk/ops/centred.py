@@ -1,7 +1,10 @@
-"""Lists moved so that their k-th pair lies at 0, where floating point is finest."""
+"""Lists moved so that their k-th pair lies at 0, where floating point is finest, and where their threshold lies."""
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
 from recsys_topk.ops.kth_pair import kth_values
@@ -25,3 +28,47 @@ def centred(filled: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
     """
     kept, cut = kth_values(filled, k)
     return filled - cut, kept - cut
+
+
+def threshold_bracket(gap: Tensor, k: Tensor, count: Tensor, tau: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Return bounds of the threshold b at which sum_i F((x_i - b) / tau) = k, (B, 1) each.
+
+    F is the logistic or the Laplace distribution function: symmetric, with (log F)' at most 1 everywhere and at least
+    1/2 on the left half, so that (log F)'(u) + (log F)'(v) >= 1 for u + v <= 0. With centred lists (x_[k] = gap,
+    x_[k+1] = 0) and tau = 1, what the others take, between F(-b) and (n - k) F(-b), equals what the first k lack,
+    between F(b - gap) and k F(b - gap). The log of F(-b) / F(b - gap) is 0 at gap / 2 and falls by 1 at least per unit
+    of b, hence gap / 2 - log k <= b <= gap / 2 + log(n - k).
+
+    For a fraction m < k < m + 1, with x_[m+1] = 0: (n - m) F(-b) >= k - m and (m + 1) F(b) >= m + 1 - k, F Laplace's.
+
+    Args:
+        gap: (B, 1).
+        k: (B,) integers or fractions.
+        count: (B, 1), valid items n.
+        tau: Temperature.
+
+    Example:
+        >>> one = torch.ones(1, 1)
+        >>> threshold_bracket(2.0 * one, torch.tensor([1]), 2 * one, 1.0)
+        (tensor([[1.]]), tensor([[1.]]))
+    """
+    wanted = k[:, None].to(gap.dtype)
+    low, high = 0.5 * gap - tau * torch.log(wanted), 0.5 * gap + tau * torch.log(count - wanted)
+    if not k.is_floating_point():
+        return low, high
+    whole = wanted.floor()
+    part = wanted - whole
+    lower = tau * torch.log(2.0 * (1.0 - part) / (whole + 1.0)).clamp_max(0.0)
+    upper = tau * torch.log(0.5 * (count - whole) / part).clamp_min(0.0)
+    return torch.where(part > 0, lower, low), torch.where(part > 0, upper, high)
+
+
+def halvings(items: int, k: Tensor, dtype: torch.dtype) -> int:
+    """Return how often to halve the bracket of `threshold_bracket` until its middle is within tau / 2 of the threshold.
+
+    The bracket is tau (log k + log(n - k)) <= 2 tau log(n / 2) wide; a fraction adds the log of the smallest number.
+    """
+    width = 2.0 * math.log(max(items, 2) / 2.0)
+    if k.is_floating_point():
+        width = 2.0 * (math.log(items) - math.log(torch.finfo(dtype).tiny))
+    return math.ceil(math.log2(max(width, 1.0)))

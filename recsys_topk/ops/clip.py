@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from recsys_topk.ops.centred import centred
-from recsys_topk.ops.dispatch import closed_form, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.dispatch import closed_form, may_read, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.from_threshold import from_threshold
 
 MAX_STEPS = 100
+# Steps where nobody may look whether t still moves. The bracket is less than 2 wide, or the first guess is exact (the
+# k-th pair is 1 or more apart). Halved once per bit, its middle is within eps / 2 of t, and the sum within N eps / 2.
+LAST_STEPS = 2
 
 
 def clip_logs(x: Tensor, threshold: Tensor, tau: float) -> tuple[Tensor, Tensor]:
@@ -65,7 +68,8 @@ def clip_threshold(z: Tensor, gap: Tensor, k: Tensor) -> Tensor:
     """Return t with sum_i clip(z_i - t, 0, 1) = k for each list, (B, 1), without gradient.
 
     Newton's method from the midpoint of the k-th pair, inside a bracket. The sum is piecewise linear in t, so a step
-    is exact once no item becomes, or stops being, fractional.
+    is exact once no item becomes, or stops being, fractional. Where values may not be read, the number of steps is
+    fixed: the bracket is halved down to the precision of t.
 
     Args:
         z: (B, N), with z_[k+1] = 0 (see `centred`); -inf where masked.
@@ -77,17 +81,22 @@ def clip_threshold(z: Tensor, gap: Tensor, k: Tensor) -> Tensor:
     low, high = torch.full_like(gap, -1.0), gap
     t = 0.5 * gap - 0.5
     buffer, eps = torch.empty_like(z), torch.finfo(z.dtype).eps
-    for _ in range(MAX_STEPS):
+    readable = may_read(z)
+    halved = 0 if readable else 1 - round(math.log2(eps))
+    for number in range(MAX_STEPS if readable else halved + LAST_STEPS):
         torch.sub(z, t, out=buffer)
         inside = ((buffer > 0.0) & (buffer < 1.0)).sum(1, keepdim=True)
         excess = buffer.clamp_(0.0, 1.0).sum(1, keepdim=True) - wanted
-        low, high = torch.where(excess > 0, t, low), torch.where(excess < 0, t, high)
+        low, high = torch.where(excess >= 0, t, low), torch.where(excess <= 0, t, high)
         middle = 0.5 * (low + high)
+        if number < halved:
+            t = middle
+            continue
         step = torch.where(inside > 0, t + excess / inside.clamp_min(1), middle)
         step = torch.where((step >= low) & (step <= high), step, middle)
         done = excess.abs() <= 4.0 * eps * wanted
         step = torch.where(done, t, step)
-        if bool((step == t).all()):
+        if readable and bool((step == t).all()):
             break
         t = step
     return t

@@ -8,6 +8,8 @@ The switch is the environment variable ``RECSYS_TOPK_BACKEND``, read when the pa
 - ``auto`` (default): the fastest backend that serves the call;
 - ``torch``: the references alone;
 - ``numpy``, ``numba``, ``triton``: that backend where an operation has it and it serves the call, else the reference.
+
+Under `torch.compile` the switch is read when a function is traced, and only the backends that say so are taken.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ SWITCH = "RECSYS_TOPK_BACKEND"
 BACKENDS = ("numpy", "numba", "triton")
 MODES = ("auto", "torch", *BACKENDS)
 INSTALL = {"numba": "pip install 'recsys-topk[fast]'", "triton": "pip install triton", "numpy": "pip install numpy"}
+
+# Triton's interpreter runs kernels on the CPU, slowly. It is chosen before triton is imported, and for tests.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,6 +65,11 @@ _mode: ContextVar[str] = ContextVar("backend", default=_from_environment)
 
 def current_backend() -> str:
     """Return what the switch is set to."""
+    return _mode.get()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _traced_mode() -> str:
     return _mode.get()
 
 
@@ -102,6 +112,13 @@ def is_float32(*tensors: Tensor) -> bool:
     return all(is_real(x) and x.dtype == torch.float32 for x in tensors)
 
 
+def runs_triton(*tensors: Tensor) -> bool:
+    """Return whether all are real tensors of at most 32 bits where Triton's kernels run. For predicates of backends."""
+    return all(
+        type(x) in _PLAIN and (x.is_cuda or (INTERPRETED and x.is_cpu)) and x.dtype != torch.float64 for x in tensors
+    )
+
+
 def may_read(x: Tensor) -> bool:
     """Return whether reading the values of `x` on the host is free: real memory on the CPU, in eager mode."""
     return is_real(x) and is_eager()
@@ -114,11 +131,13 @@ class Implementation(NamedTuple):
         backend: Its name.
         serves: Called with the arguments in eager mode; whether `function` can take them.
         function: Called with the arguments.
+        traced: Whether `torch.compile` can trace both.
     """
 
     backend: str
     serves: Callable[..., bool]
     function: Callable[..., Any]
+    traced: bool = False
 
 
 Samples = Callable[[torch.Generator], Iterable[tuple[Any, ...]]]
@@ -152,10 +171,10 @@ class Operation(Generic[P, T]):
 
     Args:
         reference: The function in torch.
-        fake: The same arguments; returns empty tensors of the right shape and dtype. Given for a reference that cannot
-            be traced (it reads values): the operation is then registered with `torch.library`, and takes that way
-            under `torch.compile`, for fake and meta tensors, and under `torch.func.vmap`. Every tensor argument must
-            have one row per list, and no gradient may be asked of it.
+        fake: The same arguments; returns empty tensors of the right shape and dtype. Given for a reference that should
+            not be traced (it loops, or reads values on the CPU): the operation is then registered with `torch.library`,
+            and takes that way under `torch.compile` and `torch.func`. Every tensor argument must have one row per list,
+            and no gradient may be asked of it. Off the CPU no reference may read values.
 
     Attributes:
         implementations: The backends, in order of preference.
@@ -170,18 +189,21 @@ class Operation(Generic[P, T]):
         self._traced: Callable[P, T] = reference if self._registered is None else self._registered
         operations[_dotted(reference)] = self
 
-    def backend(self, name: str, serves: Callable[..., bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def backend(
+        self, name: str, serves: Callable[..., bool], *, traced: bool = False
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that adds a backend; those added first are preferred.
 
         Args:
             name: ``"numpy"``, ``"numba"`` or ``"triton"``.
-            serves: Whether the backend can take given arguments. Called in eager mode only.
+            serves: Whether the backend can take given arguments. Called in eager mode, and while tracing if `traced`.
+            traced: Whether `torch.compile` can trace `serves` and the function.
         """
         if name not in BACKENDS:
             raise ValueError(f"a backend is one of {', '.join(BACKENDS)}, got {name!r}")
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            self.implementations.append(Implementation(name, serves, function))
+            self.implementations.append(Implementation(name, serves, function, traced))
             self._by_mode.clear()
             return function
 
@@ -190,23 +212,32 @@ class Operation(Generic[P, T]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the first backend that serves the arguments under the switch, else the reference."""
         if torch.compiler.is_compiling():
+            compiled = self._serving_traced(*args, **kwargs)
+            return self._traced(*args, **kwargs) if compiled is None else compiled.function(*args, **kwargs)
+        if _transforms_active():
             return self._traced(*args, **kwargs)
-        if self._registered is not None and (_transforms_active() or not _has_memory(args[0])):
-            return self._traced(*args, **kwargs)
-        if not _transforms_active():
-            for implementation in self._serving():
-                if implementation.serves(*args, **kwargs):
-                    served: T = implementation.function(*args, **kwargs)
-                    return served
+        for implementation in self._serving():
+            if implementation.serves(*args, **kwargs):
+                served: T = implementation.function(*args, **kwargs)
+                return served
         return self.reference(*args, **kwargs)
 
     def backend_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Return the name of the backend that a call with these arguments would take; ``"torch"`` is the reference."""
+        if torch.compiler.is_compiling():
+            compiled = self._serving_traced(*args, **kwargs)
+            return "torch" if compiled is None else compiled.backend
         if is_eager():
             for implementation in self._serving():
                 if implementation.serves(*args, **kwargs):
                     return implementation.backend
         return "torch"
+
+    def _serving_traced(self, *args: P.args, **kwargs: P.kwargs) -> Implementation | None:
+        for one in self.implementations:
+            if one.traced and _traced_mode() in ("auto", one.backend) and one.serves(*args, **kwargs):
+                return one
+        return None
 
     def _serving(self) -> tuple[Implementation, ...]:
         mode = _mode.get()
@@ -232,10 +263,6 @@ class Operation(Generic[P, T]):
         registered.register_fake(fake)
         registered.register_vmap(lambda info, in_dims, *args: _fold(registered, info.batch_size, in_dims, args))
         return registered
-
-
-def _has_memory(x: Any) -> bool:
-    return type(x) in _PLAIN and x.device.type != "meta"
 
 
 def _fold(function: Callable[..., Any], size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Any:

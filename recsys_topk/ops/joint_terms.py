@@ -18,6 +18,7 @@ from recsys_topk.ops.dispatch import (
     is_last_backward,
     is_real,
     operation,
+    runs_triton,
     sampled,
     through_reference,
     wants_graph,
@@ -64,6 +65,13 @@ def joint_terms(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tens
         scores: M tensors (B, N), N >= 2; masked places may hold anything.
         task: The rest.
     """
+    losses, counted = joint_losses(scores, task)
+    means = losses.sum(1) / divisor(counted.sum(1), losses.dtype)
+    return means[:-1], means[-1]
+
+
+def joint_losses(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
+    """Return what `joint_terms` takes the means of, and where that counts, (M + 1, B) each; survival last."""
     labels, mask, k, quotas, above, law = task
     positive, positives = find_positives(labels, mask, above)
     items = torch.full_like(positives, labels.shape[1]) if mask is None else count_true(mask)
@@ -72,26 +80,23 @@ def joint_terms(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tens
     counted = (positives > 0) & (wanted > 0) & (wanted < items)
     valid = full_mask(labels) if mask is None else mask
 
-    def total(log_p: Tensor, log_q: Tensor, rows: Tensor) -> Tensor:
+    def losses(log_p: Tensor, log_q: Tensor, rows: Tensor) -> Tensor:
         chosen = torch.where(valid & rows[:, None], torch.where(target, log_p, log_q), 0.0)
-        return (-chosen.sum(1) / items.clamp_min(1)).sum()
+        return -chosen.sum(1) / items.clamp_min(1)
 
-    totals, numbers, survivals, anywhere = [], [], [], torch.zeros_like(counted)
+    terms, where, survivals, anywhere = [], [], [], torch.zeros_like(counted)
     for m, x in enumerate(scores):
         cut = wanted if quotas is None else torch.full_like(items, quotas[m])
         rows = counted & (cut < items)
         row = rows[:, None]
         inside = valid & row
         log_p, log_q = membership_logs(torch.where(inside, x, 0.0), valid | ~row, torch.where(rows, cut, 1), law)
-        totals.append(total(log_p, log_q, rows))
-        numbers.append(rows.sum())
+        terms.append(losses(log_p, log_q, rows))
+        where.append(rows)
         survivals.append((torch.where(inside, log_p, 0.0), torch.where(inside, log_q, -math.inf)))
         anywhere = anywhere | rows
     log_p, log_q = survival_logs(*zip(*survivals, strict=True))
-    totals.append(total(log_p, log_q, anywhere))
-    numbers.append(anywhere.sum())
-    means = torch.stack(totals) / divisor(torch.stack(numbers), labels.dtype)
-    return means[:-1], means[-1]
+    return torch.stack([*terms, losses(log_p, log_q, anywhere)]), torch.stack([*where, anywhere])
 
 
 def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
@@ -135,6 +140,23 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
     if wants:
         means = apply(_WithGradients, _Result(means, gradients, numbers_counted, task), *scores)
     return means[:-1], means[-1]
+
+
+# Items of a list that one program holds; the reference serves longer ones.
+LONGEST = 4096
+
+
+def _serves_triton(scores: Sequence[Tensor], task: JointTask) -> bool:
+    given = [x for x in (*scores, task.labels, task.mask) if x is not None]
+    known = task.law.name in ("dftopk", "logistic", "laplace")
+    return runs_triton(*given) and known and not task.labels.requires_grad and 2 <= task.labels.shape[1] <= LONGEST
+
+
+@joint_terms.backend("triton", _serves_triton, traced=True)
+def _triton(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
+    from recsys_topk.ops.triton_kernels.joint_terms import joint_terms_triton
+
+    return joint_terms_triton(scores, task)
 
 
 class _Result(NamedTuple):

@@ -11,12 +11,24 @@ import torch
 from torch import Tensor
 
 from recsys_topk.numerics import LOG2, LOWEST_EXPONENT
-from recsys_topk.ops.centred import centred
+from recsys_topk.ops.centred import centred, halvings, threshold_bracket
 from recsys_topk.ops.count_true import count_true
-from recsys_topk.ops.dispatch import closed_form, is_real, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.dispatch import (
+    closed_form,
+    is_real,
+    may_read,
+    operation,
+    sampled,
+    through_reference,
+    wants_graph,
+)
 from recsys_topk.ops.from_threshold import from_threshold
 
 MAX_STEPS = 100
+# Steps where nobody may look whether an item still changes side. The slope of the sum changes by a factor e^(d / tau)
+# at most over a distance d, in truth and while no item changes side, so a step from a distance e tau ends within
+# 2 e^e (cosh e - 1) tau: from 1/2 (see `halvings`) .421, .274, .0991, .0109, 1.2e-4, 1.5e-8, 2e-16.
+LAST_STEPS = 8
 
 
 def laplace_logs(x: Tensor, threshold: Tensor, tau: float) -> tuple[Tensor, Tensor]:
@@ -100,7 +112,8 @@ def laplace_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: float) -> Tensor:
 
     From a guess b, with A the sum of exp(-(x_i - b) / tau) over the items above it, C the sum of exp(-(b - x_i) / tau)
     over the others and w = #{x_i > b} - k, the b that satisfies the equation while no item changes side is
-    b + tau log t with A t^2 - 2 w t - C = 0. The step never overshoots, and is exact once no item changes side.
+    b + tau log t with A t^2 - 2 w t - C = 0. The step never overshoots, and is exact once no item changes side. Where
+    values may not be read, the number of steps is fixed: the bracket is halved until such steps surely converge.
 
     Args:
         x: (B, N), with x_[k+1] = 0 (see `centred`); -inf where masked.
@@ -108,14 +121,19 @@ def laplace_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: float) -> Tensor:
         k: (B,) int64, 1 <= k < number of valid items.
         tau: Temperature.
     """
-    b = 0.5 * gap
+    readable = may_read(x)
+    b, steps, halved = 0.5 * gap, MAX_STEPS, 0
+    if not readable:
+        low, high = threshold_bracket(gap, k, (x > -math.inf).sum(1, keepdim=True), tau)
+        b, halved = 0.5 * (low + high), halvings(x.shape[1], k, x.dtype)
+        steps = halved + LAST_STEPS
     wanted, tiny, lowest = k[:, None], torch.finfo(x.dtype).tiny, LOWEST_EXPONENT[x.dtype]
     buffer, previous = torch.empty_like(x), None
-    for _ in range(MAX_STEPS):
+    for step in range(steps):
         torch.sub(x, b, out=buffer)
         side = above_zero(buffer)
         above = count_true(side).unsqueeze(1)
-        if previous is not None and bool((above == previous).all()):
+        if readable and previous is not None and bool((above == previous).all()):
             break
         previous = above
         # Distances are taken from the nearest item, so that neither sum can vanish when all items are far away.
@@ -128,6 +146,11 @@ def laplace_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: float) -> Tensor:
         upper.clamp_min_(tiny)
         # In units of exp(nearest): A = upper e, C = lower e with e = exp(nearest).
         spare = (above - wanted).to(x.dtype) * torch.exp((-nearest).clamp_max(-0.45 * lowest))
+        if step < halved:
+            excess = spare + 0.5 * (lower - upper)
+            low, high = torch.where(excess >= 0, b, low), torch.where(excess <= 0, b, high)
+            b = 0.5 * (low + high)
+            continue
         root = torch.sqrt(spare * spare + upper * lower)
         ratio = torch.where(spare >= 0, (spare + root) / upper, lower / (root - spare))
         b = b + tau * torch.log(ratio)

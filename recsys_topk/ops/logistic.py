@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from recsys_topk.numerics import LOWEST_EXPONENT
-from recsys_topk.ops.centred import centred
-from recsys_topk.ops.dispatch import apply, operation, sampled
+from recsys_topk.ops.centred import centred, halvings, threshold_bracket
+from recsys_topk.ops.dispatch import apply, may_read, operation, sampled
 
 MAX_STEPS = 80
+# Steps where nobody may look at the distance left. The slope of the sum changes by a factor e^(d / tau) at most over a
+# distance d, so Newton's step from a distance e tau ends within (e^e - 1 - e) tau: from 1/2 (see `halvings`) .149,
+# .0117, 6.8e-5, 2.3e-9, 2.7e-18.
+LAST_STEPS = 6
 
 
 def logistic_logs(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,9 +58,10 @@ def _fake_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor:
 def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     """Return b with sum_i sigmoid((x_i - b) / tau) = k for each list, (B, 1), without gradient.
 
-    Newton's method inside the bracket x_[k+1] - tau log k <= b <= x_[k] + tau log(n - k), which holds the root. Where
-    Newton leaves it, the items above b are taken to lose, and those below to gain, exponentially: a step that is exact
-    for items far from b and never overshoots.
+    Newton's method inside a bracket that holds the root (`threshold_bracket`). Where Newton leaves it, the items above
+    b are taken to lose, and those below to gain, exponentially: a step that is exact for items far from b and never
+    overshoots. Where values may not be read, the number of steps is fixed: the bracket is halved until Newton's method
+    surely converges.
 
     Args:
         x: (B, N), with x_[k+1] = 0 (see `centred`); -inf where masked.
@@ -66,10 +71,12 @@ def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor
     """
     wanted = k[:, None].to(x.dtype)
     count = (x > -math.inf).sum(1, keepdim=True).to(x.dtype)
-    low, high = -tau * torch.log(wanted), gap + tau * torch.log(count - wanted)
-    b = torch.minimum(torch.maximum(0.5 * gap, low), high)
+    low, high = threshold_bracket(gap, k, count, tau)
+    readable = may_read(x)
+    halved = 0 if readable else halvings(x.shape[1], k, x.dtype)
+    b = torch.minimum(torch.maximum(0.5 * gap, low), high) if readable else 0.5 * (low + high)
     tiny, eps = torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).eps
-    for _ in range(MAX_STEPS):
+    for number in range(MAX_STEPS if readable else halved + LAST_STEPS):
         # The smaller of p and 1 - p on either side of b: k is met by their balance, without cancellation.
         z = (x - b).div_(tau)
         above = z > 0
@@ -78,9 +85,15 @@ def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor
         leaking = torch.where(above, 0.0, small).sum(1, keepdim=True)
         spare = above.sum(1, keepdim=True) - wanted
         excess = spare + (leaking - missing)
-        low, high = torch.where(excess > 0, b, low), torch.where(excess < 0, b, high)
+        low, high = torch.where(excess >= 0, b, low), torch.where(excess <= 0, b, high)
+        if number < halved:
+            b = 0.5 * (low + high)
+            continue
         slope = torch.addcmul(small, small, small, value=-1.0).sum(1, keepdim=True) / tau
         step = b + excess / slope.clamp_min(tiny)
+        if not readable:  # the root is inside, so that the nearest point of the bracket is nearer to it
+            b = torch.minimum(torch.maximum(step, low), high)
+            continue
         outside = ~((step >= low) & (step <= high))
         if bool(outside.any()):
             root = torch.sqrt(spare * spare + 4.0 * missing * leaking)

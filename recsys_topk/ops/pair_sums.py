@@ -17,6 +17,7 @@ from recsys_topk.ops.dispatch import (
     is_float32,
     is_last_backward,
     operation,
+    runs_triton,
     sampled,
     through_reference,
     wants_graph,
@@ -143,6 +144,18 @@ def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
         return value
     found: Tensor = apply(_WithGradient, scores, gradient, value, weights, sigma)
     return found
+
+
+def _serves_triton(scores: Tensor, weights: PairWeights, sigma: float) -> bool:
+    given = [x for x in (weights.first, weights.second, weights.discounts, weights.ranks) if x is not None]
+    return runs_triton(scores, *given) and scores.shape[1] > 0
+
+
+@pair_sums.backend("triton", _serves_triton, traced=True)
+def _triton(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
+    from recsys_topk.ops.triton_kernels.pair_sums import pair_sums_triton
+
+    return pair_sums_triton(scores, weights, sigma)
 
 
 class _WithGradient(torch.autograd.Function):

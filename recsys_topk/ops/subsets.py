@@ -48,9 +48,8 @@ def subset_logs(scores: Tensor, k: int | Tensor, mask: Tensor) -> tuple[Tensor, 
     leaves = torch.stack((outside, inside), -1)
     width = 1 << (scores.shape[1] - 1).bit_length()
     if width > scores.shape[1]:
-        absent = torch.tensor([0.0, NEVER], dtype=x.dtype, device=x.device)
-        absent = absent.expand(*scores.shape[:1], width - scores.shape[1], 2)
-        leaves = torch.cat((leaves, absent), 1)
+        absent = x.new_zeros(len(x), width - scores.shape[1])
+        leaves = torch.cat((leaves, torch.stack((absent, absent + NEVER), -1)), 1)
     levels = [leaves]
     while levels[-1].shape[1] > 1:
         levels.append(_product(levels[-1][:, ::2], levels[-1][:, 1::2], degree))

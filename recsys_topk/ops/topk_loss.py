@@ -21,6 +21,7 @@ from recsys_topk.ops.dispatch import (
     is_real,
     may_read,
     operation,
+    runs_triton,
     sampled,
     through_reference,
     wants_graph,
@@ -193,6 +194,25 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
         return _tensor(value), which
     factor = lists / divided_by if mean else 1.0
     return apply(_WithGradient, scores, gradient, _Result(value, factor, rest)), which
+
+
+# Items of a list that one program holds; the reference (topk, then elementwise) serves longer ones.
+LONGEST = 8192
+
+
+def _serves_triton(
+    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool
+) -> bool:
+    given = [x for x in (scores, labels, mask, k) if isinstance(x, Tensor)]
+    whole = k is None or isinstance(k, int) or not k.is_floating_point()
+    return runs_triton(*given) and whole and not labels.requires_grad and 2 <= scores.shape[1] <= LONGEST
+
+
+@topk_loss.backend("triton", _serves_triton, traced=True)
+def _triton(*args: Any) -> tuple[Tensor, Tensor | None]:
+    from recsys_topk.ops.triton_kernels.topk_loss import topk_loss_triton
+
+    return topk_loss_triton(*args)
 
 
 def compiled_law(name: LawName) -> tuple[Any, int, int]:

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from recsys_topk.callbacks.predictions import PredictionWriter
 from recsys_topk.callbacks.progress import Pace, PlainProgress, RichProgress
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint, WholeFileIO
+from recsys_topk.cascades.default_stages import default_stages
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.stage import StageConfig
@@ -37,6 +39,7 @@ from recsys_topk.runs.metrics_file import MetricsFile
 from recsys_topk.runs.parser_errors import plain_error
 from recsys_topk.runs.quiet import quiet_libraries
 from recsys_topk.runs.resume import Resumption, check_changes
+from recsys_topk.runs.table_memory import announce_memory
 from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
 from recsys_topk.strategies.torchrec import TorchRecStrategy
 from recsys_topk.trust import UntrustedError, what_to_trust
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, Say
 
 TorchRecStrategy.register_strategies(StrategyRegistry)
+NO_GPU = "--trainer.accelerator asks for a GPU and none is visible here; use --trainer.accelerator cpu (or auto)"
 TRAINER_DEFAULTS = {
     "max_epochs": 1,
     "log_every_n_steps": 10,
@@ -60,6 +64,12 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "save_every_minutes": (float, 5.0, "how often last.ckpt is saved inside an epoch"),
     "save_every_n_steps": (int | None, None, "save last.ckpt also at every so many steps"),
 }
+
+
+# Called with the schema, the number of stages and the model's options before tables are allocated.
+_BEFORE_BUILDING: ContextVar[Callable[[Any, int, Mapping[str, Any]], None] | None] = ContextVar(
+    "before_building", default=None
+)
 
 
 def cascade(
@@ -78,6 +88,9 @@ def cascade(
         objective: How the stages are trained together; `--objective NAME` for short.
         options: As those of `CascadeModule`.
     """
+    before = _BEFORE_BUILDING.get()
+    if before is not None:
+        before(schema, len(default_stages(schema) if stages is None else stages), options)
     return CascadeModule(schema, stages=stages, loss=loss, objective=objective, **options)
 
 
@@ -138,7 +151,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
                 auto_configure_optimizers=False,
             )
         except MisconfigurationException as error:
-            raise ValueError(_advice(str(error))) from error
+            no_gpu = "gpu backend" in str(error) or "CUDAAccelerator" in str(error)
+            raise ValueError(NO_GPU if no_gpu else str(error)) from error
 
     @property
     def options(self) -> dict[str, Any]:
@@ -222,11 +236,14 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         if self.build:
             strategy = self.config[self.command].trainer.strategy
             on_meta = bool(getattr(getattr(strategy, "init_args", None), "tables_on_meta", False))
+            token = _BEFORE_BUILDING.set(self._check_memory if self.command == "fit" else None)
             try:
                 with tables_on_meta(on_meta):
                     super().instantiate_classes()
             except ValueError as error:
                 raise ValueError(plain_error(str(error))) from error
+            finally:
+                _BEFORE_BUILDING.reset(token)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer with the run's directory, loggers and callbacks."""
@@ -252,6 +269,12 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             kwargs["plugins"] = [*plugins, WholeFileIO()]
         trainer: pl.Trainer = super().instantiate_trainer(**kwargs)
         return trainer
+
+    def _check_memory(self, schema: Any, stages: int, options: Mapping[str, Any]) -> None:
+        """Say what the tables will take, and refuse what the machine does not have."""
+        trainer = self.config[self.command].trainer
+        for line in announce_memory(schema, stages, options, str(trainer.accelerator), trainer.strategy):
+            self.say(line)
 
     def loggers(self, kind: str) -> list[Logger]:
         """Return the loggers: CSV always, W&B too if asked for (offline without a key, so that nothing prompts)."""
@@ -286,10 +309,3 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
 def as_yaml(parser: LightningArgumentParser, options: Any) -> str:
     """Return all options as YAML, unset ones too."""
     return str(parser.dump(options, "yaml", False))  # by position: the keyword's name depends on the version
-
-
-def _advice(message: str) -> str:
-    """Return Lightning's message, with what to type where it does not say."""
-    if "gpu backend" in message or "CUDAAccelerator" in message:
-        return "--trainer.accelerator asks for a GPU and none is visible here; use --trainer.accelerator cpu (or auto)"
-    return message

@@ -15,17 +15,149 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
+from recsys_topk import __version__
 from recsys_topk.cascades.inference import apply_quotas
+from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.stage import Stage
+from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.datamodules.deployment import ITEMS, USERS
+from recsys_topk.datamodules.folders import whole_folder
 from recsys_topk.datamodules.schema import Schema
-from recsys_topk.serving.manifest import Model, StageEntry
+from recsys_topk.metrics.functional import joint_recall
+from recsys_topk.serving.manifest import Manifest, Model, StageEntry, write_manifest
+from recsys_topk.serving.recommend import ENCODER
 from recsys_topk.serving.twin import ExportedModel, ItemVectors, ListScores, RequestVectors
 
 TOLERANCE = 1e-5
 """Largest difference between an exported stage and the checkpoint, as a share of the largest absolute score."""
 
 _ONE_FILE_BYTES = 1 << 30  # a protobuf holds 2 GiB at most
+_CHECKED_REQUESTS = 256
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export says about itself.
+
+    Attributes:
+        manifest: What was written.
+        agreement: How the ONNX files compare with the checkpoint.
+        recalls: With `half_tables`: the joint recall on the checked requests, of the checkpoint and of the export.
+    """
+
+    manifest: Manifest
+    agreement: Agreement
+    recalls: Mapping[str, float] | None = None
+
+
+def export_cascade(
+    model: CascadeModule,
+    data: CascadeDataModule,
+    out: str | Path,
+    *,
+    half_tables: bool = False,
+    programs: bool = True,
+    facts: Mapping[str, Any] | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> ExportReport:
+    """Write a trained cascade for serving: one folder per stage, the catalogue, users, encoder and a manifest.
+
+    Nothing is written unless onnxruntime agrees with the model on real requests (`check`).
+
+    Args:
+        model: The trained cascade.
+        data: Its data, prepared.
+        out: Folder to make; it must not exist.
+        half_tables: Store embedding tables in float16: half the size, at a loss of recall that is reported.
+        programs: Write torch programs (``.pt2``) beside the ONNX files.
+        facts: What the manifest should say besides, e.g. where the weights come from.
+        say: Called with one line per step.
+    """
+    out = Path(out)
+    if out.exists():
+        raise ValueError(f"{str(out)!r} exists; give another --out, or remove it")
+    model = model.to("cpu").eval()
+    stages = {name: stage for name, stage in model.cascade.stages.items() if isinstance(stage, Stage)}
+    batches = list(_requests(data))
+    with whole_folder(out) as folder:
+        entries = []
+        for config, stage in zip(model.cascade.configs, stages.values(), strict=True):
+            say(f"exporting stage {config.name} ({config.kind})")
+            models = models_of(stage, model.schema)
+            if half_tables:
+                halve_tables(models)
+            entries.append(write_stage(folder, config.name, config.kind, config.quota, models, programs))
+        scores = {entry.name: onnx_scores(folder, entry) for entry in entries}
+        agreement = compare(stages, model.cascade.quotas, lambda name, batch: scores[name](batch), batches)
+        recalls = None
+        if half_tables:
+            recalls = _recalls(model, lambda batch: [score(batch) for score in scores.values()], batches)
+        else:
+            check(agreement)
+        say("writing the catalogue")
+        items = data.serving_items()
+        items.write(folder / ITEMS)
+        users = data.serving_users(items)
+        if users is not None:
+            users.write(folder / USERS)
+        if data.encoder is not None:
+            data.encoder.save(folder / ENCODER)
+        known = {
+            "items": len(items.names),
+            "users": None if users is None else len(users.names),
+            "views": int(batches[0].history.shape[1]),
+            "half_tables": half_tables,
+            "requests_compared": agreement.requests,
+            "largest_difference": dict(agreement.differences),
+            "recalls": recalls,
+            "versions": {"recsys_topk": __version__, "torch": torch.__version__},
+            **(facts or {}),
+        }
+        manifest = write_manifest(folder, model.schema, tuple(entries), model.k, known)
+    return ExportReport(manifest, agreement, recalls)
+
+
+def halve_tables(models: Mapping[str, ExportedModel]) -> None:
+    """Store the embedding tables of models in float16; they are read as float32."""
+    for model in models.values():
+        stage: Any = model.stage
+        tables = stage.embedding.tables
+        for name, weight in tables.items():
+            tables[name] = torch.nn.Parameter(weight.detach().half(), requires_grad=False)
+
+
+def _requests(data: CascadeDataModule) -> Iterator[CascadeBatch]:
+    """Yield batches of the test days, or of others if there are none, until there are enough requests to compare."""
+    loader = data.test_dataloader()
+    number = 0
+    for batch in loader:
+        yield data.add_negatives(batch)
+        number += batch.size
+        if number >= _CHECKED_REQUESTS:
+            return
+
+
+def _recalls(
+    model: CascadeModule, score: Callable[[CascadeBatch], list[np.ndarray[Any, Any]]], batches: Sequence[CascadeBatch]
+) -> dict[str, float]:
+    """Return the joint recall of the model and of an export on batches."""
+    totals = {"checkpoint": [0.0, 0.0], "export": [0.0, 0.0]}
+    for batch in batches:
+        with torch.no_grad():
+            wanted = model(batch)
+        for name, scores in (("checkpoint", wanted), ("export", [torch.from_numpy(x) for x in score(batch)])):
+            values, counted = joint_recall(
+                scores,
+                batch.labels,
+                batch.mask,
+                k=model.k,
+                quotas=model.cascade.quotas,
+                positive_above=model.schema.positive_above,
+            )
+            totals[name][0] += float(values[counted].sum())
+            totals[name][1] += float(counted.sum())
+    return {name: total / max(count, 1.0) for name, (total, count) in totals.items()}
 
 
 def models_of(stage: Stage, schema: Schema) -> dict[str, ExportedModel]:

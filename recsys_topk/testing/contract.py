@@ -38,7 +38,8 @@ def check_loss(
     scores of 1e4 and 1e30 too; half precision and autocast are computed in float32 and float64 stays; weights and
     reductions agree; validate=True names scores that are not finite; the gradient is that of the value; second
     derivatives (create_graph=True) are right or refused; torch.func.grad, vmap and jacrev give what autograd gives;
-    torch.compile(fullgraph=True) changes nothing; pickle and state_dict bring the loss back.
+    torch.compile(fullgraph=True) changes nothing; off the CPU nothing is read on the host; pickle and state_dict bring
+    the loss back.
 
     A loss with an operator is excused from what its operator does not declare (`equivariant`, `tie_fair`,
     `deterministic`, `exact_gradient`, `transformable`); a loss whose gradient is on purpose not that of its value sets
@@ -71,11 +72,11 @@ def check_operator(
     gradient; k is an int or one per list, and a fraction where `fractional_k` says so; inputs are not written to;
     half precision and autocast are computed in float32 and float64 stays; validate=True names scores that are not
     finite; second derivatives (create_graph=True) are right or refused; torch.func.grad, vmap and jacrev give what
-    autograd gives; torch.compile(fullgraph=True) changes nothing; pickle and state_dict bring the operator back;
-    scores of 1e4 and 1e30, empty batches and empty lists are digested. Where declared: the order of the items does
-    not matter (`equivariant`), equal scores get equal membership and gradient (`tie_fair`), the membership sums to
-    k (`sums_to_k`), the same input gives the same output (`deterministic`), the gradient is that of the value
-    (`exact_gradient`).
+    autograd gives; torch.compile(fullgraph=True) changes nothing; off the CPU nothing is read on the host; pickle and
+    state_dict bring the operator back; scores of 1e4 and 1e30, empty batches and empty lists are digested. Where
+    declared: the order of the items does not matter (`equivariant`), equal scores get equal membership and gradient
+    (`tie_fair`), the membership sums to k (`sums_to_k`), the same input gives the same output (`deterministic`), the
+    gradient is that of the value (`exact_gradient`).
 
     Args:
         target: The class, a function without arguments that builds an instance, or an instance.
@@ -107,8 +108,8 @@ def check_objective(
 
     The rules: the total is a finite scalar with named terms, and every stage gets a finite gradient; masked items
     are inert; the order of the items does not matter; lists without a valid item change nothing; inputs are not
-    written to; half precision and autocast are computed in float32; scores of 1e4 are digested; pickle brings the
-    objective back.
+    written to; half precision and autocast are computed in float32; scores of 1e4 are digested; off the CPU nothing
+    is read on the host; pickle brings the objective back.
 
     Args:
         make: A function without arguments that builds the objective, called as

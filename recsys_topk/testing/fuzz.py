@@ -7,8 +7,8 @@ far from 0 and far apart, half precision, and a k of its own for each list. It n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from recsys_topk.losses.base import registry as losses
 from recsys_topk.operators.base import TopKOperator
 from recsys_topk.operators.base import registry as operators
 from recsys_topk.testing.lists import JUNK_SCORES
+
+Kind = Literal["loss", "operator"]
 
 BATCH = 256
 TEMPERATURES = (1e-3, 0.05, 1.0, 20.0, 500.0)
@@ -61,6 +63,11 @@ class _Batch:
     weights: Tensor | None
     tau: float
 
+    def to(self, device: str) -> _Batch:
+        """Return the batch on a device."""
+        moved: Any = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **moved)
+
     def list(self, row: int) -> str:
         """Return one list in words."""
         k = int(self.k[row]) if isinstance(self.k, Tensor) else self.k
@@ -83,22 +90,42 @@ def fuzz(names: Sequence[str] | None = None, lists: int = 100_000, seed: int = 0
         >>> [(row.subject, row.clean) for row in fuzz(["dftopk"], lists=512)]
         [('loss dftopk', True), ('operator dftopk', True)]
     """
+    return [fuzz_one(kind, name, lists, seed) for kind, name in fuzz_subjects(names)]
+
+
+def fuzz_subjects(names: Sequence[str] | None = None) -> list[tuple[Kind, str]]:
+    """Return the losses, then the operators, of these names; None = all."""
     chosen = sorted({*losses.available(), *operators.available()}) if names is None else names
     for name in chosen:
         if name not in losses.available() and name not in operators.available():
             raise losses.unknown(name)
-    table = [fuzz_loss(losses.resolve(name), lists, seed) for name in chosen if name in losses.available()]
-    table += [fuzz_operator(operators.resolve(name), lists, seed) for name in chosen if name in operators.available()]
-    return table
+    found: list[tuple[Kind, str]] = [("loss", name) for name in chosen if name in losses.available()]
+    return found + [("operator", name) for name in chosen if name in operators.available()]
 
 
-def fuzz_loss(cls: Callable[..., RankingLoss], lists: int = 100_000, seed: int = 0) -> Findings:
+def fuzz_one(kind: Kind, name: str, lists: int = 100_000, seed: int = 0, **options: Any) -> Findings:
+    """Try random lists on one loss or operator by name; the options are those of `fuzz_loss`."""
+    if kind == "loss":
+        return fuzz_loss(losses.resolve(name), lists, seed, **options)
+    return fuzz_operator(operators.resolve(name), lists, seed, **options)
+
+
+def fuzz_loss(
+    cls: Callable[..., RankingLoss],
+    lists: int = 100_000,
+    seed: int = 0,
+    *,
+    device: str = "cpu",
+    progress: Callable[[int], object] | None = None,
+) -> Findings:
     """Try random lists on a loss: its value and its gradient must be finite.
 
     Args:
         cls: The class; `tau` is set where its operator or the loss itself has one.
         lists: How many lists.
         seed: Seed of the lists.
+        device: Where to compute.
+        progress: Called with the number of lists of each batch.
     """
 
     def run(batch: _Batch) -> dict[str, Tensor]:
@@ -110,16 +137,25 @@ def fuzz_loss(cls: Callable[..., RankingLoss], lists: int = 100_000, seed: int =
         gradient = _gradient(value, scores)
         return {"not_finite": ~(torch.isfinite(value) & torch.isfinite(gradient).all(1))}
 
-    return _collect(f"loss {getattr(cls, 'name', cls.__name__)}", run, lists, seed)
+    return _collect(f"loss {getattr(cls, 'name', cls.__name__)}", run, lists, seed, device, progress)
 
 
-def fuzz_operator(cls: Callable[..., TopKOperator], lists: int = 100_000, seed: int = 0) -> Findings:
+def fuzz_operator(
+    cls: Callable[..., TopKOperator],
+    lists: int = 100_000,
+    seed: int = 0,
+    *,
+    device: str = "cpu",
+    progress: Callable[[int], object] | None = None,
+) -> Findings:
     """Try random lists on an operator: no NaN, finite gradients, and the declared sum.
 
     Args:
         cls: The class.
         lists: How many lists.
         seed: Seed of the lists.
+        device: Where to compute.
+        progress: Called with the number of lists of each batch.
     """
 
     def run(batch: _Batch) -> dict[str, Tensor]:
@@ -132,11 +168,11 @@ def fuzz_operator(cls: Callable[..., TopKOperator], lists: int = 100_000, seed: 
         found = {"not_finite": bad}
         if operator.sums_to_k:
             valid = selection.mask.sum(1)
-            wanted = torch.minimum(torch.as_tensor(batch.k), valid)
+            wanted = torch.minimum(torch.as_tensor(batch.k, device=valid.device), valid)
             found["not_k"] = ~((p.double().sum(1) - wanted).abs() <= sum_tolerance(p))
         return found
 
-    return _collect(f"operator {getattr(cls, 'name', cls.__name__)}", run, lists, seed)
+    return _collect(f"operator {getattr(cls, 'name', cls.__name__)}", run, lists, seed, device, progress)
 
 
 def sum_tolerance(p: Tensor) -> float:
@@ -162,10 +198,20 @@ def _gradient(value: Tensor, scores: Tensor) -> Tensor:
     return torch.nan_to_num(gradient, nan=torch.nan, posinf=largest, neginf=-largest)
 
 
-def _collect(subject: str, run: Callable[[_Batch], dict[str, Tensor]], lists: int, seed: int) -> Findings:
+def _collect(
+    subject: str,
+    run: Callable[[_Batch], dict[str, Tensor]],
+    lists: int,
+    seed: int,
+    device: str,
+    progress: Callable[[int], object] | None,
+) -> Findings:
     findings = Findings(subject)
     for batch in _batches(lists, seed):
+        batch = batch.to(device)
         findings.lists += len(batch.scores)
+        if progress is not None:
+            progress(len(batch.scores))
         try:
             found = run(batch)
         except Exception as error:  # whatever the class under test raises is a finding

@@ -22,6 +22,7 @@ from recsys_topk.testing.comparison import (
     require_second_derivative,
     require_transforms,
 )
+from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 from recsys_topk.testing.lists import Lists, distinct, extreme, ordinary, ragged, short, short_ragged, tied
 
 
@@ -352,6 +353,18 @@ def empty_batches_give_zero(subject: LossSubject) -> None:
             gradient_of(value, scores)
 
 
+def nothing_is_read_on_the_host(subject: LossSubject) -> None:
+    """Off the CPU neither pass waits for the device, with a mask or without one, for every form of k."""
+    lists = ordinary()
+    scores, labels, mask = (x.to(DEVICE) for x in (lists.scores.float(), lists.labels.float(), lists.mask))
+    each = torch.zeros(len(scores), dtype=torch.int64, device=DEVICE)
+    forms: list[tuple[Tensor | None, int | Tensor | None, str | None]] = [(None, k, None) for k in subject.cuts(lists)]
+    for masked, k, own in [*forms, (mask, lists.k, None), (mask, each, None), (mask, None, "positives")]:
+        loss = subject.build(k=own).to(DEVICE)
+        with no_host_reads():
+            loss(scores.requires_grad_(), labels, masked, k=k).sum().backward()
+
+
 ON_LISTS: tuple[Callable[[LossSubject, Lists], None], ...] = (
     masked_items_are_inert,
     order_of_items_does_not_matter,
@@ -371,6 +384,7 @@ ONCE: tuple[Callable[[LossSubject], None], ...] = (
     second_derivatives_are_right_or_refused,
     transforms_give_the_same,
     compilation_changes_nothing,
+    nothing_is_read_on_the_host,
     losses_can_be_stored,
     great_scores_are_digested,
     empty_batches_give_zero,

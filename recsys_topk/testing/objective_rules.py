@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recsys_topk.testing.comparison import LOOSE, gradient_of, require, require_finite, require_same
+from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 from recsys_topk.testing.lists import Lists, extreme, ordinary, ragged
 
 
@@ -193,6 +194,19 @@ def objectives_can_be_stored(subject: ObjectiveSubject) -> None:
         require_same(value, expected, "the pickled objective gives another total", lists)
 
 
+def nothing_is_read_on_the_host(subject: ObjectiveSubject) -> None:
+    """Off the CPU neither pass waits for the device, with a mask or without one."""
+    lists, objective = ragged(), copy.deepcopy(subject.template)
+    if isinstance(objective, nn.Module):
+        objective.to(DEVICE)
+    scores = [x.detach().float().to(DEVICE).requires_grad_() for x in subject.inputs(lists)]
+    labels, group = lists.labels.float().to(DEVICE), subject.group(lists).to(DEVICE)
+    for mask in (None, lists.mask.to(DEVICE)):
+        with no_host_reads():
+            output = objective(scores, labels, mask, groups=group, quotas=subject.quotas(lists), k=lists.k)
+            gradient_of(output.total, *scores)
+
+
 ON_LISTS: tuple[Callable[[ObjectiveSubject, Lists], None], ...] = (
     the_output_is_a_scalar_with_named_terms,
     masked_items_are_inert,
@@ -203,6 +217,7 @@ ON_LISTS: tuple[Callable[[ObjectiveSubject, Lists], None], ...] = (
 ONCE: tuple[Callable[[ObjectiveSubject], None], ...] = (
     half_precision_is_computed_in_float32,
     great_scores_are_digested,
+    nothing_is_read_on_the_host,
     objectives_can_be_stored,
 )
 LISTS: tuple[Callable[[], Lists], ...] = (ordinary, ragged)

@@ -23,6 +23,7 @@ from recsys_topk.testing.comparison import (
     require_transforms,
     second_derivative_along,
 )
+from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 from recsys_topk.testing.lists import Lists, distinct, extreme, ordinary, ragged, short, short_ragged, tied
 
 
@@ -300,6 +301,18 @@ def empty_batches_give_empty_selections(subject: OperatorSubject) -> None:
         require(bool((gradient_of(selection.p, scores)[0] == 0).all()), "nothing got a gradient", given)
 
 
+def nothing_is_read_on_the_host(subject: OperatorSubject) -> None:
+    """Off the CPU neither pass waits for the device, with a mask or without one, for every form of k."""
+    lists, operator = ordinary(), subject.build().to(DEVICE)
+    scores, mask = lists.scores.float().to(DEVICE).requires_grad_(), lists.mask.to(DEVICE)
+    each = torch.zeros(len(scores), dtype=torch.int64, device=DEVICE)
+    forms = [(None, lists.k), (mask, lists.k), (mask, each), *([(mask, each.float())] if operator.fractional_k else [])]
+    for masked, k in forms:
+        with no_host_reads():
+            selection = operator(scores, k, masked)
+            (selection.log_p + selection.log_q).sum().backward()
+
+
 ON_LISTS: tuple[Callable[[OperatorSubject, Lists], None], ...] = (
     masked_items_are_inert,
     order_of_items_does_not_matter,
@@ -318,6 +331,7 @@ ONCE: tuple[Callable[[OperatorSubject], None], ...] = (
     second_derivatives_are_right_or_refused,
     transforms_give_the_same,
     compilation_changes_nothing,
+    nothing_is_read_on_the_host,
     operators_can_be_stored,
     great_scores_are_digested,
     empty_batches_give_empty_selections,

@@ -7,9 +7,10 @@ A *name* is a class path such as ``"my_package.MyLoss"``. Where it comes from de
   class of an installed plug-in (entry points of `recsys_topk.*`), one that the program has registered itself, or one of
   a package that the user trusts (``--trust my_package``, ``trust=["my_package"]``).
 
-Names inside `reading` come from a file. `inspect_names` looks at plain values before any parser sees them. Four
-modules stand beside this one: `documents` reads YAML within bounds, `guard` holds jsonargparse to what is allowed,
-`typed` finds what a typed config trusts, and `own_runs` remembers it when a run is started.
+Names inside `reading` come from a file. `inspect_names` looks at plain values before any parser sees them. Five
+modules stand beside this one: `lists` holds what is on the lists, `documents` reads YAML within bounds, `guard` holds
+jsonargparse to what is allowed, `typed` finds what a typed config trusts, and `own_runs` remembers it when a run is
+started.
 """
 
 from __future__ import annotations
@@ -25,62 +26,13 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeAlias
 
+from recsys_topk.trust.lists import BROAD, CLASS_KEYS, HARMLESS_NAMES, PACKAGE, TEXT_KEYS
+from recsys_topk.trust.lists import HARMLESS as HARMLESS
+from recsys_topk.trust.lists import OWN as OWN
+
 # From a string to what a parser would make of it: values, their source, and how strings among them are expanded.
 Expand: TypeAlias = "Callable[[str, str], tuple[Any, str, Expand] | None]"
 
-PACKAGE = __name__.partition(".")[0]
-
-# Classes that a file may build, by the package that exports them. They take no code (as LambdaCallback does), unpickle
-# nothing, and send nothing to a host that the file chooses (which rules out the loggers of services).
-HARMLESS: dict[str, tuple[str, ...]] = {
-    "lightning.pytorch.callbacks": (
-        "DeviceStatsMonitor", "EarlyStopping", "GradientAccumulationScheduler", "LearningRateMonitor",
-        "ModelCheckpoint", "ModelSummary", "OnExceptionCheckpoint", "RichModelSummary", "RichProgressBar",
-        "TQDMProgressBar", "Timer",
-    ),
-    "lightning.pytorch.callbacks.progress.rich_progress": ("RichProgressBarTheme",),
-    "lightning.pytorch.loggers": ("CSVLogger", "TensorBoardLogger"),
-    "lightning.pytorch.profilers": ("AdvancedProfiler", "PassThroughProfiler", "SimpleProfiler"),
-    "lightning.pytorch.strategies": ("DDPStrategy", "SingleDeviceStrategy"),
-    "lightning.pytorch.accelerators": ("CPUAccelerator", "CUDAAccelerator", "MPSAccelerator", "XLAAccelerator"),
-    "lightning.pytorch.plugins": (
-        "DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision", "TorchSyncBatchNorm",
-    ),
-    "lightning.pytorch.plugins.environments": ("LightningEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"),
-    "lightning.fabric.plugins.environments": ("LightningEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"),
-    "torch.optim": (
-        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
-    ),
-    "torch.optim.lr_scheduler": (
-        "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "ExponentialLR", "LinearLR", "MultiStepLR",
-        "OneCycleLR", "PolynomialLR", "ReduceLROnPlateau", "StepLR",
-    ),
-}  # fmt: skip
-# What a file may name of this package: the packages of the kinds that it configures (losses, data modules, ...), and
-# callbacks that write nothing but metrics. Other callbacks and loggers write to any path they are given.
-OWN = tuple(
-    f"{PACKAGE}.{name}"
-    for name in (
-        "callbacks.diagnostics.Diagnostics", "cascades", "datamodules", "losses", "metrics", "operators", "reference",
-        "strategies.torchrec.TorchRecStrategy",
-    )
-)  # fmt: skip
-HARMLESS_NAMES = frozenset(name for names in HARMLESS.values() for name in names)
-# Packages of which a name that is typed is trusted alone, not the whole package.
-BROAD = frozenset(
-    {PACKAGE, "lightning", "pytorch_lightning", "torch", "torchmetrics", "torchrec", *sys.stdlib_module_names}
-)
-
-# Keys whose value names a class, whatever it looks like.
-CLASS_KEYS = frozenset({
-    "class_path", "kind", "loss", "objective", "operator", "data", "model", "metric", "metrics", "callbacks", "logger",
-    "strategy", "plugins", "profiler", "accelerator", "optimizer", "lr_scheduler",
-})  # fmt: skip
-# Keys whose value is text or a path, even if it looks like a class path ("runs.old").
-TEXT_KEYS = frozenset({
-    "out", "name", "root", "cache_dir", "default_root_dir", "ckpt_path", "dirpath", "filename", "save_dir", "root_dir",
-    "version", "monitor", "description",
-})  # fmt: skip
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
 

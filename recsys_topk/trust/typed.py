@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recsys_topk.trust import TEXT_KEYS, names_of_typed
+from recsys_topk.trust import names_of_typed
 from recsys_topk.trust.documents import CONFIG_SUFFIXES, inspect_config, read_yaml
+from recsys_topk.trust.lists import TEXT_KEYS
 from recsys_topk.trust.own_runs import recall
 
 

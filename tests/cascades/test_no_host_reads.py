@@ -1,49 +1,165 @@
-"""Off the CPU nothing waits for the host: a fake device on which any read raises, in a process of its own."""
+"""Off the CPU nothing waits for the device: stages, metrics, negatives, and whole training and validation steps.
+
+Losses, operators and objectives are held to it by the contract suite.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import copy
+from typing import Any
 
-FAKE_DEVICE = """
-import os
-
+import lightning.pytorch as pl
+import pytest
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-_setup_privateuseone_for_python_backend("pretend")
+from recsys_topk import operators
+from recsys_topk.cascades import layers
 from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.layers import MLP
+from recsys_topk.cascades.learning_check import LearningCheck
+from recsys_topk.cascades.module import CascadeModule
+from recsys_topk.cascades.objectives import base
+from recsys_topk.cascades.objectives.base import registry as objectives
+from recsys_topk.cascades.stage import StageConfig
+from recsys_topk.cascades.stage import registry as stages
+from recsys_topk.datamodules.base import CascadeDataModule
+from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.metrics.mean import registry as metrics
+from recsys_topk.testing.host_reads import DEVICE, HostReadError, no_host_reads
 from tests.cascades.batches import mixed_schema, random_batch, recflow_like_schema
+from tests.datamodules.in_memory import InMemory
+
+READS = {
+    "item": lambda x: x.sum().item(),
+    "truth": lambda x: bool((x > 0).any()),
+    "copy": lambda x: x.cpu(),
+    "numpy": lambda x: x.numpy(),
+    "list": lambda x: x.tolist(),
+    "mask": lambda x: x[x > 0],
+    "assignment": lambda x: x.__setitem__(x > 0, x[0, 0].expand(6)),
+    "nonzero": lambda x: x.nonzero(),
+    "indices": lambda x: x[[0, 1]],
+    "host indices": lambda x: x[torch.tensor([0, 1])],
+    "upload": lambda x: x + torch.tensor([1.0, 2.0, 3.0], device=x.device),
+    "scalar": lambda x: x + torch.as_tensor(1.0, device=x.device),
+    "equal": lambda x: torch.equal(x, x),
+    "unique": lambda x: x.unique(),
+    "bincount": lambda x: torch.bincount(x[0].long()),
+    "repeat": lambda x: x.repeat_interleave(x[:, 0].long(), 0),
+    "backward": lambda x: x.clone().requires_grad_().prod(1).sum().backward(),
+}
 
 
-def register_columns(self, device):
-    "The same without numbers: a fake device cannot be given any."
-    for part, chosen in self.layout.selections.items():
-        columns = None if chosen is None else torch.zeros(len(chosen), dtype=torch.int64, device=device)
-        self.register_buffer(f"columns_{part}", columns, persistent=False)
+@pytest.mark.parametrize("kind", READS)
+def test_the_device_notices(kind: str) -> None:
+    READS[kind](torch.ones(2, 3))
+    with no_host_reads(), pytest.raises(HostReadError):
+        READS[kind](torch.ones(2, 3, device=DEVICE))
 
 
-FeatureEmbedding._register_columns = register_columns
-for schema in (mixed_schema(), recflow_like_schema()):
-    batch = random_batch(schema)
-    with FakeTensorMode():
-        try:
-            torch.ones(3, device="pretend").sum().item()
-        except DataDependentOutputException:
-            print("reads are seen")
-        there = batch._each(lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype, device="pretend"))
-        embedding = FeatureEmbedding(schema, 4, device="pretend")
-        for history in ("rows", "mean"):
-            found = embedding(there, history=history)
-            (found.request.sum() + found.items.sum() + found.history.sum()).backward()
-            print(found.items.device.type, found.history.shape[-1], flush=True)
-os._exit(0)  # the pretended device's autograd thread cannot be joined
-"""
+@pytest.mark.parametrize("schema", [mixed_schema(), recflow_like_schema()], ids=["mixed", "recflow"])
+@pytest.mark.parametrize("history", ["rows", "mean"])
+def test_embedding_a_batch(schema: Any, history: Any) -> None:
+    batch, embedding = random_batch(schema).to(DEVICE), FeatureEmbedding(schema, 4, device=DEVICE)
+    with no_host_reads():
+        found = embedding(batch, history=history)
+        (found.request.sum() + found.items.sum() + found.history.sum()).backward()
 
 
-def test_embedding_a_batch_reads_nothing_on_the_host() -> None:
-    done = subprocess.run([sys.executable, "-c", FAKE_DEVICE], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen = ["reads are seen", "pretend 9", "pretend 9", "reads are seen", "pretend 20", "pretend 20"]
-    assert done.stdout.splitlines() == seen
+@pytest.mark.parametrize("batch_norm", [None, 0.9])
+@pytest.mark.parametrize("kind", stages.available())
+def test_stages(kind: str, batch_norm: float | None) -> None:
+    schema = mixed_schema()
+    stage = stages.resolve(kind)(FeatureEmbedding(schema, 4), batch_norm=batch_norm).to(DEVICE)
+    batch = random_batch(schema).to(DEVICE)
+    with no_host_reads():
+        stage(batch).sum().backward()
+        with torch.no_grad():
+            stage.eval()(batch)
+
+
+@pytest.mark.parametrize("name", metrics.available())
+def test_metrics(name: str) -> None:
+    batch, cls = random_batch(recflow_like_schema()).to(DEVICE), metrics.resolve(name)
+    options = {"k": 3, "m": 4, "quotas": (5, 4), "operator": operators.get("dftopk")}
+    accepted = cls.__init__.__annotations__
+    metric = cls(**{key: value for key, value in options.items() if key in accepted}).to(DEVICE)
+    scores = torch.zeros(batch.labels.shape, device=DEVICE)
+    with no_host_reads():
+        metric.update([scores, scores] if cls.whole_cascade else scores, batch.labels, batch.mask)
+
+
+def device_batch(data: CascadeDataModule, *, training: bool) -> CascadeBatch:
+    """A batch on the device with its negatives, as Lightning makes it; the catalogue is there before the first one."""
+    split = "train" if training else "val"
+    batch = next(iter(data.loader([split], training=training))).to(DEVICE)
+    data.catalogue(split, DEVICE)
+    with no_host_reads():
+        return data.on_after_batch_transfer(batch, 0)
+
+
+STEPS = [("joint", number, source) for number in (2, 3) for source in ("in_batch", "uniform")]
+STEPS += [(name, 3, "uniform") for name in objectives.available() if name != "joint"]
+
+
+@pytest.mark.parametrize(("objective", "number", "source"), STEPS)
+def test_whole_steps(objective: str, number: int, source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = InMemory(train_negatives=25, negative_source=source)
+    chosen = [StageConfig("two_tower", "a", 9), StageConfig("din", "b", 6), StageConfig("mlp", "c", 5)][:number]
+    model = CascadeModule(data.schema, chosen, objective=objective, k=3, validate=True).to(DEVICE)
+    model.trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
+    monkeypatch.setattr(model, "log", lambda *_, **__: None)
+    model._check = LearningCheck(0.0, [3], [9, 6, 5])
+    for step in range(2):
+        batch = device_batch(data, training=True)
+        assert batch.candidates.shape == (16, 8 + 25)
+        with no_host_reads():
+            model.training_step(batch, step).backward()
+    evaluated = device_batch(data, training=False)
+    with no_host_reads(), torch.no_grad():
+        model.eval().validation_step(evaluated, 0)
+
+
+def poison(model: CascadeModule, value: float) -> None:
+    with torch.no_grad():
+        model.cascade.stages["b"].mlp.last.bias.fill_(value)
+
+
+def test_scores_that_are_not_finite_are_named_one_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = InMemory()
+    chosen = [StageConfig("two_tower", "a", 5), StageConfig("mlp", "b", 4)]
+    model = CascadeModule(data.schema, chosen, k=3)
+    model.trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
+    monkeypatch.setattr(model, "log", lambda *_, **__: None)
+    batch = data.add_negatives(next(iter(data.loader(["train"], training=True))))
+    poison(model, torch.inf)
+    with pytest.raises(ValueError, match=r"valid scores are not finite; the first is scores\[") as now:
+        model.training_step(batch, 0)
+    monkeypatch.setattr(base, "may_read", lambda _: False)  # what objectives do off the CPU
+    model.training_step(batch, 0)
+    poison(model, 0.0)
+    with pytest.raises(ValueError, match="one step later") as later:
+        model.training_step(batch, 1)
+    assert str(later.value).startswith(str(now.value))
+    model.training_step(batch, 2)
+    model.on_train_epoch_end()
+    poison(model, torch.nan)
+    model.training_step(batch, 3)
+    with pytest.raises(ValueError, match="= nan"):
+        model.on_train_epoch_end()
+
+
+def test_batch_norm_without_reading_the_mask_is_batch_norm_of_the_real_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, mask = torch.randn(4, 6, 3, generator=draw) * 5 + 100, torch.rand(4, 6, generator=draw) < 0.6
+    one = MLP([3], [8, 5, 1], batch_norm=0.9)
+    other = copy.deepcopy(one)
+    expected = one(x.requires_grad_(), mask)
+    monkeypatch.setattr(layers, "may_read", lambda _: False)
+    found = other(x, mask)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    weights = torch.randn(found.shape, generator=draw)
+    for a, b in zip(*(torch.autograd.grad((y * weights).sum(), x) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value, rtol=1e-5, atol=1e-5)

@@ -84,10 +84,21 @@ def brute_force(x: list[float], y: list[float], k: int, above: float, law: Law) 
     return value, [(g - m * sum(inner)) / (tau * n) for g, m in zip(inner, moves, strict=True)]
 
 
-def check(scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law) -> None:
+def check(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    k: int | Tensor | None,
+    above: float,
+    law: Law,
+    name: str = "numba",
+    device: str = "cpu",
+) -> None:
     x = scores.clone().requires_grad_()
-    with backend("numba"):
-        values, counted = topk_loss(x, labels, mask, k, above, law, False)
+    there = [one.to(device) if isinstance(one, Tensor) else one for one in (x, labels, mask, k)]
+    with backend(name):
+        assert topk_loss.backend_for(*there, above, law, False) == name
+        values, counted = topk_loss(*there, above, law, False)
         values.sum().backward()
     for b in range(len(x)):
         real = torch.ones(x.shape[1], dtype=torch.bool) if mask is None else mask[b]

@@ -1,5 +1,7 @@
 """The fuzzer finds planted faults, names the list, and finds nothing in the package."""
 
+import json
+
 import pytest
 import torch
 
@@ -66,3 +68,28 @@ def test_equal_seeds_give_equal_findings():
 def test_an_unknown_name_is_refused():
     with pytest.raises(UnknownNameError, match="did you mean 'dftopk'"):
         fuzz(["dftpk"], lists=10)
+
+
+def test_the_command_counts_and_fails_if_something_was_found(tmp_path, capsys, monkeypatch):
+    from recsys_topk.cli.main import main
+
+    target = tmp_path / "findings.json"
+    assert main(["fuzz", "dftopk", "--lists", "600", "--seed", "5", "--json", str(target)]) == 0
+    assert "1200 lists, 2 losses and operators, seed 5" in capsys.readouterr().out
+    assert [(row["subject"], row["lists"]) for row in json.loads(target.read_text())["rows"]] == [
+        ("loss dftopk", 600),
+        ("operator dftopk", 600),
+    ]
+    right = LapSum.select
+
+    def wrong(self, scores, k, mask):
+        selection = right(self, scores, k, mask)
+        return SoftSelection(selection.log_p - 1e-3, selection.log_q, mask)
+
+    monkeypatch.setattr(LapSum, "select", wrong)
+    assert main(["fuzz", "lapsum", "--lists", "600"]) == 1
+    said = capsys.readouterr()
+    assert "faults in operator lapsum" in said.out
+    assert "not_k: scores=[" in said.err
+    assert main(["fuzz", "lapsun"]) == 2
+    assert "did you mean 'lapsum'" in capsys.readouterr().err

@@ -139,7 +139,14 @@ class ReadsValues(Sound):
         return super().per_list(scores * (1.0 if scores.detach().numpy().any() else 2.0), labels, mask, k)
 
 
+class WaitsForTheDevice(Sound):
+    def per_list(self, scores, labels, mask, k):
+        value = super().per_list(scores, labels, mask, k)
+        return value * 2.0 if float(value.detach().max()) > 1e6 else value
+
+
 LOSSES = {
+    WaitsForTheDevice: "nothing is read on the host",
     IgnoresTheMask: "masked items are inert",
     CouplesLists: "lists do not influence each other",
     DependsOnPosition: "order of items does not matter",
@@ -250,7 +257,15 @@ class WorksOutsideTransformsOnly(SoundOperator):
         return super().select(scores, k, mask)
 
 
+class IndexesByAMask(SoundOperator):
+    def select(self, scores, k, mask):
+        selection = super().select(scores, k, mask)
+        selection.log_p[~mask].sum()
+        return selection
+
+
 OPERATORS = {
+    IndexesByAMask: "nothing is read on the host",
     HasASilentSecondDerivativeToo: "second derivatives are right or refused",
     WorksOutsideTransformsOnly: "transforms give the same",
     IsNotTieFair: "ties are fair",
@@ -318,7 +333,14 @@ class StaysInHalfPrecision(SoundObjective):
         return super().stage(scores, labels, mask, groups).to(scores.dtype)
 
 
+class CopiesNumbersToTheDevice(SoundObjective):
+    def stage(self, scores, labels, mask, groups):
+        scale = torch.tensor([2.0], device=scores.device)
+        return super().stage(scores, labels, mask, groups) * scale[0]
+
+
 OBJECTIVES = {
+    CopiesNumbersToTheDevice: "nothing is read on the host",
     LetsPaddingCount: "masked items are inert",
     IsNaNWithoutItems: "lists without items change nothing",
     ForgetsAStage: "the output is a scalar with named terms",

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from recsys_topk.checks import check_finite, check_lists
+from recsys_topk.checks import DeferredChecks, check_finite, check_lists
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask
+from recsys_topk.ops.dispatch import may_read
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 
@@ -84,6 +85,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
 
     Attributes:
         validate: Raise on NaN or infinity among valid scores (reads the tensors, so it is off by default).
+        later: Where off the CPU the result of `validate` is left for the next step; None = it is read at once.
     """
 
     name: ClassVar[str]
@@ -102,6 +104,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         self.loss = loss
         self.stages = stages
         self.validate = False
+        self.later: DeferredChecks | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -165,7 +168,8 @@ class CascadeObjective(Recorded, nn.Module, ABC):
             y = labels.to(clean[0].dtype)
             if self.validate:
                 for x in clean:
-                    check_finite(x, full_mask(x) if mask is None else mask)
+                    later = None if may_read(x) else self.later
+                    check_finite(x, full_mask(x) if mask is None else mask, later=later)
             if mask is None:
                 mask = full_mask(y)
             else:

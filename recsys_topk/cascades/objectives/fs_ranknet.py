@@ -43,13 +43,13 @@ class FullStageRankNet(CascadeObjective):
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         group = need_groups(groups, self.name)
-        last = int(group.max())
-        share = torch.zeros_like(labels)
-        for g in range(last):
-            members = mask & (group == g)
-            pairs = members.sum(-1) * (mask & (group > g)).sum(-1)
-            share = torch.where(members, 1.0 / pairs.clamp_min(1).to(share.dtype)[:, None], share)
-        order = LabelOrder((last - group).to(labels.dtype), mask)
+        # By sorting, so that the number of groups need not be known on the host; padding comes first.
+        own = torch.where(mask, group, group.amin() - 1).contiguous()
+        ordered = own.sort(-1).values
+        after = torch.searchsorted(ordered, own, right=True)
+        pairs = (after - torch.searchsorted(ordered, own)) * (own.shape[1] - after)
+        share = torch.where(mask & (pairs > 0), 1.0 / pairs.clamp_min(1).to(labels.dtype), 0.0)
+        order = LabelOrder((group.amax() - group).to(labels.dtype), mask)
         first, ones = share.gather(1, order.rows), order.ones()
         counted = order.count() > 0
 

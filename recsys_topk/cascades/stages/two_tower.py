@@ -12,6 +12,7 @@ from recsys_topk.cascades.features import Embedded, FeatureEmbedding
 from recsys_topk.cascades.layers import MLP, Activation, Initialisation
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.pooled_dot import dot
 
 
@@ -58,15 +59,17 @@ class TwoTower(Stage):
         vectors: Tensor = self.user_tower(torch.cat([embedded.request, embedded.history], dim=1))
         return vectors
 
-    def encode_items(self, embedded: Embedded) -> Tensor:
-        """Return the vectors of the pool items, (M, D)."""
-        vectors: Tensor = self.item_tower(embedded.items)
+    def encode_items(self, embedded: Embedded, real: Tensor | None = None) -> Tensor:
+        """Return the vectors of the pool items, (M, D); `real`, boolean (M,), tells which rows are items."""
+        vectors: Tensor = self.item_tower(embedded.items, real)
         return vectors
 
     def encode(self, batch: CascadeBatch) -> tuple[Tensor, Tensor]:
         """Return request vectors (B, D) and pool item vectors (M, D)."""
         embedded = self.embedding(batch, history="mean")
-        return self.encode_requests(embedded), self.encode_items(embedded)
+        # Off the CPU a pool that has grown by negatives may end in rows that are no item, with ids below 0.
+        real = None if may_read(batch.item_id) else batch.item_id >= 0
+        return self.encode_requests(embedded), self.encode_items(embedded, real)
 
     def score(self, batch: CascadeBatch) -> Tensor:
         """See `Stage.score`."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from recsys_topk.datamodules.arrow_files import read_columns, write_columns
 from recsys_topk.datamodules.folders import remove_partial, whole_folder
 from recsys_topk.datamodules.locations import version_of
 from recsys_topk.datamodules.recflow.files import RecFlowFiles
@@ -100,25 +101,10 @@ class DayCache:
         columns = self.files.read(day)
         with whole_folder(target) as folder:
             for name in _TABLES:
-                _write_table(folder / f"{name}.arrow", getattr(columns, name))
+                write_columns(folder / f"{name}.arrow", getattr(columns, name))
         for older in self.folder.glob(f"{day}-*"):
             if older != target:
                 shutil.rmtree(older, ignore_errors=True)
-
-
-def _write_table(path: Path, columns: Mapping[str, Array]) -> None:
-    """Write columns as one record batch, so that each is one contiguous stretch of the file."""
-    import pyarrow as pa
-    from datasets.arrow_writer import ArrowWriter
-
-    arrays = {}
-    for name, column in columns.items():
-        flat = pa.array(np.ascontiguousarray(column).reshape(-1))
-        arrays[name] = flat if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
-    table = pa.table(arrays)
-    writer = ArrowWriter(schema=table.schema, path=str(path))
-    writer.write_table(table, writer_batch_size=max(table.num_rows, 1))
-    writer.finalize()
 
 
 class PreparedDay:
@@ -145,7 +131,7 @@ class PreparedDay:
     @cached_property
     def stored_requests(self) -> dict[str, Array]:
         """The columns of the requests, ids as they are stored; see `files.DayColumns`."""
-        return _read_table(self.folder / "requests.arrow")
+        return read_columns(self.folder / "requests.arrow")
 
     @cached_property
     def requests(self) -> dict[str, Array]:
@@ -156,12 +142,12 @@ class PreparedDay:
     @cached_property
     def catalogue(self) -> dict[str, Array]:
         """The columns of the day's items, sorted by `item_id`, ids as they are stored."""
-        return _read_table(self.folder / "items.arrow")
+        return read_columns(self.folder / "items.arrow")
 
     @cached_property
     def stored_views(self) -> dict[str, Array]:
         """The columns of the distinct views, ids as they are stored."""
-        return _read_table(self.folder / "views.arrow")
+        return read_columns(self.folder / "views.arrow")
 
     @cached_property
     def first_rows(self) -> Array:
@@ -202,18 +188,3 @@ class PreparedDay:
     def nbytes(self) -> int:
         """Size on disk."""
         return sum(path.stat().st_size for path in self.folder.glob("*.arrow"))
-
-
-def _read_table(path: Path) -> dict[str, Array]:
-    """Return the columns of a mapped Arrow file as arrays that share its memory."""
-    from datasets import Dataset
-
-    table = Dataset.from_file(str(path)).data.table
-    columns = {}
-    for name in table.column_names:
-        column = table[name].combine_chunks()
-        if hasattr(column.type, "list_size"):
-            columns[name] = column.flatten().to_numpy().reshape(-1, column.type.list_size)
-        else:
-            columns[name] = column.to_numpy()
-    return columns

@@ -9,11 +9,14 @@ from typing import ClassVar, Literal
 from lightning.pytorch.utilities import rank_zero_info
 
 from recsys_topk.datamodules.base import CascadeDataModule, Split
+from recsys_topk.datamodules.deployment import ItemTable, UserTable
+from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.folders import cache_home
 from recsys_topk.datamodules.negatives import NegativeSource
 from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
 from recsys_topk.datamodules.recflow.cache import DayCache
 from recsys_topk.datamodules.recflow.days import select_days
+from recsys_topk.datamodules.recflow.deployment import recflow_encoder, recflow_users
 from recsys_topk.datamodules.recflow.files import RecFlowFiles
 from recsys_topk.datamodules.recflow.layout import ITEM_IDS, REQUEST_IDS, find_layout, recflow_schema
 from recsys_topk.datamodules.recflow.shard import DayShard
@@ -159,6 +162,16 @@ class RecFlowDataModule(CascadeDataModule):
     def list_length(self, split: Split) -> int:
         """Return the columns of the layout plus the sampled negatives; nothing needs to be prepared."""
         return self.layout.slots + (self.train_negatives if split == "train" else self.eval_negatives)
+
+    def serving_users(self, items: ItemTable) -> UserTable:
+        """Return the newest request of each user."""
+        days = sorted({day for days in self.splits.values() for day in days})
+        return recflow_users([self.open_shard(day) for day in days], items)
+
+    @property
+    def encoder(self) -> FeatureEncoder:
+        """How raw features become ids: as RecFlow's files hold them, and the clock in UTC+8."""
+        return recflow_encoder(self.vocabularies)
 
     def for_day(self, day: str) -> RecFlowDataModule:
         """Return this data module with one day to train, validate and test on; both share what is open."""

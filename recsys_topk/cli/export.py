@@ -1,0 +1,57 @@
+"""`recsys-topk export`: a checkpoint becomes what serving needs, one folder per stage."""
+
+from __future__ import annotations
+
+from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.runs.text import table
+
+
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = parser_of(
+        "export",
+        "Write each stage of a checkpoint as ONNX with its own parameters only, with the catalogue, the users and the "
+        "encoder of features. Nothing is written unless onnxruntime gives the scores of the checkpoint.",
+    )
+    parser.add_argument("--ckpt_path", required=True, help="checkpoint of a fit, or of any day of a stream")
+    parser.add_argument("--out", required=True, help="folder to make; it must not exist")
+    parser.add_argument("--data.root", dest="root", help="where the data are now (default: where they were)")
+    parser.add_argument(
+        "--half-tables", action="store_true", help="embedding tables in float16; prints the recall lost"
+    )
+    parser.add_argument("--no-programs", action="store_true", help="no torch programs (.pt2) beside the ONNX files")
+    parser.add_argument("--trust", action="append", default=[], help="package whose classes the checkpoint may name")
+    given = parser.parse_args(argv)
+
+    from recsys_topk.runs.deploy import export_checkpoint
+
+    report = export_checkpoint(
+        given.ckpt_path,
+        given.out,
+        root=given.root,
+        half_tables=given.half_tables,
+        programs=not given.no_programs,
+        trust=given.trust,
+        say=echo,
+    )
+    rows = [
+        {
+            "stage": entry.name,
+            "kind": entry.kind,
+            "passes on": entry.quota,
+            "files": ", ".join(model.file for model in entry.models.values()),
+            "difference": f"{report.agreement.differences[entry.name]:.1e}",
+        }
+        for entry in report.manifest.stages
+    ]
+    echo(table(rows))
+    facts = report.manifest.facts
+    echo(
+        f"{facts['items']:,} items; scores compared with the checkpoint on {report.agreement.requests:,} requests "
+        f"(difference: share of the largest score)"
+    )
+    if report.recalls is not None:
+        before, after = report.recalls["checkpoint"], report.recalls["export"]
+        echo(f"float16 tables: joint recall {after:.4f}, the checkpoint's {before:.4f} ({after - before:+.4f})")
+    echo(f"next: recsys-topk index --export {given.out} --out {given.out}-index")
+    return 0

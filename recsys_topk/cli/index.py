@@ -1,0 +1,39 @@
+"""`recsys-topk index`: the catalogue of an export through the item tower, into a faiss index."""
+
+from __future__ import annotations
+
+from recsys_topk.cli.console import echo, parser_of
+
+
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = parser_of("index", "Index the items of an export by the vectors of its first stage. Needs no torch.")
+    parser.add_argument("--export", required=True, help="folder that `recsys-topk export` wrote")
+    parser.add_argument("--out", required=True, help="folder to make; it must not exist")
+    parser.add_argument(
+        "--kind", choices=("flat", "ivf", "hnsw"), help="flat is exact (default: flat up to 200,000 items, else hnsw)"
+    )
+    parser.add_argument("--effort", type=int, help="lists to visit (ivf) or candidates to keep (hnsw) in a search")
+    parser.add_argument("--threads", type=int, default=1, help="threads (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=42, help="seed of the clusters (default: %(default)s)")
+    given = parser.parse_args(argv)
+    from tqdm import tqdm
+
+    from recsys_topk.serving.index import build_index
+
+    with tqdm(unit=" items", unit_scale=True, desc="index") as bar:
+        facts = build_index(
+            given.export,
+            given.out,
+            given.kind,
+            effort=given.effort,
+            seed=given.seed,
+            threads=given.threads,
+            progress=bar.update,
+        )
+    echo(
+        f"{given.out}: {facts.items:,} items, {facts.kind}, recall {facts.recall:.4f} against exact search "
+        f"({facts.queries} queries), built in {facts.seconds:.1f} s, {facts.bytes_per_item:.0f} bytes per item"
+    )
+    echo(f"next: recsys-topk serve --export {given.export} --index {given.out}")
+    return 0

@@ -1,0 +1,62 @@
+"""`recsys-topk serve`: an HTTP service for an export."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from recsys_topk.cli.console import echo, parser_of
+
+OPTIONS = {
+    "body_bytes": "largest body of a request, in bytes",
+    "users": "users per request",
+    "timeout": "seconds until a request that was not answered fails",
+    "batch": "requests that are answered by one call of the models",
+    "batch_wait": "seconds that a request waits for others",
+    "queue": "requests that may wait; more are refused",
+    "workers": "calls that may run at once",
+    "threads": "threads of one call of a model",
+    "watch": "seconds between two looks for a newer export; 0 = never",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = parser_of(
+        "serve",
+        "Serve recommendations of an export over HTTP: POST /recommend, GET /health, /ready, /metrics, /openapi.json, "
+        "and a page at /. A new export is loaded when the link --export points elsewhere. Needs no torch.",
+    )
+    parser.add_argument("--export", required=True, help="folder that `recsys-topk export` wrote, or a link to it")
+    parser.add_argument("--index", help="folder that `recsys-topk index` wrote, or a link (default: exact search)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine)")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 = any that is free (default: %(default)s)")
+    from recsys_topk.serving.service import ServiceOptions, make_app
+
+    for field in dataclasses.fields(ServiceOptions):
+        name = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(
+            name,
+            type=type(field.default),
+            default=field.default,
+            help=f"{OPTIONS[field.name]} (default: %(default)s)",
+        )
+    given = vars(parser.parse_args(argv))
+    export, index, host, port = (given.pop(name) for name in ("export", "index", "host", "port"))
+    import uvicorn
+
+    app = make_app(export, index, ServiceOptions(**given))
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=30,
+    )
+    server = uvicorn.Server(config)
+    socket = config.bind_socket()
+    address = socket.getsockname()
+    echo(f"serving {export} on http://{address[0]}:{address[1]}/ (Ctrl-C stops after the running requests)")
+    server.run([socket])
+    return 0

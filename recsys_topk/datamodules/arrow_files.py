@@ -1,0 +1,49 @@
+"""Numpy columns as Arrow files of Hugging Face `datasets`: written at once, read as views of mapped memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def write_columns(path: Path, columns: Mapping[str, Array]) -> None:
+    """Write columns as one record batch, so that each is one contiguous stretch of the file.
+
+    Args:
+        path: The file.
+        columns: Arrays (n,) or (n, width), also mapped ones; those of width 0 are left out.
+    """
+    import pyarrow as pa
+    from datasets.arrow_writer import ArrowWriter
+
+    arrays = {}
+    for name, column in columns.items():
+        if column.ndim == 2 and not column.shape[1]:
+            continue
+        flat = pa.array(np.ascontiguousarray(column).reshape(-1))
+        arrays[name] = flat if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
+    table = pa.table(arrays)
+    writer = ArrowWriter(schema=table.schema, path=str(path))
+    writer.write_table(table, writer_batch_size=max(table.num_rows, 1))
+    writer.finalize()
+
+
+def read_columns(path: Path) -> dict[str, Array]:
+    """Return the columns of a mapped Arrow file as arrays that share its memory."""
+    from datasets import Dataset
+
+    table = Dataset.from_file(str(path)).data.table
+    columns = {}
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        if hasattr(column.type, "list_size"):
+            columns[name] = column.flatten().to_numpy().reshape(-1, column.type.list_size)
+        else:
+            columns[name] = column.to_numpy(zero_copy_only=False)
+    return columns

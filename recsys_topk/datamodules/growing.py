@@ -1,0 +1,68 @@
+"""Columns that grow on disk: appended part by part, then read as mapped arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class GrowingColumns:
+    """Columns by name, each a file of plain numbers. Memory: that of what is appended at a time.
+
+    Args:
+        folder: Where the files go; it must exist.
+
+    Example:
+        >>> import tempfile
+        >>> columns = GrowingColumns(Path(tempfile.mkdtemp()))
+        >>> columns.append("item", np.array([1, 2]))
+        >>> columns.append("item", np.array([3]))
+        >>> columns.column("item").tolist(), columns.length("item")
+        ([1, 2, 3], 3)
+        >>> columns.close()
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, Any] = {}
+        self._layouts: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._lengths: dict[str, int] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self._files)
+
+    def append(self, name: str, values: Array) -> None:
+        """Append rows, (n,) or (n, width), of the same type and width as before."""
+        layout = (values.dtype, values.shape[1:])
+        if name not in self._files:
+            self._files[name] = (self.folder / f"{name}.column").open("wb")
+            self._layouts[name], self._lengths[name] = layout, 0
+        if layout != self._layouts[name]:
+            raise ValueError(f"column {name!r} has {self._layouts[name]}, got {layout}")
+        values.tofile(self._files[name])
+        self._lengths[name] += values.shape[0]
+
+    def length(self, name: str) -> int:
+        """Return the rows of a column; 0 if there is none of this name."""
+        return self._lengths.get(name, 0)
+
+    def column(self, name: str) -> Array:
+        """Return a column, mapped."""
+        self._files[name].flush()
+        dtype, shape = self._layouts[name]
+        if not self._lengths[name] or 0 in shape:
+            return np.empty((self._lengths[name], *shape), dtype=dtype)
+        path = self.folder / f"{name}.column"
+        return np.memmap(path, dtype=dtype, mode="r", shape=(self._lengths[name], *shape))
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()

@@ -1,0 +1,325 @@
+"""Own interactions for Lightning: from files or frames to lists of positives and negatives."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from recsys_topk.datamodules.base import CascadeDataModule
+from recsys_topk.datamodules.description_guess import GuessedTables, find_roles, guess_description
+from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
+from recsys_topk.datamodules.features import Description
+from recsys_topk.datamodules.folders import cache_home, remove_partial, whole_folder
+from recsys_topk.datamodules.interactions.preparation import FORMAT, Plan, Preparation
+from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptions
+from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
+from recsys_topk.datamodules.interactions.tables import Tables, open_tables
+from recsys_topk.datamodules.negatives import NegativeSource
+from recsys_topk.datamodules.progress import Progress, StepBars
+from recsys_topk.datamodules.reading import Source, TableReader, open_table
+from recsys_topk.datamodules.schema import Schema
+
+_DAY_US = 86_400_000_000
+
+
+class InteractionsDataModule(CascadeDataModule):
+    """Interactions of users with items (views, ratings, purchases) as batches of lists.
+
+    A list holds the next interactions of the user, its positives, and sampled negatives. The history holds what the
+    user did strictly before the first of them: equal times are not earlier. Data are prepared once, into memory-mapped
+    Arrow files; vocabularies and statistics of the features come from the training split alone.
+
+    Tables are files (Parquet, CSV, TSV, JSON lines, RecBole's atomic files; paths or addresses), pandas or polars data
+    frames, pyarrow tables or Hugging Face data sets. `recsys-topk schema FILES` shows what is made of their columns.
+
+    Args:
+        root: A file of interactions, or a folder with files of interactions, users and items.
+        interactions: The table of interactions, in place of `root`.
+        users: The table of users.
+        items: The table of items.
+        val: A table of the interactions for validation; with it the split is given.
+        test: The same for testing.
+        user: The column of the user; None = guessed from its name, and said. The same holds for the other columns.
+        item: The column of the item.
+        time: The column of the time: seconds, milliseconds, ISO 8601 text or datetimes. Without one, the rows are taken
+            to be in order.
+        rating: The column of the rating, used with `min_rating`.
+        weight: A column of weights above 0, which become the labels of positives; None = all are 1.
+        split_column: A column that says train, val or test; with it the split is given.
+        min_rating: Interactions with a lower rating are left out.
+        split: ``"time"``, ``"leave_last"`` or ``"given"``; None = given if it is, else by time.
+        val_fraction: Share of the interactions, by time, for validation.
+        test_fraction: The same for testing: the newest.
+        val_from: Date at which validation begins, e.g. ``"2024-02-01"`` (UTC); with `test_from`, in place of fractions.
+        test_from: Date at which testing begins.
+        leave: Of ``leave_last``: interactions of each user for testing, and as many for validation.
+        window: Positives of a training request at most; None = no limit.
+        eval_window: Positives of an evaluated request at most; None = all of the user in the split.
+        window_days: Days that the positives of a request lie within; None = no limit.
+        repeats: Whether an item that the user had before may be a positive again; if not, it is no candidate either.
+        features: The description of the features (`Description`): a YAML file or a mapping; or the folder of a saved
+            encoder, to use its vocabularies; None = guessed, and said.
+        types: Types of columns of text files that are guessed wrongly, e.g. ``{"user_id": "string"}``.
+        batch_size: Requests per training batch and process.
+        eval_batch_size: Requests per evaluation batch and process; None = as in training.
+        train_negatives: Sampled negatives per list in training.
+        negative_source: Where training negatives come from.
+        eval_negatives: Sampled negatives per list in evaluation.
+        history_length: Newest interactions of the user to keep.
+        seed: Seed of the order and of all negatives.
+        num_workers: Worker processes that make batches.
+        shuffle: Whether to shuffle training requests.
+        cache_dir: Folder of the prepared data; None = in the user's cache folder.
+
+    Example:
+        >>> import tempfile
+        >>> import pyarrow as pa
+        >>> table = pa.table({"user": [1] * 9 + [2] * 9, "item": [*range(9), *range(9)], "time": [*range(18)]})
+        >>> data = InteractionsDataModule(
+        ...     interactions=table, split="leave_last", eval_negatives=3, cache_dir=tempfile.mkdtemp()
+        ... )
+        >>> batch = data.add_negatives(next(iter(data.test_dataloader())))
+        >>> batch.labels.tolist(), batch.history_length.tolist()
+        ([[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]], [8, 8])
+    """
+
+    name: ClassVar[str] = "interactions"
+
+    def __init__(
+        self,
+        root: str | None = None,
+        interactions: Source = None,
+        users: Source = None,
+        items: Source = None,
+        val: Source = None,
+        test: Source = None,
+        user: str | None = None,
+        item: str | None = None,
+        time: str | None = None,
+        rating: str | None = None,
+        weight: str | None = None,
+        split_column: str | None = None,
+        min_rating: float | None = None,
+        split: Literal["time", "leave_last", "given"] | None = None,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+        val_from: str | None = None,
+        test_from: str | None = None,
+        leave: int = 1,
+        window: int | None = 10,
+        eval_window: int | None = None,
+        window_days: float | None = None,
+        repeats: bool = False,
+        features: str | dict[str, Any] | None = None,
+        types: dict[str, str] | None = None,
+        batch_size: int = 256,
+        eval_batch_size: int | None = None,
+        train_negatives: int = 100,
+        negative_source: NegativeSource = "uniform",
+        eval_negatives: int = 160,
+        history_length: int = 50,
+        seed: int = 42,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        cache_dir: str | None = None,
+    ) -> None:
+        super().__init__(
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            train_negatives=train_negatives,
+            negative_source=negative_source,
+            eval_negatives=eval_negatives,
+            seed=seed,
+            num_workers=num_workers,
+            shuffle=shuffle,
+        )
+        if root is None and interactions is None:
+            raise ValueError("no interactions are given; give --data.root FOLDER or --data.interactions FILE")
+        if (val is None) != (test is None):
+            raise ValueError("val and test go together: give a table of interactions for each, or for neither")
+        given = val is not None or split_column is not None
+        if split is None:
+            split = "given" if given else "time"
+        if (split == "given") != given:
+            raise ValueError("split='given' goes with the tables val and test, or with split_column; give one of them")
+        if (val_from is None) != (test_from is None):
+            raise ValueError("val_from and test_from go together: give both dates, or neither")
+        counts = {"leave": leave, "window": window, "eval_window": eval_window, "history_length": history_length}
+        for name, count in counts.items():
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
+        if window_days is not None and window_days <= 0:
+            raise ValueError(f"window_days must be above 0, got {window_days}")
+        if min(val_fraction, test_fraction) <= 0 or val_fraction + test_fraction >= 1:
+            raise ValueError(
+                f"val_fraction and test_fraction must be above 0 and leave something for training, got {val_fraction} "
+                f"and {test_fraction}"
+            )
+        self.root, self.cache_dir, self.history_length, self.repeats = root, cache_dir, history_length, repeats
+        self._sources = {"interactions": interactions, "users": users, "items": items}
+        self._held_out = {"val": val, "test": test} if val is not None else {}
+        self._roles = {"user": user, "item": item, "time": time, "rating": rating, "weight": weight}
+        self._roles["split"] = split_column
+        self._described, self._types, self._min_rating = features, types, min_rating
+        self._fractions = (val_fraction, test_fraction)
+        self._dates = None if val_from is None or test_from is None else (_moment(val_from), _moment(test_from))
+        self._sequences = SequenceOptions(
+            split=split,
+            leave=leave,
+            window=window,
+            eval_window=eval_window,
+            span=None if window_days is None else round(window_days * _DAY_US),
+            repeats=repeats,
+        )
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The tables, opened."""
+        return open_tables(self.root, **self._sources, types=self._types, roles=self._roles)
+
+    @cached_property
+    def guessed(self) -> GuessedTables:
+        """The columns of user, item, time, ... and the features: what was given, and guesses for the rest."""
+        tables = self.tables
+        if self._described is None:
+            return guess_description(tables.interactions, tables.users, tables.items, self._roles)
+        return GuessedTables(find_roles(tables.interactions, self._roles), Description())
+
+    @property
+    def prepared(self) -> PreparedInteractions:
+        """The prepared files; they are made first if they are not there."""
+        if self._prepared is None:
+            self.prepare_data()
+        assert self._prepared is not None
+        return self._prepared
+
+    @property
+    def schema(self) -> Schema:
+        """What the columns of the batches mean. The vocabularies are those of the data, so it prepares them first."""
+        return self.prepared.encoder.schema(groups=("next",))
+
+    def prepare_data(self) -> None:
+        """Prepare the data if they are not prepared yet; called by Lightning in one process."""
+        self.prepare()
+
+    def prepare(self, progress: Progress | None = None) -> bool:
+        """Prepare the data if they are not prepared yet.
+
+        The folder appears by a rename when it is whole: a process that is killed or fails leaves nothing that counts,
+        and a second process waits for the first.
+
+        Args:
+            progress: Told how far it is; None = a progress bar on a terminal.
+
+        Returns:
+            Whether something had to be prepared.
+        """
+        from filelock import FileLock
+
+        plan = self._plan()
+        target = self._folder(plan)
+        self._prepared = PreparedInteractions(target)
+        if target.is_dir():
+            return False
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(target.parent / ".lock"):
+            if target.is_dir():
+                return False
+            rank_zero_info(f"preparing {plan.tables.interactions.name} in {target} (once)")
+            remove_partial(target)
+            with whole_folder(target) as folder, StepBars() as bars:
+                Preparation(plan, folder, progress or bars).run()
+        for line in self.facts():
+            rank_zero_info(line)
+        return True
+
+    def facts(self) -> list[str]:
+        """Return lines that say what was guessed and what was prepared."""
+        facts = self.prepared.facts
+        requests = ", ".join(f"{facts['requests'][split]:,} {split}" for split in SPLITS)
+        lines = [
+            *self._guesses(self._plan()),
+            f"{facts['interactions']:,} interactions of {facts['users']:,} users with {facts['items']:,} items; "
+            f"requests: {requests}",
+            f"times: {facts['times']}",
+        ]
+        return lines + [f"left out: {number:,} interactions, {why}" for why, number in facts["left_out"].items()]
+
+    def open_shard(self, name: str) -> InteractionsShard:
+        """Return a split."""
+        return InteractionsShard(name, self.prepared, self.schema, self.history_length, self.repeats)
+
+    _prepared: PreparedInteractions | None = None
+
+    def _guesses(self, plan: Plan) -> list[str]:
+        chosen = [column for column in self._roles.values() if column is not None]
+        guessed = [f"{role} = {column}" for role, column in plan.roles.items() if column not in chosen]
+        lines = [f"columns, guessed: {', '.join(guessed)}"] if guessed else []
+        if self._described is None:
+            described = plan.description
+            parts = {"user": described.user, "items": described.items}
+            made = [f"{part}: {', '.join(f'{f.name} ({f.kind})' for f in found)}" for part, found in parts.items()]
+            lines.append(f"features, guessed: {'; '.join(made)}. `recsys-topk schema` shows them, as YAML to edit")
+        return lines
+
+    def _plan(self) -> Plan:
+        roles = dict(self.guessed.roles)
+        if self._sequences.split != "given" or self._held_out:
+            roles.pop("split", None)
+        if self._roles["weight"] is None:
+            roles.pop("weight", None)
+        if self._min_rating is None:
+            roles.pop("rating", None)
+        elif "rating" not in roles:
+            raise ValueError("min_rating needs a column of ratings; name it: --data.rating COLUMN")
+        features: Description | FeatureEncoder = self.guessed.description
+        described = self._described
+        if isinstance(described, str) and (Path(described) / FILE).is_file():
+            features = FeatureEncoder.load(described)
+        elif described is not None:
+            features = Description.read(described)
+        held_out: Mapping[str, TableReader] = {
+            name: open_table(source, self._types) for name, source in self._held_out.items()
+        }
+        sequences, fractions = self._sequences, self._fractions
+        return Plan(self.tables, held_out, roles, features, sequences, fractions, self._dates, self._min_rating)
+
+    def _folder(self, plan: Plan) -> Path:
+        tables = (plan.tables.interactions, plan.tables.users, plan.tables.items, *plan.held_out.values())
+        features = plan.features
+        facts = {
+            "format": FORMAT,
+            "tables": [None if table is None else table.fingerprint() for table in tables],
+            "roles": plan.roles,
+            "features": plan.description.to_plain(),
+            "encoder": [vocabulary.fingerprint for vocabulary in features.vocabularies.values()] + [features.states]
+            if isinstance(features, FeatureEncoder)
+            else None,
+            "sequences": asdict(plan.sequences),
+            "fractions": plan.fractions,
+            "dates": plan.dates,
+            "min_rating": plan.min_rating,
+            "types": self._types,
+        }
+        digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
+        folder = Path(self.cache_dir).expanduser() if self.cache_dir is not None else cache_home() / "prepared"
+        name = Path(self.root).name if self.root is not None else "interactions"
+        return folder / f"{name or 'interactions'}-{digest}"
+
+
+def _moment(text: str) -> int:
+    """Return microseconds since 1970 of a date or time in UTC."""
+    try:
+        found = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"a date is written YYYY-MM-DD, e.g. 2024-02-01; got {text!r}") from None
+    found = found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
+    return round(found.timestamp()) * 1_000_000

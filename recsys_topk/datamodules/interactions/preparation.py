@@ -1,0 +1,278 @@
+"""Interactions become memory-mapped Arrow files: read once, sorted by user part by part, in bounded memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.arrow_files import write_columns
+from recsys_topk.datamodules.encoding import FeatureEncoder
+from recsys_topk.datamodules.features import DataPart, Description
+from recsys_topk.datamodules.fitting import FeatureFitter
+from recsys_topk.datamodules.growing import GrowingColumns
+from recsys_topk.datamodules.interactions.lookup import Lookup
+from recsys_topk.datamodules.interactions.sequences import (
+    SPLITS,
+    Requests,
+    SequenceOptions,
+    Sequences,
+    make_sequences,
+    sort_interactions,
+)
+from recsys_topk.datamodules.interactions.spill import MOST_PARTS, ROWS_PER_PART, Spill
+from recsys_topk.datamodules.interactions.tables import Tables
+from recsys_topk.datamodules.progress import Progress
+from recsys_topk.datamodules.reading import TableReader
+from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.datamodules.times import describe_times
+from recsys_topk.files import write_whole
+
+Array = npt.NDArray[Any]
+
+FORMAT: Final = 1
+"""Raised when the content of prepared files changes, so that older ones are not read."""
+
+_CHUNK: Final = 1 << 18
+_BYTES_PER_ROW: Final = 12
+"""Of a text file; fewer make more parts, which costs little."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to prepare.
+
+    Attributes:
+        tables: The tables; those of validation and testing are in `held_out`.
+        held_out: Tables of the splits that are given as files of their own.
+        roles: The column of each role.
+        features: The description of the features, to be fitted, or an encoder that is fitted already.
+        sequences: How interactions become requests; the cuts are found in the data unless `dates` has them.
+        fractions: Shares of the interactions that validation and testing take if they are split by time.
+        dates: Microseconds at which validation and testing begin; None = by `fractions`.
+        min_rating: Interactions with a lower rating are left out.
+    """
+
+    tables: Tables
+    held_out: Mapping[str, TableReader]
+    roles: Mapping[str, str]
+    features: Description | FeatureEncoder
+    sequences: SequenceOptions
+    fractions: tuple[float, float]
+    dates: tuple[int, int] | None = None
+    min_rating: float | None = None
+
+    @property
+    def description(self) -> Description:
+        """The features."""
+        return self.features.description if isinstance(self.features, FeatureEncoder) else self.features
+
+
+class Preparation:
+    """Makes the prepared files of a plan in a folder.
+
+    Memory: the interactions of a part (about a million), the distinct users and items, and the tables of both.
+
+    Args:
+        plan: What to prepare.
+        folder: An empty folder.
+        progress: Told how far it is.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, progress: Progress) -> None:
+        self.plan, self.folder, self.progress = plan, folder, progress
+        described, roles = plan.description, plan.roles
+        self._users = Lookup(plan.tables.users, roles["user"], described.columns("user"), "users")
+        self._items = Lookup(plan.tables.items, roles["item"], described.columns("items"), "items")
+        self._fitter = FeatureFitter(described)
+        self._requests_made = 0
+        self._contexts: dict[str, Any] = {}
+        self._duplicates = 0
+        (folder / "work").mkdir()
+        self._grown = GrowingColumns(folder / "work")
+
+    def run(self) -> None:
+        """Prepare everything."""
+        work = self.folder / "work"
+        spill = self._read(work)
+        options = replace(self.plan.sequences, cuts=self._cuts(spill))
+        keys = np.union1d(spill.items.keys(), self._items.keys)
+        count = np.zeros(keys.size, dtype=np.int64)
+        for number in range(spill.parts):
+            self._part(spill, number, keys, count, options)
+            (work / f"{number}.rows").unlink()
+        self._check_splits(options)
+        encoder = self._fit(keys, count)
+        encoder.save(self.folder / "features")
+        self._write(spill, encoder, keys, count)
+        facts = {
+            "format": FORMAT,
+            "interactions": spill.kept - self._duplicates,
+            "users": self._grown.length("seen.key"),
+            "items": int(keys.size),
+            "requests": {split: self._grown.length(f"{split}.user") for split in SPLITS},
+            "times": describe_times(spill.unit, *spill.span) if spill.unit and spill.span else "the order of the rows",
+            "left_out": {**spill.left_out, **({"repeated rows": self._duplicates} if self._duplicates else {})},
+        }
+        self._grown.close()
+        shutil.rmtree(work)
+        write_whole(self.folder / "facts.json", json.dumps(facts, indent=1) + "\n")
+
+    def _read(self, work: Path) -> Spill:
+        plan = self.plan
+        readers = [(plan.tables.interactions, 0 if plan.held_out else None)]
+        readers += [(plan.held_out[name], SPLITS.index(name)) for name in SPLITS if name in plan.held_out]
+        rows = [reader.rows for reader, _ in readers]
+        total = None if None in rows else sum(number or 0 for number in rows)
+        guess = total if total is not None else sum(reader.nbytes or 0 for reader, _ in readers) // _BYTES_PER_ROW
+        parts = min(-(-guess // ROWS_PER_PART) + 1, MOST_PARTS)
+        spill = Spill(work, plan.roles, plan.description.columns("context"), plan.min_rating, parts)
+        try:
+            for reader, split in readers:
+                spill.read(reader, split, lambda number: self.progress("read", number, total))
+        finally:
+            spill.close()
+        if not spill.kept:
+            reasons = ", ".join(f"{number} with {reason}" for reason, number in spill.left_out.items())
+            raise ValueError(f"{plan.tables.interactions.name} has no interactions that can be used: {reasons}")
+        return spill
+
+    def _cuts(self, spill: Spill) -> tuple[int, int]:
+        if self.plan.dates is not None:
+            return self.plan.dates
+        val, test = self.plan.fractions
+        return spill.quantile(1 - val - test), spill.quantile(1 - test)
+
+    def _part(self, spill: Spill, number: int, keys: Array, count: Array, options: SequenceOptions) -> None:
+        rows, context = spill.part(number)
+        before = rows.size
+        rows, where = sort_interactions(rows)
+        self._duplicates += before - rows.size
+        rows["item"] = np.searchsorted(keys, rows["item"])
+        made = make_sequences(rows, options)
+        opens = np.flatnonzero(np.r_[True, rows["user"][1:] != rows["user"][:-1]]) if rows.size else np.empty(0, int)
+        user = np.repeat(np.arange(opens.size), np.diff(np.r_[opens, rows.size]))
+        trained = rows["split"] == 0 if options.split == "given" else made.split == 0
+        items, times = np.unique(rows["item"][trained], return_counts=True)
+        count[items] += times
+        for split, requests in made.requests.items():
+            self._requests(split, requests, rows, made)
+            if context is not None:
+                taken = context.take(where[made.row[requests.first]])
+                self._context(split, taken)
+        self._grown.append("seen.key", rows["user"][opens])
+        self._grown.append("seen.count", np.bincount(user[trained], minlength=opens.size))
+        self._grown.append("events.item", rows["item"][made.row].astype(np.int32))
+        self.progress("sort", before, spill.kept)
+
+    def _requests(self, split: str, requests: Requests, rows: Array, made: Sequences) -> None:
+        positive = made.row[requests.positive]
+        grown, number = self._grown, requests.user.size
+        grown.append(f"{split}.request_id", self._requests_made + np.arange(number))
+        grown.append(f"{split}.user", (grown.length("seen.key") + requests.user).astype(np.int32))
+        for name in ("start", "stop", "seen"):
+            grown.append(f"{split}.{name}", grown.length("events.item") + getattr(requests, name))
+        grown.append(f"{split}.ends", grown.length(f"{split}-positives.item") + requests.ends)
+        grown.append(f"{split}-positives.item", rows["item"][positive].astype(np.int32))
+        grown.append(f"{split}-positives.weight", rows["weight"][positive])
+        self._requests_made += number
+
+    def _context(self, split: str, table: Any) -> None:
+        import pyarrow as pa
+
+        if split == "train":
+            self._fitter.update("context", table)
+        if split not in self._contexts:
+            path = self.folder / "work" / f"{split}.requests"
+            self._contexts[split] = pa.ipc.new_stream(str(path), table.schema)
+        self._contexts[split].write_table(table)
+
+    def _check_splits(self, options: SequenceOptions) -> None:
+        advice = {
+            "time": "change val_fraction and test_fraction, or val_from and test_from",
+            "leave_last": f"users need more than {2 * options.leave} interactions to be held out",
+            "given": "give it interactions",
+        }
+        for split in SPLITS:
+            if not self._grown.length(f"{split}.user"):
+                new = (
+                    ""
+                    if options.repeats
+                    else " (an item that a user had before is no positive; repeats: true allows it)"
+                )
+                raise ValueError(f"the {split} split has no positives{new}; {advice[options.split]}")
+
+    def _fit(self, keys: Array, count: Array) -> FeatureEncoder:
+        for writer in self._contexts.values():
+            writer.close()
+        if isinstance(self.plan.features, FeatureEncoder):
+            return self.plan.features
+        seen = np.flatnonzero(count)
+        for here in _chunks(seen.size):
+            at = seen[here]
+            self._fitter.update("items", self._items.rows(keys[at]), count[at])
+        users, times = self._grown.column("seen.key"), self._grown.column("seen.count")
+        for here in _chunks(users.size):
+            trained = np.flatnonzero(times[here]) + here.start
+            self._fitter.update("user", self._users.rows(users[trained]), times[trained])
+        return self._fitter.finish()
+
+    def _write(self, spill: Spill, encoder: FeatureEncoder, keys: Array, count: Array) -> None:
+        users = self._grown.column("seen.key")
+        self._encode(encoder, "user", "users", (self._users.rows(users[here]) for here in _chunks(users.size)))
+        self._encode(encoder, "items", "items", (self._items.rows(keys[here]) for here in _chunks(keys.size)))
+        spill.items._texts.update(self._items.ids._texts)
+        spill.items.text |= self._items.ids.text
+        plain = not spill.items.text and (not keys.size or (keys[0] >= 0 and keys[-1] < VARIANT))
+        self._save("users", {"key": users})
+        self._save("items", {"item_id": keys if plain else np.arange(keys.size), "count": count})
+        if not plain:
+            _write_ids(self.folder / "item-ids.arrow", spill.items.ids(keys))
+        for split in SPLITS:
+            if split in self._contexts:
+                self._encode(encoder, "context", split, _stream(self.folder / "work" / f"{split}.requests"))
+            self._save(split, {})
+            self._save(f"{split}-positives", {})
+        self._save("events", {})
+
+    def _encode(self, encoder: FeatureEncoder, part: DataPart, table: str, frames: Iterator[Any]) -> None:
+        for frame in frames:
+            encoded = encoder.encode(part, frame)
+            self._grown.append(f"{table}.ids", encoded.ids.astype(np.int32))
+            self._grown.append(f"{table}.values", encoded.values)
+            self.progress("encode", frame.num_rows, None)
+
+    def _save(self, table: str, columns: Mapping[str, Array]) -> None:
+        """Write a table: some columns, and those that grew under its name."""
+        grown = [name for name in self._grown.names if name.startswith(f"{table}.")]
+        found = {name.removeprefix(f"{table}."): self._grown.column(name) for name in grown}
+        write_columns(self.folder / f"{table}.arrow", {**columns, **found})
+
+
+def _chunks(number: int) -> Iterator[slice]:
+    for start in range(0, number, _CHUNK):
+        yield slice(start, min(start + _CHUNK, number))
+
+
+def _stream(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source:
+        for batch in pa.ipc.open_stream(source):
+            yield pa.Table.from_batches([batch])
+
+
+def _write_ids(path: Path, ids: Any) -> None:
+    import pyarrow as pa
+    from datasets.arrow_writer import ArrowWriter
+
+    table = pa.table({"id": pa.array(ids.tolist())})
+    writer = ArrowWriter(schema=table.schema, path=str(path))
+    writer.write_table(table)
+    writer.finalize()

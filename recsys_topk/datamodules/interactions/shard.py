@@ -1,0 +1,230 @@
+"""Prepared interactions as shards: batches are gathers from mapped columns, with no Python per request."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from recsys_topk.datamodules.arrow_files import read_columns
+from recsys_topk.datamodules.batch import NO_VALUES
+from recsys_topk.datamodules.encoding import FeatureEncoder
+from recsys_topk.datamodules.negatives import Catalogue
+from recsys_topk.datamodules.schema import Schema
+from recsys_topk.datamodules.shard import Shard, ShardBatch
+
+Array = npt.NDArray[Any]
+
+
+class PreparedInteractions:
+    """The files of prepared interactions, opened when they are first used.
+
+    Args:
+        folder: The prepared folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder}
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Counts, and what was left out."""
+        found: dict[str, Any] = json.loads((self.folder / "facts.json").read_text(encoding="utf-8"))
+        return found
+
+    @cached_property
+    def encoder(self) -> FeatureEncoder:
+        """How the features of users, items and contexts are encoded."""
+        return FeatureEncoder.load(self.folder / "features")
+
+    @cached_property
+    def users(self) -> dict[str, Array]:
+        """Features of the users."""
+        return read_columns(self.folder / "users.arrow")
+
+    @cached_property
+    def items(self) -> dict[str, Array]:
+        """Ids, counts and features of the items."""
+        return read_columns(self.folder / "items.arrow")
+
+    @cached_property
+    def events(self) -> Array:
+        """The item of each event, a row of `items`, user by user in order of time."""
+        return read_columns(self.folder / "events.arrow")["item"]
+
+    @cached_property
+    def item_ids(self) -> Array:
+        """The id of each item as the source has it: integers, or texts."""
+        path = self.folder / "item-ids.arrow"
+        return read_columns(path)["id"] if path.is_file() else self.items["item_id"]
+
+    def split(self, name: str) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the requests of a split, and their positives."""
+        return read_columns(self.folder / f"{name}.arrow"), read_columns(self.folder / f"{name}-positives.arrow")
+
+
+class InteractionsShard(Shard):
+    """A split of prepared interactions. Cost of a batch: O(B (N + L)) plus sorting the B N listed items.
+
+    The catalogue of the training split holds the items that occur in it; that of the others holds all items.
+
+    Args:
+        name: ``"train"``, ``"val"`` or ``"test"``.
+        prepared: The files.
+        schema: What the columns mean.
+        history_length: Newest events to keep, L.
+        repeats: Whether an item that the user had before is a candidate.
+    """
+
+    def __init__(
+        self, name: str, prepared: PreparedInteractions, schema: Schema, history_length: int, repeats: bool
+    ) -> None:
+        super().__init__(name)
+        self.prepared = prepared
+        self.schema = schema
+        self.history_length = history_length
+        self.repeats = repeats
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("name", "prepared", "schema", "history_length", "repeats")
+        return {name: self.__dict__[name] for name in kept}
+
+    def __len__(self) -> int:
+        return len(self._requests["user"])
+
+    @property
+    def list_length(self) -> int:
+        """Positives of the request that has most."""
+        return int(np.diff(self._requests["ends"], prepend=0).max())
+
+    def batch(self, rows: Array) -> ShardBatch:
+        """Return some requests; the pool holds the distinct items of their lists, in the order of the catalogue."""
+        prepared, requests, positives = self.prepared, self._requests, self._positives
+        rows = np.asarray(rows)
+        ends = requests["ends"]
+        first = np.where(rows > 0, ends[rows - 1], 0)
+        mask = np.arange(self._length) < (ends[rows] - first)[:, None]
+        at = np.where(mask, first[:, None] + np.arange(self._length), 0)
+        item = positives["item"][at].astype(np.int64)
+        pool, inverse = np.unique(item[mask], return_inverse=True)
+        candidates = np.zeros(item.shape, dtype=np.int64)
+        candidates[mask] = inverse
+        pool = pool if pool.size else np.zeros(1, dtype=np.int64)
+        history, length = self._history(requests["start"][rows], requests["stop"][rows])
+        user = requests["user"][rows]
+        tensors = {
+            "request_id": requests["request_id"][rows],
+            "request": self._joined("ids", user, rows, np.int64),
+            "history": self._views[0][history],
+            "history_length": length,
+            "item_id": prepared.items["item_id"][pool],
+            "items": _part(prepared.items, "ids", pool, np.int64),
+            "candidates": candidates,
+            "labels": np.where(mask, positives["weight"][at], 0).astype(np.float32),
+            "mask": mask,
+            "group": np.where(mask, 0, -1),
+            "pool_rows": pool if self._places is None else self._places[pool],
+        }
+        made: dict[str, Any] = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()}
+        values = {
+            "request_values": self._joined("values", user, rows, np.float32),
+            "history_values": self._views[1][history],
+            "item_values": _part(prepared.items, "values", pool, np.float32),
+        }
+        for name, array in values.items():
+            made[name] = torch.from_numpy(np.ascontiguousarray(array)) if array.shape[-1] else NO_VALUES
+        return ShardBatch(**made)
+
+    def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
+        """Return the items: those of the training data, or all."""
+        items = self.prepared.items
+        chosen = slice(None) if self._places is None else np.flatnonzero(items["count"])
+        features = _part(items, "ids", chosen, np.int32)
+        values = _part(items, "values", chosen, np.float32)
+        item_id, count = items["item_id"][chosen].copy(), items["count"][chosen].copy()
+        return Catalogue(
+            torch.from_numpy(item_id).to(device),
+            torch.from_numpy(features).to(device),
+            torch.from_numpy(count).to(device),
+            torch.from_numpy(values).to(device) if values.shape[1] else NO_VALUES.to(device),
+        )
+
+    def excluded(self, rows: Array) -> Tensor | None:
+        """Return what the user had before, as rows of the catalogue; in training, all that the user has there.
+
+        None in evaluation if items may be repeated.
+        """
+        if self.repeats and self._places is None:
+            return None
+        start, stop = self._requests["start"][rows], self._requests["seen"][rows]
+        width = int((stop - start).max(initial=0))
+        at = start[:, None] + np.arange(width)
+        there = at < stop[:, None]
+        item = self.prepared.events[np.where(there, at, 0)].astype(np.int64)
+        return torch.from_numpy(np.where(there, item if self._places is None else self._places[item], -1))
+
+    @cached_property
+    def _length(self) -> int:
+        return self.list_length
+
+    @cached_property
+    def _requests(self) -> dict[str, Array]:
+        return self.prepared.split(self.name)[0]
+
+    @cached_property
+    def _positives(self) -> dict[str, Array]:
+        return self.prepared.split(self.name)[1]
+
+    @cached_property
+    def _places(self) -> Array | None:
+        """The row of each item in the catalogue of the training split, -1 = it is not there; None = all are."""
+        if self.name != "train":
+            return None
+        there = self.prepared.items["count"] > 0
+        return np.where(there, np.cumsum(there) - 1, -1)
+
+    @cached_property
+    def _views(self) -> tuple[Array, Array]:
+        """Ids and values of the history's features of each item, and a last row for "no view"."""
+        schema, items = self.schema, self.prepared.items
+        found = []
+        for kind, dtype in (("ids", np.int64), ("values", np.float32)):
+            columns = getattr(schema, f"{kind[:-1]}_columns")
+            own = columns("items")
+            chosen = [i for name in columns("history") for i in range(own[name].start, own[name].stop)]
+            block = np.zeros((len(items["item_id"]) + 1, len(chosen)), dtype=dtype)
+            if chosen:
+                block[:-1] = items[kind][:, chosen]
+            found.append(block)
+        return found[0], found[1]
+
+    def _history(self, start: Array, stop: Array) -> tuple[Array, Array]:
+        """Return the newest views, (B, L) rows of `_views`, oldest first, padded after them, and their number."""
+        length = np.minimum(stop - start, self.history_length)
+        steps = np.arange(self.history_length)
+        there = steps < length[:, None]
+        item = self.prepared.events[np.where(there, (stop - length)[:, None] + steps, 0)]
+        return np.where(there, item, -1), length
+
+    def _joined(self, kind: str, user: Array, rows: Array, dtype: Any) -> Array:
+        """Return the features of the users, then those of the contexts."""
+        own = _part(self.prepared.users, kind, user, dtype)
+        return np.concatenate([own, _part(self._requests, kind, rows, dtype)], axis=1)
+
+
+def _part(table: dict[str, Array], kind: str, rows: Any, dtype: Any) -> Array:
+    """Return some rows of the ids or values of a table; width 0 if it has none."""
+    if kind not in table:
+        number = rows.size if isinstance(rows, np.ndarray) else len(table["item_id"])
+        return np.empty((number, 0), dtype=dtype)
+    found: Array = table[kind][rows].astype(dtype)
+    return found

@@ -1,0 +1,206 @@
+"""Interactions read once and dealt to files by user, so that those of a user are together and memory stays bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.columns import Keys, keys_of, numbers_of, one_chunk
+from recsys_topk.datamodules.id_counter import IdCounter
+from recsys_topk.datamodules.id_keys import mixed
+from recsys_topk.datamodules.interactions.sequences import ROW, SPLITS
+from recsys_topk.datamodules.reading import TableReader
+from recsys_topk.datamodules.times import guess_unit, microseconds
+
+Array = npt.NDArray[Any]
+
+ROWS_PER_PART: Final = 1 << 20
+MOST_PARTS: Final = 128
+_SAMPLE: Final = 1 << 20
+_SPLIT_NAMES: Final = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2}
+
+
+class RawIds:
+    """The distinct ids of a column: their keys, and the ids themselves where they are text."""
+
+    def __init__(self) -> None:
+        self._counter = IdCounter(counting=False)
+        self._texts: dict[int, str] = {}
+        self.text = False
+
+    def add(self, column: Any, keys: Keys) -> None:
+        """Add the ids of a column; missing ones are left out."""
+        self._counter.add(keys.keys[~keys.missing])
+        if keys.text:
+            self.text = True
+            distinct = column.unique().drop_null().cast("string")
+            self._texts.update(zip(keys_of(distinct).keys.tolist(), distinct.to_pylist(), strict=True))
+
+    def keys(self) -> Array:
+        """Return the keys, ascending."""
+        return self._counter.keys()
+
+    def ids(self, keys: Array) -> Any:
+        """Return the ids of keys: integers if all are, else text."""
+        if not self.text:
+            return keys
+        return np.array([self._texts.get(key, str(key)) for key in keys.tolist()], dtype=object)
+
+
+class Spill:
+    """Reads interactions and writes them to parts by user.
+
+    Args:
+        folder: Where the parts go.
+        roles: The column of each role.
+        context: Columns of the interactions that are features of the context.
+        min_rating: Interactions with a lower rating, or none, are left out.
+        parts: Number of parts.
+
+    Attributes:
+        items: The items that occur.
+        unit: The unit of time, once it is known.
+        kept: Interactions that were written.
+        left_out: How many were left out, by reason.
+    """
+
+    def __init__(
+        self, folder: Path, roles: Mapping[str, str], context: Sequence[str], min_rating: float | None, parts: int
+    ) -> None:
+        self.folder, self.roles, self.context, self.min_rating = folder, roles, list(context), min_rating
+        self.parts = parts
+        self.items = RawIds()
+        self.unit: str | None = None
+        self.kept = 0
+        self.left_out: dict[str, int] = {}
+        self.span: tuple[int, int] | None = None
+        self._files = [(folder / f"{part}.rows").open("wb") for part in range(parts)]
+        self._contexts: list[Any] = [None] * parts
+        self._times: list[Array] = []
+        self._held, self._step, self._seen = 0, 1, 0
+
+    def read(self, reader: TableReader, split: int | None, done: Callable[[int], None]) -> None:
+        """Read a table.
+
+        Args:
+            reader: The table.
+            split: The number of the split that all its interactions are in; None = they say it themselves, or nobody.
+            done: Told how many rows were read, batch by batch.
+        """
+        columns = [column for role, column in self.roles.items() if role != "split" or split is None]
+        reader.require([*columns, *self.context])
+        for batch in reader.batches([*columns, *self.context]):
+            self._add(batch, split)
+            done(batch.num_rows)
+
+    def close(self) -> None:
+        """Finish writing."""
+        for file in self._files:
+            file.close()
+        for writer in self._contexts:
+            if writer is not None:
+                writer.close()
+
+    def part(self, number: int) -> tuple[Array, Any]:
+        """Return the interactions of a part, of `ROW`, and the columns of their context as a pyarrow table."""
+        import pyarrow as pa
+
+        rows = np.fromfile(self.folder / f"{number}.rows", dtype=ROW)
+        if not self.context or not rows.size:
+            return rows, None
+        with pa.memory_map(str(self.folder / f"{number}.context")) as source:
+            return rows, pa.ipc.open_stream(source).read_all()
+
+    def quantile(self, share: float) -> int:
+        """Return the time before which a share of the interactions lies (of every k-th if there are very many)."""
+        times = np.sort(np.concatenate(self._times))
+        return int(times[min(int(share * times.size), times.size - 1)])
+
+    def _add(self, batch: Any, split: int | None) -> None:
+        column = {
+            role: one_chunk(batch.column(name)) for role, name in self.roles.items() if name in batch.schema.names
+        }
+        users, items = keys_of(column["user"]), keys_of(column["item"])
+        rows = np.zeros(batch.num_rows, dtype=ROW)
+        rows["user"], rows["item"], rows["weight"] = users.keys, items.keys, 1.0
+        kept = self._drop(~users.missing, f"no {self.roles['user']}") & self._drop(
+            ~items.missing, f"no {self.roles['item']}"
+        )
+        rows["split"] = self._splits(column["split"]) if split is None and "split" in column else split or 0
+        if "time" in column:
+            if self.unit is None and column["time"].null_count < batch.num_rows:
+                self.unit = guess_unit(column["time"])
+            rows["time"], missing = microseconds(column["time"], self.unit or "s", self.roles["time"])
+            kept &= self._drop(~missing, f"no {self.roles['time']}")
+        else:  # in the order of the rows, and given splits one after the other
+            rows["time"] = self._seen + np.arange(batch.num_rows) + (rows["split"].astype(np.int64) << 42)
+        if self.min_rating is not None:
+            rating = numbers_of(column["rating"], self.roles["rating"])
+            kept &= self._drop(
+                rating >= self.min_rating, f"{self.roles['rating']} below {self.min_rating:g} or missing"
+            )
+        if "weight" in column:
+            weight = numbers_of(column["weight"], self.roles["weight"])
+            if (weight < 0).any():
+                raise ValueError(f"column {self.roles['weight']!r} has the weight {weight.min():g}; weights are >= 0")
+            rows["weight"] = np.nan_to_num(weight)
+            kept &= self._drop(weight > 0, f"{self.roles['weight']} 0 or missing")
+        self._seen += batch.num_rows
+        if not kept.all():
+            where = np.flatnonzero(kept)
+            rows, batch, column["item"] = rows[where], batch.take(where), column["item"].take(where)
+            items = Keys(items.keys[where], items.missing[where], items.text)
+        if rows.size:
+            self.items.add(column["item"], items)
+            self._sample(rows["time"])
+            self._write(rows, batch)
+
+    def _drop(self, kept: Array, reason: str) -> Array:
+        number = int(kept.size - np.count_nonzero(kept))
+        if number:
+            self.left_out[reason] = self.left_out.get(reason, 0) + number
+        return kept
+
+    def _splits(self, column: Any) -> Array:
+        coded = column.dictionary_encode()
+        names = [str(name).strip().lower() for name in coded.dictionary.to_pylist()]
+        unknown = [name for name in names if name not in _SPLIT_NAMES and name not in ("0", "1", "2")]
+        if unknown or coded.null_count:
+            raise ValueError(
+                f"column {self.roles['split']!r} must say {', '.join(SPLITS)} (or 0, 1, 2) in every row, got "
+                f"{unknown[0] if unknown else 'nothing'!r}"
+            )
+        numbers = np.array([_SPLIT_NAMES.get(name, -1) if name in _SPLIT_NAMES else int(name) for name in names])
+        found: Array = numbers[np.asarray(coded.indices)]
+        return found
+
+    def _sample(self, times: Array) -> None:
+        low, high = int(times.min()), int(times.max())
+        self.span = (low, high) if self.span is None else (min(low, self.span[0]), max(high, self.span[1]))
+        self._times.append(times[-self.kept % self._step :: self._step].copy())
+        self._held += self._times[-1].size
+        if self._held > _SAMPLE:
+            self._times = [np.concatenate(self._times)[::2]]
+            self._held, self._step = self._times[0].size, 2 * self._step
+
+    def _write(self, rows: Array, batch: Any) -> None:
+        import pyarrow as pa
+
+        self.kept += rows.size
+        part = (mixed(rows["user"], 7) % np.uint64(self.parts)).astype(np.int64)
+        order = np.argsort(part, kind="stable")
+        rows = rows[order]
+        edges = np.searchsorted(part[order], np.arange(self.parts + 1))
+        contexts = batch.select(self.context).take(order) if self.context else None
+        for number in np.flatnonzero(np.diff(edges)):
+            here = slice(edges[number], edges[number + 1])
+            rows[here].tofile(self._files[number])
+            if contexts is not None:
+                if self._contexts[number] is None:
+                    path = str(self.folder / f"{number}.context")
+                    self._contexts[number] = pa.ipc.new_stream(path, contexts.schema)
+                self._contexts[number].write_batch(contexts.slice(here.start, here.stop - here.start))

@@ -1,0 +1,62 @@
+"""RecFlow's users and encoder, for an export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows
+from recsys_topk.datamodules.encoding import FeatureEncoder
+from recsys_topk.datamodules.features import Description
+from recsys_topk.datamodules.recflow.layout import (
+    CLOCK,
+    HISTORY_FEATURES,
+    ITEM_FEATURES,
+    ITEM_IDS,
+    REQUEST_FEATURES,
+    stored_offset,
+)
+from recsys_topk.datamodules.recflow.shard import DayShard
+from recsys_topk.datamodules.vocabulary import DenseVocabulary, Vocabulary
+
+Array = npt.NDArray[Any]
+
+
+def recflow_encoder(vocabularies: Mapping[str, Vocabulary]) -> FeatureEncoder:
+    """Return the encoder of raw RecFlow features: ids as the files hold them, clock features as numbers.
+
+    Args:
+        vocabularies: By field, for all id fields.
+    """
+    clock = {unit: DenseVocabulary(rows) for unit, rows in CLOCK.items()}
+    items = {
+        name: {"kind": "categorical", "table": name if name in ITEM_IDS else name.removeprefix("upload_")}
+        for name in ITEM_FEATURES
+    }
+    request = {name: {"kind": "categorical", "table": name} for name in REQUEST_FEATURES}
+    described = Description.from_plain({"user": request, "items": items, "history": list(HISTORY_FEATURES)})
+    return FeatureEncoder(described, {}, {**vocabularies, **clock})
+
+
+def recflow_users(shards: Sequence[DayShard], items: ItemTable) -> UserTable:
+    """Return the newest request of each user.
+
+    Args:
+        shards: The days, oldest first.
+        items: The catalogue, in which the items of histories are looked up.
+    """
+    names = [shard.day.stored_requests["user_id"].astype(np.int64) - stored_offset("user_id") for shard in shards]
+    parts = []
+    for shard, own, rows in zip(shards, names, newest_rows(names), strict=True):
+        batch = shard.batch(rows)
+        views = shard.day.stored_views["video_id"].astype(np.int64) - stored_offset("video_id")
+        stored = shard.day.stored_requests["history"][rows]
+        seen = items.index.rows(np.append(views, -1)[stored].ravel()).reshape(stored.shape)
+        parts.append((own[rows], batch.request.numpy(), batch.history.numpy(), batch.history_length.numpy(), seen))
+        shard.release()
+    name, request, history, length, seen = (np.concatenate(column) for column in zip(*parts, strict=True))
+    none = np.empty((len(name), 0), dtype=np.float32)
+    return UserTable(name, request, none, history, length, np.empty((*history.shape[:2], 0), np.float32), seen).sorted()

@@ -1,0 +1,53 @@
+"""How a kernel becomes an operator of `torch.library`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recsys_topk.ops.dispatch import INTERPRETED
+
+LARGEST_INT = 2**31 - 1
+
+Function = Callable[..., Any]
+
+
+def registered(launch: Function, fake: Function, on_cpu: Function, setup: Function, backward: Function) -> Any:
+    """Return the operator ``recsys_topk::NAME``, NAME that of `launch`.
+
+    Args:
+        launch: Allocates, launches the kernel and returns the results; serves CUDA.
+        fake: Returns empty results of the same shapes.
+        on_cpu: The torch reference; serves the CPU, unless Triton interprets the kernels there.
+        setup: Saves what `backward` needs.
+        backward: The gradients; those of the reference where they must be differentiable themselves.
+    """
+
+    def on_its_device(*args: Any) -> Any:
+        with torch.cuda.device_of(args[0]):
+            return launch(*args)
+
+    update_wrapper(on_its_device, launch)
+    name = f"recsys_topk::{launch.__name__}"
+    made = torch.library.custom_op(name, on_its_device, mutates_args=(), device_types="cuda")
+    made.register_kernel("cpu")(launch if INTERPRETED else on_cpu)
+    made.register_fake(fake)
+    made.register_autograd(backward, setup_context=setup)
+    return made
+
+
+def value_and_gradient(function: Function, scores: Tensor) -> tuple[Any, Tensor]:
+    """Return what a torch reference returns in float32, and the gradient of the sum of its first result.
+
+    For the inside of an operator, where autograd is off.
+    """
+    key = torch._C.DispatchKey.AutogradFunctionality
+    with torch._C._SetExcludeDispatchKeyGuard(key, False), torch.enable_grad():
+        x = scores.detach().float().requires_grad_()
+        made = function(x)
+        (gradient,) = torch.autograd.grad(made[0].sum(), x)
+    return tuple(one.detach() for one in made), gradient

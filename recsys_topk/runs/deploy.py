@@ -1,0 +1,62 @@
+"""From a checkpoint of a run to an export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recsys_topk.runs.checkpoint import check_schema, read_checkpoint
+from recsys_topk.trust.own_runs import recall
+
+if TYPE_CHECKING:
+    from recsys_topk.serving.export import ExportReport
+
+
+def export_checkpoint(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    root: str | None = None,
+    half_tables: bool = False,
+    programs: bool = True,
+    trust: Sequence[str] = (),
+    say: Callable[[str], object] = lambda text: None,
+) -> ExportReport:
+    """Export the cascade of a checkpoint, with the data that it was trained on; see `export_cascade`.
+
+    Args:
+        checkpoint: The file.
+        out: Folder to make; it must not exist.
+        root: Where the data are now; None = where the checkpoint says.
+        half_tables: Store embedding tables in float16.
+        programs: Write torch programs beside the ONNX files.
+        trust: Packages whose classes the checkpoint may name.
+        say: Called with one line per step.
+    """
+    if Path(out).exists():
+        raise ValueError(f"{str(out)!r} exists; give another --out, or remove it")
+    content = read_checkpoint(checkpoint)
+    saved = content.get("datamodule_hyper_parameters")
+    if not saved:
+        raise ValueError(f"{str(checkpoint)!r} says nothing of its data; use recsys_topk.serving.export.export_cascade")
+    say(f"reading {checkpoint}")
+
+    from recsys_topk.cascades.module import CascadeModule
+    from recsys_topk.datamodules.base import restore
+    from recsys_topk.serving.export import export_cascade
+    from recsys_topk.serving.manifest import sha256
+
+    trusted = (*trust, *recall(checkpoint))
+    data = restore(saved, trust=trusted, **({} if root is None else {"root": root}))
+    data.prepare_data()
+    check_schema(checkpoint, content, data.schema)
+    model = CascadeModule.load_from_checkpoint(checkpoint, map_location="cpu", trust=trusted)
+    facts = {
+        "checkpoint": {
+            "sha256": sha256(Path(checkpoint)),
+            "epoch": content.get("epoch"),
+            "step": content.get("global_step"),
+        }
+    }
+    return export_cascade(model, data, out, half_tables=half_tables, programs=programs, facts=facts, say=say)

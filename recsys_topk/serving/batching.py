@@ -1,0 +1,115 @@
+"""Requests that arrive together are answered together: one call of the models for several of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class OverloadedError(RuntimeError):
+    """More requests are waiting than the service holds."""
+
+
+@dataclass
+class _Waiting(Generic[Q]):
+    question: Q
+    answer: asyncio.Future[Any] = field(repr=False)
+
+
+class Batcher(Generic[Q, A]):
+    """Collects questions for a short while and answers them by one call in another thread.
+
+    Args:
+        answer: Called with several questions; returns one answer per question, or an exception in its place.
+        most: Questions per call.
+        wait: Seconds to wait for more questions after the first.
+        queue: Questions that may wait; more are refused with an `OverloadedError`.
+        workers: Calls that may run at once.
+        observe: Called with the number of questions of each call.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Sequence[Q]], Sequence[A | BaseException]],
+        *,
+        most: int = 32,
+        wait: float = 0.002,
+        queue: int = 1024,
+        workers: int = 1,
+        observe: Callable[[int], object] = lambda number: None,
+    ) -> None:
+        self._answer = answer
+        self._most, self._wait, self._observe = most, wait, observe
+        self._queue: asyncio.Queue[_Waiting[Q]] = asyncio.Queue(queue)
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="recommend")
+        self._free = asyncio.Semaphore(workers)
+        self._calls: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Questions that no call has taken yet."""
+        return self._queue.qsize()
+
+    def start(self) -> None:
+        """Begin to answer; call it inside the event loop."""
+        self._loop = asyncio.create_task(self._run())
+
+    async def ask(self, question: Q) -> A:
+        """Return the answer to a question, once a call has given it; raise what the call gave in its place."""
+        waiting = _Waiting(question, asyncio.get_running_loop().create_future())
+        try:
+            self._queue.put_nowait(waiting)
+        except asyncio.QueueFull:
+            raise OverloadedError("too many requests are waiting") from None
+        found: A = await waiting.answer
+        return found
+
+    async def stop(self) -> None:
+        """Answer what is waiting, then stop."""
+        while self._queue.qsize() or self._calls:
+            await asyncio.sleep(0.01)
+        if self._loop is not None:
+            self._loop.cancel()
+        self._pool.shutdown(wait=True)
+
+    async def _run(self) -> None:
+        while True:
+            await self._free.acquire()
+            batch = [await self._queue.get()]
+            if self._queue.qsize() < self._most - 1:
+                await asyncio.sleep(self._wait)
+            while self._queue.qsize() and len(batch) < self._most:
+                batch.append(self._queue.get_nowait())
+            call = asyncio.create_task(self._call(batch))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+
+    async def _call(self, batch: Sequence[_Waiting[Q]]) -> None:
+        # Whoever asked may have given up meanwhile, and is then not answered.
+        batch = [one for one in batch if not one.answer.done()]
+        try:
+            if not batch:
+                return
+            self._observe(len(batch))
+            questions = [one.question for one in batch]
+            answers: Sequence[A | BaseException]
+            try:
+                answers = await asyncio.get_running_loop().run_in_executor(self._pool, self._answer, questions)
+            except Exception as error:
+                answers = [error] * len(batch)
+            for one, answer in zip(batch, answers, strict=True):
+                if one.answer.done():
+                    continue
+                if isinstance(answer, BaseException):
+                    one.answer.set_exception(answer)
+                else:
+                    one.answer.set_result(answer)
+        finally:
+            self._free.release()

@@ -1,0 +1,231 @@
+"""An index of the catalogue by the item vectors of the first stage (faiss). Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.deployment import ITEMS, ItemTable
+from recsys_topk.datamodules.folders import whole_folder
+from recsys_topk.files import write_whole
+from recsys_topk.serving.funnel import CHUNK, StageRunner
+from recsys_topk.serving.manifest import Manifest, ManifestError, read_manifest, sha256
+
+Array = npt.NDArray[Any]
+IndexKind = Literal["flat", "ivf", "hnsw"]
+
+FILE: Final = "index.faiss"
+FACTS: Final = "index.json"
+_FORMAT: Final = 1
+_QUERIES: Final = 256
+_FLAT_ITEMS: Final = 200_000
+
+
+@dataclass(frozen=True)
+class IndexFacts:
+    """What is known about an index.
+
+    Attributes:
+        kind: ``"flat"`` (exact), ``"ivf"`` or ``"hnsw"``.
+        export: Identity of the export whose item vectors it holds.
+        items: Number of items.
+        width: Width of the vectors.
+        effort: What a search does: lists that are visited (``ivf``) or candidates that are kept (``hnsw``).
+        recall: Share of the true nearest items that a search finds, on `queries` vectors, at the first stage's quota.
+        queries: Vectors that the recall was measured with.
+        seconds: Time to build.
+        bytes_per_item: Size of the file divided by the number of items.
+        sha256: Of the file.
+    """
+
+    kind: IndexKind
+    export: str
+    items: int
+    width: int
+    effort: int
+    recall: float
+    queries: int
+    seconds: float
+    bytes_per_item: float
+    sha256: str
+
+
+def build_index(
+    export: str | Path,
+    out: str | Path,
+    kind: IndexKind | None = None,
+    *,
+    effort: int | None = None,
+    seed: int = 42,
+    threads: int = 1,
+    progress: Callable[[int], object] = lambda items: None,
+) -> IndexFacts:
+    """Index the catalogue of an export and return what the index costs and finds.
+
+    Args:
+        export: Folder of the export.
+        out: Folder to make; it must not exist.
+        kind: ``"flat"`` searches exactly; ``"ivf"`` visits the nearest of sqrt(items) lists; ``"hnsw"`` walks a graph.
+            None = flat up to 200,000 items, else hnsw.
+        effort: Lists to visit, or candidates to keep; more is slower and finds more. None = 16 lists or 128 candidates.
+        seed: Seed of the clusters and of the queries that the recall is measured with.
+        threads: Threads of faiss and of the item tower.
+        progress: Called with the number of items that were encoded.
+    """
+    import faiss
+
+    out = Path(out)
+    if out.exists():
+        raise ValueError(f"{str(out)!r} exists; give another --out, or remove it")
+    if kind is not None and kind not in get_args(IndexKind):
+        raise ValueError(f"an index is one of {', '.join(get_args(IndexKind))}, got {kind!r}")
+    manifest = read_manifest(export)
+    stage = first_stage(manifest, Path(export), threads)
+    items = ItemTable.read(Path(export) / ITEMS)
+    started = time.perf_counter()
+    vectors = encode_catalogue(stage, items, progress)
+    kind = kind or ("flat" if len(vectors) <= _FLAT_ITEMS else "hnsw")
+    faiss.omp_set_num_threads(threads)
+    index = _filled(kind, vectors, seed)
+    effort = _set_effort(index, kind, effort)
+    seconds = time.perf_counter() - started
+    queries = _queries(vectors, seed)
+    recall = _recall(index, vectors, queries, min(manifest.stages[0].quota, len(vectors)))
+    with whole_folder(out) as folder:
+        faiss.write_index(index, str(folder / FILE))
+        facts = IndexFacts(
+            kind=kind,
+            export=manifest.identity,
+            items=len(vectors),
+            width=vectors.shape[1],
+            effort=effort,
+            recall=recall,
+            queries=len(queries),
+            seconds=seconds,
+            bytes_per_item=(folder / FILE).stat().st_size / max(len(vectors), 1),
+            sha256=sha256(folder / FILE),
+        )
+        write_whole(folder / FACTS, json.dumps({"format": _FORMAT, **asdict(facts)}, indent=1) + "\n")
+    return facts
+
+
+class CatalogueIndex:
+    """An index that was built for an export.
+
+    Args:
+        folder: What `build_index` wrote.
+        manifest: The export that it must belong to.
+        threads: Threads of a search.
+    """
+
+    def __init__(self, folder: str | Path, manifest: Manifest, threads: int = 1) -> None:
+        import faiss
+
+        self.facts = read_facts(folder)
+        if self.facts.export != manifest.identity:
+            raise ManifestError(
+                f"the index {str(folder)!r} was built for another export; build it again with `recsys-topk index`"
+            )
+        if sha256(Path(folder) / FILE) != self.facts.sha256:
+            raise ManifestError(f"{str(Path(folder) / FILE)!r} is not the file that was built; build the index again")
+        faiss.omp_set_num_threads(threads)
+        self._index = faiss.read_index(str(Path(folder) / FILE))
+        _set_effort(self._index, self.facts.kind, self.facts.effort)
+
+    def search(self, vectors: Array, number: int) -> tuple[Array, Array]:
+        """Return rows and scores of the items found, (B, number), best first; -1 where fewer were found."""
+        return _search(self._index, vectors, number)
+
+
+def read_facts(folder: str | Path) -> IndexFacts:
+    """Return what is known about an index."""
+    path = Path(folder) / FACTS
+    if not path.is_file():
+        raise ManifestError(f"{str(folder)!r} holds no index; make one with `recsys-topk index`")
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        if plain.pop("format") != _FORMAT:
+            raise ValueError("it has another format")
+        return IndexFacts(**plain)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ManifestError(f"{path} cannot be read ({error}); build the index again") from error
+
+
+def first_stage(manifest: Manifest, export: Path, threads: int = 1) -> StageRunner:
+    """Return the first stage of an export, which must have towers."""
+    entry = manifest.stages[0]
+    if not entry.has_towers:
+        raise ValueError(
+            f"the first stage {entry.name!r} ({entry.kind}) has no item vectors, so there is nothing to index; "
+            f"`recommend` and `serve` score all items by it"
+        )
+    return StageRunner(export, entry, threads)
+
+
+def encode_catalogue(stage: StageRunner, items: ItemTable, progress: Callable[[int], object] = lambda n: None) -> Array:
+    """Return the vectors of all items, (C, D) float32, in batches."""
+    blocks = []
+    for start in range(0, len(items.names), CHUNK):
+        blocks.append(stage.item_vectors(items, slice(start, start + CHUNK)))
+        progress(len(blocks[-1]))
+    return np.ascontiguousarray(np.concatenate(blocks), dtype=np.float32)
+
+
+def _filled(kind: IndexKind, vectors: Array, seed: int) -> Any:
+    import faiss
+
+    width = vectors.shape[1]
+    if kind == "flat":
+        index: Any = faiss.IndexFlatIP(width)
+    elif kind == "hnsw":
+        index = faiss.IndexHNSWFlat(width, 32, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = 200
+    else:
+        lists = max(1, int(np.sqrt(len(vectors))))
+        index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, lists, faiss.METRIC_INNER_PRODUCT)
+        index.cp.seed = seed
+        index.cp.min_points_per_centroid = 1
+        chosen = np.random.default_rng(seed).permutation(len(vectors))[: 64 * lists]
+        index.train(vectors[chosen])
+    index.add(vectors)
+    return index
+
+
+def _set_effort(index: Any, kind: IndexKind, effort: int | None) -> int:
+    if kind == "ivf":
+        index.nprobe = min(effort or 16, index.nlist)
+        return int(index.nprobe)
+    if kind == "hnsw":
+        index.hnsw.efSearch = effort or 128
+        return int(index.hnsw.efSearch)
+    return 0
+
+
+def _queries(vectors: Array, seed: int) -> Array:
+    """Return item vectors with noise: no requests are known here, and plain item vectors would find themselves."""
+    generator = np.random.default_rng(seed)
+    chosen = vectors[generator.integers(0, len(vectors), min(_QUERIES, len(vectors)))]
+    noise = generator.normal(size=chosen.shape) * vectors.std(axis=0)
+    return np.asarray(chosen + noise, dtype=np.float32)
+
+
+def _recall(index: Any, vectors: Array, queries: Array, number: int) -> float:
+    import faiss
+
+    exact = faiss.IndexFlatIP(vectors.shape[1])
+    exact.add(vectors)
+    wanted, found = (_search(one, queries, number)[0] for one in (exact, index))
+    hits = sum(len(np.intersect1d(one, other)) for one, other in zip(wanted, found, strict=True))
+    return hits / wanted.size
+
+
+def _search(index: Any, vectors: Array, number: int) -> tuple[Array, Array]:
+    scores, rows = index.search(np.ascontiguousarray(vectors, dtype=np.float32), number)
+    return rows, scores

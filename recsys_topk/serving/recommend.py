@@ -1,0 +1,241 @@
+"""`CascadeRecommender`: users in, the items that survive all stages out. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.deployment import ITEMS, USERS, ItemTable, UserTable
+from recsys_topk.datamodules.encoding import FeatureEncoder
+from recsys_topk.registry import suggest
+from recsys_topk.serving.funnel import Funnel, Passage, facts
+from recsys_topk.serving.index import CatalogueIndex, encode_catalogue
+from recsys_topk.serving.manifest import read_manifest
+from recsys_topk.serving.requests import Requests
+
+Array = npt.NDArray[Any]
+Name = int | str
+
+ENCODER = "encoder"
+"""The folder of an export that says how features become ids and values."""
+
+
+class UnknownUserError(ValueError):
+    """A user that the export does not hold."""
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """An item that survived all stages.
+
+    Attributes:
+        item: Its name.
+        rank: 1 for the best.
+        scores: The score of each stage, by the stage's name.
+    """
+
+    item: Name
+    rank: int
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What happened to an item at one stage.
+
+    Attributes:
+        stage: The stage.
+        score: The item's score.
+        cut: The lowest score that was passed on.
+        rank: The item's place among all that the stage saw.
+        quota: How many were passed on.
+        passed: Whether the item was.
+    """
+
+    stage: str
+    score: float
+    cut: float
+    rank: int
+    quota: int
+    passed: bool
+
+
+class CascadeRecommender:
+    """Recommends items of an export's catalogue by its stages.
+
+    Args:
+        folder: The export.
+        index: Folder of an index of its catalogue; None = the first stage searches exactly.
+        threads: Threads of one call of a model.
+
+    Example::
+
+        recommender = CascadeRecommender.from_export("export")
+        recommender.recommend(["user-17"])  # users of the export by name, or
+        recommender.recommend([{"age": 31, "history": ["film-3", "film-8"]}])  # features and histories
+    """
+
+    def __init__(self, folder: str | Path, index: str | Path | None = None, threads: int = 1) -> None:
+        folder = Path(folder)
+        self.folder = folder
+        self.manifest = read_manifest(folder)
+        self.items = ItemTable.read(folder / ITEMS)
+        self.users = UserTable.read(folder / USERS) if (folder / USERS).is_file() else None
+        self.encoder = FeatureEncoder.load(folder / ENCODER) if (folder / ENCODER).is_dir() else None
+        self.funnel = Funnel(folder, self.manifest, self.items, threads)
+        self.index = None if index is None else CatalogueIndex(index, self.manifest, threads)
+        first = self.funnel.first
+        self._vectors = encode_catalogue(first, self.items) if self.index is None and first.entry.has_towers else None
+
+    @classmethod
+    def from_export(cls, folder: str | Path, index: str | Path | None = None, threads: int = 1) -> CascadeRecommender:
+        """Open an export; every file is compared with the manifest first."""
+        return cls(folder, index, threads)
+
+    @property
+    def most(self) -> int:
+        """How many items can be recommended at once: the quota of the last stage."""
+        return self.manifest.stages[-1].quota
+
+    def recommend(
+        self,
+        users: Sequence[Name | Mapping[str, Any]],
+        number: int | None = None,
+        *,
+        exclude_seen: bool = False,
+        allowed: Sequence[Name] | None = None,
+        blocked: Sequence[Name] = (),
+    ) -> list[list[Recommendation]]:
+        """Return the best items of each user.
+
+        Args:
+            users: Names of users of the export, or raw features with a history (`Requests.of_rows`).
+            number: How many items to return at most; None = the wanted k of the cascade, capped at the last quota.
+            exclude_seen: Leave out what the user has had: the history, and for users of the export all that they had.
+            allowed: Recommend only these items; names that are not in the catalogue are ignored.
+            blocked: Never recommend these.
+        """
+        number = self.check_number(number)
+        passages = self.passages(users, exclude_seen=exclude_seen, allowed=allowed, blocked=blocked)
+        return [self._recommendations(own, number) for own in passages]
+
+    def passages(
+        self,
+        users: Sequence[Name | Mapping[str, Any]],
+        *,
+        exclude_seen: bool = False,
+        allowed: Sequence[Name] | None = None,
+        blocked: Sequence[Name] = (),
+    ) -> list[list[Passage]]:
+        """Return what each stage did for each user; arguments as those of `recommend`."""
+        requests = self.requests(users)
+        out = _known(self.items, blocked)
+        excluded = [np.union1d(seen, out) if exclude_seen else out for seen in requests.seen]
+        candidates = None if allowed is None else [_known(self.items, allowed)] * len(requests)
+        return self.funnel.run(requests, self._search, candidates=candidates, excluded=excluded)
+
+    def explain(self, user: Name | Mapping[str, Any], item: Name, *, exclude_seen: bool = False) -> list[Verdict]:
+        """Return what each stage did to an item, up to the one that dropped it.
+
+        Args:
+            user: As in `recommend`.
+            item: Name of the item.
+            exclude_seen: As in `recommend`.
+        """
+        row = int(self.items.index.rows([item])[0])
+        if row < 0:
+            raise ValueError(f"the catalogue has no item {item!r}")
+        requests = self.requests([user])
+        excluded = requests.seen if exclude_seen else None
+        if excluded is not None and row in excluded[0]:
+            raise ValueError(f"item {item!r} is left out because the user has had it")
+        passages = self.funnel.run(requests, self._search, excluded=excluded)[0]
+        verdicts = []
+        for number, (stage, passage) in enumerate(zip(self.funnel.stages, passages, strict=True)):
+            score = float(stage.scores(requests, self.items, np.array([[row]]))[0, 0])
+            if number:
+                rank = int((passage.scores > score).sum()) + 1
+            else:
+                out = excluded[0] if excluded is not None else np.empty(0, dtype=np.int64)
+                better = (int(((x[0] > score) & ~np.isin(rows, out)).sum()) for rows, x in self.funnel.chunks(requests))
+                rank = sum(better) + 1
+            kept = passage.scores[: passage.quota]
+            passed = bool((passage.kept == row).any())
+            cut = float(kept[-1]) if len(kept) else -np.inf
+            verdicts.append(Verdict(passage.stage, score, cut, rank, passage.quota, passed))
+            if not passed:
+                break
+        return verdicts
+
+    def requests(self, users: Sequence[Name | Mapping[str, Any]]) -> Requests:
+        """Return encoded requests of users by name or by features; all of one kind."""
+        schema = self.manifest.schema
+        rows = [user for user in users if isinstance(user, Mapping)]
+        if rows and len(rows) != len(users):
+            raise ValueError("give users by name or by features, not both in one call")
+        if rows:
+            if self.encoder is None:
+                raise ValueError("this export cannot encode features; name users of the export")
+            return Requests.of_rows(rows, self.encoder, self.items, schema, self.views)
+        if self.users is None:
+            raise ValueError("this export holds no users; give features and a history")
+        found = self.users.index.rows(list(users))
+        if (found < 0).any():
+            unknown = users[int(np.argmax(found < 0))]
+            near = suggest(str(unknown), [str(name) for name in self.users.names[:10_000]])
+            raise UnknownUserError(f"the export has no user {unknown!r}; {near}give features and a history instead")
+        return Requests.of_users(self.users, found, schema)
+
+    @property
+    def views(self) -> int:
+        """Newest views of a history that are read."""
+        return int(self.manifest.facts.get("views") or 50)
+
+    def check_number(self, number: int | None) -> int:
+        """Return how many items to recommend, or raise if it cannot be so many."""
+        if number is None:
+            return min(self.manifest.k, self.most)
+        if not 1 <= number <= self.most:
+            raise ValueError(
+                f"the last stage passes on {self.most} items, so number must be 1 to {self.most}, got {number}"
+            )
+        return number
+
+    def _search(self, requests: Requests, number: int) -> tuple[Array, Array]:
+        if self.index is not None:
+            return self.index.search(self.funnel.first.request_vectors(requests), number)
+        if self._vectors is None:
+            return self.funnel.exact(requests, number)
+        scores = self.funnel.first.request_vectors(requests) @ self._vectors.T
+        order = _best(scores, number)
+        return order, np.take_along_axis(scores, order, 1)
+
+    def _recommendations(self, passages: Sequence[Passage], number: int) -> list[Recommendation]:
+        return [
+            Recommendation(self.items.names[row].item(), rank, facts(passages, row))
+            for rank, row in enumerate(passages[-1].kept[:number], start=1)
+        ]
+
+
+def _known(items: ItemTable, names: Sequence[Name]) -> Array:
+    rows = items.index.rows(list(names)) if len(names) else np.empty(0, dtype=np.int64)
+    return np.unique(rows[rows >= 0])
+
+
+def _best(scores: Array, number: int) -> Array:
+    """Return the places of the `number` largest scores of each row, best first; equal scores: the first place."""
+    if number >= scores.shape[1]:
+        return np.argsort(-scores, axis=1, kind="stable")
+    chosen = np.argpartition(-scores, number - 1, axis=1)
+    threshold = np.take_along_axis(scores, chosen[:, number - 1 : number], 1)
+    # Of the places that tie at the threshold, partition takes any; a stable sort of all that reach it takes the first.
+    found = np.empty((len(scores), number), dtype=np.int64)
+    for row, (own, least) in enumerate(zip(scores, threshold, strict=True)):
+        places = np.flatnonzero(own >= least)
+        found[row] = places[np.argsort(-own[places], kind="stable")][:number]
+    return found

@@ -1,0 +1,146 @@
+"""Encoded requests, as exported models read them: from raw features and histories, or from users of the export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.deployment import ItemTable, UserTable
+from recsys_topk.datamodules.encoding import FeatureEncoder
+from recsys_topk.datamodules.schema import Schema
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Requests:
+    """B requests; the fields are those of `CascadeBatch`.
+
+    Attributes:
+        request: (B, F_r) integers.
+        request_values: (B, V_r) float32.
+        history: (B, L, F_h) integers, L >= 1; padding after the last view.
+        history_length: (B,) integers.
+        history_values: (B, L, V_h) float32.
+        seen: For each request the rows of the items that the user has had.
+    """
+
+    request: Array
+    request_values: Array
+    history: Array
+    history_length: Array
+    history_values: Array
+    seen: tuple[Array, ...]
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+    def inputs(self) -> dict[str, Array]:
+        """Return the arrays by the names of the models' inputs."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seen"}
+
+    @classmethod
+    def of_users(cls, users: UserTable, rows: Array, schema: Schema) -> Requests:
+        """Return the newest state of some users of an export."""
+        seen = users.seen[rows]
+        made = cls(
+            request=users.request[rows],
+            request_values=users.request_values[rows],
+            history=users.history[rows],
+            history_length=users.history_length[rows],
+            history_values=users.history_values[rows],
+            seen=tuple(row[row >= 0] for row in seen),
+        )
+        return made._with_a_view(schema)
+
+    @classmethod
+    def of_rows(
+        cls, rows: Sequence[Mapping[str, Any]], encoder: FeatureEncoder, items: ItemTable, schema: Schema, views: int
+    ) -> Requests:
+        """Encode raw requests.
+
+        Args:
+            rows: One mapping per request: the features by name, and ``"history"``, the names of the items that the
+                user has had, oldest first, or mappings with ``"item"`` and what else belongs to a view.
+            encoder: How features become ids and values.
+            items: The catalogue, in which the items of histories are looked up.
+            schema: The features.
+            views: Newest views to keep.
+        """
+        user, context = (encoder.encode(part, rows, partial=True) for part in ("user", "context"))
+        histories = [_views(row, number) for number, row in enumerate(rows)]
+        found = [items.index.rows([view["item"] for view in history]) for history in histories]
+        newest = [
+            [(int(row), view) for row, view in zip(numbers, history, strict=True) if row >= 0][-views:]
+            for numbers, history in zip(found, histories, strict=True)
+        ]
+        length = np.array([len(history) for history in newest], dtype=np.int64)
+        flat = [pair for history in newest for pair in history]
+        ids, values = _encode_views(flat, encoder, items, schema)
+        longest = max(1, int(length.max(initial=0)))
+        made = cls(
+            request=np.concatenate([user.ids, context.ids], axis=1),
+            request_values=np.concatenate([user.values, context.values], axis=1),
+            history=_padded(ids, length, longest, _padding(schema)),
+            history_length=length,
+            history_values=_padded(values, length, longest, np.zeros(values.shape[1], dtype=np.float32)),
+            seen=tuple(numbers[numbers >= 0] for numbers in found),
+        )
+        return made._with_a_view(schema)
+
+    def _with_a_view(self, schema: Schema) -> Requests:
+        """Return the requests with room for one view at least, since models read a history of length 1 or more."""
+        if self.history.shape[1]:
+            return self
+        number = len(self.request)
+        history = np.broadcast_to(_padding(schema), (number, 1, len(_padding(schema))))
+        width = max((column.stop for column in schema.value_columns("history").values()), default=0)
+        values = np.zeros((number, 1, width), dtype=np.float32)
+        return Requests(self.request, self.request_values, history, self.history_length, values, self.seen)
+
+
+def _views(row: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
+    given = row.get("history")
+    if given is None:
+        return []
+    if isinstance(given, (str, bytes)) or not isinstance(given, (Sequence, np.ndarray)):
+        raise ValueError(f"the history of request {number} must be a list of items, got {type(given).__name__}")
+    views = [view if isinstance(view, Mapping) else {"item": view} for view in given]
+    for view in views:
+        if "item" not in view:
+            raise ValueError(f"a view of request {number} has no 'item', got {sorted(view)}")
+    return views
+
+
+def _encode_views(
+    flat: Sequence[tuple[int, Mapping[str, Any]]], encoder: FeatureEncoder, items: ItemTable, schema: Schema
+) -> tuple[Array, Array]:
+    """Return ids and values of views: those that items have too from the catalogue, the others from the view itself."""
+    rows = np.array([row for row, _ in flat], dtype=np.int64)
+    own = {feature.name for feature in schema.items}
+    if all(feature.name in own for feature in schema.history):
+        ids = [items.ids[rows][:, schema.id_columns("items")[name]] for name in schema.id_columns("history")]
+        values = [
+            items.values[rows][:, schema.value_columns("items")[name]] for name in schema.value_columns("history")
+        ]
+        empty = (np.empty((len(rows), 0), dtype=np.int64), np.empty((len(rows), 0), dtype=np.float32))
+        return np.concatenate([empty[0], *ids], axis=1), np.concatenate([empty[1], *values], axis=1)
+    encoded = encoder.encode("history", [view for _, view in flat], partial=True)
+    return encoded.ids, encoded.values
+
+
+def _padding(schema: Schema) -> Array:
+    tables = [(schema.table(one.table), one.size) for one in schema.history if one.table is not None]
+    return np.array([table.padding for table, size in tables for _ in range(size)], dtype=np.int64)
+
+
+def _padded(flat: Array, length: Array, longest: int, padding: Array) -> Array:
+    """Return rows of all requests one after another as (B, longest, columns)."""
+    made = np.empty((len(length), longest, flat.shape[1]), dtype=flat.dtype)
+    made[:] = padding
+    made[np.arange(longest) < length[:, None]] = flat
+    return made

@@ -1,0 +1,348 @@
+"""The HTTP service: recommendations, health, metrics, and a page that shows the funnel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import BaseModel, ConfigDict, Field
+
+from recsys_topk import __version__
+from recsys_topk.serving.batching import Batcher, OverloadedError
+from recsys_topk.serving.current import CurrentExport
+from recsys_topk.serving.limits import BodyLimits
+from recsys_topk.serving.recommend import CascadeRecommender, UnknownUserError
+
+log = logging.getLogger(__name__)
+
+Name = Annotated[int, Field(strict=True)] | Annotated[str, Field(max_length=256)]
+LONGEST_LIST = 10_000
+
+# Nothing on the page comes from elsewhere, and nothing may.
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Limits of a service.
+
+    Attributes:
+        body_bytes: Largest body.
+        users: Users per request.
+        timeout: Seconds until a request that was not answered gets the status 504, and until a body must have arrived.
+        batch: Users that are answered by one call of the models.
+        batch_wait: Seconds that a request waits for others.
+        queue: Requests that may wait; more get the status 503.
+        workers: Calls that may run at once.
+        threads: Threads of one call of a model.
+        watch: Seconds between two looks for a newer export; 0 = never.
+    """
+
+    body_bytes: int = 1 << 20
+    users: int = 64
+    timeout: float = 10.0
+    batch: int = 32
+    batch_wait: float = 0.002
+    queue: int = 1024
+    workers: int = 1
+    threads: int = 1
+    watch: float = 2.0
+
+
+class Ask(BaseModel):
+    """What is recommended, and to whom."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    users: list[Name] | None = Field(None, min_length=1, description="Users of the export, by name")
+    rows: list[dict[str, Any]] | None = Field(
+        None, min_length=1, description="Features by name, and `history`: names of items, oldest first"
+    )
+    number: int | None = Field(None, ge=1, description="Items per user; by default the k that was trained for")
+    exclude_seen: bool = Field(False, description="Leave out what the user has had")
+    allowed: list[Name] | None = Field(None, max_length=LONGEST_LIST, description="Recommend only these items")
+    blocked: list[Name] = Field(default_factory=list, max_length=LONGEST_LIST, description="Never recommend these")
+
+    @property
+    def who(self) -> list[Any]:
+        """The users, in the form in which they were given."""
+        return list(self.users if self.users is not None else self.rows or ())
+
+
+class Scored(BaseModel):
+    """A recommended item."""
+
+    item: int | str
+    rank: int
+    scores: dict[str, float]
+
+
+class Answer(BaseModel):
+    """Recommendations, one list per user in the order asked."""
+
+    export: str
+    recommendations: list[list[Scored]]
+
+
+class AskFunnel(BaseModel):
+    """A user whose funnel is shown, and perhaps an item to explain."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    user: Name
+    exclude_seen: bool = False
+    item: Name | None = None
+
+
+class Telemetry:
+    """The metrics of a service, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "recsys_topk_requests_total", "Requests by path and status", ["path", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "recsys_topk_request_seconds",
+            "Time to answer",
+            ["path"],
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+            registry=self.registry,
+        )
+        self.batch = Histogram(
+            "recsys_topk_batch_requests", "Requests per call", buckets=(1, 2, 4, 8, 16, 32, 64), registry=self.registry
+        )
+        self.waiting = Gauge("recsys_topk_waiting_requests", "Requests that wait for a call", registry=self.registry)
+        self.loads = Counter(
+            "recsys_topk_export_loads_total", "Exports loaded, by outcome", ["outcome"], registry=self.registry
+        )
+        self.export = Gauge("recsys_topk_export_info", "The export in use", ["export"], registry=self.registry)
+
+
+def make_app(export: str | Path, index: str | Path | None = None, options: ServiceOptions | None = None) -> FastAPI:
+    """Return the service as an ASGI application. The export is opened at once, so that mistakes show before it listens.
+
+    Args:
+        export: The export; a link is followed again when it changes.
+        index: An index of its catalogue; None = exact search.
+        options: Limits.
+    """
+    chosen = options or ServiceOptions()
+    telemetry = Telemetry()
+    current = CurrentExport(
+        export, index, chosen.threads, lambda good: telemetry.loads.labels("loaded" if good else "failed").inc()
+    )
+    batcher: Batcher[tuple[Ask, CascadeRecommender], Answer] | None = None
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        nonlocal batcher
+        batcher = Batcher(
+            answer_together,
+            most=chosen.batch,
+            wait=chosen.batch_wait,
+            queue=chosen.queue,
+            workers=chosen.workers,
+            observe=telemetry.batch.observe,
+        )
+        batcher.start()
+        watcher = asyncio.create_task(_watch(current, chosen.watch)) if chosen.watch else None
+        app.state.ready = True
+        yield
+        app.state.ready = False
+        if watcher is not None:
+            watcher.cancel()
+        await batcher.stop()
+
+    app = FastAPI(title="recsys_topk", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.current = current
+    app.state.ready = False
+    app.add_middleware(BodyLimits, most=chosen.body_bytes, seconds=chosen.timeout)
+
+    @app.middleware("http")
+    async def measure(request: Request, call: Callable[[Request], Any]) -> Any:
+        started = time.perf_counter()
+        status = 500
+        try:
+            response = await call(request)
+            status = response.status_code
+            return response
+        finally:
+            route = request.scope.get("route")
+            path = getattr(route, "path", "other")
+            telemetry.requests.labels(path, str(status)).inc()
+            telemetry.seconds.labels(path).observe(time.perf_counter() - started)
+
+    @app.post("/recommend", responses=_ERRORS)
+    async def recommend(ask: Ask) -> Answer:
+        """Recommend items to users."""
+        recommender = current.recommender
+        _check(ask, recommender, chosen.users)
+        assert batcher is not None
+        try:
+            return await asyncio.wait_for(batcher.ask((ask, recommender)), chosen.timeout)
+        except asyncio.TimeoutError:
+            raise HTTPException(504, f"not answered within {chosen.timeout:g} s") from None
+        except OverloadedError as error:
+            raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from None
+        except UnknownUserError as error:
+            raise HTTPException(404, str(error)) from None
+        except ValueError as error:
+            raise _invalid("rows" if ask.rows is not None else "users", str(error)) from None
+
+    @app.post("/funnel", responses=_ERRORS)
+    async def funnel(ask: AskFunnel) -> dict[str, Any]:
+        """Show what each stage does for a user."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(show_funnel, current.recommender, ask), chosen.timeout)
+        except asyncio.TimeoutError:
+            raise HTTPException(504, f"not answered within {chosen.timeout:g} s") from None
+        except UnknownUserError as error:
+            raise HTTPException(404, str(error)) from None
+        except ValueError as error:
+            raise _invalid("item", str(error)) from None
+
+    @app.get("/users")
+    async def users(prefix: Annotated[str, Field(max_length=256)] = "") -> dict[str, list[int | str]]:
+        """Return some users whose names begin with a text."""
+        table = current.recommender.users
+        names: Any = () if table is None else table.names
+        found = []
+        for name in names:
+            if str(name).startswith(prefix):
+                found.append(name.item())
+                if len(found) == 50:
+                    break
+        return {"users": found}
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Say that the process is alive."""
+        return {"status": "alive", "version": __version__}
+
+    @app.get("/ready", responses={503: {"description": "Not ready"}})
+    async def ready() -> dict[str, Any]:
+        """Say whether requests are answered, and by which export."""
+        if not app.state.ready:
+            raise HTTPException(503, "starting or stopping")
+        manifest = current.recommender.manifest
+        stages = [{"name": stage.name, "quota": stage.quota} for stage in manifest.stages]
+        return {"export": manifest.identity, "items": len(current.recommender.items.names), "stages": stages}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Return metrics in the format of Prometheus."""
+        telemetry.waiting.set(0 if batcher is None else batcher.waiting)
+        telemetry.export.clear()
+        telemetry.export.labels(current.recommender.manifest.identity).set(1)
+        return Response(generate_latest(telemetry.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> HTMLResponse:
+        text = resources.files("recsys_topk.serving").joinpath("page.html").read_text(encoding="utf-8")
+        return HTMLResponse(text, headers=PAGE_HEADERS)
+
+    return app
+
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    404: {"description": "The export has no such user"},
+    408: {"description": "The body did not arrive in time"},
+    413: {"description": "The body is too large"},
+    503: {"description": "Too many requests are waiting"},
+    504: {"description": "Not answered in time"},
+}
+
+
+def answer_together(asked: Sequence[tuple[Ask, CascadeRecommender]]) -> list[Answer | BaseException]:
+    """Answer several requests; those with the same options and the same export by one call of the models."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for place, (ask, recommender) in enumerate(asked):
+        options = (id(recommender), ask.users is None, ask.exclude_seen, str(ask.allowed), str(ask.blocked))
+        groups.setdefault(options, []).append(place)
+    answers: list[Answer | BaseException] = [RuntimeError("not answered")] * len(asked)
+    for places in groups.values():
+        for place, found in zip(places, _answer_group([asked[place] for place in places]), strict=True):
+            answers[place] = found
+    return answers
+
+
+def _answer_group(asked: Sequence[tuple[Ask, CascadeRecommender]]) -> list[Answer | BaseException]:
+    first, recommender = asked[0]
+    try:
+        found = recommender.recommend(
+            [user for ask, _ in asked for user in ask.who],
+            recommender.most,
+            exclude_seen=first.exclude_seen,
+            allowed=first.allowed,
+            blocked=first.blocked,
+        )
+    except ValueError as error:
+        if len(asked) == 1:
+            return [error]
+        # One of them is at fault: answer each alone, so that the others do not suffer.
+        return [_answer_group([one])[0] for one in asked]
+    answers: list[Answer | BaseException] = []
+    lists = iter(found)
+    for ask, _ in asked:
+        number = recommender.check_number(ask.number)
+        own = [[Scored(**asdict(one)) for one in next(lists)[:number]] for _ in ask.who]
+        answers.append(Answer(export=recommender.manifest.identity, recommendations=own))
+    return answers
+
+
+def show_funnel(recommender: CascadeRecommender, ask: AskFunnel) -> dict[str, Any]:
+    """Return what each stage scored, kept and dropped for a user, and what happened to an item if one is named."""
+    passages = recommender.passages([ask.user], exclude_seen=ask.exclude_seen)[0]
+    stages = [
+        {
+            "stage": one.stage,
+            "quota": one.quota,
+            "items": [
+                {"item": recommender.items.names[row].item(), "score": float(score), "kept": place < one.quota}
+                for place, (row, score) in enumerate(zip(one.rows, one.scores, strict=True))
+            ],
+        }
+        for one in passages
+    ]
+    explained = None
+    if ask.item is not None:
+        explained = [asdict(one) for one in recommender.explain(ask.user, ask.item, exclude_seen=ask.exclude_seen)]
+    return {"user": ask.user, "catalogue": len(recommender.items.names), "stages": stages, "explained": explained}
+
+
+def _check(ask: Ask, recommender: CascadeRecommender, most_users: int) -> None:
+    if (ask.users is None) == (ask.rows is None):
+        raise _invalid("users", "give either users or rows")
+    if len(ask.who) > most_users:
+        raise _invalid("users" if ask.rows is None else "rows", f"at most {most_users} per request, got {len(ask.who)}")
+    try:
+        recommender.check_number(ask.number)
+    except ValueError as error:
+        raise _invalid("number", str(error)) from None
+
+
+def _invalid(field: str, text: str) -> HTTPException:
+    """Return the error that FastAPI gives for a field that is not valid."""
+    return HTTPException(422, [{"loc": ["body", field], "msg": text, "type": "value_error"}])
+
+
+async def _watch(current: CurrentExport, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        if await asyncio.to_thread(current.refresh):
+            log.info("now serving export %s", current.recommender.manifest.identity)

@@ -1,0 +1,108 @@
+"""The memory of tables, compared with what is really allocated; what is refused, and whether the advice fits."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from recsys_topk.cascades.memory import check_memory, machine_memory, plan_memory
+from recsys_topk.cascades.module import CascadeModule
+from recsys_topk.cascades.optimizers import table_collections
+from recsys_topk.cascades.tables import table_weights
+from recsys_topk.datamodules.schema import Feature, Schema, Table
+from recsys_topk.runs import table_memory
+from tests.cascades.batches import random_batch, recflow_like_schema
+
+
+def tensors(content: Any) -> list[torch.Tensor]:
+    """Return all tensors in nested dicts and lists."""
+    if isinstance(content, torch.Tensor):
+        return [content]
+    parts = content.values() if isinstance(content, dict) else content if isinstance(content, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in tensors(part)]
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize(
+    ("optimizer", "tables", "options"),
+    [
+        ("adam", "same", {}),
+        ("adam", "same", {"amsgrad": True}),
+        ("adagrad", "same", {}),
+        ("sgd", "same", {"momentum": 0.9}),
+        ("sgd", "same", {}),
+        ("adam", "rowwise_adagrad", {}),
+        ("adam", "adagrad", {}),
+        ("adam", "sgd", {}),
+    ],
+)
+def test_the_plan_is_what_is_allocated(share: bool, optimizer: str, tables: str, options: dict[str, Any]) -> None:
+    schema = recflow_like_schema()
+    model = CascadeModule(
+        schema,
+        dim=8,
+        share_embeddings=share,
+        optimizer=optimizer,
+        embedding_optimizer=tables,
+        optimizer_options=options,
+        lr=0.01,
+    )
+    made = model.configure_optimizers()
+    model.compute_objective(random_batch(schema)).total.backward()
+    made.step()
+    plan = plan_memory(
+        schema, 2, 8, share_embeddings=share, optimizer=optimizer, embedding_optimizer=tables, optimizer_options=options
+    )
+    weights = {id(w): w for collection in table_collections(model).values() for w in table_weights(collection).values()}
+    assert plan.part("weights") == sum(w.nbytes for w in weights.values())
+    assert plan.part("gradient") == sum(w.grad.nbytes for w in weights.values() if w.grad is not None)
+    if tables == "same":
+        state = sum(t.nbytes for w in weights.values() for t in tensors(made.state[w]) if t.numel() > 1)
+    else:
+        state = sum(t.nbytes for t in tensors(made.state_dict()["fused"]) if t.numel() > 1)
+    assert plan.part("optimizer") == state
+
+
+def big(rows: int = 75_000_002, vocabulary: str | None = None) -> Schema:
+    video = (Feature("video_id", "video_id"),)
+    table = Table("video_id", rows, vocabulary=vocabulary)
+    return Schema((table, Table("user_id", 1000)), (Feature("user_id", "user_id"),), video, video)
+
+
+def test_recflow_with_adam_is_refused_and_the_advice_fits() -> None:
+    arguments = {"stages": 2, "dim": 8}
+    with pytest.raises(ValueError, match=r"need 17.9 GB .* and there are 8.0 GB; the largest is video_id") as raised:
+        check_memory(big(), 8 * 2**30, arguments)
+    said = str(raised.value)
+    assert "--model.embedding_optimizer rowwise_adagrad (5.0 GB)" in said
+    assert "--data.vocabulary compact --model.embedding_optimizer rowwise_adagrad" in said
+    (rows,) = re.findall(r"video_id hash:rows=(\d+)", said)
+    room = {**arguments, "embedding_optimizer": "rowwise_adagrad"}
+    assert check_memory(big(int(rows)), 8 * 2**30, room).total <= 0.9 * 8 * 2**30
+    assert check_memory(big(), 8 * 2**30, room).copies == 2
+
+
+def test_what_no_single_option_makes_fit_is_said() -> None:
+    with pytest.raises(ValueError, match="combine them, or shard the tables"):
+        check_memory(big(), 2**15, {"stages": 2, "dim": 4})
+    with pytest.raises(ValueError, match=r"--model\.dim 4") as raised:
+        check_memory(big(vocabulary="a" * 64), 4 * 2**30, {"stages": 2, "dim": 16})
+    assert "--data.vocabulary compact" not in str(raised.value)  # it has a vocabulary already
+
+
+def test_small_tables_are_one_line_and_large_ones_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = table_memory.announce_memory(big(1000), 2, {"dim": 8, "k": 10}, "cpu", "auto")
+    assert line == "tables of 2 stages: 0.1 MB weights, 0.2 MB optimizer, 0.1 MB gradient"
+    lines = table_memory.announce_memory(big(10_000_000), 2, {"dim": 8}, "cpu", "auto")
+    assert re.search(r"video_id +10,000,000 +8 +305\.2 +610\.4 +305\.2 +2,441\.4", "\n".join(lines))
+    monkeypatch.setattr(table_memory, "machine_memory", lambda: 2**30)
+    with pytest.raises(ValueError, match=r"there are 1\.0 GB"):
+        table_memory.announce_memory(big(10_000_000), 2, {"dim": 8}, "cpu", "auto")
+
+
+def test_this_machine_has_memory() -> None:
+    found = machine_memory()
+    assert found is None or found > 2**28

@@ -1,0 +1,351 @@
+"""Interactions: no leakage on adversarial data, against a loop over interactions; splits, features, bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+
+from recsys_topk.cli.main import main
+from recsys_topk.datamodules.interactions import preparation, spill
+from recsys_topk.datamodules.interactions.datamodule import InteractionsDataModule
+from recsys_topk.testing import check_data_module
+
+SPLITS = ("train", "val", "test")
+
+
+def adversarial(seed: int, rows: int = 400) -> pd.DataFrame:
+    """Few users, items and times, so that ties, repeats and exact duplicates are everywhere; rows in no order."""
+    draw = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "user": draw.choice(["ann", "bob", "7", "eve"], rows, p=[0.6, 0.2, 0.15, 0.05]),
+            "item": draw.integers(0, 40, rows),
+            "time": draw.integers(0, 60, rows),
+            "weight": draw.integers(1, 4, rows).astype(float),
+            "split": draw.choice(SPLITS, rows, p=[0.6, 0.2, 0.2]),
+        }
+    )
+    return pd.concat([frame, frame.sample(50, random_state=seed)]).sample(frac=1, random_state=seed)
+
+
+def expected_requests(frame: pd.DataFrame, options: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return (user, history, positives with labels, had before) of every request, by a loop over interactions.
+
+    Written from the definitions: a positive is not in the history of its request, whose members are all strictly
+    earlier; an item that the user had before is no positive unless repeats are allowed.
+    """
+    found: dict[str, list[Any]] = {split: [] for split in SPLITS}
+    window, eval_window = options.get("window", 10), options.get("eval_window")
+    repeats, days = options.get("repeats", False), options.get("window_days")
+    unique: dict[Any, Any] = {}
+    for row in frame.itertuples():
+        key = (row.user, row.time, row.item)
+        held = unique.get(key)
+        mine = (SPLITS.index(row.split) if options["split"] == "given" else 0, -row.weight)
+        unique[key] = mine if held is None else min(mine, held)
+    times = sorted(frame.time)
+    cuts = [times[int(share * len(times))] for share in (1 - 0.2 - 0.1, 1 - 0.1)]
+    for user in sorted(set(frame.user)):
+        events = sorted((time, item, *value) for (who, time, item), value in unique.items() if who == user)
+        for number, split in enumerate(SPLITS):
+            allowed = [event for event in events if options["split"] != "given" or event[2] <= number]
+            if options["split"] != "given" and events != allowed:
+                raise AssertionError
+            fresh, seen = [], set()
+            for event in allowed:
+                if repeats or event[1] not in seen:
+                    fresh.append(event)
+                seen.add(event[1])
+            if options["split"] == "time":
+                own = [e for e in fresh if sum(e[0] >= cut for cut in cuts) == number]
+            elif options["split"] == "leave_last":
+                n = options["leave"]
+                edges = [0, len(fresh) - 2 * n, len(fresh) - n, len(fresh)]
+                own = fresh[edges[number] : edges[number + 1]] if len(fresh) > 2 * n else fresh if number == 0 else []
+            else:
+                own = [e for e in fresh if e[2] == number]
+            groups: list[list[Any]] = []
+            for event in own:
+                if number == 0:
+                    full = not groups or len(groups[-1]) == window
+                    cell = days and groups and (event[0] - own[0][0]) // days != (groups[-1][0][0] - own[0][0]) // days
+                    if full or cell:
+                        groups.append([])
+                    groups[-1].append(event)
+                else:
+                    groups = groups or [[]]
+                    late = days and groups[0] and event[0] - groups[0][0][0] >= days
+                    if not late and (eval_window is None or len(groups[0]) < eval_window):
+                        groups[0].append(event)
+            for group in groups:
+                distinct: dict[int, float] = {}
+                for event in group:
+                    distinct.setdefault(event[1], -event[3])
+                history = [event[1] for event in allowed if event[0] < group[0][0]]
+                found[split].append((user, history, distinct))
+    return found
+
+
+def loaded_requests(data: InteractionsDataModule, split: str) -> list[Any]:
+    """Return the same of what the data module loads, with raw ids."""
+    users = data.prepared.users["key"]
+    encoder, shard = data.prepared.encoder, data.shard(split)
+    names = {int(encoder.vocabularies["user"].encode([name])[0]): name for name in ("ann", "bob", "7", "eve")}
+    catalogue = data.catalogue(split)
+    views = {
+        int(row[0]): int(item) for row, item in zip(data.prepared.items["ids"], data.prepared.item_ids, strict=True)
+    }
+    assert len(users) == 4
+    found = []
+    for batch in data.loader([split], training=False):
+        excluded = shard.excluded(len(found) + np.arange(batch.size))
+        for row in range(batch.size):
+            listed = batch.item_id[batch.candidates[row]][batch.mask[row]].tolist()
+            labels = batch.labels[row][batch.mask[row]].tolist()
+            number = int(batch.history_length[row])
+            history = [views[int(view[0])] for view in batch.history[row, :number]]
+            assert not batch.history[row, number:].any()
+            assert [int(catalogue.item_id[place]) for place in batch.pool_rows] == batch.item_id.tolist()
+            had = None if excluded is None else set(catalogue.item_id[excluded[row][excluded[row] >= 0]].tolist())
+            found.append((names[int(batch.request[row, 0])], history, dict(zip(listed, labels, strict=True)), had))
+    return found
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"split": "time", "val_fraction": 0.2, "window": 3},
+    {"split": "time", "val_fraction": 0.2, "repeats": True, "window": 4, "eval_window": 5},
+    {"split": "time", "val_fraction": 0.2, "window": None, "window_days": 6.0},
+    {"split": "leave_last", "leave": 1, "window": 2},
+    {"split": "leave_last", "leave": 2, "repeats": True, "window_days": 9.0, "window": 5},
+    {"split": "given", "window": 3},
+    {"split": "given", "window": 2, "repeats": True, "eval_window": 3},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda one: "-".join(map(str, one.values())))
+def test_requests_are_what_a_loop_over_interactions_gives(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill, "ROWS_PER_PART", 150)  # several parts
+    monkeypatch.setattr(preparation, "ROWS_PER_PART", 150)
+    frame = adversarial(len(options))
+    expected = expected_requests(frame, options)
+    days = frame.assign(time=frame.time * 86_400)
+    given = {"split_column": "split"} if options["split"] == "given" else {}
+    plain: dict[str, Any] = {"user": {"user": "categorical"}, "items": {"item": "categorical"}, "history": ["item"]}
+    # In a vocabulary of the training data, items that are new later share a row; here all are told apart.
+    plain["tables"] = {"item": {"kind": "dense"}, "user": {"kind": "hash", "rows": 1000}}
+    data = InteractionsDataModule(
+        interactions=days, weight="weight", features=plain, batch_size=7, history_length=500, eval_negatives=0,
+        cache_dir=str(tmp_path), **{**options, **given},
+    )  # fmt: skip
+    for split in SPLITS:
+        found = loaded_requests(data, split)
+        assert len(found) == len(expected[split]) > 0
+        ours = sorted((user, tuple(history), tuple(positives.items())) for user, history, positives, _ in found)
+        loop = sorted((user, tuple(history), tuple(positives.items())) for user, history, positives in expected[split])
+        assert ours == loop
+        for user, history, positives, had in found:
+            if split != "train":
+                assert had == (None if options.get("repeats") else set(history))
+            else:
+                assert had is not None
+                assert set(history) | set(positives) <= had
+            if not options.get("repeats"):
+                assert not set(history) & set(positives), user
+    shuffled = InteractionsDataModule(
+        interactions=days.sample(frac=1, random_state=9), weight="weight", features=plain, batch_size=7,
+        history_length=500, eval_negatives=0, cache_dir=str(tmp_path), **{**options, **given},
+    )  # fmt: skip
+    for split in SPLITS:  # the order of the rows does not matter
+        rows = np.arange(len(data.shard(split)))
+        for name in ("labels", "history", "candidates", "item_id"):
+            assert torch.equal(
+                getattr(shuffled.shard(split).batch(rows), name), getattr(data.shard(split).batch(rows), name)
+            )
+
+
+def small(tmp_path: Path, **options: Any) -> InteractionsDataModule:
+    draw = np.random.default_rng(0)
+    rows = 600
+    user = draw.integers(0, 30, rows)
+    frame = pd.DataFrame(
+        {
+            "user_id": user,
+            "item_id": draw.integers(0, 50, rows),
+            "timestamp": pd.Timestamp("2024-01-01") + pd.to_timedelta(np.sort(draw.integers(0, 10**6, rows)), unit="s"),
+            "device": draw.choice(["tv", "web", None], rows),
+        }
+    )
+    users = pd.DataFrame({"user_id": range(29), "age": [None if n % 5 == 0 else 20.0 + n for n in range(29)]})
+    items = pd.DataFrame({
+        "item_id": range(2, 60), "genres": ["Comedy|Drama" if n % 2 else "Drama" for n in range(58)],
+        "plot": [[float(n), 1.0, -float(n)] for n in range(58)],
+    })  # fmt: skip
+    features = {
+        "user": {"user_id": "categorical", "age": "numeric"},
+        "context": {"device": "categorical", "at": {"kind": "time", "column": "timestamp"}},
+        "items": {"item_id": "categorical", "genres": {"kind": "bag", "separator": "|"}, "plot": "vector"},
+        "history": ["item_id", "plot"],
+    }
+    settings: dict[str, Any] = {"batch_size": 16, "eval_negatives": 10, "train_negatives": 4, "history_length": 7}
+    return InteractionsDataModule(
+        interactions=frame, users=users, items=items, features=features, cache_dir=str(tmp_path), window=4,
+        **{**settings, **options},
+    )  # fmt: skip
+
+
+def test_it_keeps_the_contract(tmp_path: Path) -> None:
+    check_data_module(lambda: small(tmp_path))
+    assert len(list(tmp_path.glob("interactions-*"))) == 1  # prepared once
+
+
+def test_features_are_of_the_right_user_item_and_context(tmp_path: Path) -> None:
+    data = small(tmp_path)
+    schema, encoder = data.schema, data.prepared.encoder
+    frame, users = data._sources["interactions"], data._sources["users"]
+    assert [feature.name for feature in schema.request] == [
+        "user_id", "age", "age_missing", "device", "at_hour", "at_weekday",
+    ]  # fmt: skip
+    batch = data.shard("test").batch(np.arange(len(data.shard("test"))))
+    at, of = schema.id_columns("request"), schema.value_columns("request")
+    ages = users.age.dropna()
+    trained = users.user_id.isin(frame.user_id[: int(0.8 * len(frame))])
+    mean = users.age[trained].mean()
+    for row in range(batch.size):
+        first = int(batch.item_id[batch.candidates[row, 0]])
+        user = next(u for u in range(30) if encoder.vocabularies["user_id"].encode([u])[0] == batch.request[row, 0])
+        mine = frame[(frame.user_id == user) & (frame.item_id == first)].sort_values("timestamp").iloc[0]
+        known = user < 29 and not np.isnan(users.age[user])
+        assert float(batch.request_values[row, of["age_missing"]]) == (not known)
+        if known:
+            sign = np.sign(users.age[user] - mean)
+            assert np.sign(float(batch.request_values[row, of["age"]])) == sign
+        device = encoder.vocabularies["device"].encode(np.array([mine.device], dtype=object))[0]
+        assert int(batch.request[row, at["device"]]) == device
+        assert int(batch.request[row, at["at_hour"]]) == mine.timestamp.hour + 1
+        assert int(batch.request[row, at["at_weekday"]]) == mine.timestamp.isoweekday()
+    assert len(ages) > 20
+    items = schema.id_columns("items")
+    for item, ids in zip(batch.item_id.tolist(), batch.items, strict=True):
+        genres = [] if item < 2 else ["Comedy", "Drama"] if item % 2 else ["Drama"]
+        expected = encoder.vocabularies["genres"].encode(np.array(genres, dtype=object)).tolist() if genres else []
+        assert ids[items["genres"]].tolist() == expected + [0] * (2 - len(expected))
+    assert data.catalogue("test").item_id.tolist() == list(range(60))
+    train = set(frame.item_id[: int(0.8 * len(frame))])
+    assert set(data.catalogue("train").item_id.tolist()) == train
+
+
+def test_negatives_of_training_are_items_of_training(tmp_path: Path) -> None:
+    data = small(tmp_path, train_negatives=5)
+    known = set(data.catalogue("train").item_id.tolist())
+    for batch in data.train_dataloader():
+        grown = data.add_negatives(batch)
+        assert set(grown.item_id[grown.candidates[grown.mask]].tolist()) <= known
+
+
+def test_a_saved_encoder_is_used_again(tmp_path: Path) -> None:
+    first = small(tmp_path)
+    saved = tmp_path / "encoder"
+    first.prepared.encoder.save(saved)
+    newer = InteractionsDataModule(
+        interactions=pd.DataFrame(
+            {"user_id": [1] * 6, "item_id": [*range(45, 51)], "timestamp": pd.date_range("2025-01-01", periods=6),
+             "device": "tv"}
+        ),
+        users=first._sources["users"], items=first._sources["items"], features=str(saved), split="leave_last",
+        cache_dir=str(tmp_path),
+    )  # fmt: skip
+    assert newer.schema == first.schema
+    assert len(newer.shard("test")) == 1
+
+
+def base(**changes: Any) -> dict[str, Any]:
+    columns: dict[str, Any] = {"user": [1, 1, 1, 2, 2, 2], "item": [1, 2, 3, 1, 2, 3], "time": [1, 2, 3, 4, 5, 6]}
+    return {"interactions": pa.table({**columns, **changes})}
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no user": ({"interactions": pa.table({"who": [1], "item": [1]})}, "no column that looks like the user"),
+    "wrong user": ({**base(), "user": "usr"}, "no column 'usr'; did you mean 'user'"),
+    "nothing": ({}, "no interactions are given"),
+    "all missing": (base(user=pa.nulls(6)), "no interactions that can be used: 6 with no user"),
+    "no time": (base(time=["soon"] * 6), "column 'time' is no time"),
+    "no split": ({**base(), "val_from": "2030-01-01", "test_from": "2031-01-01"}, "the val split has no positives"),
+    "one item": (base(item=[1] * 6), "split has no positives .*repeats"),
+    "rating": ({**base(), "min_rating": 3}, "needs a column of ratings"),
+    "low rating": ({**base(rating=[1] * 6), "min_rating": 3}, "6 with rating below 3"),
+    "negative weight": ({**base(w=[-1.0] * 6), "weight": "w"}, "has the weight -1"),
+    "split names": ({**base(part=["train", "tst"] * 3), "split_column": "part"}, "must say train, val, test"),
+    "half given": ({**base(), "val": pa.table({"user": [1]})}, "val and test go together"),
+    "date": ({**base(), "val_from": "soon", "test_from": "later"}, "a date is written YYYY-MM-DD"),
+    "two users": (
+        {**base(), "users": pa.table({"user": [1, 1], "age": [3, 4]})},
+        "user 1 is there twice; keep one row per user",
+    ),
+    "described": ({**base(), "features": {"items": {"price": "numeric"}}}, "price are described and there is no table"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    given, message = BAD[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        InteractionsDataModule(**{"split": None, **given}, cache_dir=str(tmp_path)).prepare_data()
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == []
+
+
+def test_an_interrupted_preparation_leaves_nothing(tmp_path: Path) -> None:
+    data = small(tmp_path)
+
+    def stop(what: str, more: int, total: int | None) -> None:
+        if what == "sort":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        data.prepare(stop)
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == []
+    assert data.prepare()
+    assert not data.prepare()
+
+
+def test_files_of_splits_and_what_is_left_out(tmp_path: Path) -> None:
+    for name, rows in {
+        "clicks": "1,5,1,5\n1,6,2,4\n1,7,,5\n,7,2,5\n2,5,3,5\n2,6,4,1\n2,5,3,5\n",
+        "val": "1,8,9,4\n",
+    }.items():
+        (tmp_path / f"{name}.csv").write_text(f"user,item,ts,rating\n{rows}")
+    data = InteractionsDataModule(
+        str(tmp_path / "clicks.csv"), val=tmp_path / "val.csv", test=pd.DataFrame(
+            {"user": [2], "item": [9], "ts": [11], "rating": [5.0]}
+        ), min_rating=4, cache_dir=str(tmp_path / "cache"),
+    )  # fmt: skip
+    assert [len(data.shard(split)) for split in SPLITS] == [2, 1, 1]
+    facts = data.prepared.facts
+    assert facts["left_out"] == {"no user": 1, "no ts": 1, "rating below 4 or missing": 1, "repeated rows": 1}
+    assert facts["times"] == "seconds, 1970-01-01 to 1970-01-01"
+    assert json.loads((data.prepared.folder / "facts.json").read_text()) == facts
+    batch = data.shard("test").batch(np.arange(1))
+    assert batch.item_id.tolist() == [9]
+    assert batch.history_length.tolist() == [1]  # the rating of 1 is no interaction
+
+
+def test_prepare_says_what_it_guessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "\n".join(f"u{n % 5},i{n % 11},{1_700_000_000_000 + n}" for n in range(60))
+    (tmp_path / "log.csv").write_text(f"userId,movieId,timestamp\n{rows}\n")
+    command = ["prepare", "--data", "interactions", "--data.root", str(tmp_path / "log.csv")]
+    assert main([*command, "--data.cache_dir", str(tmp_path / "cache")]) == 0
+    said = capsys.readouterr().out
+    assert "user = userId, item = movieId, time = timestamp" in said
+    assert "times: milliseconds, 2023-11-14 to 2023-11-14" in said
+    data = InteractionsDataModule(str(tmp_path / "log.csv"), cache_dir=str(tmp_path / "cache"))
+    assert sorted(data.prepared.item_ids.tolist()) == sorted({f"i{n}" for n in range(11)})
+    assert main(["prepare", "--data", "interactions", "--data.root", str(tmp_path / "no.csv")]) == 2

@@ -1,0 +1,119 @@
+"""Triton's kernels without a GPU: compiled for two kinds, interpreted in a process of its own, and their references."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recsys_topk.ops.dispatch import installed
+from recsys_topk.ops.joint_terms import JointTask, joint_losses
+from recsys_topk.ops.pair_sums import PairWeights, pair_sums
+from recsys_topk.ops.topk_loss import LONGEST, Law, topk_loss
+
+pytestmark = pytest.mark.skipif(not installed("triton"), reason="needs triton")
+
+ROOT = Path(__file__).parents[2]
+# The types of a kernel's arguments; the others are pointers to float32, and float32.
+TYPES = {"mask_ptr": "*u8", "counted_ptr": "*u8", "ks_ptr": "*i64", "cuts_ptr": "*i64", "lists": "i32", "n": "i32"}
+TYPES |= {"k": "i32"}
+
+
+@pytest.mark.timeout(900)  # half a minute on an idle core
+def test_the_kernels_in_the_interpreter() -> None:
+    """TRITON_INTERPRET=1 must be set before triton is imported: all cases share one process."""
+    command = [sys.executable, "-m", "pytest", "tests/ops/test_triton_kernels.py", "-q", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=880, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+    assert " skipped" not in done.stdout
+
+
+def kernels() -> list[Any]:
+    """Every kernel in all its kinds, with the options of short lists, and those of the longest in one."""
+    found: list[tuple[str, dict[str, Any], int]] = []
+    for law in range(5):
+        options = {"LAW": law, "HAS_MASK": True, "HAS_KS": law > 0, "WANTS": True, "ROWS": 2, "BLOCK": 32}
+        found.append(("topk_loss", options, 1))
+    found.append(("topk_loss", {**options, "HAS_MASK": False, "ROWS": 1, "BLOCK": LONGEST, "LAW": 0}, 16))
+    for law in range(3):
+        options = {"LAW": law, "STAGES": law + 1, "HAS_MASK": True, "HAS_CUTS": law != 1, "ROWS": 2, "BLOCK": 32}
+        found.append(("joint_terms", options, 1))
+    for kind in range(3):
+        options = {
+            "KIND": kind,
+            "HAS_DISCOUNTS": kind < 2,
+            "HAS_RANKS": kind < 1,
+            "HAS_K": kind < 1,
+            "HAS_KS": kind < 1,
+        }
+        found.append(("pair_sums", {**options, "WANTS": True, "BLOCK_I": 32, "BLOCK_J": 64}, 4))
+    return [pytest.param(*one, id=f"{one[0]}-{next(iter(one[1].values()))}") for one in found]
+
+
+@pytest.mark.parametrize(("name", "options", "warps"), kernels())
+def test_a_kernel_compiles_for_a100_and_h100(
+    name: str, options: dict[str, Any], warps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = getattr(importlib.import_module(f"recsys_topk.ops.triton_kernels.{name}"), f"{name}_kernel")
+    signature = {
+        one: "constexpr" if one in options else TYPES.get(one, "*fp32" if one.endswith("_ptr") else "fp32")
+        for one in kernel.arg_names
+    }
+    for capability in (80, 90):
+        made = triton.compile(
+            ASTSource(kernel, signature, constexprs=options),
+            target=GPUTarget("cuda", capability, 32),
+            options={"num_warps": warps, "enable_fp_fusion": True},
+        )
+        assert f".target sm_{capability}" in made.asm["ptx"]
+        assert made.asm["cubin"][:4] == b"\x7fELF"
+
+
+def test_the_operators_on_a_cpu_are_the_references() -> None:
+    """What a graph with these operators computes when it runs on a CPU, and `torch.library.opcheck` of it."""
+    from recsys_topk.ops.triton_kernels import joint_terms as joint
+    from recsys_topk.ops.triton_kernels import pair_sums as pairs
+    from recsys_topk.ops.triton_kernels import topk_loss as topk
+
+    x = torch.randn(3, 9, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    labels = (torch.arange(9) % 3).float().expand(3, 9).contiguous()
+    mask, ks = labels < 2, torch.tensor([2, 3, 1])
+    first, second = torch.where(mask, labels, -torch.inf), torch.where(mask, labels, torch.inf)
+    both, law = torch.stack([x.detach(), -x.detach()]).requires_grad_(), Law("laplace", 0.5)
+    rest = (0.0, law.name, law.tau, law.alpha)
+    task = JointTask(labels, mask, 2, (5, 2), 0.0, law)
+    for fused, arguments, expected in (
+        (
+            topk.fused,
+            (x, labels, mask, ks, 0, *rest, True),
+            topk_loss.reference(x, labels, mask, ks, 0.0, law, False)[0],
+        ),
+        (joint.fused, (both, labels, mask, [5, 2], 2, *rest), joint_losses(both.unbind(), task)[0]),
+        (
+            pairs.fused,
+            (x, first, second, labels, None, None, -1, 1.0, "ones", 1.5, True),
+            pair_sums.reference(x, PairWeights(first, second, "ones", labels), 1.5),
+        ),
+    ):
+        torch.library.opcheck(
+            fused, arguments, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
+        )
+        value = fused(*arguments)[0]
+        weights = torch.cos(torch.arange(value.numel())).view_as(value)
+        torch.testing.assert_close(value, expected)
+        found, wanted = (torch.autograd.grad(one, arguments[0], weights)[0] for one in (value, expected))
+        torch.testing.assert_close(found, wanted)

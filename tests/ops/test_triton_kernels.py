@@ -1,0 +1,242 @@
+"""Triton's kernels where they run: on a GPU, or on a CPU in the interpreter (test_triton starts a process for it)."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recsys_topk import losses
+from recsys_topk.cascades.objectives.joint import JointObjective
+from recsys_topk.ops import dispatch
+from recsys_topk.ops.dispatch import INTERPRETED, backend, installed
+from recsys_topk.ops.joint_terms import JointTask, joint_terms
+from recsys_topk.ops.pair_sums import PairWeights, pair_sums
+from recsys_topk.ops.topk_loss import LONGEST, Law, topk_loss
+from tests.losses import test_ltr_parity as peers
+from tests.ops import test_parity
+from tests.ops.test_topk_loss import LAWS, check
+from tests.peers import cases
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [
+    pytest.mark.skipif(
+        not installed("triton") or (DEVICE == "cpu" and not INTERPRETED), reason="no GPU, and not TRITON_INTERPRET=1"
+    ),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # numpy, of lists that do not count
+]
+
+KERNELS = {
+    name: one for name, one in dispatch.operations.items() if "triton" in [x.backend for x in one.implementations]
+}
+NAMES = ["dftopk", "sigmoid", "lapsum", "sparse", "sparse_fy"]
+PAIRWISE = ["ranknet", "lambdarank", "lambdaloss"]
+
+
+def there(value: Any) -> Any:
+    """Arguments on the device, new leaves for old ones."""
+    if isinstance(value, Tensor):
+        return value.detach().clone().to(DEVICE).requires_grad_(value.requires_grad)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(there, value))
+    return type(value)(map(there, value)) if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_gives_what_torch_gives(name: str) -> None:
+    call, samples = dispatch.samples[name]
+    given = [there(x) for x in samples(torch.Generator().manual_seed(0)) if len(test_parity.tensors(x)[0]) <= 8]
+    chosen = given[:: 5 if len(given) > 50 else 1]  # 5 has no factor in common with the number of variants of a shape
+    with backend("triton"):
+        assert sum(KERNELS[name].backend_for(*x) == "triton" for x in chosen) > len(chosen) // 3
+    assert test_parity.compare(call, chosen, "triton") > 10
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.name}-{law.alpha}")
+def test_values_and_gradients_are_those_of_loops_over_items(law: Law) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for n in (7, 130):
+        x = torch.randn(8, n, generator=generator)
+        x[::2] = (x[::2] * 2).round() / 2  # ties
+        x[1] = 0.25
+        labels = torch.randint(0, 4, (8, n), generator=generator).float()
+        mask = torch.rand(8, n, generator=generator) > 0.3
+        mask[3], mask[4], mask[4, 2] = False, False, True  # nothing valid, one item
+        labels[6] = 0.0
+        ks = torch.tensor([2, 1, 3, 1, 1, 0, 2, n + 1])
+        check(x.masked_fill(~mask, math.nan), labels.masked_fill(~mask, 9.0), mask, ks, 1.0, law, "triton", DEVICE)
+    check(x, labels, None, None, 2.0, law, "triton", DEVICE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_long_lists_and_extremes_are_those_of_float64(name: str) -> None:
+    """Temperatures that leave gaps of thousands of tau or none, scores far from 0, and the longest list."""
+    generator = torch.Generator().manual_seed(1)
+    long = torch.randn(1, LONGEST, generator=generator)
+    short = torch.randn(2, 50, generator=generator)
+    for x, tau in ((long, 0.7), (short, 1e-4), (short, 1e4), (short * 2 + 1e6, 0.83), (short * 3e30, 1.0)):
+        labels = (torch.arange(x.shape[1]) < 5).float().expand_as(x)
+        loss = losses.get(name, k=8, tau=tau, reduction="none")
+        exact, ours = x.double().requires_grad_(), x.clone().to(DEVICE).requires_grad_()
+        with backend("torch"):
+            expected = loss(exact, labels.double())
+            expected.sum().backward()
+        with backend("triton"):
+            found = loss(ours, labels.to(DEVICE))
+            found.sum().backward()
+        torch.testing.assert_close(found.cpu().double(), expected, rtol=2e-4, atol=1e-5)
+        size = exact.grad.abs().amax(1, keepdim=True).clamp_min(1e-6)
+        # A clipped membership near 0 is a difference of scores, and its gradient one over that.
+        bound = 2e-2 if tau < 1e-3 or name == "sparse" else 2e-3
+        assert ((ours.grad.cpu().double() - exact.grad).abs() / size).max() < bound
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 20, generator=torch.Generator().manual_seed(2)).to(DEVICE, dtype)
+    labels = (torch.arange(20, device=DEVICE) % 4 == 0).to(dtype).expand(3, 20)
+    first = torch.where(labels > 0, labels, -math.inf)
+    weights = PairWeights(first, labels, "ones")
+    task = JointTask(labels, None, 4, None, 0.0, LAWS[0])
+    calls: list[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = [
+        (
+            lambda a: topk_loss(a, labels, None, 4, 0.0, LAWS[0], False)[0],
+            lambda a: topk_loss(a, labels.float(), None, 4, 0.0, LAWS[0], False)[0],
+        ),
+        (
+            lambda a: joint_terms([a, -a.detach()], task)[0],
+            lambda a: joint_terms([a, -a.detach()], task._replace(labels=labels.float()))[0],
+        ),
+        (
+            lambda a: pair_sums(a, weights, 1.0),
+            lambda a: pair_sums(a, PairWeights(first.float(), labels.float(), "ones"), 1.0),
+        ),
+    ]
+    for of_half, of_single in calls:
+        half, single = x.clone().requires_grad_(), x.float().requires_grad_()
+        with backend("triton"):
+            found = of_half(half)
+            found.sum().backward()
+        with backend("torch"):
+            expected = of_single(single)
+            expected.sum().backward()
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-6)
+        torch.testing.assert_close(half.grad, single.grad.to(dtype), rtol=2e-2, atol=1e-6)
+
+
+def as_single(case: Any) -> Any:
+    case.scores = case.scores.detach().float().to(DEVICE).requires_grad_()
+    case.labels, case.mask = case.labels.float().to(DEVICE), case.mask.to(DEVICE)
+    case.tolerance = 2e-5
+    return case
+
+
+@pytest.mark.parametrize(
+    ("compare", "file"),
+    [
+        (peers.test_ranknet_is_a_mean_over_the_pairs_of_the_batch, "ranknet_allrank"),
+        (peers.test_ranknet_by_label_difference, "ranknet_weightdiff_allrank"),
+        (peers.test_lambdarank_is_rax, "lambda_dcg_norm_rax"),
+        (peers.test_lambdarank_at_k_is_rax, "lambda_dcg_norm_topn_rax"),
+        (peers.test_ndcg2_is_rax, "lambda_dcg2_norm_rax"),
+        (peers.test_ndcg2_at_k_is_rax, "lambda_dcg2_norm_topn_rax"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_pairwise_losses_are_those_of_their_peers(compare: Callable[[Any], None], file: str) -> None:
+    with backend("triton"):
+        for case in cases(file):
+            compare(as_single(case))
+
+
+@pytest.mark.parametrize("scheme", ["ndcgLoss1", "ndcgLoss2", "ndcgLoss2PP"])
+def test_lambdaloss_is_that_of_allrank(scheme: str) -> None:
+    with backend("triton"):
+        for case in cases(f"lambdaloss_{scheme}_sum_binary_allrank"):
+            peers.test_lambdaloss_summed_is_allrank(scheme, as_single(case))
+
+
+def test_dftopk_is_that_of_its_authors() -> None:
+    for case in cases("loss_topkbce_dftopk_dftopkrepo"):
+        with backend("triton"):
+            as_single(case).agrees(losses.get("dftopk", k=case.k)(case.scores, case.labels))
+
+
+@pytest.mark.parametrize("name", [*NAMES, *PAIRWISE])
+def test_gradients_of_gradients_are_those_of_torch(name: str) -> None:
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(3)).to(DEVICE).requires_grad_()
+    labels = torch.tensor([[2.0, 0, 0, 1, 0, 0]], device=DEVICE).expand(2, 6)
+    loss, found = losses.get(name, k=2, reduction="none"), []
+    for mode in ("triton", "torch"):
+        with backend(mode):
+            (slope,) = torch.autograd.grad(loss(x, labels).sum(), x, create_graph=True)
+            again = torch.autograd.grad(slope.square().sum(), x, allow_unused=True)[0]
+            found.append((slope.detach(), torch.zeros_like(x) if again is None else again))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def traced(function: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, list[str]]:
+    """The value under torch.compile(fullgraph=True), and the operators of the project in its graph."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    seen: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes if "recsys_topk" in str(node.target))
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    return compiled(*arguments), seen
+
+
+@pytest.mark.parametrize("name", ["lapsum", "lambdaloss", "joint"])
+def test_compilation_keeps_the_operator(name: str) -> None:
+    x = torch.randn(3, 9, generator=torch.Generator().manual_seed(4)).to(DEVICE).requires_grad_()
+    labels = (torch.arange(9, device=DEVICE) % 3).float().expand(3, 9)
+    function: Callable[..., Tensor] = losses.get("dftopk" if name == "joint" else name, k=3)
+    if name == "joint":
+        objective = JointObjective(function, 2).to(DEVICE)  # type: ignore[arg-type]
+        function = lambda a, b: objective([a, -a], b, quotas=(5, 3), k=3).total  # noqa: E731
+    operator = {"lapsum": "topk_loss", "lambdaloss": "pair_sums", "joint": "joint_terms"}[name]
+    with backend("triton"):
+        expected = function(x, labels)
+        value, seen = traced(function, x, labels)
+        assert [one for one in seen if f"fused_{operator}" in one]
+        torch.testing.assert_close(value, expected)
+        found, wanted = (torch.autograd.grad(one, x)[0] for one in (value, expected))
+        torch.testing.assert_close(found, wanted)
+
+
+def test_the_operators_are_sound() -> None:
+    """`torch.library.opcheck`; what it says about compilation has a test of its own."""
+    kernels = "recsys_topk.ops.triton_kernels"
+    x = torch.randn(3, 9, device=DEVICE, requires_grad=True)
+    labels = (torch.arange(9, device=DEVICE) % 3).float().expand(3, 9).contiguous()
+    mask, ks = labels < 2, torch.tensor([2, 3, 1], device=DEVICE)
+    first, second = torch.where(mask, labels, -math.inf), torch.where(mask, labels, math.inf)
+    both = torch.stack([x.detach(), -x.detach()]).requires_grad_()
+    for name, arguments in {
+        "topk_loss": (x, labels, mask, ks, 0, 0.0, "laplace", 1.0, 0.5, True),
+        "joint_terms": (both, labels, mask, [5, 2], 2, 0.0, "dftopk", 1.0, 0.5),
+        "pair_sums": (x, first, second, labels, None, None, -1, 1.0, "ones", 1.0, True),
+    }.items():
+        fused = importlib.import_module(f"{kernels}.{name}").fused
+        torch.library.opcheck(
+            fused, arguments, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
+        )
+
+
+def test_what_is_too_long_goes_to_the_reference() -> None:
+    x, labels = torch.randn(1, LONGEST + 1, device=DEVICE), torch.zeros(1, LONGEST + 1, device=DEVICE)
+    with backend("triton"):
+        assert topk_loss.backend_for(x, labels, None, 2, 0.0, LAWS[0], True) == "torch"
+        assert topk_loss.backend_for(x[:, 1:], labels[:, 1:], None, 2, 0.0, LAWS[0], True) == "triton"
+        assert topk_loss.backend_for(x[:, :9].double(), labels[:, :9].double(), None, 2, 0.0, LAWS[0], True) == "torch"
