@@ -78,13 +78,16 @@ def cases(processes: int) -> list[Case]:
 
 
 class Losses(Callback):
-    """Keeps the loss of every step."""
+    """Keeps the loss of every step; saves after the last one, inside the epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, save: Path | None) -> None:
         self.values: list[float] = []
+        self.save = save
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self.values.append(float(trainer.callback_metrics["train/loss"]))
+        if self.save is not None and trainer.global_step == trainer.max_steps:
+            trainer.save_checkpoint(self.save)
 
 
 def make(case: Case, processes: int, on_meta: bool = False) -> tuple[CascadeModule, InMemory]:
@@ -116,11 +119,9 @@ def train(case: Case, processes: int, folder: Path, resume: Path | None = None, 
     """Train, measure, and return losses, metrics, weights (in process 0) and what must be equal in all processes."""
     warnings.simplefilter("ignore")
     module, data = make(case, processes)
-    losses = Losses()
+    losses = Losses(save)
     trainer = trainer_of(case, processes, folder, case.steps if steps is None else steps, losses)
     trainer.fit(module, data, ckpt_path=resume)
-    if save is not None:
-        trainer.save_checkpoint(save)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     weights = trainer.strategy.lightning_module_state_dict()
     (tested,) = trainer.test(module, data, verbose=False)
