@@ -74,6 +74,7 @@ def plan_tables(
     constraints = {
         config.name: ParameterConstraints(
             sharding_types=kinds,
+            compute_kernels=["fused"],  # in the device's own memory
             min_partition=_partition(config.embedding_dim, processes) if kinds == ["column_wise"] else None,
             pooling_factors=[1.0] * len(config.feature_names),
         )
