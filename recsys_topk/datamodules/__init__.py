@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from recsys_topk.datamodules.hyper_parameters import data_spec as data_spec
     from recsys_topk.datamodules.id_counter import IdCounter as IdCounter
     from recsys_topk.datamodules.interactions.datamodule import InteractionsDataModule as InteractionsDataModule
+    from recsys_topk.datamodules.lists.datamodule import ListsDataModule as ListsDataModule
     from recsys_topk.datamodules.loader import ShardLoader as ShardLoader
     from recsys_topk.datamodules.negatives import Catalogue as Catalogue
     from recsys_topk.datamodules.negatives import NegativeSource as NegativeSource
@@ -56,6 +57,7 @@ _HOME = {
     "HashVocabulary": "vocabulary",
     "IdCounter": "id_counter",
     "InteractionsDataModule": "interactions.datamodule",
+    "ListsDataModule": "lists.datamodule",
     "NegativeSource": "negatives",
     "RecFlowDataModule": "recflow.datamodule",
     "Schema": "schema",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,6 +47,29 @@ def whole_folder(target: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_once(target: Path, write: Callable[[Path], None]) -> bool:
+    """Make a folder if it is not there; return whether it was made.
+
+    A process that fails or is killed leaves nothing that counts, and a second process waits for the first.
+
+    Args:
+        target: The folder.
+        write: Writes its content into an empty folder.
+    """
+    from filelock import FileLock
+
+    if target.is_dir():
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.parent / ".lock"):
+        if target.is_dir():
+            return False
+        remove_partial(target)
+        with whole_folder(target) as folder:
+            write(folder)
+    return True
 
 
 def remove_partial(target: Path) -> None:

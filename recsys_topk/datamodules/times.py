@@ -125,3 +125,18 @@ def time_part(time: Array, part: str, utc_offset: float = 0.0) -> npt.NDArray[np
         return months.astype(np.int64) % 12 + 1
     found: npt.NDArray[np.int64] = (dates - months.astype("datetime64[D]")).astype(np.int64) + 1
     return found
+
+
+def parse_time(text: str) -> int:
+    """Return the microseconds since 1970 of a date or time in ISO 8601, in UTC unless it names a zone.
+
+    Example:
+        >>> parse_time("1970-01-02")
+        86400000000
+    """
+    try:
+        found = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"a date is written YYYY-MM-DD, e.g. 2024-02-01; got {text!r}") from None
+    found = found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
+    return round(found.timestamp()) * 1_000_000

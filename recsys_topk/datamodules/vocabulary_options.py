@@ -11,7 +11,7 @@ VocabularyChoice = str | dict[str, str | dict[str, int | str]]
 """What an option `vocabulary` takes: one text for all tables, or a mapping from table to text or options."""
 
 AUTO_DENSE_ROWS: Final = 2_000_000
-"""``auto`` takes a dense table up to so many rows: with 16 columns and Adam it needs 384 MB per stage."""
+"""``auto`` takes a dense table up to so many rows: with 16 columns and Adam it trains in 512 MB per stage."""
 
 _TAKES: Final[Mapping[str, tuple[str, ...]]] = {
     "auto": ("min_count", "oov_rows"),

@@ -54,7 +54,7 @@ def test_an_installed_package_adds_a_data_module_that_files_may_name(tmp_path: P
         [sys.executable, "-c", _USE], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "('interactions', 'logs', 'recflow') Logs"
+    assert done.stdout.strip() == "('interactions', 'lists', 'logs', 'recflow') Logs"
 
 
 def test_names_import_from_the_top() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import json
 from collections.abc import Mapping
@@ -17,15 +16,16 @@ from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.description_guess import GuessedTables, find_roles, guess_description
 from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
 from recsys_topk.datamodules.features import Description
-from recsys_topk.datamodules.folders import cache_home, remove_partial, whole_folder
+from recsys_topk.datamodules.folders import cache_home, make_once
 from recsys_topk.datamodules.interactions.preparation import FORMAT, Plan, Preparation
 from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptions
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
 from recsys_topk.datamodules.interactions.tables import Tables, open_tables
-from recsys_topk.datamodules.negatives import NegativeSource
+from recsys_topk.datamodules.negatives import NegativeMix
 from recsys_topk.datamodules.progress import Progress, StepBars
 from recsys_topk.datamodules.reading import Source, TableReader, open_table
 from recsys_topk.datamodules.schema import Schema
+from recsys_topk.datamodules.times import parse_time
 
 _DAY_US = 86_400_000_000
 
@@ -71,13 +71,14 @@ class InteractionsDataModule(CascadeDataModule):
         batch_size: Requests per training batch and process.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
-        negative_source: Where training negatives come from.
+        negative_source: Where training negatives come from; see `CascadeDataModule`.
         eval_negatives: Sampled negatives per list in evaluation.
         history_length: Newest interactions of the user to keep.
         seed: Seed of the order and of all negatives.
         num_workers: Worker processes that make batches.
         shuffle: Whether to shuffle training requests.
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
+        logq_correction: Whether softmax losses correct for how negatives were sampled; see `CascadeDataModule`.
 
     Example:
         >>> import tempfile
@@ -123,13 +124,14 @@ class InteractionsDataModule(CascadeDataModule):
         batch_size: int = 256,
         eval_batch_size: int | None = None,
         train_negatives: int = 100,
-        negative_source: NegativeSource = "uniform",
+        negative_source: NegativeMix = "uniform",
         eval_negatives: int = 160,
         history_length: int = 50,
         seed: int = 42,
         num_workers: int = 0,
         shuffle: bool = True,
         cache_dir: str | None = None,
+        logq_correction: bool = False,
     ) -> None:
         super().__init__(
             batch_size=batch_size,
@@ -140,6 +142,7 @@ class InteractionsDataModule(CascadeDataModule):
             seed=seed,
             num_workers=num_workers,
             shuffle=shuffle,
+            logq_correction=logq_correction,
         )
         if root is None and interactions is None:
             raise ValueError("no interactions are given; give --data.root FOLDER or --data.interactions FILE")
@@ -170,7 +173,7 @@ class InteractionsDataModule(CascadeDataModule):
         self._roles["split"] = split_column
         self._described, self._types, self._min_rating = features, types, min_rating
         self._fractions = (val_fraction, test_fraction)
-        self._dates = None if val_from is None or test_from is None else (_moment(val_from), _moment(test_from))
+        self._dates = None if val_from is None or test_from is None else (parse_time(val_from), parse_time(test_from))
         self._sequences = SequenceOptions(
             split=split,
             leave=leave,
@@ -222,24 +225,19 @@ class InteractionsDataModule(CascadeDataModule):
         Returns:
             Whether something had to be prepared.
         """
-        from filelock import FileLock
-
         plan = self._plan()
         target = self._folder(plan)
         self._prepared = PreparedInteractions(target)
-        if target.is_dir():
-            return False
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.parent / ".lock"):
-            if target.is_dir():
-                return False
+
+        def write(folder: Path) -> None:
             rank_zero_info(f"preparing {plan.tables.interactions.name} in {target} (once)")
-            remove_partial(target)
-            with whole_folder(target) as folder, StepBars() as bars:
+            with StepBars() as bars:
                 Preparation(plan, folder, progress or bars).run()
-        for line in self.facts():
+
+        made = make_once(target, write)
+        for line in self.facts() if made else ():
             rank_zero_info(line)
-        return True
+        return made
 
     def facts(self) -> list[str]:
         """Return lines that say what was guessed and what was prepared."""
@@ -313,13 +311,3 @@ class InteractionsDataModule(CascadeDataModule):
         folder = Path(self.cache_dir).expanduser() if self.cache_dir is not None else cache_home() / "prepared"
         name = Path(self.root).name if self.root is not None else "interactions"
         return folder / f"{name or 'interactions'}-{digest}"
-
-
-def _moment(text: str) -> int:
-    """Return microseconds since 1970 of a date or time in UTC."""
-    try:
-        found = dt.datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"a date is written YYYY-MM-DD, e.g. 2024-02-01; got {text!r}") from None
-    found = found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
-    return round(found.timestamp()) * 1_000_000

@@ -1,0 +1,337 @@
+"""Logged lists for Lightning: what a funnel showed, ranked and recalled, or queries with graded documents."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from recsys_topk.datamodules.base import CascadeDataModule
+from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
+from recsys_topk.datamodules.features import Description
+from recsys_topk.datamodules.folders import cache_home, make_once
+from recsys_topk.datamodules.lists.labels import StageTable
+from recsys_topk.datamodules.lists.plan import SPLITS, Plan, SplitRule
+from recsys_topk.datamodules.lists.preparation import FORMAT, Preparation
+from recsys_topk.datamodules.lists.roles import guess_columns, require_roles
+from recsys_topk.datamodules.lists.shard import ListsShard, PreparedLists
+from recsys_topk.datamodules.lists.sources import describe_source, open_sources, split_files
+from recsys_topk.datamodules.lists.svmlight import DESCRIPTION
+from recsys_topk.datamodules.negatives import NegativeSource
+from recsys_topk.datamodules.progress import Progress, StepBars
+from recsys_topk.datamodules.reading import Source
+from recsys_topk.datamodules.schema import LabelKind, Schema
+from recsys_topk.datamodules.times import parse_time
+
+
+class ListsDataModule(CascadeDataModule):
+    """Logged lists: requests, each with the items that were candidates, and how good they were.
+
+    Tables have one row per (request, item), in any order, or one row per request with lists in their columns. They are
+    Parquet, CSV, TSV or JSON lines files, data frames, pyarrow tables, Hugging Face data sets, or SVMlight/LETOR files
+    with ``qid:`` or a ``.query`` file of list lengths. Data are prepared once, into memory-mapped Arrow files;
+    vocabularies and statistics of the features come from the training split alone.
+
+    Labels are a column of grades, or follow from the stage that an item reached::
+
+        labels: {shown: "30 - position", ranked: 7, prerank: 6, recalled: 5}
+
+    The stages are the sample groups, best first; items of stages mapped to null are left out.
+
+    Args:
+        root: The table, or a folder with one file per split whose names say train, val (or vali, valid) and test.
+        val: A table of the lists for validation; None = they are taken from `root`.
+        test: The same for testing.
+        request: The column of the request; None = guessed from its name, and said; "" = there is none. The same holds
+            for the other columns.
+        item: The column of the item; without one, every row is an item of its own.
+        label: The column of labels, finite and >= 0; bigger is better.
+        stage: The column of the stage reached, used with `labels`.
+        position: The column of the position, used with `labels`.
+        time: The column of the time: seconds, milliseconds, ISO 8601 text or datetimes.
+        user: The column of the user.
+        history: A column with the list of the user's last items, oldest first.
+        split_column: A column that says train, val or test.
+        labels: From the stage reached, best first, to a number or ``"N - position"``; None = `label` has the labels.
+        positive_above: Labels above this are positives; None = the label of the second stage of `labels`, else 0.
+        label_kind: ``"grades"`` or ``"places"``; None = places if a label depends on the position, else grades.
+        split: ``"time"``, ``"fraction"`` (of requests, by a hash of their id), ``"column"`` or ``"files"``; None =
+            as given, else by time if there is one, else by fraction.
+        val_fraction: Share of the requests for validation, where no table is given.
+        test_fraction: The same for testing.
+        val_from: Date at which validation begins, e.g. ``"2024-02-01"`` (UTC); with `test_from`, in place of fractions.
+        test_from: Date at which testing begins.
+        split_seed: Seed of the split by fraction; `seed` does not change the split.
+        max_list_length: Items that a list keeps, best labels first; None = all.
+        duplicates: ``"error"``, or ``"best"`` to keep the best label of an item that a request has twice.
+        features: The description of the features (`Description`): a YAML file or a mapping; or the folder of a saved
+            encoder, to use its vocabularies; None = guessed, and said.
+        types: Types of columns of text files that are guessed wrongly, e.g. ``{"item_id": "string"}``.
+        batch_size: Requests per training batch and process.
+        eval_batch_size: Requests per evaluation batch and process; None = as in training.
+        train_negatives: Sampled negatives per list in training.
+        negative_source: Where training negatives come from.
+        eval_negatives: Sampled negatives per list in evaluation.
+        history_length: Newest items of the history to keep.
+        seed: Seed of the order and of all negatives.
+        num_workers: Worker processes that make batches.
+        shuffle: Whether to shuffle training requests.
+        cache_dir: Folder of the prepared data; None = in the user's cache folder.
+
+    Example:
+        >>> import tempfile
+        >>> import pyarrow as pa
+        >>> table = pa.table({
+        ...     "request": [1, 2, 3, 1, 2],
+        ...     "item": [7, 8, 7, 9, 9],
+        ...     "stage": ["shown", "recalled", "shown", "recalled", "shown"],
+        ...     "split": ["train", "val", "test", "train", "val"],
+        ... })
+        >>> data = ListsDataModule(table, labels={"shown": 2, "recalled": 1}, cache_dir=tempfile.mkdtemp())
+        >>> next(iter(data.train_dataloader())).labels.tolist(), data.schema.groups
+        ([[2.0, 1.0]], ('shown', 'recalled'))
+    """
+
+    name: ClassVar[str] = "lists"
+
+    def __init__(
+        self,
+        root: Source = None,
+        val: Source = None,
+        test: Source = None,
+        request: str | None = None,
+        item: str | None = None,
+        label: str | None = None,
+        stage: str | None = None,
+        position: str | None = None,
+        time: str | None = None,
+        user: str | None = None,
+        history: str | None = None,
+        split_column: str | None = None,
+        labels: dict[str, float | str | None] | None = None,
+        positive_above: float | None = None,
+        label_kind: LabelKind | None = None,
+        split: SplitRule | None = None,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+        val_from: str | None = None,
+        test_from: str | None = None,
+        split_seed: int = 0,
+        max_list_length: int | None = None,
+        duplicates: Literal["error", "best"] = "error",
+        features: str | dict[str, Any] | None = None,
+        types: dict[str, str] | None = None,
+        batch_size: int = 256,
+        eval_batch_size: int | None = None,
+        train_negatives: int = 0,
+        negative_source: NegativeSource = "in_batch",
+        eval_negatives: int = 0,
+        history_length: int = 50,
+        seed: int = 42,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        cache_dir: str | None = None,
+    ) -> None:
+        super().__init__(
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            train_negatives=train_negatives,
+            negative_source=negative_source,
+            eval_negatives=eval_negatives,
+            seed=seed,
+            num_workers=num_workers,
+            shuffle=shuffle,
+        )
+        if root is None:
+            raise ValueError("no lists are given; give --data.root FILE")
+        for name, count in (("history_length", history_length), ("max_list_length", max_list_length)):
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
+        if min(val_fraction, test_fraction) <= 0 or val_fraction + test_fraction >= 1:
+            raise ValueError(
+                f"val_fraction and test_fraction must be above 0 and leave something for training, got {val_fraction} "
+                f"and {test_fraction}"
+            )
+        if (val_from is None) != (test_from is None):
+            raise ValueError("val_from and test_from go together: give both dates, or neither")
+        if split_seed < 0:
+            raise ValueError(f"split_seed must not be negative, got {split_seed}")
+        self._sources = {0: root, **split_files(root)}
+        self._sources |= {number: source for number, source in ((1, val), (2, test)) if source is not None}
+        self._given = {
+            "request": request, "item": item, "label": label, "stage": stage, "position": position, "time": time,
+            "user": user, "history": history, "split": split_column,
+        }  # fmt: skip
+        self.stages = None if labels is None else StageTable(labels)
+        self._positive_above, self._label_kind = positive_above, label_kind
+        self._split, self._fractions, self._split_seed = split, (val_fraction, test_fraction), split_seed
+        self._dates = None if val_from is None or test_from is None else (parse_time(val_from), parse_time(test_from))
+        self._max_list_length, self._duplicates = max_list_length, duplicates
+        self._described, self._types = features, types
+        self.history_length, self.cache_dir = history_length, cache_dir
+        self._prepared: PreparedLists | None = None
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What is prepared: tables, columns, features and splits; reads the heads of the tables."""
+        readers, roles, svmlight = open_sources(self._sources, self._types, self._given)
+        main = readers[0]
+        unused = ("label",) if self.stages is not None else ("stage", "position")
+        require_roles(main, roles, self._given, self.stages)
+        features = self._features(svmlight, roles)
+        described = features.description if isinstance(features, FeatureEncoder) else features
+        _check_history(described, roles)
+        split = self._rule(readers, roles)
+        taken = {role: column for role, column in roles.items() if role not in unused}
+        if split != "column":
+            taken.pop("split", None)
+        shares = tuple(0.0 if number in readers else share for number, share in enumerate(self._fractions, 1))
+        whole = {1, 2} <= set(readers)
+        return Plan(
+            sources=[(reader, number if number or whole else None) for number, reader in readers.items()],
+            roles=taken,
+            stages=self.stages,
+            features=features,
+            split=split,
+            fractions=(shares[0], shares[1]),
+            dates=self._dates,
+            split_seed=self._split_seed,
+            max_list_length=self._max_list_length,
+            duplicates=self._duplicates,
+        )
+
+    @property
+    def prepared(self) -> PreparedLists:
+        """The prepared files; they are made first if they are not there."""
+        if self._prepared is None:
+            self.prepare()
+        assert self._prepared is not None
+        return self._prepared
+
+    @property
+    def schema(self) -> Schema:
+        """What the columns of the batches mean. The vocabularies are those of the data, so it prepares them first."""
+        stages = self.stages
+        above = self._positive_above
+        return self.prepared.encoder.schema(
+            groups=("listed",) if stages is None else stages.groups,
+            positive_above=above if above is not None else 0.0 if stages is None else stages.positive_above,
+            labels=self._label_kind or ("grades" if stages is None else stages.kind),
+        )
+
+    def prepare_data(self) -> None:
+        """Prepare the data if they are not prepared yet; called by Lightning in one process."""
+        self.prepare()
+
+    def prepare(self, progress: Progress | None = None) -> bool:
+        """Prepare the data if they are not prepared yet.
+
+        Args:
+            progress: Told how far it is; None = a progress bar on a terminal.
+
+        Returns:
+            Whether something had to be prepared.
+        """
+        plan = self.plan
+        target = self._folder(plan)
+
+        def write(folder: Path) -> None:
+            rank_zero_info(f"preparing {plan.name} in {target} (once)")
+            with StepBars() as bars:
+                Preparation(plan, folder, progress or bars).run()
+
+        made = make_once(target, write)
+        self._prepared = PreparedLists(target)
+        if made:
+            for line in self.facts():
+                rank_zero_info(line)
+        return made
+
+    def facts(self) -> list[str]:
+        """Return lines that say what was guessed and what was prepared."""
+        facts = self.prepared.facts
+        requests = ", ".join(f"{facts['requests'][split]:,} {split}" for split in SPLITS)
+        longest = {split: self.shard(split).list_length for split in SPLITS}
+        lines = self._guesses(self.plan)
+        lines += [f"{facts['rows']:,} rows; lists: {requests}; longest: {', '.join(map(str, longest.values()))}"]
+        lines += [f"{number:,} {what}" for what, number in facts["counts"].items() if number]
+        mean = facts["rows"] / max(sum(facts["requests"].values()), 1)
+        if max(longest.values()) > 10 * mean:
+            times = max(longest.values()) / mean
+            lines.append(
+                f"lists are padded to the longest, {times:.0f} times the mean; --data.max_list_length N cuts them"
+            )
+        return lines
+
+    def open_shard(self, name: str) -> ListsShard:
+        """Return a split."""
+        history = bool(self.prepared.encoder.description.history)
+        return ListsShard(name, self.prepared, self.history_length if history else 0)
+
+    def _features(self, svmlight: bool, roles: dict[str, str]) -> Description | FeatureEncoder:
+        described = self._described
+        if isinstance(described, str) and (Path(described) / FILE).is_file():
+            return FeatureEncoder.load(described)
+        if described is not None:
+            return Description.read(described)
+        if svmlight:
+            return Description.from_plain(DESCRIPTION)
+        readers, _, _ = open_sources({0: self._sources[0]}, self._types, self._given)
+        return guess_columns(readers[0], roles)
+
+    def _rule(self, readers: dict[int, Any], roles: dict[str, str]) -> SplitRule:
+        """Return how requests are split that no file assigns."""
+        given = self._split
+        if given is None:
+            if {1, 2} <= set(readers):
+                return "files"
+            if "split" in roles and len(readers) == 1:
+                return "column"
+            return "time" if "time" in roles or self._dates is not None else "fraction"
+        needs = {"time": "time" in roles, "column": "split" in roles, "files": {1, 2} <= set(readers)}
+        if not needs.get(given, True):
+            options = {
+                "time": "--data.time COLUMN",
+                "column": "--data.split_column COLUMN",
+                "files": "--data.val and --data.test",
+            }
+            raise ValueError(f"split={given!r} needs {options[given]}")
+        return given
+
+    def _guesses(self, plan: Plan) -> list[str]:
+        guessed = [f"{role} = {column}" for role, column in plan.roles.items() if not self._given.get(role)]
+        lines = [f"columns, guessed: {', '.join(guessed)}"] if guessed else []
+        if self._described is None:
+            parts = {part: getattr(plan.description, part) for part in ("user", "context", "items", "history")}
+            made = [
+                f"{part}: {', '.join(f'{one.name} ({one.kind})' for one in own)}" for part, own in parts.items() if own
+            ]
+            lines.append(
+                f"features, guessed: {'; '.join(made)}; leave out with --data.features what is known only later"
+            )
+        return lines
+
+    def _folder(self, plan: Plan) -> Path:
+        facts = {"format": FORMAT, "types": self._types, **plan.facts()}
+        digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
+        folder = Path(self.cache_dir).expanduser() if self.cache_dir is not None else cache_home() / "prepared"
+        return folder / f"{describe_source(self._sources[0])}-{digest}"
+
+
+def _check_history(described: Description, roles: dict[str, str]) -> None:
+    if not described.history:
+        return
+    if "history" not in roles or "item" not in roles:
+        raise ValueError(
+            "features describes a history; say which columns hold it: --data.history COLUMN --data.item COLUMN"
+        )
+    for feature in described.history:
+        if feature.columns != (roles["item"],) or feature.kind != "categorical":
+            raise ValueError(
+                f"the history is a list of items, so {roles['item']} is all that is known of a view; take "
+                f"{feature.name!r} out of the description of the history"
+            )

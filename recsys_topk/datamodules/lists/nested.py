@@ -1,0 +1,74 @@
+"""Tables with one row per request and lists in their columns, as one row per (request, item)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from recsys_topk.datamodules.columns import is_list, one_chunk
+from recsys_topk.datamodules.reading import TableReader
+
+ROW: Final = "row"
+"""The column of row numbers, for tables that name no request."""
+
+_HEAD: Final = 1000
+
+
+def flat_rows(reader: TableReader, markers: Sequence[str], whole: Sequence[str]) -> TableReader:
+    """Return a nested table as one row per item; a table that is not nested as it is.
+
+    A table is nested if one of its `markers` is a column of lists. Columns of lists that are as long as the marker in
+    the first rows are taken apart; any other column is repeated. The numbers of rows become the column ``row`` if there
+    is none.
+
+    Args:
+        reader: The table.
+        markers: Columns that hold one value per item: item, label, stage, position.
+        whole: Columns that are never taken apart, e.g. the history.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kinds = {field.name: field.type for field in reader.schema}
+    marker = next((name for name in markers if name in kinds and is_list(kinds[name])), None)
+    if marker is None:
+        return reader
+    head = reader.head(_HEAD)
+
+    def lengths(table: Any, name: str) -> Any:
+        return np.asarray(pc.list_value_length(one_chunk(table.column(name))).fill_null(0))
+
+    expected = lengths(head, marker)
+    apart = [name for name, kind in kinds.items() if is_list(kind) and name not in whole
+             and (name in markers or np.array_equal(lengths(head, name), expected))]  # fmt: skip
+    fields = [pa.field(name, kinds[name].value_type if name in apart else kinds[name]) for name in kinds]
+    if ROW not in kinds:
+        fields.append(pa.field(ROW, pa.int64()))
+
+    def scan(columns: list[str]) -> Any:
+        done = 0
+        for batch in reader.batches([*dict.fromkeys([marker, *(name for name in columns if name in kinds)])]):
+            length = lengths(batch, marker)
+            parent = np.repeat(np.arange(batch.num_rows), length)
+            made = []
+            for name in columns:
+                if name not in kinds:
+                    made.append(pa.array(done + parent))
+                    continue
+                column = one_chunk(batch.column(name))
+                if name in apart:
+                    wrong = np.flatnonzero(lengths(batch, name) != length)
+                    if wrong.size:
+                        raise ValueError(
+                            f"{reader.name}, row {done + wrong[0] + 1}: {name} has {lengths(batch, name)[wrong[0]]} "
+                            f"elements and {marker} has {length[wrong[0]]}; lists of a row must be of one length"
+                        )
+                    made.append(pc.list_flatten(column))
+                else:
+                    made.append(column.take(pa.array(parent)))
+            done += batch.num_rows
+            yield pa.record_batch(made, names=list(columns))
+
+    return TableReader(reader.name, pa.schema(fields), scan, reader._identity)

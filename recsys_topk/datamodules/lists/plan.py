@@ -1,0 +1,82 @@
+"""What to prepare of logged lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from recsys_topk.datamodules.encoding import FeatureEncoder
+from recsys_topk.datamodules.features import Description
+from recsys_topk.datamodules.lists.labels import StageTable
+from recsys_topk.datamodules.lists.parts import IN_MEMORY
+from recsys_topk.datamodules.reading import TableReader
+
+SplitRule = Literal["time", "fraction", "column", "files"]
+SPLITS: Final = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to prepare.
+
+    Attributes:
+        sources: The tables, one row per (request, item), and the number of the split that each is; None = to be found.
+        roles: The column of each role.
+        stages: The labels of stages; None = labels are a column.
+        features: The description of the features, to be fitted, or an encoder that is fitted already.
+        split: How requests are split that no file and no column assigns.
+        fractions: Shares of those requests that validation and testing take.
+        dates: Microseconds at which validation and testing begin; None = by `fractions`.
+        split_seed: Seed of the split by fraction.
+        max_list_length: Items that a list keeps, best labels first; None = all.
+        duplicates: What to do with an item that a request has twice.
+        in_memory: Bytes of rows to hold before they go to files.
+    """
+
+    sources: Sequence[tuple[TableReader, int | None]]
+    roles: Mapping[str, str]
+    stages: StageTable | None
+    features: Description | FeatureEncoder
+    split: SplitRule
+    fractions: tuple[float, float]
+    dates: tuple[int, int] | None = None
+    split_seed: int = 0
+    max_list_length: int | None = None
+    duplicates: Literal["error", "best"] = "error"
+    in_memory: int = IN_MEMORY
+
+    @property
+    def name(self) -> str:
+        """What messages call the data."""
+        return self.sources[0][0].name
+
+    @property
+    def description(self) -> Description:
+        """The features."""
+        return self.features.description if isinstance(self.features, FeatureEncoder) else self.features
+
+    @property
+    def advice(self) -> str:
+        """What to do if a split is empty."""
+        return {
+            "time": "change val_fraction and test_fraction, or val_from and test_from",
+            "fraction": "change val_fraction and test_fraction, or give more lists",
+            "column": "the column of splits must say train, val and test",
+            "files": "give it lists",
+        }[self.split]
+
+    def facts(self) -> dict[str, Any]:
+        """Return plain values that change if what is prepared does."""
+        features, stages = self.features, self.stages
+        encoder = features if isinstance(features, FeatureEncoder) else None
+        names = ("split", "fractions", "dates", "split_seed", "max_list_length", "duplicates")
+        return {
+            "sources": [(reader.fingerprint(), split) for reader, split in self.sources],
+            "roles": dict(self.roles),
+            "stages": None if stages is None else [stages.known, [vars(stage) for stage in stages.stages]],
+            "features": self.description.to_plain(),
+            "vocabularies": encoder and [own.fingerprint for own in encoder.vocabularies.values()],
+            "states": encoder and encoder.states,
+            **{name: getattr(self, name) for name in names},
+        }

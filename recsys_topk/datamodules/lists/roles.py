@@ -1,0 +1,124 @@
+"""Which column of logged lists is the request, the item, the label, ...; and what the other columns are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.columns import keys_of, one_chunk
+from recsys_topk.datamodules.features import Description, RawFeature
+from recsys_topk.datamodules.guessing import ROLES as COMMON
+from recsys_topk.datamodules.guessing import guess_feature, guess_roles
+from recsys_topk.datamodules.lists.labels import StageTable
+from recsys_topk.datamodules.lists.nested import ROW
+from recsys_topk.datamodules.reading import TableReader
+
+ROLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "request": (
+        "request", "requestid", "reqid", "query", "queryid", "qid", "impression", "impressionid", "search", "searchid",
+        "srchid", "list", "listid", "session", "sessionid", "row",
+    ),
+    "item": (*COMMON["item"], "doc", "docid", "document", "documentid", "candidate", "candidateid"),
+    "label": ("label", "relevance", "grade", "clicked", "click", "target", "rating"),
+    "stage": ("stage", "stagereached", "reached", "funnelstage"),
+    "position": ("position", "pos", "rank", "place"),
+    "time": COMMON["time"],
+    "user": tuple(name for name in COMMON["user"] if not name.startswith("session")),
+    "split": COMMON["split"],
+    "history": ("history", "hist", "viewed", "clickedbefore"),
+}  # fmt: skip
+"""Names that columns of logged lists have, without case and punctuation, by role."""
+
+MARKERS: Final = ("item", "label", "stage", "position")
+"""Roles whose column has one value per item."""
+
+_HEAD: Final = 20_000
+
+
+def find_columns(reader: TableReader, given: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the column of each role: those given, and guesses by name for the others.
+
+    Args:
+        reader: The table.
+        given: Columns by role; None = guess, "" = there is none.
+    """
+    chosen = {role: column for role, column in given.items() if column}
+    reader.require(chosen.values())
+    open_roles = [role for role in ROLES if given.get(role) is None]
+    free = [column for column in reader.columns if column not in chosen.values()]
+    return {**guess_roles(free, open_roles, ROLES), **chosen}
+
+
+def require_roles(
+    reader: TableReader, roles: Mapping[str, str], given: Mapping[str, str | None], stages: StageTable | None
+) -> None:
+    """Raise if the request, or what labels are made of, is not known.
+
+    Args:
+        reader: The table.
+        roles: The column of each role.
+        given: The columns that the user named.
+        stages: What labels are made of; None = they are a column.
+    """
+    if stages is not None and given.get("label"):
+        raise ValueError(
+            "--data.label and --data.labels do not go together: labels maps the column of stages to labels"
+        )
+    if stages is None and given.get("stage"):
+        raise ValueError("--data.stage needs --data.labels, which maps stages to labels, best first")
+    needed = ["request", *(["label"] if stages is None else ["stage"])]
+    needed += ["position"] if stages is not None and stages.needs_position else []
+    for role in needed:
+        if role not in roles:
+            more = ", or map stages to labels with --data.labels" if role == "label" else ""
+            raise ValueError(
+                f"{reader.name} has no column that looks like the {role}; say which: --data.{role} COLUMN{more}. "
+                f"It has: {', '.join(reader.columns)}"
+            )
+
+
+def guess_columns(reader: TableReader, roles: Mapping[str, str]) -> Description:
+    """Return the features that the columns without a role seem to be.
+
+    The ids of items and users are features. Another column belongs to the request if it is the same in all rows of each
+    request that is looked at, else to the item.
+    """
+    known = {*roles.values(), ROW}
+    head = reader.head(_HEAD)
+    request = keys_of(head.column(roles["request"])).keys
+    order = np.argsort(request, kind="stable")
+    inside = request[order][1:] == request[order][:-1]
+    features: dict[str, list[RawFeature]] = {"user": [], "context": [], "items": []}
+    if "user" in roles:
+        features["user"].append(RawFeature.from_plain(roles["user"], "categorical"))
+    if "item" in roles:
+        features["items"].append(RawFeature.from_plain(roles["item"], "categorical"))
+    for name in reader.columns:
+        if name in known:
+            continue
+        column = one_chunk(head.column(name))
+        feature = guess_feature(name, column).feature
+        if feature is None:
+            continue
+        coded = _codes(column)[order]
+        constant = bool(inside.any()) and bool((coded[1:] == coded[:-1])[inside].all())
+        features["context" if constant else "items"].append(feature)
+    history = tuple(features["items"][:1]) if "history" in roles and "item" in roles else ()
+    if not features["items"]:
+        raise ValueError(
+            f"{reader.name} has no column that tells items apart: columns {', '.join(reader.columns)} are taken for "
+            f"{', '.join(roles)} or left out; name the features with --data.features FILE.yaml"
+        )
+    return Description(tuple(features["user"]), tuple(features["context"]), tuple(features["items"]), history)
+
+
+def _codes(column: Any) -> npt.NDArray[Any]:
+    """Return a number per row, equal where the values are; lists never are."""
+    import pyarrow as pa
+
+    if pa.types.is_nested(column.type):
+        return np.arange(len(column))
+    return np.asarray(column.dictionary_encode().indices.fill_null(-1))

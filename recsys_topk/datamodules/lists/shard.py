@@ -1,0 +1,172 @@
+"""A split of prepared lists as a shard."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from recsys_topk.datamodules.arrow_files import read_columns
+from recsys_topk.datamodules.batch import NO_VALUES
+from recsys_topk.datamodules.encoding import FeatureEncoder
+from recsys_topk.datamodules.negatives import Catalogue
+from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.datamodules.shard import Shard, ShardBatch
+
+Array = npt.NDArray[Any]
+
+
+class PreparedLists:
+    """The files of prepared lists, opened when they are first used.
+
+    Args:
+        folder: The prepared folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder}
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Counts, and what was left out."""
+        found: dict[str, Any] = json.loads((self.folder / "facts.json").read_text(encoding="utf-8"))
+        return found
+
+    @cached_property
+    def encoder(self) -> FeatureEncoder:
+        """How the features are encoded."""
+        return FeatureEncoder.load(self.folder / "features")
+
+    @cached_property
+    def item_ids(self) -> Array | None:
+        """The ids of items as the source has them, by the number that batches have; None = that is the id."""
+        return self._ids("item-ids")
+
+    def request_ids(self, split: str) -> Array | None:
+        """Return the ids of a split's requests as the source has them, in order; None = they are whole numbers."""
+        return self._ids(f"{split}-request-ids")
+
+    def table(self, name: str) -> dict[str, Array]:
+        """Return the columns of a table."""
+        return read_columns(self.folder / f"{name}.arrow")
+
+    def _ids(self, name: str) -> Array | None:
+        return self.table(name)["id"] if (self.folder / f"{name}.arrow").is_file() else None
+
+
+class ListsShard(Shard):
+    """A split of prepared lists. Cost of a batch: O(B (N + L)) plus sorting the B N listed items.
+
+    Args:
+        name: ``"train"``, ``"val"`` or ``"test"``.
+        prepared: The files.
+        history_length: Newest views to keep, L; 0 if there is no history.
+    """
+
+    def __init__(self, name: str, prepared: PreparedLists, history_length: int) -> None:
+        super().__init__(name)
+        self.prepared, self.history_length = prepared, history_length
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in ("name", "prepared", "history_length")}
+
+    def __len__(self) -> int:
+        return len(self._requests["request_id"])
+
+    @cached_property
+    def list_length(self) -> int:
+        """Items of the longest list."""
+        return int(self._requests["length"].max())
+
+    def batch(self, rows: Array) -> ShardBatch:
+        """Return some requests; the pool holds the distinct items of their lists, in the order of the catalogue."""
+        requests, listed, items = self._requests, self._rows, self._items
+        steps = np.arange(self.list_length)
+        mask = steps < requests["length"][rows][:, None]
+        at = np.where(mask, requests["start"][rows][:, None] + steps, 0)
+        pool, inverse = np.unique(listed["item"][at][mask], return_inverse=True)
+        candidates = np.zeros(mask.shape, dtype=np.int64)
+        candidates[mask] = inverse
+        pool = pool.astype(np.int64) if pool.size else np.zeros(1, dtype=np.int64)
+        history, length = self._history(rows)
+        tensors = {
+            "request_id": requests["request_id"][rows],
+            "request": _block(requests, "ids", rows, np.int64),
+            "history": history,
+            "history_length": length,
+            "item_id": items["item_id"][pool],
+            "items": _block(items, "ids", pool, np.int64),
+            "candidates": candidates,
+            "labels": np.where(mask, listed["label"][at], 0).astype(np.float32),
+            "mask": mask,
+            "group": np.where(mask, listed["group"][at], -1).astype(np.int64),
+            "pool_rows": self._first_rows[pool],
+        }
+        made: dict[str, Any] = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()}
+        values = {"request_values": _block(requests, "values", rows, np.float32)}
+        values["item_values"] = _block(items, "values", pool, np.float32)
+        made |= {name: torch.from_numpy(block) if block.shape[1] else NO_VALUES for name, block in values.items()}
+        return ShardBatch(**made)
+
+    def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
+        """Return the items of the split; an item with several rows of features has its first."""
+        items, first = self._items, self._first_rows
+        number = int(first.max(initial=-1)) + 1
+        count = np.bincount(first, weights=items["count"], minlength=number).astype(np.int64)
+        own = np.arange(number)
+        ids, values = _block(items, "ids", own, np.int32), _block(items, "values", own, np.float32)
+        made = [torch.from_numpy(column) for column in (items["item_id"][:number].copy(), ids, count)]
+        return Catalogue(made[0], made[1], made[2], torch.from_numpy(values) if values.shape[1] else NO_VALUES).to(
+            device
+        )
+
+    @cached_property
+    def _requests(self) -> dict[str, Array]:
+        return self.prepared.table(self.name)
+
+    @cached_property
+    def _rows(self) -> dict[str, Array]:
+        return self.prepared.table(f"{self.name}-rows")
+
+    @cached_property
+    def _items(self) -> dict[str, Array]:
+        return self.prepared.table(f"{self.name}-items")
+
+    @cached_property
+    def _first_rows(self) -> Array:
+        """For each row of the items, the first row of the same item; its own but for variants."""
+        item_id = self._items["item_id"]
+        return np.searchsorted(item_id[: np.searchsorted(item_id, VARIANT)], item_id % VARIANT)
+
+    @cached_property
+    def _views(self) -> Array:
+        """The ids of all views, and a last row for "no view"."""
+        views = self.prepared.table(f"{self.name}-views").get("ids")
+        width = len(self.prepared.encoder.description.history)
+        views = np.empty((0, width), dtype=np.int32) if views is None else views
+        return np.concatenate([views, np.zeros((1, views.shape[1]), dtype=views.dtype)])
+
+    def _history(self, rows: Array) -> tuple[Array, Array]:
+        """Return the ids of the newest views, (B, L, F_h), oldest first, padding after them, and their number."""
+        if not self.history_length:
+            return np.empty((rows.size, 0, 0), dtype=np.int64), np.zeros(rows.size, dtype=np.int64)
+        full = self._requests["view_length"][rows]
+        length = np.minimum(full, self.history_length)
+        steps = np.arange(self.history_length)
+        newest = (self._requests["view_start"][rows] + full - length)[:, None] + steps
+        return self._views[np.where(steps < length[:, None], newest, -1)].astype(np.int64), length.astype(np.int64)
+
+
+def _block(table: dict[str, Array], kind: str, rows: Array, dtype: Any) -> Array:
+    """Return some rows of the ids or values of a table; width 0 if it has none."""
+    if kind not in table:
+        return np.empty((rows.size, 0), dtype=dtype)
+    return np.ascontiguousarray(table[kind][rows], dtype=dtype)

@@ -1,0 +1,90 @@
+"""From files, folders and frames to tables with one row per (request, item), and the splits they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from recsys_topk.datamodules.lists.nested import flat_rows
+from recsys_topk.datamodules.lists.roles import MARKERS, find_columns
+from recsys_topk.datamodules.lists.rows import SPLIT_NAMES
+from recsys_topk.datamodules.lists.svmlight import ROLES, largest_index, looks_like_svmlight, open_svmlight
+from recsys_topk.datamodules.reading import Source, TableReader, file_format, open_table
+
+_NAMED: Final = re.compile(r"(?:^|[._-])(" + "|".join(name for name in SPLIT_NAMES if name.isalpha()) + r")(?:[._-]|$)")
+
+
+def is_svmlight(source: Source) -> bool:
+    """Return whether a source is a file in SVMlight's format: told by its first line, if its name does not say else."""
+    if not isinstance(source, (str, Path)) or "://" in str(source) or not Path(source).expanduser().is_file():
+        return False
+    return (file_format(str(source)) is None or str(source).endswith(".txt")) and looks_like_svmlight(source)
+
+
+def split_files(root: Source) -> dict[int, str]:
+    """Return the files of a folder by the number of the split that their names say, e.g. ``test.txt``.
+
+    Empty unless there is one file for training and one for testing at least.
+    """
+    if not isinstance(root, (str, Path)) or "://" in str(root) or not Path(root).expanduser().is_dir():
+        return {}
+    found: dict[int, str] = {}
+    for path in sorted(Path(root).expanduser().iterdir()):
+        match = _NAMED.search(path.name.lower())
+        if match and path.is_file() and not path.name.endswith(".query") and not path.name.startswith("."):
+            number = SPLIT_NAMES[match[1]]
+            if number in found:
+                raise ValueError(
+                    f"{root} has two files of one split, {found[number]} and {path}; name them: --data.root FILE "
+                    f"--data.test FILE"
+                )
+            found[number] = str(path)
+    return found if {0, 2} <= set(found) else {}
+
+
+def open_sources(
+    sources: Mapping[int, Source], types: Mapping[str, str] | None, given: Mapping[str, str | None]
+) -> tuple[dict[int, TableReader], dict[str, str], bool]:
+    """Open tables as rows of (request, item).
+
+    Args:
+        sources: By the number of the split; 0 is the main one.
+        types: Types of columns of text files that are guessed wrongly.
+        given: Columns by role; None = guess.
+
+    Returns:
+        The tables, the column of each role, and whether the tables are SVMlight files.
+    """
+    kinds = {number: is_svmlight(source) for number, source in sources.items()}
+    if any(kinds.values()):
+        other = next((source for number, source in sources.items() if not kinds[number]), None)
+        if other is not None:
+            raise ValueError(f"{other} is no SVMlight file, and {sources[0]} is; all must be of one format")
+        named = sorted(role for role, column in given.items() if column)
+        if named:
+            raise ValueError(f"SVMlight files have no names of columns; leave out --data.{named[0]}")
+
+        @cache
+        def width() -> int:
+            return max(largest_index(source) for source in sources.values())
+
+        return {number: open_svmlight(source, width) for number, source in sources.items()}, dict(ROLES), True
+    raw = {number: open_table(source, types) for number, source in sources.items()}
+    first: dict[str, str] = find_columns(raw[0], given)
+    markers = [first[role] for role in MARKERS if role in first]
+    whole = [first["history"]] if "history" in first else []
+    flat = {number: flat_rows(reader, markers, whole) for number, reader in raw.items()}
+    roles = find_columns(flat[0], given)
+    for reader in flat.values():
+        reader.require(column for role, column in roles.items() if role != "split")
+    return flat, roles, False
+
+
+def describe_source(source: Any) -> str:
+    """Return a short name for a cache folder."""
+    if isinstance(source, (list, tuple)) and source:
+        source = source[0]
+    return re.sub(r"[^\w.-]+", "_", Path(source).name)[:40] or "lists" if isinstance(source, (str, Path)) else "lists"
