@@ -50,7 +50,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         train_negatives: Sampled negatives per list in training.
         negative_source: Where training negatives come from: ``"in_batch"``, ``"uniform"`` or ``"popularity"``, or how
             many per list come from each, ``{"in_batch": 20, "uniform": 10}``; their sum takes the place of
-            `train_negatives`. With several processes ``"in_batch"`` is the batch of one, and ``"in_global_batch"`` draws
+            `train_negatives`. With several processes ``"in_batch"`` is the batch of one; ``"in_global_batch"`` draws
             from the lists of all, as one process would from the whole batch.
         eval_negatives: Sampled negatives per list in evaluation.
         seed: Seed of the order and of all negatives.
