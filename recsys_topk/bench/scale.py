@@ -13,9 +13,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.multiprocessing as mp
 from lightning.pytorch.callbacks import Callback
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.multiprocessing.spawn import spawn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 
@@ -61,7 +61,7 @@ def _measure(number: int, options: argparse.Namespace) -> dict[str, Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(  # type: ignore[no-untyped-call]
+        spawn(  # type: ignore[no-untyped-call]
             _work, (number, port, vars(options), folder), nprocs=number
         )
         found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(number)]
