@@ -9,6 +9,7 @@ TORCH := requirements/torch-cpu.txt
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra fast --extra plot --extra dashboard --extra export --extra serve --extra docs --extra dev --universal --python-version 3.10 --custom-compile-command "make lock"
+GPU_VENV ?= .venv-gpu
 DEMO_DIR ?= runs
 PAPER_DIR ?= runs/paper
 
@@ -42,6 +43,12 @@ docs: $(STAMP)  ## the documentation site, into docs/_build/html
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+test-gpu:  ## what needs a GPU, in an environment of its own (.venv-gpu), with a table for docs/benchmarks.md
+	@test -x $(GPU_VENV)/bin/python || $(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements/gpu.lock
+	$(GPU_VENV)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e .
+	$(GPU_VENV)/bin/python -m tests.gpu --device cuda
+
 bench: $(STAMP)  ## time operators, losses, data and training steps (on an idle machine; half an hour)
 	mkdir -p runs/bench
 	for suite in operators losses data step; do $(BIN)/recsys-topk bench $$suite --json runs/bench/$$suite.json || exit 1; done
@@ -61,4 +68,4 @@ lock: $(STAMP)  ## resolve the locks again
 	$(BIN)/uv pip compile -q requirements/serve.in --universal --python-version 3.10 --custom-compile-command "make lock" -o requirements/serve.lock
 
 clean:  ## remove the environment and what the tools left behind
-	rm -rf $(VENV) dist build docs/_build docs/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(GPU_VENV) dist build docs/_build docs/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from recsys_topk.bench.result import BenchResult
-from recsys_topk.bench.timing import in_own_process, peak_memory
+from recsys_topk.bench.timing import clock_of, cuda_clock, in_own_process, peak_memory
 from recsys_topk.datamodules import CascadeBatch, Schema, expand
 from recsys_topk.datamodules.recflow.layout import LAYOUTS, recflow_schema
 from recsys_topk.runs.memory import keep_freed_memory
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--loss", default="dftopk")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--case", choices=sorted(CASES), help="run one case only")
 
 
@@ -100,8 +101,10 @@ def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, flo
 
     torch.manual_seed(0)
     schema = random_schema(vocabulary, vocabulary // 5)
+    device, clock = options.device, cuda_clock if options.device == "cuda" else time.perf_counter_ns
     module = CascadeModule(schema, loss=options.loss, dim=options.dim, embedding_optimizer=embedding_optimizer)
-    batch = random_batch(schema, options.batch_size, options.items, options.history)
+    module = module.to(device)
+    batch = random_batch(schema, options.batch_size, options.items, options.history).to(device)
 
     def expanded() -> CascadeBatch:
         group = len(schema.groups)
@@ -110,7 +113,7 @@ def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, flo
     model: torch.nn.Module = module
     current, optimizer = expanded, make_optimizer("adam", module, 1e-2, {})
     if form == "textbook":
-        model = Textbook(module.cascade, schema)
+        model = Textbook(module.cascade, schema).to(device)
         prepared = expanded()  # its sampling is left out of its time: it gets the negatives for nothing
         current, optimizer = lambda: prepared, torch.optim.Adam(model.parameters(), lr=1e-2)
 
@@ -131,14 +134,16 @@ def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, flo
     action()
     times = []
     for _ in range(options.repeats):
-        start = time.perf_counter()
+        start = clock()
         action()
-        times.append(time.perf_counter() - start)
-    return {"ms": statistics.median(times) * 1e3, "MB": peak_memory()}
+        times.append(clock() - start)
+    peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else peak_memory()
+    return {"ms": statistics.median(times) / 1e6, "MB": peak}
 
 
 def run(options: argparse.Namespace) -> BenchResult:
     """Time all cases, each form in its own process, one after another."""
+    clock_of(options.device)  # raises if there is no such device
     rows = []
     names = [options.case] if options.case else list(CASES)
     by_name: dict[str, float] = {}

@@ -17,6 +17,7 @@ from recsys_topk.cascades.learning_check import LearningCheck, covers
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
 from recsys_topk.cascades.objectives.base import registry as objectives
 from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, table_collections, warm_up
+from recsys_topk.cascades.sampled_negatives import check_correction, check_negatives, keep_hard
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import is_fused
 from recsys_topk.cascades.upgrade import upgrade
@@ -61,6 +62,9 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         optimizer_options: Further arguments of the optimizer, e.g. ``{"eps": 1e-12}``.
         warmup_steps: Steps over which the learning rate rises to `lr`.
         validate: Raise on NaN or infinity among the scores instead of training on; off the CPU one step later.
+        hard_negatives: Of the sampled negatives of each list, train only on so many that the first stage scores highest
+            at that step (no gradient flows through the choice), and on the first `random_negatives`; 0 = on all.
+        random_negatives: How many sampled negatives per list stay whatever their score.
         metrics: What to measure: names, or mappings such as ``{"metric": "ndcg", "k": 5}`` (`configured_metrics`);
             None = the joint recall and the recall of each stage.
         monitor: The metric that decides which checkpoint is best, by its logged name without the split, e.g.
@@ -85,6 +89,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         validate: bool = True,
         metrics: Sequence[MetricEntry] | None = None,
         monitor: str | None = None,
+        hard_negatives: int = 0,
+        random_negatives: int = 0,
     ) -> None:
         super().__init__()
         if k < 1:
@@ -96,8 +102,10 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         if isinstance(schema, Mapping) and "version" not in schema:
             loss, objective = _of_old_file(loss, objective)
         self.schema = schema if isinstance(schema, Schema) else Schema.from_dict(dict(schema))
-        if warmup_steps < 0:
-            raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}")
+        counts = {"warmup_steps": warmup_steps, "hard_negatives": hard_negatives, "random_negatives": random_negatives}
+        for name, value in counts.items():
+            if value < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
         self.k = k
         fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
         wanted = DEFAULT if metrics is None else metrics
@@ -125,7 +133,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 "embedding_optimizer": embedding_optimizer,
                 "embedding_lr": embedding_lr,
                 "optimizer_options": dict(optimizer_options or {}),
-                "warmup_steps": warmup_steps,
+                **counts,
                 "validate": validate,
                 "metrics": None if metrics is None else [e if isinstance(e, str) else dict(e) for e in metrics],
                 "monitor": monitor,
@@ -163,8 +171,15 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
 
     def compute_objective(self, batch: CascadeBatch) -> ObjectiveOutput:
         """Return the objective of a batch and its terms."""
+        if self.hparams["hard_negatives"]:
+            first = next(iter(self.cascade.stages.values()))
+            batch = keep_hard(batch, first, self.hparams["hard_negatives"], self.hparams["random_negatives"])
+        scores = self(batch)
+        if batch.log_q.numel():
+            check_correction(self.objective)
+            scores = [self.loss.correct_sampling(x, batch.log_q) for x in scores]
         output: ObjectiveOutput = self.objective(
-            self(batch), batch.labels, batch.mask, groups=batch.group, quotas=self.cascade.quotas, k=self.k
+            scores, batch.labels, batch.mask, groups=batch.group, quotas=self.cascade.quotas, k=self.k
         )
         return output
 
@@ -231,6 +246,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def on_fit_start(self) -> None:
         """Refuse what would silently do something else than asked, or nothing at all."""
         self._check_lists()
+        options = self.hparams
+        check_negatives(self.trainer.datamodule, self.objective, options["hard_negatives"], options["random_negatives"])
         if self.hparams["embedding_optimizer"] == "same":
             return
         tables = f"embedding_optimizer={self.hparams['embedding_optimizer']!r} updates the tables inside backward"
@@ -302,8 +319,13 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 f"the {self.objective.name!r} objective compares sample groups and the data have {groups}, so nothing "
                 f"would be learned; use --objective independent, or sample negatives (--data.train_negatives)"
             )
-        if cuts and callable(length) and min(cuts) >= length("train"):
-            raise ValueError(covers(min(cuts), length("train"), quotas))
+        longest = None
+        if callable(length):
+            longest = length("train")
+            if hard := self.hparams["hard_negatives"]:
+                longest -= max(0, self.trainer.datamodule.train_negatives - hard - self.hparams["random_negatives"])
+        if cuts and longest is not None and min(cuts) >= longest:
+            raise ValueError(covers(min(cuts), longest, quotas))
         self._check = LearningCheck(self.loss.positive_above, cuts, quotas)
 
     def _finish_check(self) -> None:

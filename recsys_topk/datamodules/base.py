@@ -16,7 +16,7 @@ from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows
 from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.hyper_parameters import LEFT_OUT, data_spec, hyper_parameters
 from recsys_topk.datamodules.loader import ShardLoader
-from recsys_topk.datamodules.negatives import Catalogue, NegativeSource, expand
+from recsys_topk.datamodules.negatives import Catalogue, NegativeMix, check_mix, expand
 from recsys_topk.datamodules.schema import Schema
 from recsys_topk.datamodules.shard import Shard, ShardBatch
 from recsys_topk.datamodules.vocabulary import Vocabulary
@@ -48,11 +48,15 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         batch_size: Requests per training batch and process.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
-        negative_source: Where training negatives come from.
+        negative_source: Where training negatives come from: ``"in_batch"``, ``"uniform"`` or ``"popularity"``, or how
+            many per list come from each, ``{"in_batch": 20, "uniform": 10}``; their sum takes the place of
+            `train_negatives`.
         eval_negatives: Sampled negatives per list in evaluation.
         seed: Seed of the order and of all negatives.
         num_workers: Worker processes that make batches.
         shuffle: Whether to shuffle training requests within each shard.
+        logq_correction: Whether training batches hold `CascadeBatch.log_q`, which softmax losses subtract from the
+            scores of sampled negatives, so that they estimate the softmax over all items.
     """
 
     name: ClassVar[str]
@@ -63,11 +67,12 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         batch_size: int = 1024,
         eval_batch_size: int | None = None,
         train_negatives: int = 0,
-        negative_source: NegativeSource = "in_batch",
+        negative_source: NegativeMix = "in_batch",
         eval_negatives: int = 160,
         seed: int = 42,
         num_workers: int = 0,
         shuffle: bool = True,
+        logq_correction: bool = False,
     ) -> None:
         super().__init__()
         counts = {"train_negatives": train_negatives, "eval_negatives": eval_negatives, "seed": seed}
@@ -77,10 +82,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         for name, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
             if size is not None and size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
-        if negative_source not in get_args(NegativeSource):
-            raise ValueError(
-                f"negative_source must be one of {', '.join(get_args(NegativeSource))}, got {negative_source!r}"
-            )
+        train_negatives = check_mix(negative_source, train_negatives)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.train_negatives = train_negatives
@@ -89,6 +91,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         self.seed = seed
         self.num_workers = num_workers
         self.shuffle = shuffle
+        self.logq_correction = logq_correction
         saved = hyper_parameters(self)
         # Lightning compares every argument with these, which data frames do not like.
         self.save_hyperparameters(saved, ignore=saved.get(LEFT_OUT), logger=False)
@@ -242,6 +245,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         if not number:
             return batch.plain()
         source = self.negative_source if batch.training else "uniform"
+        log_q = self.logq_correction and batch.training
         expansion = expand(
             batch.plain(),
             number,
@@ -250,8 +254,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             source=source,
             pool_rows=batch.pool_rows,
             excluded=batch.excluded,
+            log_q=log_q,
             catalogue=self.catalogue(batch.shard, batch.items.device)
-            if source != "in_batch" or batch.excluded is not None
+            if source != "in_batch" or batch.excluded is not None or log_q
             else None,
         )
         counts = self._counts.setdefault(batch.training, [torch.zeros_like(expansion.drawn)] * 2)

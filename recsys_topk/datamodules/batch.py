@@ -41,6 +41,9 @@ class CascadeBatch:
             (0, 0) if the schema has none, here and below.
         history_values: (B, L, V_h) float32, those of the views; 0 where there is no view.
         item_values: (M, V_i) float32, those of the pool items.
+        log_q: (B, N) float32, the logarithm of how likely each sampled candidate was to be in its list, 0 for those
+            that were logged (`recsys_topk.datamodules.inclusion`); (0, 0) if nothing is to be corrected.
+        sampled: How many of the last columns are sampled negatives.
     """
 
     request_id: Tensor
@@ -56,6 +59,8 @@ class CascadeBatch:
     request_values: Tensor = NO_VALUES
     history_values: Tensor = NO_VALUES
     item_values: Tensor = NO_VALUES
+    log_q: Tensor = NO_VALUES
+    sampled: int = 0
 
     @property
     def size(self) -> int:
@@ -88,5 +93,6 @@ class CascadeBatch:
                 value.record_stream(stream)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: change(value) for name, value in values.items() if isinstance(value, Tensor)})
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **{**values, **{name: change(value) for name, value in tensors.items()}})

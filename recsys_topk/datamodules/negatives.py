@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
 from recsys_topk.datamodules.draws import request_keys
+from recsys_topk.datamodules.inclusion import Part, log_correction
 from recsys_topk.datamodules.sampling import Drawn, Occurrences, Uniform, draw_distinct
 from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.ops.dispatch import may_read
 
 NegativeSource = Literal["in_batch", "uniform", "popularity"]
+NegativeMix = NegativeSource | dict[NegativeSource, int]
+"""One source, or how many negatives per list come from each."""
+
+_PART_STEP: Final = 0x5851F42D4C957F2D
 
 
 class Catalogue:
@@ -49,6 +55,7 @@ class Catalogue:
                 raise ValueError(f"the catalogue has {item_id.numel()} item ids and {column.shape[0]} rows of {name}")
         self._place = torch.empty(item_id.numel() + 1, dtype=torch.int64, device=item_id.device)
         self._slots: Tensor | None = None
+        self._share: Tensor | None = None
 
     def __len__(self) -> int:
         return self.item_id.numel()
@@ -71,6 +78,13 @@ class Catalogue:
             numbers = torch.arange(self.item_id.numel(), dtype=torch.int32, device=self.item_id.device)
             self._slots = numbers.repeat_interleave(self.count.long())
         return Occurrences(self._slots, self.item_id.numel())
+
+    @property
+    def share(self) -> Tensor:
+        """(C,) float64, the share of each item in all counts."""
+        if self._share is None:
+            self._share = self.count.double() / self.count.sum().clamp_min(1)
+        return self._share
 
     def rows(self, item_id: Tensor) -> Tensor:
         """Return the row of each item, which must all be there; variants of an item have its row."""
@@ -145,10 +159,11 @@ def expand(
     *,
     seed: int,
     group: int,
-    source: NegativeSource = "uniform",
+    source: NegativeSource | Mapping[NegativeSource, int] = "uniform",
     catalogue: Catalogue | None = None,
     pool_rows: Tensor | None = None,
     excluded: Tensor | None = None,
+    log_q: bool = False,
 ) -> Expansion:
     """Append `number` sampled negatives to every list: columns of indices, no copies of features.
 
@@ -162,44 +177,121 @@ def expand(
         seed: The same seed gives the same negatives.
         group: What to write into the `group` of sampled candidates.
         source: ``"in_batch"`` (items of the other lists, as often as they occur there), ``"uniform"`` over the
-            catalogue, or ``"popularity"`` (in proportion to how often an item occurs in the shard).
-        catalogue: The items of the batch's shard; needed for ``"in_batch"`` only with `excluded`.
+            catalogue, or ``"popularity"`` (in proportion to how often an item occurs in the shard); or how many come
+            from each, ``{"in_batch": 20, "uniform": 10}``, which are drawn in this order and add up to `number`.
+        catalogue: The items of the batch's shard; ``"in_batch"`` alone needs none without `excluded` and `log_q`.
         pool_rows: (M,) the row of each pool item in the catalogue, if known; None = look it up by item id.
         excluded: (B, E) int64, catalogue rows that each list must not get besides its own items; -1 = padding.
+        log_q: Fill `CascadeBatch.log_q`, so that a softmax loss can correct for the sampling.
 
     Returns:
         The batch with (B, N + n) lists; sampled candidates have label 0.
     """
     if number < 0:
         raise ValueError(f"the number of negatives must not be negative, got {number}")
-    keys = request_keys(seed, batch.request_id)
-    if source not in get_args(NegativeSource):
-        raise ValueError(f"source must be 'in_batch', 'uniform' or 'popularity', got {source!r}")
-    if source == "in_batch" and excluded is None:
-        drawn, columns = _from_batch(batch, keys, number)
+    parts = {source: number} if isinstance(source, str) else dict(source)
+    if wrong := [name for name in parts if name not in get_args(NegativeSource)]:
+        raise ValueError(f"source must be 'in_batch', 'uniform' or 'popularity', got {wrong[0]!r}")
+    if sum(parts.values()) != number or min(parts.values(), default=0) < 0:
+        raise ValueError(f"the sources must add up to {number} negatives, got {parts}")
+    correction: Tensor | None = None
+    if list(parts) == ["in_batch"] and excluded is None and not log_q:
+        drawn, columns = _from_batch(batch, request_keys(seed, batch.request_id), number)
     elif catalogue is None:
-        what = "excluded items are rows of" if source == "in_batch" else f"{source!r} negatives are drawn from"
+        what = "excluded items are rows of" if list(parts) == ["in_batch"] else f"{source!r} negatives are drawn from"
         raise ValueError(f"{what} a catalogue, and none was given")
     else:
         rows = catalogue.rows(batch.item_id) if pool_rows is None else pool_rows
-        own, mask = rows.take(batch.candidates), batch.mask
-        if excluded is not None:
-            own, mask = torch.cat([own, excluded.clamp_min(0)], 1), torch.cat([mask, excluded >= 0], 1)
-        if source == "in_batch":
-            occurring = Occurrences.in_lists(rows.take(batch.candidates), batch.mask, len(catalogue))
-            drawn = draw_distinct(occurring, keys, own, mask, number)
-        else:
-            drawn = draw_distinct(
-                catalogue.uniform if source == "uniform" else catalogue.popular, keys, own, mask, number
-            )
+        made = _draw_parts(batch, parts, seed, catalogue, rows, excluded, more=int(log_q))
+        drawn = _joined(made)
+        if log_q:
+            correction = log_correction(made, len(catalogue))
         batch, columns = catalogue.add_to_pool(batch, rows, drawn)
     expanded = batch.replace(
         candidates=torch.cat([batch.candidates, columns], 1),
         labels=torch.nn.functional.pad(batch.labels, (0, number)),
         mask=torch.cat([batch.mask, drawn.mask], 1),
         group=torch.cat([batch.group, torch.where(drawn.mask, group, -1)], 1),
+        sampled=number,
     )
+    if correction is not None:
+        expanded = expanded.replace(log_q=torch.nn.functional.pad(correction, (batch.candidates.shape[1], 0)))
     return Expansion(expanded, drawn.drawn, drawn.rejected)
+
+
+def check_mix(source: NegativeMix, number: int) -> int:
+    """Return how many negatives per list a source or mix gives; raise if it names no source.
+
+    Args:
+        source: A source, or how many come from each.
+        number: Negatives per list where one source gives them all.
+
+    Example:
+        >>> check_mix("uniform", 25), check_mix({"in_batch": 20, "uniform": 10}, 0)
+        (25, 30)
+    """
+    known = get_args(NegativeSource)
+    if isinstance(source, str):
+        if source not in known:
+            raise ValueError(f"negative_source must be one of {', '.join(known)}, got {source!r}")
+        return number
+    for name, count in source.items():
+        if name not in known or count < 0:
+            raise ValueError(
+                f"negative_source must say how many negatives come from {', '.join(known)}, "
+                f"e.g. {{in_batch: 20, uniform: 10}}; got {name!r}: {count}"
+            )
+    return sum(source.values())
+
+
+def _draw_parts(
+    batch: CascadeBatch,
+    parts: Mapping[NegativeSource, int],
+    seed: int,
+    catalogue: Catalogue,
+    rows: Tensor,
+    excluded: Tensor | None,
+    more: int,
+) -> list[Part]:
+    """Draw from one source after the other; no part draws what an earlier one has drawn for the list."""
+    lists = rows.take(batch.candidates)
+    own, mask = lists, batch.mask
+    if excluded is not None:
+        own, mask = torch.cat([own, excluded.clamp_min(0)], 1), torch.cat([mask, excluded >= 0], 1)
+    made: list[Part] = []
+    for place, (name, number) in enumerate(parts.items()):
+        keys = request_keys((seed + place * _PART_STEP) % (1 << 62), batch.request_id)
+        share: Tensor | None = None
+        if name == "uniform":
+            drawn = draw_distinct(catalogue.uniform, keys, own, mask, number)
+        else:
+            source = catalogue.popular
+            if name == "in_batch":
+                source = Occurrences.in_lists(lists, batch.mask, len(catalogue))
+            drawn = draw_distinct(source, keys, own, mask, number + more)
+            share = catalogue.share
+        made.append(Part(number, drawn, share, len(catalogue) - _different(own, mask)))
+        own, mask = torch.cat([own, made[-1].items], 1), torch.cat([mask, made[-1].mask], 1)
+    return made
+
+
+def _joined(parts: Sequence[Part]) -> Drawn:
+    drawn = [part.drawn for part in parts]
+    return Drawn(
+        torch.cat([part.items for part in parts], 1),
+        torch.cat([part.mask for part in parts], 1),
+        torch.stack([one.drawn for one in drawn]).sum(),
+        torch.stack([one.rejected for one in drawn]).sum(),
+        torch.stack([one.tries for one in drawn]).sum(0),
+        torch.stack([one.waited for one in drawn]).sum(0),
+    )
+
+
+def _different(items: Tensor, mask: Tensor) -> Tensor:
+    """Return the number of different items of each list, (B,)."""
+    ordered = torch.where(mask, items, -1).sort(1).values
+    first = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)[:, : ordered.shape[1]]
+    return (first & (ordered >= 0)).sum(1)
 
 
 def _from_batch(batch: CascadeBatch, keys: Tensor, number: int) -> tuple[Drawn, Tensor]:

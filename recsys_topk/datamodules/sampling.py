@@ -111,12 +111,17 @@ class Drawn:
         mask: (B, n) boolean, True = an item was drawn; a list's items come first.
         drawn: Scalar, draws looked at.
         rejected: Scalar, how many of them were the list's own or repeated.
+        tries: (B,) int64, draws looked at for each list.
+        waited: (B,) float64, the time of the race after the draws until the list was full, where one draw takes 1 on
+            average: 0 without a race, infinite for a list that is not full.
     """
 
     items: Tensor
     mask: Tensor
     drawn: Tensor
     rejected: Tensor
+    tries: Tensor
+    waited: Tensor
 
 
 def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, number: int) -> Drawn:
@@ -152,7 +157,7 @@ def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, n
     lists = keys.shape[0]
     items = own.new_zeros((lists, number + 1))  # the last column takes what is not wanted
     count = own.new_zeros(lists)
-    drawn = own.new_zeros(())
+    tries = own.new_zeros(lists)
     open_rows: Tensor | None = None  # None = all
     begin, length = 0, _first_length(number)
     for _ in range(_ROUNDS if source.tickets and lists and number else 0):
@@ -168,18 +173,21 @@ def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, n
         items[here] = items[here].scatter_(1, target, new)
         count[here] = place[:, -1].clamp_max(number)
         # Looked at: all draws before the list was full, and the one that filled it.
-        drawn = drawn + (place < number).sum() + (place[:, -1] >= number).sum()
+        tries[here] += (place < number).sum(1) + (place[:, -1] >= number)
         open_rows = (count < number).nonzero().squeeze(1)
         if not open_rows.numel():
             break
         begin, length = begin + length, 2 * length
     else:
+        drawn = tries.sum()
         rejected = drawn - count.sum()
         items = items[:, :-1].contiguous()
-        _race(source, keys, own, own_mask, items, count)
-        return Drawn(items, torch.arange(number, device=own.device) < count[:, None], drawn, rejected)
+        waited = _race(source, keys, own, own_mask, items, count)
+        mask = torch.arange(number, device=own.device) < count[:, None]
+        return Drawn(items, mask, drawn, rejected, tries, waited)
     full = torch.ones((), dtype=torch.bool, device=own.device).expand(lists, number)
-    return Drawn(items[:, :-1], full, drawn, drawn - count.sum())
+    drawn = tries.sum()
+    return Drawn(items[:, :-1], full, drawn, drawn - count.sum(), tries, _no_race(tries))
 
 
 def _first_length(number: int) -> int:
@@ -190,7 +198,7 @@ def _draw_static(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, nu
     """Draw as `draw_distinct` does, with shapes that depend on no value: a list that is full accepts nothing more."""
     lists, columns = keys.shape[0], torch.arange(number, device=own.device)
     items = own.new_zeros((lists, number + 1))  # the last column takes what is not wanted
-    count, drawn = own.new_zeros(lists), own.new_zeros(())
+    count, tries = own.new_zeros(lists), own.new_zeros(lists)
     # Own items and those drawn before are all that a uniform draw can hit in vain.
     accepted = 1.0 - (own.shape[1] + number) / source.size if isinstance(source, Uniform) and source.size else 0.0
     rounds, surely = rounds_needed(accepted, number)
@@ -204,13 +212,18 @@ def _draw_static(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, nu
         place = fresh.cumsum(1).add_(count[:, None])
         items.scatter_(1, torch.where(fresh, place - 1, number).clamp_max_(number), new)
         looked = (place < number).sum(1) + (place[:, -1] >= number)
-        drawn = drawn + torch.where(count < number, looked, 0).sum()
+        tries = tries + torch.where(count < number, looked, 0)
         count = place[:, -1].clamp_max(number)
         begin, length = begin + length, 2 * length
+    drawn, waited = tries.sum(), _no_race(tries)
     rejected = drawn - count.sum()
     if not surely and source.size and lists and number:
-        count = _race_static(source, keys, own, own_mask, items, count)
-    return Drawn(items[:, :-1], columns < count[:, None], drawn, rejected)
+        count, waited = _race_static(source, keys, own, own_mask, items, count)
+    return Drawn(items[:, :-1], columns < count[:, None], drawn, rejected, tries, waited)
+
+
+def _no_race(tries: Tensor) -> Tensor:
+    return torch.zeros_like(tries, dtype=torch.float64)
 
 
 def rounds_needed(accepted: float, number: int) -> tuple[int, bool]:
@@ -255,9 +268,12 @@ def _sort_rows(x: Tensor) -> Tensor:
     return x.sort(dim=1).values
 
 
-def _race(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, items: Tensor, count: Tensor) -> None:
-    """Fill the short lists in place: of the items left, those with the smallest exponential / weight win."""
-    number = items.shape[1]
+def _race(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, items: Tensor, count: Tensor) -> Tensor:
+    """Fill the short lists in place: of the items left, those with the smallest exponential / weight win.
+
+    Returns how long each race took, (B,), as `Drawn.waited`.
+    """
+    number, waited = items.shape[1], _no_race(count)
     weight = source.weight()
     for row in (count < number).nonzero().squeeze(1).tolist():
         time = exponentials(keys[row : row + 1], source.size)[0] / weight
@@ -268,10 +284,16 @@ def _race(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, items: Te
         winners = winners[best.isfinite()]
         items[row, have : have + winners.numel()] = winners
         count[row] = have + winners.numel()
+        waited[row] = best[-1] * source.tickets if count[row] == number else torch.inf
+    return waited
 
 
-def _race_static(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, items: Tensor, count: Tensor) -> Tensor:
-    """Fill the shortest lists in place, as `_race` does, and return the new counts; shapes depend on no value.
+def _race_static(
+    source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, items: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Fill the shortest lists in place, as `_race` does; return the new counts and `Drawn.waited`.
+
+    Shapes depend on no value.
 
     `items` has a last column that takes what is not wanted.
     """
@@ -286,4 +308,7 @@ def _race_static(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, it
     place = have[:, None] + torch.arange(winners.shape[1], device=own.device)
     wins = best.isfinite() & (place < number)
     items[rows] = items[rows].scatter_(1, torch.where(wins, place, number), winners)
-    return count.index_add(0, rows, wins.sum(1))
+    after = count.index_add(0, rows, wins.sum(1))
+    took = torch.where(wins, best, 0.0).amax(1) * source.tickets
+    waited = _no_race(count).index_copy(0, rows, took.double())
+    return after, torch.where(after < number, torch.inf, waited)

@@ -65,6 +65,10 @@ class RankingLoss(Recorded, nn.Module, ABC):
             ``"quota"``, the number that the stage passes on.
         paper: Where the loss is from.
 
+    Attributes:
+        partition_tau: The temperature of the softmax over the list, for a loss that divides by its sum, and that can
+            therefore be corrected for sampled candidates; None for all others.
+
     Args:
         k: Where to cut: an int, ``"positives"`` (each list's own number of positives), or None.
         positive_above: Items with a label above this are positive; None = as the data says, else 0.
@@ -102,6 +106,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
                 raise ValueError(f"k must be a non-negative int, None or 'positives', got {k!r}")
             self._arguments["k"] = k
         self.operator = None
+        self.partition_tau: float | None = None
         self.k = k
         self.positive_above = 0.0 if positive_above is None else float(positive_above)
         self._open_threshold = positive_above is None
@@ -138,6 +143,27 @@ class RankingLoss(Recorded, nn.Module, ABC):
             self.positive_above = float(positive_above)
         for name, values in self._open_options.items():
             setattr(self, name, values[kind])
+
+    def correct_sampling(self, scores: Tensor, log_q: Tensor) -> Tensor:
+        """Return scores x - tau log q, with which sum_j exp(x_j / tau) over a list estimates the sum over all items.
+
+        Only a loss that divides by that sum has a use for it; any other raises.
+
+        Args:
+            scores: (B, N).
+            log_q: (B, N), the logarithm of how likely each candidate was to be in its list; 0 = it was certain.
+
+        Example:
+            >>> from recsys_topk.losses import SoftmaxLoss
+            >>> SoftmaxLoss(tau=2.0).correct_sampling(torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, -1.0]]))
+            tensor([[1., 5.]])
+        """
+        if self.partition_tau is None:
+            raise ValueError(
+                f"the loss {self.name!r} has no sum over all items that sampling would distort, so it takes no logQ "
+                f"correction; use 'softmax' or 'listnet' (with target 'normalised'), or --data.logq_correction false"
+            )
+        return scores - self.partition_tau * log_q
 
     def _by_labels(self, name: str, given: Option | None, *, grades: Option, places: Option) -> Option:
         """Return the option called `name` if it was given, else its value for grades until the data says otherwise."""
@@ -286,7 +312,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
         own = self.k if k is None else k
         chosen = None if isinstance(own, str) else self._required(own)
         arguments = (x, y, mask, chosen, self.positive_above, law, mean)
-        return topk_loss(*arguments) if topk_loss.backend_for(*arguments) != "torch" else None
+        kernel = topk_loss.implementation_for(*arguments)
+        return None if kernel is None else kernel.function(*arguments)
 
     def _lists(
         self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts

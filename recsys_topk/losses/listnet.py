@@ -64,6 +64,11 @@ class ListNetLoss(RankingLoss):
         self.tau = check_positive("tau", tau)
         self.label_tau = check_positive("label_tau", label_tau)
 
+    def correct_sampling(self, scores: Tensor, log_q: Tensor) -> Tensor:
+        """See `RankingLoss.correct_sampling`; a softmax target depends on the sample too, and has no correction."""
+        self.partition_tau = self.tau if self.target == "normalised" else None
+        return super().correct_sampling(scores, log_q)
+
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
         admitted = mask if k is None else positive_items(labels, mask, k, self.positive_above)

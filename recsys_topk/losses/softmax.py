@@ -65,6 +65,7 @@ class SoftmaxLoss(RankingLoss):
         if against not in ("all", "negatives"):
             raise ValueError(f"against must be 'all' or 'negatives', got {against!r}")
         self.tau = check_positive("tau", tau)
+        self.partition_tau = self.tau
         self.against = against
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:

@@ -7,8 +7,11 @@ pytest nor hypothesis is needed: a plug-in's test is one line.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+
+import torch
 
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.operators.base import TopKOperator
@@ -27,6 +30,7 @@ def check_loss(
     lists: Sequence[Lists] | None = None,
     *,
     rules: Collection[str] | None = None,
+    device: str | None = None,
 ) -> None:
     """Check a loss against the rules that hold for every loss.
 
@@ -49,14 +53,16 @@ def check_loss(
         target: The class, a function without arguments that builds an instance, or an instance.
         lists: Batches to try instead of the built-in ones; only the rules that apply to any batch are then checked.
         rules: Names of the rules to check, as they stand in the error message; None = all.
+        device: Where the suite makes its tensors, for example ``"cuda"``; None = torch's default.
 
     Example:
         >>> from recsys_topk.losses import ListNetLoss
         >>> check_loss(lambda: ListNetLoss(target="normalised"))
     """
-    subject = loss_rules.LossSubject(target)
-    batches = [make() for make in loss_rules.LISTS] if lists is None else lists
-    _run(f"loss {subject.name}", subject, loss_rules.ON_LISTS, batches, () if lists else loss_rules.ONCE, rules)
+    with _default_device(device):
+        subject = loss_rules.LossSubject(target)
+        batches = [make() for make in loss_rules.LISTS] if lists is None else lists
+        _run(f"loss {subject.name}", subject, loss_rules.ON_LISTS, batches, () if lists else loss_rules.ONCE, rules)
 
 
 def check_operator(
@@ -64,6 +70,7 @@ def check_operator(
     lists: Sequence[Lists] | None = None,
     *,
     rules: Collection[str] | None = None,
+    device: str | None = None,
 ) -> None:
     """Check an operator against the rules that hold for every operator, and against what it declares.
 
@@ -82,17 +89,13 @@ def check_operator(
         target: The class, a function without arguments that builds an instance, or an instance.
         lists: Batches to try instead of the built-in ones; only the rules that apply to any batch are then checked.
         rules: Names of the rules to check, as they stand in the error message; None = all.
+        device: Where the suite makes its tensors, for example ``"cuda"``; None = torch's default.
     """
-    subject = operator_rules.OperatorSubject(target)
-    batches = [make() for make in operator_rules.LISTS] if lists is None else lists
-    _run(
-        f"operator {subject.name}",
-        subject,
-        operator_rules.ON_LISTS,
-        batches,
-        () if lists else operator_rules.ONCE,
-        rules,
-    )
+    with _default_device(device):
+        subject = operator_rules.OperatorSubject(target)
+        batches = [make() for make in operator_rules.LISTS] if lists is None else lists
+        once = () if lists else operator_rules.ONCE
+        _run(f"operator {subject.name}", subject, operator_rules.ON_LISTS, batches, once, rules)
 
 
 def check_objective(
@@ -103,6 +106,7 @@ def check_objective(
     rules: Collection[str] | None = None,
     groups: int = 4,
     deterministic: bool = True,
+    device: str | None = None,
 ) -> None:
     """Check a cascade objective against the rules that hold for every objective.
 
@@ -119,11 +123,13 @@ def check_objective(
         rules: Names of the rules to check, as they stand in the error message; None = all.
         groups: Number of sample groups that the objective expects.
         deterministic: Whether the same input gives the same output; comparisons are left out if not.
+        device: Where the suite makes its tensors, for example ``"cuda"``; None = torch's default.
     """
-    subject = objective_rules.ObjectiveSubject(make, stages, groups, deterministic)
-    batches = [build() for build in objective_rules.LISTS] if lists is None else lists
-    once = () if lists else objective_rules.ONCE
-    _run(f"objective {subject.name}", subject, objective_rules.ON_LISTS, batches, once, rules)
+    with _default_device(device):
+        subject = objective_rules.ObjectiveSubject(make, stages, groups, deterministic)
+        batches = [build() for build in objective_rules.LISTS] if lists is None else lists
+        once = () if lists else objective_rules.ONCE
+        _run(f"objective {subject.name}", subject, objective_rules.ON_LISTS, batches, once, rules)
 
 
 def check_data_module(make: Callable[[], CascadeDataModule], *, rules: Collection[str] | None = None) -> None:
@@ -144,6 +150,10 @@ def check_data_module(make: Callable[[], CascadeDataModule], *, rules: Collectio
     """
     subject = data_rules.DataSubject(make)
     _run(f"data module {subject.name}", subject, (), (), data_rules.RULES, rules)
+
+
+def _default_device(device: str | None) -> AbstractContextManager[object]:
+    return nullcontext() if device is None else torch.device(device)
 
 
 def _run(

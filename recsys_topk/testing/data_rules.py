@@ -55,7 +55,8 @@ def _loaded(data: CascadeDataModule, split: Split) -> Iterator[CascadeBatch]:
 
 
 def _same(a: CascadeBatch, b: CascadeBatch) -> bool:
-    return all(torch.equal(getattr(a, field.name), getattr(b, field.name)) for field in fields(CascadeBatch))
+    pairs = [(getattr(a, field.name), getattr(b, field.name)) for field in fields(CascadeBatch)]
+    return all(torch.equal(x, y) if isinstance(x, Tensor) else x == y for x, y in pairs)
 
 
 def _by_request(batches: Iterator[CascadeBatch]) -> list[tuple[int, Any]]:

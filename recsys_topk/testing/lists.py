@@ -85,13 +85,13 @@ class Lists:
             labels=torch.cat([self.labels, torch.full_like(junk, JUNK_LABEL).to(self.labels.dtype)], 1),
             mask=torch.cat([self.mask, torch.zeros_like(junk, dtype=torch.bool)], 1),
         )
-        places = torch.randperm(n + len(JUNK_SCORES), generator=torch.Generator().manual_seed(seed))
+        places = torch.randperm(n + len(JUNK_SCORES), generator=torch.Generator().manual_seed(seed), device="cpu")
         real = places[:n].sort().values
         return wide.columns(torch.cat([real, places[n:]]).argsort()), real
 
     def shuffled(self, seed: int = 0) -> tuple[Lists, Tensor]:
         """Return the lists with their items in another order, and that order, (N,)."""
-        order = torch.randperm(self.scores.shape[1], generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(self.scores.shape[1], generator=torch.Generator().manual_seed(seed), device="cpu")
         return self.columns(order), order
 
 

@@ -210,7 +210,7 @@ def half_precision_is_computed_in_float32(subject: LossSubject) -> None:
             value, gradient = subject(half, k)
             require(value.dtype == torch.float32, f"{dtype} scores gave a loss of {value.dtype}", half)
             require_finite(gradient, "the gradient", half)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast(half.scores.device.type, dtype=torch.bfloat16):
                 cast, _ = subject(half, k)
             require(cast.dtype == torch.float32, f"under autocast the loss is {cast.dtype}", half)
             if subject.deterministic:

@@ -159,7 +159,7 @@ def half_precision_is_computed_in_float32(subject: ObjectiveSubject) -> None:
     """bfloat16 and autocast give the float32 result in float32."""
     half = ragged().to(torch.bfloat16)
     total, gradients = subject(half)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(half.scores.device.type, dtype=torch.bfloat16):
         cast, _ = subject(half)
     for result in (total, cast):
         require(result.dtype == torch.float32, f"bfloat16 scores gave a total of {result.dtype}", half)

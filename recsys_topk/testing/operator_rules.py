@@ -180,7 +180,7 @@ def half_precision_is_computed_in_float32(subject: OperatorSubject) -> None:
     for dtype in (torch.float16, torch.bfloat16):
         half = lists.to(dtype)
         selection, gradient = subject(half)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(half.scores.device.type, dtype=torch.bfloat16):
             cast, _ = subject(half)
         for result in (selection, cast):
             require(result.log_p.dtype == torch.float32, f"{dtype} scores gave {result.log_p.dtype}", half)

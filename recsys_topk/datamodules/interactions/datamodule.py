@@ -23,7 +23,7 @@ from recsys_topk.datamodules.interactions.preparation import FORMAT, Plan, Prepa
 from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptions
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
 from recsys_topk.datamodules.interactions.tables import Tables, open_tables
-from recsys_topk.datamodules.negatives import NegativeSource
+from recsys_topk.datamodules.negatives import NegativeMix
 from recsys_topk.datamodules.progress import Progress, StepBars
 from recsys_topk.datamodules.reading import Source, TableReader, open_table
 from recsys_topk.datamodules.schema import Schema
@@ -73,13 +73,14 @@ class InteractionsDataModule(CascadeDataModule):
         batch_size: Requests per training batch and process.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
-        negative_source: Where training negatives come from.
+        negative_source: Where training negatives come from; see `CascadeDataModule`.
         eval_negatives: Sampled negatives per list in evaluation.
         history_length: Newest interactions of the user to keep.
         seed: Seed of the order and of all negatives.
         num_workers: Worker processes that make batches.
         shuffle: Whether to shuffle training requests.
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
+        logq_correction: Whether softmax losses correct for how negatives were sampled; see `CascadeDataModule`.
 
     Example:
         >>> import tempfile
@@ -125,13 +126,14 @@ class InteractionsDataModule(CascadeDataModule):
         batch_size: int = 256,
         eval_batch_size: int | None = None,
         train_negatives: int = 100,
-        negative_source: NegativeSource = "uniform",
+        negative_source: NegativeMix = "uniform",
         eval_negatives: int = 160,
         history_length: int = 50,
         seed: int = 42,
         num_workers: int = 0,
         shuffle: bool = True,
         cache_dir: str | None = None,
+        logq_correction: bool = False,
     ) -> None:
         super().__init__(
             batch_size=batch_size,
@@ -142,6 +144,7 @@ class InteractionsDataModule(CascadeDataModule):
             seed=seed,
             num_workers=num_workers,
             shuffle=shuffle,
+            logq_correction=logq_correction,
         )
         if root is None and interactions is None:
             raise ValueError("no interactions are given; give --data.root FOLDER or --data.interactions FILE")

@@ -12,7 +12,7 @@ from recsys_topk.datamodules.base import CascadeDataModule, Split
 from recsys_topk.datamodules.deployment import ItemTable, UserTable
 from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.folders import cache_home
-from recsys_topk.datamodules.negatives import NegativeSource
+from recsys_topk.datamodules.negatives import NegativeMix
 from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
 from recsys_topk.datamodules.recflow.cache import DayCache
 from recsys_topk.datamodules.recflow.days import select_days
@@ -45,7 +45,7 @@ class RecFlowDataModule(CascadeDataModule):
         batch_size: Requests per training batch and process.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
-        negative_source: Where training negatives come from.
+        negative_source: Where training negatives come from; see `CascadeDataModule`.
         eval_negatives: Sampled negatives per list in evaluation.
         history_length: Newest views of the user to keep.
         seed: Seed of the order and of all negatives.
@@ -55,6 +55,7 @@ class RecFlowDataModule(CascadeDataModule):
         vocabulary: How ids become rows: ``"dense"``, ``"compact"``, ``"hash:rows=1000000"`` or ``"auto"``, for all
             tables or by table name (`VocabularyOptions`). None = ``"auto"``: dense up to 2,000,000 rows, above that
             compact, which needs the training days.
+        logq_correction: Whether softmax losses correct for how negatives were sampled; see `CascadeDataModule`.
 
     Example:
         >>> import tempfile
@@ -81,7 +82,7 @@ class RecFlowDataModule(CascadeDataModule):
         batch_size: int = 1024,
         eval_batch_size: int | None = None,
         train_negatives: int = 0,
-        negative_source: NegativeSource = "in_batch",
+        negative_source: NegativeMix = "in_batch",
         eval_negatives: int = 160,
         history_length: int = 50,
         seed: int = 42,
@@ -89,6 +90,7 @@ class RecFlowDataModule(CascadeDataModule):
         shuffle: bool = True,
         cache_dir: str | None = None,
         vocabulary: VocabularyChoice | None = None,
+        logq_correction: bool = False,
     ) -> None:
         super().__init__(
             batch_size=batch_size,
@@ -99,6 +101,7 @@ class RecFlowDataModule(CascadeDataModule):
             seed=seed,
             num_workers=num_workers,
             shuffle=shuffle,
+            logq_correction=logq_correction,
         )
         self.root = root
         self.world = as_world(world)

@@ -1,0 +1,112 @@
+"""Hard negatives, and the correction for sampling, in the module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from recsys_topk import CascadeModule
+from recsys_topk.cascades.sampled_negatives import keep_hard
+from recsys_topk.losses import ListNetLoss
+from tests.cascades.test_corpus import STAGES, Tiny
+
+TWO = STAGES["two towers first"]
+
+
+def batch_and_model(**options: Any) -> tuple[Any, CascadeModule, Tiny]:
+    data = Tiny(**{"train_negatives": 9, "negative_source": "uniform", **options})
+    torch.manual_seed(0)
+    model = CascadeModule(data.schema, TWO, "softmax", k=3, dim=3)
+    return data.add_negatives(next(iter(data.train_dataloader()))), model, data
+
+
+def test_hard_negatives_are_the_best_of_the_drawn_by_a_loop() -> None:
+    batch, model, _ = batch_and_model()
+    stage = model.cascade.stages["retrieval"]
+    kept = keep_hard(batch, stage, hard=3, random=2)
+    width = batch.candidates.shape[1] - 9
+    scores = stage(batch).detach()
+    assert kept.candidates.shape[1] == width + 5
+    assert kept.sampled == 5
+    for row in range(batch.size):
+        own = batch.candidates[row].tolist()
+        assert kept.candidates[row, : width + 2].tolist() == own[: width + 2]
+        rest = sorted(range(width + 2, width + 9), key=lambda column: -float(scores[row, column]))
+        assert set(kept.candidates[row, width + 2 :].tolist()) == {own[column] for column in rest[:3]}
+    assert kept.labels[:, width:].eq(0).all()
+    assert kept.mask[:, width:].all()
+
+
+def test_hard_negatives_are_never_the_lists_own_nor_excluded() -> None:
+    batch, model, data = batch_and_model(train_negatives=60)  # more than there are
+    kept = keep_hard(batch, model.cascade.stages["retrieval"], hard=20)
+    shard = data.shard("train")
+    rows = {int(request): number for number, request in enumerate(range(len(shard)))}
+    for row in range(kept.size):
+        width = batch.candidates.shape[1] - 60
+        own = set(kept.candidates[row, :width][kept.mask[row, :width]].tolist())
+        hard = kept.candidates[row, width:][kept.mask[row, width:]]
+        found = shard.excluded(torch.tensor([rows[int(kept.request_id[row])]]).numpy())
+        assert found is not None
+        assert not own & set(hard.tolist())
+        assert not set(data.items.rows(kept.item_id[hard]).tolist()) & set(found[0].tolist())
+        assert hard.unique().numel() == hard.numel() == 20
+
+
+def test_the_module_trains_on_the_hard_ones_and_the_choice_has_no_gradient() -> None:
+    batch, model, data = batch_and_model()
+    torch.manual_seed(0)
+    hard = CascadeModule(data.schema, TWO, "softmax", k=3, dim=3, hard_negatives=2, random_negatives=1)
+    expected = model.compute_objective(keep_hard(batch, model.cascade.stages["retrieval"], 2, 1))
+    found = hard.compute_objective(batch)
+    assert torch.equal(found.total, expected.total)
+    for total in (found.total, expected.total):
+        total.backward()
+    for one, other in zip(hard.parameters(), model.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        assert one.grad is None or torch.equal(one.grad, other.grad)
+
+
+def test_the_correction_is_subtracted_from_the_scores_of_every_stage() -> None:
+    batch, model, _ = batch_and_model(logq_correction=True, negative_source="popularity")
+    assert batch.log_q.shape == batch.candidates.shape
+    assert batch.log_q[:, -9:].lt(0).any()
+    loss = model.loss
+    terms = [loss(x - batch.log_q, batch.labels, batch.mask) for x in model(batch)]
+    found = model.compute_objective(batch)
+    torch.testing.assert_close(list(found.terms.values()), terms)
+    plain = model.compute_objective(batch.replace(log_q=torch.empty(0, 0)))
+    assert (plain.total - found.total).abs() > 1e-3
+
+
+def test_evaluation_is_not_corrected() -> None:
+    _, _, data = batch_and_model(logq_correction=True)
+    assert not data.add_negatives(next(iter(data.test_dataloader()))).log_q.numel()
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "text"),
+    [
+        ({"loss": "dftopk"}, {"logq_correction": True}, "the loss 'dftopk' has no sum over all items"),
+        ({"loss": "listnet"}, {"logq_correction": True}, "the loss 'listnet' has no sum over all items"),
+        ({"loss": "softmax", "objective": "bce"}, {"logq_correction": True}, "'bce' objective has terms of its own"),
+        ({"loss": "softmax", "hard_negatives": 2}, {"logq_correction": True}, "not in a list by chance alone"),
+        ({"loss": "softmax", "hard_negatives": 9}, {}, "9 sampled negatives per list leave nothing to choose"),
+        ({"loss": "softmax", "random_negatives": 2}, {}, "random_negatives goes with hard_negatives"),
+        ({"loss": "dftopk", "k": 9, "hard_negatives": 1, "random_negatives": 1}, {}, "lists have at most 9"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_before_training(model: dict[str, Any], data: dict[str, Any], text: str) -> None:
+    source = Tiny(train_negatives=9, **data)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "accelerator": "cpu"}
+    trainer = Trainer(**quiet, enable_model_summary=False, max_steps=1)
+    with pytest.raises(ValueError, match=text):
+        trainer.fit(CascadeModule(source.schema, TWO, dim=3, **{"k": 3, **model}), source)
+
+
+def test_listnet_is_corrected_with_a_normalised_target() -> None:
+    x, log_q = torch.randn(2, 3), -torch.rand(2, 3)
+    assert torch.allclose(ListNetLoss(target="normalised", tau=2.0).correct_sampling(x, log_q), x - 2 * log_q)

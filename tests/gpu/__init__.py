@@ -1,0 +1,1 @@
+"""What `make test-gpu` runs: see __main__."""

@@ -1,0 +1,203 @@
+"""The checks of `make test-gpu`, each a function from a device to rows of its table."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recsys_topk import losses, operators
+from recsys_topk.cli.main import main as command
+from recsys_topk.testing import check_loss, check_objective, check_operator
+from recsys_topk.testing.fuzz import fuzz_one
+from tests.conftest import TINY_WORLD
+
+Row = dict[str, str]
+ROOT = Path(__file__).parents[2]
+
+
+def row(check: str, what: str, run: Callable[[], object]) -> Row:
+    """Return a row of the table: what `run` returns in words, or why it failed."""
+    try:
+        said = run()
+    except Exception as error:  # whatever it raises is the finding
+        return {"check": check, "what": what, "result": f"FAILED: {type(error).__name__}: {error}"}
+    return {"check": check, "what": what, "result": "ok" if said is None else str(said)}
+
+
+def contract(device: str, quick: bool) -> list[Row]:
+    """Check every loss, operator and the joint objective on the rules of the contract suite, and random lists."""
+    from recsys_topk.cascades.objectives.joint import JointObjective
+
+    rows = []
+    for name, loss in losses.registry.classes().items():
+        if not quick or name == "lapsum":
+            rules = ["masked items are inert", "k may differ from list to list"] if quick else None
+            rows.append(row("contract", f"loss {name}", lambda c=loss, r=rules: check_loss(c, rules=r, device=device)))
+    for name, operator in operators.registry.classes().items():
+        if not quick or name == "sparse":
+            rules = ["masked items are inert", "ties are fair"] if quick else None
+            run = lambda c=operator, r=rules: check_operator(c, rules=r, device=device)  # noqa: E731
+            rows.append(row("contract", f"operator {name}", run))
+    for name in ("dftopk",) if quick else ("dftopk", "sigmoid", "lapsum"):
+        make = lambda name=name: JointObjective(losses.get(name), 2)  # noqa: E731
+        rows.append(row("contract", f"joint {name}", lambda m=make: check_objective(m, 2, device=device)))
+
+    def random_lists(kind: Any, name: str) -> None:
+        found = fuzz_one(kind, name, 256 if quick else 20_000, device=device)
+        assert found.clean, found.first
+
+    for kind, names in (("loss", losses.available()), ("operator", operators.available())):
+        for name in names:
+            if not quick or name == "dftopk":
+                rows.append(row("random lists", f"{kind} {name}", lambda k=kind, n=name: random_lists(k, n)))
+    return rows
+
+
+def kernels(device: str, quick: bool) -> list[Row]:
+    """Run the tests of Triton's kernels: on the GPU, or in the interpreter."""
+
+    def run() -> str:
+        environment = dict(os.environ) if device == "cuda" else {**os.environ, "TRITON_INTERPRET": "1"}
+        asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops/test_triton_kernels.py"]
+        asked += ["-k", "too_long"] if quick else []
+        done = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-3000:]
+        return done.stdout.strip().splitlines()[-1].strip("= ")
+
+    return [row("kernels", "Triton", run)]
+
+
+@contextlib.contextmanager
+def no_waiting(device: str) -> Iterator[None]:
+    """Raise where the host waits for the GPU; on a CPU there is nothing to wait for."""
+    if device != "cuda":
+        yield
+        return
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def waits(device: str, quick: bool) -> list[Row]:
+    """Check that losses, operators and a training step do not wait: once to warm up, and once under the check."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(16, 50, generator=generator).to(device).requires_grad_()
+    labels = (torch.rand(16, 50, generator=generator) < 0.2).float().to(device)
+    mask = (torch.rand(16, 50, generator=generator) < 0.8).to(device)
+    ks = torch.randint(1, 6, (16,), generator=generator).to(device)
+
+    def twice(call: Callable[[], torch.Tensor]) -> None:
+        call().backward()  # type: ignore[no-untyped-call]
+        with no_waiting(device):
+            call().backward()  # type: ignore[no-untyped-call]
+
+    rows = []
+    for name in losses.available():
+        if not quick or name in ("dftopk", "lambdaloss"):
+            loss = losses.get(name, k=5)
+            rows.append(row("no waiting", f"loss {name}", lambda f=loss: twice(lambda: f(scores, labels, mask, k=ks))))
+    for name in operators.available():
+        if not quick or name == "lapsum":
+            operator = operators.get(name)
+            run = lambda f=operator: twice(lambda: (f(scores, ks, mask).p * labels).sum())  # noqa: E731
+            rows.append(row("no waiting", f"operator {name}", run))
+    for negatives in (0,) if quick else (0, 25):
+        rows.append(row("no waiting", f"step, {negatives} negatives", lambda n=negatives: twice(_step(device, n))))
+    return rows
+
+
+def _step(device: str, negatives: int) -> Callable[[], torch.Tensor]:
+    from recsys_topk.bench.step import random_batch, random_schema
+    from recsys_topk.cascades.module import CascadeModule
+    from recsys_topk.datamodules import expand
+
+    schema = random_schema(500, 100)
+    module = CascadeModule(schema, loss="dftopk", dim=8).to(device)
+    batch = random_batch(schema, 32, 30, 10).to(device)
+
+    def objective() -> torch.Tensor:
+        group = len(schema.groups)
+        this = expand(batch, negatives, seed=1, group=group, source="in_batch").batch if negatives else batch
+        quotas = module.cascade.quotas
+        made = module.objective(module(this), this.labels, this.mask, groups=this.group, quotas=quotas, k=module.k)
+        return made.total
+
+    return objective
+
+
+def in_words(*arguments: str) -> str:
+    """Run a command of the package; return what it said."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = command(list(arguments))
+    assert status == 0, said.getvalue()[-2000:]
+    return said.getvalue()
+
+
+def fit(device: str, quick: bool) -> list[Row]:
+    """Train for a moment, in float32 and bf16-mixed, with dense and with fused tables."""
+    accelerator = "gpu" if device == "cuda" else "cpu"
+    kinds = [(p, o) for p in ("32-true", "bf16-mixed") for o in ("same", "rowwise_adagrad")]
+
+    def run(precision: str, optimizer: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            in_words(
+                "fit", *TINY_WORLD, f"--trainer.accelerator={accelerator}", "--trainer.devices=1",
+                f"--trainer.precision={precision}", f"--model.embedding_optimizer={optimizer}",
+                "--trainer.max_epochs=1", f"--trainer.limit_train_batches={2 if quick else 50}", f"--out={folder}/run",
+            )  # fmt: skip
+            lines = [line.split(",") for file in Path(folder).rglob("metrics.csv") for line in file.open()]
+        found = [value for values in lines[1:] for name, value in zip(lines[0], values, strict=True) if "loss" in name]
+        last = [float(value) for value in found if value.strip()][-1]
+        assert last == last, "the loss is NaN"
+        return f"ok, loss {last:.4f}"
+
+    chosen = kinds[-1:] if quick else kinds
+    names = {"same": "dense tables", "rowwise_adagrad": "fused tables"}
+    return [row("fit", f"{p}, {names[o]}", lambda p=p, o=o: run(p, o)) for p, o in chosen]
+
+
+def bench(device: str, quick: bool) -> list[Row]:
+    """Time losses, operators and steps."""
+    least = ["--names", "dftopk", "--shapes", "2x9x3", "--seconds", "0.01"]
+    options = {"losses": ["--quick"], "operators": ["--quick"], "step": []}
+    if quick:
+        options = {"losses": ["--quick", *least], "operators": ["--quick", *least]}
+    rows: list[Row] = []
+    for suite, given in options.items():
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "result.json"
+            asked = ["bench", suite, *given, "--device", device, "--json", str(file)]
+            done = row(f"bench {suite}", "", lambda a=asked: in_words(*a))
+            if not file.exists():
+                rows.append(done)
+                continue
+            for one in json.loads(file.read_text())["rows"]:
+                words = [value for value in one.values() if isinstance(value, str)]
+                ratio = f"ratio {one['ratio']:.2f}, " if one.get("ratio") is not None else ""
+                rows.append(
+                    {"check": f"bench {suite}", "what": " ".join(words), "result": f"{ratio}{one['ms']:.3f} ms"}
+                )
+    return rows
+
+
+CHECKS: dict[str, Callable[[str, bool], list[Row]]] = {
+    "contract": contract,
+    "kernels": kernels,
+    "waits": waits,
+    "fit": fit,
+    "bench": bench,
+}
