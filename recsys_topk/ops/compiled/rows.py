@@ -172,33 +172,6 @@ def copy_list(x: Any, y: Any, mask: Any, b: Any, above: Any, v: Any, s: Any, siz
 
 
 @compiled
-def keep_best(y: Any, b: Any, k: Any, s: Any) -> None:
-    """Leave only the k positives of list b with the largest labels in s, ties at the boundary included."""
-    n = y.shape[1]
-    low, high = LARGEST, SMALLEST
-    for i in range(n):
-        if s[i] < ZERO:
-            order = ordered(y[b, i])
-            low, high = min(low, order), max(high, order)
-    # The largest label that k labels reach, by bisection.
-    least, most = np.int64(low), np.int64(high)
-    while least < most:
-        middle = (least + most + 1) >> 1
-        label = number(i32(middle))
-        reached = 0
-        for i in range(n):
-            reached += (y[b, i] >= label) & (s[i] < ZERO)
-        if reached >= k:
-            least = middle
-        else:
-            most = middle - 1
-    label = number(i32(least))
-    for i in range(n):
-        if s[i] < ZERO and not y[b, i] >= label:
-            s[i] = ONE
-
-
-@compiled
 def quantile(p: Any) -> Any:
     """Return (z, density at z) of the standard normal law with P(Z > z) = p, to three digits."""
     tail = min(p, ONE - p)
@@ -262,6 +235,50 @@ def kth_pair(v: Any, size: Any, valid: Any, k: Any, low: Any, high: Any, guess: 
         kept = min(kept, order32 if up else LARGEST)
         cut = max(cut, SMALLEST if up else order32)
     return number(kept), number(cut)
+
+
+@compiled
+def keep_best(y: Any, b: Any, k: Any, positives: Any, s: Any, w: Any, size: Any) -> None:
+    """Leave only the k of more positives of list b with the largest labels in s, ties at the boundary included.
+
+    Args:
+        y: Labels.
+        b: The list.
+        k: How many.
+        positives: How many there are.
+        s: -1 for the positives and 1 for the others, changed in place.
+        w: (size,) float32, overwritten.
+        size: Length of s and w.
+    """
+    n = y.shape[1]
+    low, high = LARGEST, SMALLEST
+    for i in range(n):
+        value = y[b, i]
+        order = ordered(value)
+        chosen = s[i] < ZERO
+        w[i] = value if chosen else -INFINITY
+        low, high = min(low, order if chosen else LARGEST), max(high, order if chosen else SMALLEST)
+    if low == high:  # all tie
+        return
+    # The k-th largest label: of grades one of the first few different ones; places need a search.
+    label, reached = number(high), i32(0)
+    for step in range(6):
+        below = SMALLEST
+        reached = i32(0)
+        for i in range(n):
+            enough = w[i] >= label
+            reached += i32(enough)
+            below = max(below, SMALLEST if enough else ordered(w[i]))
+        if reached >= k or (step == 1 and i32(4) * reached < k):
+            break
+        label = number(below)
+    if reached < k:
+        for i in range(n, size):
+            w[i] = -INFINITY
+        spread = (number(high) - number(low)) / f32(positives)
+        label, _ = kth_pair(w, size, positives, k, low, high, number(high) - spread * f32(k), spread)
+    for i in range(n):
+        s[i] = s[i] if y[b, i] >= label else ONE
 
 
 @inlined
@@ -431,8 +448,8 @@ def clamped_logs(p: Any, size: Any) -> Any:
 
 @compiled
 def begin_list(
-    law: Any, x: Any, y: Any, mask: Any, ks: Any, k: Any, quota: Any, above: Any, b: Any, v: Any, s: Any, size: Any,
-    normal: Any,
+    law: Any, x: Any, y: Any, mask: Any, ks: Any, k: Any, quota: Any, above: Any, b: Any, v: Any, s: Any, w: Any,
+    size: Any, normal: Any,
 ) -> Any:  # fmt: skip
     """Copy list b and find its k-th pair.
 
@@ -448,7 +465,8 @@ def begin_list(
         b: The list.
         v: Receives the scores, -inf where masked.
         s: Receives -1 for the true items and 1 for the others.
-        size: Length of v and s.
+        w: Overwritten.
+        size: Length of v, s and w.
         normal: (4,) float32, k, number of items, quantile and density of the last call, which is often the next.
 
     Returns:
@@ -465,7 +483,7 @@ def begin_list(
     kept, cut = ZERO, ZERO
     if state > 0:
         if positives > rank:
-            keep_best(y, b, rank, s)
+            keep_best(y, b, rank, positives, s, w, size)
         if law == FENCHEL_YOUNG:
             rank = i32(0)
             for i in range(size):
@@ -528,12 +546,12 @@ def dftopk_lists(
     Returns:
         The number of lists that count and the sum of the losses; -1 and 0 if a score is not finite, or its square.
     """
-    v, s = buffers[0], buffers[1]
+    v, s, w = buffers[0], buffers[1], buffers[2]
     n, size, steep = x.shape[1], buffers.shape[1], ONE / tau
     number_counted, whole = 0, 0.0
     normal = np.zeros(4, f32)
     for b in range(first, last):
-        state, _, valid, kept, cut, _, _ = begin_list(law, x, y, mask, ks, k, -1, above, b, v, s, size, normal)
+        state, _, valid, kept, cut, _, _ = begin_list(law, x, y, mask, ks, k, -1, above, b, v, s, w, size, normal)
         if state < 0:
             return -1, 0.0
         if state != 1:
@@ -589,7 +607,7 @@ def threshold_lists(
     normal = np.zeros(4, f32)
     for b in range(first, last):
         state, rank, valid, kept, cut, mean, variance = begin_list(
-            law, x, y, mask, ks, k, -1, above, b, v, s, size, normal
+            law, x, y, mask, ks, k, -1, above, b, v, s, w, size, normal
         )
         if state < 0:
             return -1, 0.0
@@ -663,7 +681,7 @@ def clip_lists(
     number_counted, whole = 0, 0.0
     normal = np.zeros(4, f32)
     for b in range(first, last):
-        state, rank, valid, kept, cut, _, _ = begin_list(law, x, y, mask, ks, k, -1, above, b, v, s, size, normal)
+        state, rank, valid, kept, cut, _, _ = begin_list(law, x, y, mask, ks, k, -1, above, b, v, s, w, size, normal)
         if state < 0:
             return -1, 0.0
         if state != 1:
@@ -906,7 +924,7 @@ def joint_lists(
         for m in range(stages):
             v, u, d, w = buffers[5 + 4 * m], buffers[6 + 4 * m], buffers[7 + 4 * m], buffers[8 + 4 * m]
             state, rank, valid, kept, cut, mean, variance = begin_list(
-                law, x[m], y, mask, none, k, quotas[m], above, b, v, s, size, normal
+                law, x[m], y, mask, none, k, quotas[m], above, b, v, s, w, size, normal
             )
             if state < 0:
                 return -1
