@@ -10,9 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
 from recsys_topk.datamodules.base import CascadeDataModule
+from recsys_topk.datamodules.deployment import ItemTable
 from recsys_topk.datamodules.description_guess import GuessedTables, find_roles, guess_description
 from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
 from recsys_topk.datamodules.features import Description
@@ -250,6 +252,20 @@ class InteractionsDataModule(CascadeDataModule):
             f"times: {facts['times']}",
         ]
         return lines + [f"left out: {number:,} interactions, {why}" for why, number in facts["left_out"].items()]
+
+    @property
+    def encoder(self) -> FeatureEncoder:
+        """How raw features become ids and values."""
+        return self.prepared.encoder
+
+    def serving_items(self) -> ItemTable:
+        """Return all items, by the ids that the source has."""
+        items, ids = self.prepared.items, self.prepared.item_ids
+        number = len(items["item_id"])
+        empty = {"ids": np.empty((number, 0), np.int32), "values": np.empty((number, 0), np.float32)}
+        found = {**empty, **items}
+        names = ids.astype(str) if ids.dtype == object else ids
+        return ItemTable(names, found["ids"], found["values"], found["count"])
 
     def open_shard(self, name: str) -> InteractionsShard:
         """Return a split."""

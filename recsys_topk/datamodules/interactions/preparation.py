@@ -234,6 +234,8 @@ class Preparation:
         self._save("items", {"item_id": keys if plain else np.arange(keys.size), "count": count})
         if not plain:
             _write_ids(self.folder / "item-ids.arrow", spill.items.ids(keys))
+        if spill.users.text:
+            _write_ids(self.folder / "user-ids.arrow", spill.users.ids(users))
         for split in SPLITS:
             if split in self._contexts:
                 self._encode(encoder, "context", split, _stream(self.folder / "work" / f"{split}.requests"))

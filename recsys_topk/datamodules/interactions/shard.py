@@ -67,6 +67,12 @@ class PreparedInteractions:
         path = self.folder / "item-ids.arrow"
         return read_columns(path)["id"] if path.is_file() else self.items["item_id"]
 
+    @cached_property
+    def user_ids(self) -> Array:
+        """The id of each user as the source has it: integers, or texts."""
+        path = self.folder / "user-ids.arrow"
+        return read_columns(path)["id"] if path.is_file() else self.users["key"]
+
     def split(self, name: str) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return the requests of a split, and their positives."""
         return read_columns(self.folder / f"{name}.arrow"), read_columns(self.folder / f"{name}-positives.arrow")
