@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "datamodules": {"metrics.functional", "ops"},
     "cascades": {"datamodules.batch", "datamodules.schema", "losses", "metrics", "operators", "ops"},
     "reference": {"cascades.objectives", "losses", "metrics", "operators"},
+    "strategies": {"cascades", "datamodules", "metrics"},
     "callbacks": {"cascades", "datamodules", "metrics", "ops"},
     "testing": {"losses", "operators", "cascades", "datamodules"},
     "serving": {

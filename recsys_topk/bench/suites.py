@@ -16,6 +16,7 @@ SUITES = {
     "data": ("data", "batches from disk, negatives"),
     "rehearsal": ("rehearsal", "a day of the size of RecFlow's, from its files to evaluation"),
     "step": ("step", "a training step of the cascade"),
+    "scale": ("scale", "training with sharded tables on one and on several processes"),
     "paper": ("paper", "a pass with a model around it, as the paper timed operators"),
 }
 

@@ -31,6 +31,10 @@ class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning
         self._open = ExitStack()
         self._writer: pq.ParquetWriter | None = None
 
+    def setup(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        """Take the folder of the first process."""
+        self.path = trainer.strategy.broadcast(self.path)
+
     def write_on_batch_end(self, trainer: pl.Trainer, _: Any, prediction: dict[str, Tensor], *rest: Any) -> None:
         """Append one batch."""
         rows = pa.table({name: column.numpy() for name, column in prediction.items()})

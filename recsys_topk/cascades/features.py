@@ -19,6 +19,8 @@ from recsys_topk.cascades.tables import (
     is_plain,
     join_bags,
     make_bags,
+    pad_bags,
+    place_of_tables,
     plain_collection,
     read_torchrec,
     read_weights,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 HistoryForm = Literal["rows", "mean"]
+# From a batch to the largest number of requests, pool items and views (B L) of any process.
+Agree = Callable[[CascadeBatch], tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class FeatureEmbedding(nn.Module):
         collections: The tables. What belongs to it is a table for the optimizer, whatever its class.
         dims: Width of the output of each part: ``"request"``, ``"items"``, ``"history"``.
         fused: The optimizer of the tables, as given; None after `defuse`.
+        rate: Learning rate of that optimizer, also after `defuse`; 0 if there is none.
+        agree: For sharded tables, which every process must give equally many bags; None = as many as it has.
 
     Example:
         >>> from recsys_topk.datamodules.schema import Feature, Table
@@ -111,11 +117,13 @@ class FeatureEmbedding(nn.Module):
             raise ValueError("the schema has no item features, so a stage cannot tell items apart; add one")
         self.layout = Layout(schema, dimensions(schema, dim))
         self.fused = fused
+        self.rate = 0.0 if fused is None else fused.options["lr"]
         self._applied: Callable[[Tensor], Tensor] | None = None
+        self.agree: Agree | None = None
         place = torch.get_default_device() if device is None else torch.device(device)
         self._weighted = {name_of(parts): self._needs_weights(parts, place) for parts in self.groups}
         self.collections = nn.ModuleDict(
-            {name_of(parts): self._collection(parts, place, init_std) for parts in self.groups}
+            {name_of(parts): self._collection(parts, place_of_tables(place), init_std) for parts in self.groups}
         )
         self._register_columns(place)
         self.value_names = {part: list(schema.value_columns(part)) for part in PARTS}
@@ -196,7 +204,7 @@ class FeatureEmbedding(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_applied": None}
+        return {**self.__dict__, "_applied": None, "agree": None}
 
     def _rebuilt(self, name: str, collection: nn.Module) -> nn.Module:
         """Return a fused collection with the weights of another, on their device; its optimizer state begins anew."""
@@ -229,7 +237,7 @@ class FeatureEmbedding(nn.Module):
             table_config(table, self.layout.table_dims[table.name], features[table.name], init_std)
             for table in self.groups[parts]
         ]
-        weighted = self._needs_weights(parts, device)
+        weighted = self._weighted[name_of(parts)]
         if self.fused is None or device.type == "meta":
             return plain_collection(configs, device, weighted)
         return fused_collection(configs, device, weighted, self.fused)
@@ -277,7 +285,11 @@ class FeatureEmbedding(nn.Module):
                 )
                 for key in self.layout.keys[parts]
             }
+            if not direct and self.agree is not None:
+                number = self._agreed(parts, batch, history)
+                keys = {key: pad_bags(bags, number) for key, bags in keys.items()}
             values = (read_weights if direct else read_torchrec)(collection, keys)
+            values = values[: sum(len(ids[part]) for part in parts)]
             for part, block in zip(parts, torch.split(values, [len(ids[part]) for part in parts]), strict=True):
                 blocks[part].append(block)
         found: dict[Part, Tensor] = {}
@@ -286,6 +298,13 @@ class FeatureEmbedding(nn.Module):
             columns: Tensor | None = getattr(self, f"columns_{part}")
             found[part] = block if columns is None else block.index_select(1, columns)
         return found
+
+    def _agreed(self, parts: Parts, batch: CascadeBatch, history: HistoryForm) -> int:
+        """Return the number of bags that every process gives to a collection."""
+        assert self.agree is not None
+        requests, items, views = self.agree(batch)
+        most = {"request": requests, "items": items, "history": requests if history == "mean" else views}
+        return sum(most[part] for part in parts)
 
     def _with_values(self, part: Part, embedded: Tensor, batch: CascadeBatch, history: HistoryForm) -> Tensor:
         if not self.layout.values[part]:

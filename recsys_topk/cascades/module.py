@@ -319,8 +319,13 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 f"the {self.objective.name!r} objective compares sample groups and the data have {groups}, so nothing "
                 f"would be learned; use --objective independent, or sample negatives (--data.train_negatives)"
             )
-        if cuts and callable(length) and min(cuts) >= length("train"):
-            raise ValueError(covers(min(cuts), length("train"), quotas))
+        longest = None
+        if callable(length):
+            longest = length("train")
+            if hard := self.hparams["hard_negatives"]:
+                longest -= max(0, self.trainer.datamodule.train_negatives - hard - self.hparams["random_negatives"])
+        if cuts and longest is not None and min(cuts) >= longest:
+            raise ValueError(covers(min(cuts), longest, quotas))
         self._check = LearningCheck(self.loss.positive_above, cuts, quotas)
 
     def _finish_check(self) -> None:

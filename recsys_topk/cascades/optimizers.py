@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recsys_topk.cascades.features import FeatureEmbedding
-from recsys_topk.cascades.tables import FusedOptimizer
+from recsys_topk.cascades.tables import FusedOptimizer, copy_into
 from recsys_topk.registry import suggest
 
 OptimizerName = Literal["adam", "adamw", "adagrad", "sgd"]
@@ -99,7 +100,9 @@ def make_optimizer(name: str, module: nn.Module, lr: float, options: Mapping[str
 
     if not inner:
         return build(list(dense.values()))
-    return DenseAndFused(build(list(dense.values())), dense, inner)
+    embeddings = {path: part for path, part in module.named_modules() if isinstance(part, FeatureEmbedding)}
+    rates = {path: embeddings[path.rpartition(".collections.")[0]].rate for path in inner}
+    return DenseAndFused(build(list(dense.values())), dense, inner, rates)
 
 
 class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is untyped here
@@ -112,22 +115,39 @@ class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is unt
         dense: The ordinary optimizer.
         parameters: Its parameters, by name.
         fused: The optimizers of the table collections, by the collection's path.
+        rates: Their learning rates; a process that holds no table of a sharded collection cannot ask its optimizer.
     """
 
-    def __init__(self, dense: Optimizer, parameters: Mapping[str, nn.Parameter], fused: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        dense: Optimizer,
+        parameters: Mapping[str, nn.Parameter],
+        fused: Mapping[str, Any],
+        rates: Mapping[str, float],
+    ) -> None:
         self._dense, self._fused = dense, dict(fused)
+        # One group per collection, whatever part of its tables this process holds, so that schedules and their saved
+        # state are the same in every process and for every number of processes.
+        self._tables: list[dict[str, Any]] = [{"params": [], "lr": rates[path]} for path in self._fused]
         super().__init__([("dense", KeyedOptimizerWrapper(dict(parameters), lambda _: dense)), *self._fused.items()])
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the dense parameters, then one per collection of tables, which holds its learning rate."""
+        return [*self._dense.param_groups, *self._tables]
 
     def sync_tables(self) -> None:
         """Tell the tables the learning rate that the schedule has set; without it theirs lags one step behind."""
-        for part in self._fused.values():
+        for part, group in zip(self._fused.values(), self._tables, strict=True):
+            for own in part.param_groups:
+                own["lr"] = group["lr"]
             part.step()  # updates nothing: the rows are updated inside backward
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of both parts, as plain tensors."""
+        """Return the state of both parts; that of sharded tables as `ShardedTensor`s of this process."""
         tables = {
-            path: {"state": part.state_dict()["state"], "lr": part.param_groups[0]["lr"]}
-            for path, part in self._fused.items()
+            path: {"state": _named(part.state_dict()["state"]), "lr": group["lr"]}
+            for (path, part), group in zip(self._fused.items(), self._tables, strict=True)
         }
         return {"dense": self._dense.state_dict(), "fused": tables}
 
@@ -142,13 +162,29 @@ class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is unt
         for group, loaded in zip(groups, self._dense.param_groups, strict=True):
             group.update(loaded)
         self._dense.param_groups = groups
-        for path, part in self._fused.items():
+        for (path, part), group in zip(self._fused.items(), self._tables, strict=True):
             saved = state_dict["fused"][path]
-            for key, values in part.state_dict()["state"].items():
+            for key, values in _named(part.state_dict()["state"]).items():
                 for name, tensor in values.items():
-                    tensor.copy_(saved["state"][key][name])
-            for group in part.param_groups:
-                group["lr"] = saved["lr"]
+                    copy_into(tensor, saved["state"][key][name])
+            group["lr"] = saved["lr"]
+        self.sync_tables()
+
+
+def _named(state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the state of tables under the names of unsharded ones.
+
+    TorchRec calls it ``{"T.weight": {"T.weight.momentum_1": ...}}`` for an unsharded table T, and
+    ``{"embedding_bags.T.weight": {"T.momentum1": ...}}`` for a sharded one.
+    """
+    named: dict[str, dict[str, Any]] = {}
+    for key, values in state.items():
+        table = key.removeprefix("embedding_bags.").removesuffix(".weight")
+        parts = {name.removeprefix(f"{table}.").removeprefix("weight."): value for name, value in values.items()}
+        named[f"{table}.weight"] = {
+            f"{table}.weight.{re.sub(r'^momentum(?=[0-9])', 'momentum_', name)}": value for name, value in parts.items()
+        }
+    return named
 
 
 def warm_up(optimizer: Optimizer, steps: int) -> LambdaLR:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, PoolingType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from recsys_topk.cascades.layout import Use
 from recsys_topk.datamodules.schema import Table
+
+_on_meta = False
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,10 @@ def make_bags(ids: Tensor, use: Use | None, weighted: bool, static: bool) -> Bag
     weights = present.float() if weighted else None
     if weights is not None and use.bag:
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(1.0)
-    if static:
-        assert weights is not None
-        return Bags(own.flatten(), ids.new_full((len(own),), own.shape[1:].numel()), weights.flatten())
+    if static or bool(present.all()):  # nothing is padding, or it stays: nothing need be picked out
+        assert weights is not None or not static
+        lengths = ids.new_full((len(own),), own.shape[1:].numel())
+        return Bags(own.flatten(), lengths, None if weights is None else weights.flatten())
     return Bags(own[present], present.flatten(1).sum(1), None if weights is None else weights[present])
 
 
@@ -76,6 +81,43 @@ def join_bags(bags: list[Bags]) -> Bags:
         torch.cat([bag.lengths for bag in bags]),
         torch.cat(weights) if weights else None,
     )
+
+
+def pad_bags(bags: Bags, number: int) -> Bags:
+    """Return the bags with empty ones after them, `number` in all."""
+    return Bags(bags.ids, F.pad(bags.lengths, (0, number - len(bags.lengths))), bags.weights)
+
+
+@contextmanager
+def tables_on_meta(active: bool = True) -> Iterator[None]:
+    """Build tables on the meta device inside: they take no memory until a strategy places its part of them."""
+    global _on_meta
+    before, _on_meta = _on_meta, active
+    try:
+        yield
+    finally:
+        _on_meta = before
+
+
+def place_of_tables(device: torch.device) -> torch.device:
+    """Return where tables are to be built that belong to `device`."""
+    return torch.device("meta") if _on_meta else device
+
+
+def copy_into(target: Any, full: Tensor) -> None:
+    """Copy a full tensor into a tensor, or the shards that this process holds into a `ShardedTensor`."""
+    with torch.no_grad():
+        if not isinstance(target, ShardedTensor):
+            target.copy_(full)
+            return
+        for shard in target.local_shards():
+            shard.tensor.copy_(full[place_of(shard)].view_as(shard.tensor))
+
+
+def place_of(shard: Any) -> tuple[slice, ...]:
+    """Return the part of the full tensor that a shard is."""
+    offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+    return tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
 
 
 def table_config(table: Table, dim: int, features: Sequence[str], init_std: float) -> Any:

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("recsys_topk.cli.serve", "serve recommendations of an export over HTTP (no torch needed)"),
     "bench": ("recsys_topk.cli.bench", "time operators, losses, data and training steps"),
     "fuzz": ("recsys_topk.cli.fuzz", "try random lists on losses and operators, and count what fails"),
+    "plan": ("recsys_topk.cli.plan", "say how tables would be divided among devices, and what fits"),
     "compare": ("recsys_topk.cli.compare", "train several losses on the same data and tell them apart"),
     "stream": ("recsys_topk.cli.compare", "test on each day, then train on it, for several losses"),
     "experiment": ("recsys_topk.cli.experiment", "run the paper's experiments, simulated or on RecFlow"),
@@ -82,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("RECSYS_TOPK_DEBUG"):
             raise
+        if getattr(error, "quiet", False):  # another process of the same run says it
+            return 2
         warn(f"recsys-topk: {describe(error)}")
         return 2
 

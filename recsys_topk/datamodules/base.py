@@ -52,7 +52,8 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         train_negatives: Sampled negatives per list in training.
         negative_source: Where training negatives come from: ``"in_batch"``, ``"uniform"`` or ``"popularity"``, or how
             many per list come from each, ``{"in_batch": 20, "uniform": 10}``; their sum takes the place of
-            `train_negatives`.
+            `train_negatives`. With several processes ``"in_batch"`` is the batch of one; ``"in_global_batch"`` draws
+            from the lists of all, as one process would from the whole batch.
         eval_negatives: Sampled negatives per list in evaluation.
         seed: Seed of the order and of all negatives.
         num_workers: Worker processes that make batches.
@@ -264,6 +265,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             catalogue=self.catalogue(batch.shard, batch.items.device)
             if source != "in_batch" or batch.excluded is not None or log_q
             else None,
+            processes=self._share()[1],
         )
         counts = self._counts.setdefault(batch.training, [torch.zeros_like(expansion.drawn)] * 2)
         self._counts[batch.training] = [counts[0] + expansion.drawn, counts[1] + expansion.rejected]

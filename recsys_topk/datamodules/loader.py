@@ -189,6 +189,7 @@ class ShardLoader:
             "epoch": self.epoch,
             "shard": None if over else self.shards[piece.shard].name,
             "offset": 0 if over else piece.start,
+            "global_batch": self.batch_size * self.processes,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -196,6 +197,13 @@ class ShardLoader:
         name = state["shard"] if "shard" in state else state["day"]  # version 0.1 wrote "day"
         if state["seed"] != self.seed:
             raise ValueError(f"the state was saved with seed {state['seed']}, and this run has seed {self.seed}")
+        global_batch = self.batch_size * self.processes
+        if state.get("global_batch", global_batch) != global_batch:  # version 0.1 wrote none
+            raise ValueError(
+                f"the state was saved with a global batch of {state['global_batch']} requests (batch size times number "
+                f"of processes), and this run has {self.batch_size} x {self.processes}; resume with "
+                f"--data.batch_size {state['global_batch'] // self.processes or 1}, or another number of processes"
+            )
         if name is None:
             at = len(self)
         else:
@@ -204,7 +212,7 @@ class ShardLoader:
             if wanted not in starts:
                 raise ValueError(
                     f"the state stands at request {state['offset']} of {name}, where no batch begins now; "
-                    f"resume with the batch size, the number of processes and the data it was saved with"
+                    f"resume with the global batch and the data it was saved with"
                 )
             at = starts.index(wanted)
         self.epoch = state["epoch"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
@@ -16,7 +17,7 @@ from recsys_topk.datamodules.sampling import Drawn, Occurrences, Uniform, draw_d
 from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.ops.dispatch import may_read
 
-NegativeSource = Literal["in_batch", "uniform", "popularity"]
+NegativeSource = Literal["in_batch", "in_global_batch", "uniform", "popularity"]
 NegativeMix = NegativeSource | dict[NegativeSource, int]
 """One source, or how many negatives per list come from each."""
 
@@ -164,6 +165,7 @@ def expand(
     pool_rows: Tensor | None = None,
     excluded: Tensor | None = None,
     log_q: bool = False,
+    processes: int = 1,
 ) -> Expansion:
     """Append `number` sampled negatives to every list: columns of indices, no copies of features.
 
@@ -176,13 +178,15 @@ def expand(
         number: Negatives per list, n.
         seed: The same seed gives the same negatives.
         group: What to write into the `group` of sampled candidates.
-        source: ``"in_batch"`` (items of the other lists, as often as they occur there), ``"uniform"`` over the
-            catalogue, or ``"popularity"`` (in proportion to how often an item occurs in the shard); or how many come
+        source: ``"in_batch"`` (items of the other lists, as often as they occur there), ``"in_global_batch"`` (the same
+            with the lists of all processes; they exchange (B, N) integers), ``"uniform"`` over the catalogue, or
+            ``"popularity"`` (in proportion to how often an item occurs in the shard); or how many come
             from each, ``{"in_batch": 20, "uniform": 10}``, which are drawn in this order and add up to `number`.
         catalogue: The items of the batch's shard; ``"in_batch"`` alone needs none without `excluded` and `log_q`.
         pool_rows: (M,) the row of each pool item in the catalogue, if known; None = look it up by item id.
         excluded: (B, E) int64, catalogue rows that each list must not get besides its own items; -1 = padding.
         log_q: Fill `CascadeBatch.log_q`, so that a softmax loss can correct for the sampling.
+        processes: Number of processes whose batches form the global one; all must call this at the same time.
 
     Returns:
         The batch with (B, N + n) lists; sampled candidates have label 0.
@@ -191,7 +195,7 @@ def expand(
         raise ValueError(f"the number of negatives must not be negative, got {number}")
     parts = {source: number} if isinstance(source, str) else dict(source)
     if wrong := [name for name in parts if name not in get_args(NegativeSource)]:
-        raise ValueError(f"source must be 'in_batch', 'uniform' or 'popularity', got {wrong[0]!r}")
+        raise ValueError(f"source must be one of {', '.join(get_args(NegativeSource))}, got {wrong[0]!r}")
     if sum(parts.values()) != number or min(parts.values(), default=0) < 0:
         raise ValueError(f"the sources must add up to {number} negatives, got {parts}")
     correction: Tensor | None = None
@@ -202,7 +206,9 @@ def expand(
         raise ValueError(f"{what} a catalogue, and none was given")
     else:
         rows = catalogue.rows(batch.item_id) if pool_rows is None else pool_rows
-        made = _draw_parts(batch, parts, seed, catalogue, rows, excluded, more=int(log_q))
+        lists = rows.take(batch.candidates), batch.mask
+        everywhere = gather_lists(*lists) if "in_global_batch" in parts and processes > 1 else lists
+        made = _draw_parts(batch, parts, seed, catalogue, rows, excluded, everywhere, more=int(log_q))
         drawn = _joined(made)
         if log_q:
             correction = log_correction(made, len(catalogue))
@@ -217,6 +223,28 @@ def expand(
     if correction is not None:
         expanded = expanded.replace(log_q=torch.nn.functional.pad(correction, (batch.candidates.shape[1], 0)))
     return Expansion(expanded, drawn.drawn, drawn.rejected)
+
+
+def gather_lists(lists: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the lists of all processes in the order in which one process would have them, with their mask.
+
+    Row i of process r of R is row i R + r there, as `ShardLoader` deals requests. Processes may have different numbers
+    of lists; the missing ones are masked.
+
+    Args:
+        lists: (B, N) int64.
+        mask: Boolean (B, N).
+    """
+    size = torch.tensor(lists.shape, device=lists.device)
+    dist.all_reduce(size, op=dist.ReduceOp.MAX)
+    rows, columns = size.tolist()
+    own = torch.nn.functional.pad(
+        torch.where(mask, lists, -1), (0, columns - lists.shape[1], 0, rows - lists.shape[0]), value=-1
+    )
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, own)
+    together = torch.stack(parts, 1).flatten(0, 1)
+    return together.clamp_min(0), together >= 0
 
 
 def check_mix(source: NegativeMix, number: int) -> int:
@@ -251,6 +279,7 @@ def _draw_parts(
     catalogue: Catalogue,
     rows: Tensor,
     excluded: Tensor | None,
+    everywhere: tuple[Tensor, Tensor],
     more: int,
 ) -> list[Part]:
     """Draw from one source after the other; no part draws what an earlier one has drawn for the list."""
@@ -266,8 +295,9 @@ def _draw_parts(
             drawn = draw_distinct(catalogue.uniform, keys, own, mask, number)
         else:
             source = catalogue.popular
-            if name == "in_batch":
-                source = Occurrences.in_lists(lists, batch.mask, len(catalogue))
+            if name != "popularity":
+                given = (lists, batch.mask) if name == "in_batch" else everywhere
+                source = Occurrences.in_lists(*given, len(catalogue))
             drawn = draw_distinct(source, keys, own, mask, number + more)
             share = catalogue.share
         made.append(Part(number, drawn, share, len(catalogue) - _different(own, mask)))

@@ -312,7 +312,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
         own = self.k if k is None else k
         chosen = None if isinstance(own, str) else self._required(own)
         arguments = (x, y, mask, chosen, self.positive_above, law, mean)
-        return topk_loss(*arguments) if topk_loss.backend_for(*arguments) != "torch" else None
+        kernel = topk_loss.implementation_for(*arguments)
+        return None if kernel is None else kernel.function(*arguments)
 
     def _lists(
         self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts

@@ -104,7 +104,9 @@ class _Membership(torch.autograd.Function):
 
 
 def noised_topk(filled: Tensor, k: Tensor, noise: Tensor, tau: float) -> Tensor:
-    """Return the hard top k of `filled` + tau `noise`, boolean (B, N).
+    """Return the hard top k of `filled` + tau `noise`, boolean (B, N): exactly k items, the first of those that tie.
+
+    Two draws of float32 noise are equal once in some million, so that equal scores tie now and then.
 
     Example:
         >>> x = torch.tensor([[2.0, 1.0, 0.0]])
@@ -113,7 +115,9 @@ def noised_topk(filled: Tensor, k: Tensor, noise: Tensor, tau: float) -> Tensor:
     """
     noised = filled + tau * noise
     kept, _ = kth_values(noised, k)
-    return noised >= kept
+    above, tied = noised > kept, noised == kept
+    room = (k - above.sum(1)).unsqueeze(1)
+    return above | (tied & (tied.cumsum(1) <= room))
 
 
 def _noise(filled: Tensor, generator: torch.Generator, places: Tensor | None, width: int) -> Tensor:

@@ -211,27 +211,26 @@ class Operation(Generic[P, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the first backend that serves the arguments under the switch, else the reference."""
+        found = self.implementation_for(*args, **kwargs)
+        if found is not None:
+            served: T = found.function(*args, **kwargs)
+            return served
+        return self.reference(*args, **kwargs) if is_eager() else self._traced(*args, **kwargs)
+
+    def implementation_for(self, *args: P.args, **kwargs: P.kwargs) -> Implementation | None:
+        """Return the backend that a call with these arguments would take; None = the reference."""
         if torch.compiler.is_compiling():
-            compiled = self._serving_traced(*args, **kwargs)
-            return self._traced(*args, **kwargs) if compiled is None else compiled.function(*args, **kwargs)
-        if _transforms_active():
-            return self._traced(*args, **kwargs)
-        for implementation in self._serving():
-            if implementation.serves(*args, **kwargs):
-                served: T = implementation.function(*args, **kwargs)
-                return served
-        return self.reference(*args, **kwargs)
+            return self._serving_traced(*args, **kwargs)
+        if not _transforms_active():
+            for implementation in self._serving():
+                if implementation.serves(*args, **kwargs):
+                    return implementation
+        return None
 
     def backend_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Return the name of the backend that a call with these arguments would take; ``"torch"`` is the reference."""
-        if torch.compiler.is_compiling():
-            compiled = self._serving_traced(*args, **kwargs)
-            return "torch" if compiled is None else compiled.backend
-        if is_eager():
-            for implementation in self._serving():
-                if implementation.serves(*args, **kwargs):
-                    return implementation.backend
-        return "torch"
+        found = self.implementation_for(*args, **kwargs)
+        return "torch" if found is None else found.backend
 
     def _serving_traced(self, *args: P.args, **kwargs: P.kwargs) -> Implementation | None:
         for one in self.implementations:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -173,7 +174,7 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
     out = losses[:, None] if gradient is None else gradient.numpy()
     loop, code, width = compiled_law(law.name)
     like = np.empty(-(-n // width) * width, np.float32)
-    numbers = [np.float32(z) for z in (above, law.tau, law.alpha, 1.0 / lists if mean else 1.0)]
+    numbers = _float32(above, law.tau, law.alpha, 1.0 / lists if mean else 1.0)
     found: list[tuple[int, float]] = []
 
     def run(part: int, first: int, last: int) -> None:
@@ -193,7 +194,7 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
     if gradient is None:
         return _tensor(value), which
     factor = lists / divided_by if mean else 1.0
-    return apply(_WithGradient, scores, gradient, _Result(value, factor, rest)), which
+    return apply(_WithGradient, scores, _Result(value, factor, rest), [gradient]), which
 
 
 # Items of a list that one program holds; the reference (topk, then elementwise) serves longer ones.
@@ -215,6 +216,13 @@ def _triton(*args: Any) -> tuple[Tensor, Tensor | None]:
     return topk_loss_triton(*args)
 
 
+@lru_cache(256)
+def _float32(*numbers: float) -> tuple[np.float32, ...]:
+    """Return numbers as the loops take them; a loss asks for the same ones at every call."""
+    return tuple(np.float32(number) for number in numbers)
+
+
+@cache
 def compiled_law(name: LawName) -> tuple[Any, int, int]:
     """Return the compiled loop of a law, its code there, and what lists are padded to a multiple of."""
     from recsys_topk.ops.compiled import rows
@@ -229,7 +237,7 @@ def compiled_law(name: LawName) -> tuple[Any, int, int]:
 
 
 def _tensor(value: Any) -> Tensor:
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.tensor(value, dtype=torch.float32)
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.full((), value, dtype=torch.float32)
 
 
 class _Result(NamedTuple):
@@ -242,21 +250,23 @@ class _Result(NamedTuple):
 
 class _WithGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, gradient: Tensor, result: _Result) -> Tensor:
-        ctx.save_for_backward(scores, gradient)
-        ctx.result = result
+    def forward(ctx: Any, scores: Tensor, result: _Result, gradient: list[Tensor]) -> Tensor:
+        ctx.save_for_backward(scores)
+        # In a list, from which the last backward takes it: a gradient that nothing else holds need not be copied.
+        ctx.result, ctx.gradient = result, gradient
         return _tensor(result.value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
-        scores, gradient = ctx.saved_tensors
+        (scores,) = ctx.saved_tensors
         _, factor, arguments = ctx.result
         if wants_graph():
             formula = lambda x: topk_loss.reference(x, *arguments)[0]  # noqa: E731
             return through_reference(formula, [scores], [grad])[0], None, None
         rate = grad.item() * factor if grad.dim() == 0 else grad[:, None]
         if not is_last_backward():
-            return gradient * rate, None, None
+            return ctx.gradient[0] * rate, None, None
+        gradient = ctx.gradient.pop()
         return gradient if grad.dim() == 0 and rate == 1.0 else gradient.mul_(rate), None, None
 
 

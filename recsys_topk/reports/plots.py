@@ -15,9 +15,11 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
+from recsys_topk import losses
 from recsys_topk.runs.text import cell
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -27,8 +29,11 @@ Bands: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 # Told apart with the usual colour blindnesses and by lightness; the losses met most often have one of their own.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288", "#882255", "#555555", "#999933")
 NAMED = ("dftopk", "lapsum", "neuralsort", "softsort", "diffsort", "sparse", "listnet", "lambdaloss", "bce", "sigmoid")
-OTHERS = ("#117733", "#661100", "#44aa99", "#aa4499", "#6699cc", "#8c6d31")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+OTHERS = (
+    "#117733", "#661100", "#44aa99", "#aa4499", "#6699cc", "#8c6d31", "#000000", "#e7298a", "#7570b3", "#66a61e",
+    "#a6761d", "#1b9e77", "#7f3c8d", "#d95f02", "#3969ac", "#80ba5a",
+)  # fmt: skip
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 WIDTH = 7.2  # inches
 
 
@@ -41,7 +46,10 @@ def colour(label: str) -> str:
     """
     first = label.replace(",", " ").replace(":", " ").split()
     name = first[0].lower() if first else ""
-    return PALETTE[NAMED.index(name)] if name in NAMED else OTHERS[crc32(name.encode()) % len(OTHERS)]
+    if name in NAMED:
+        return PALETTE[NAMED.index(name)]
+    known = [one for one in losses.available() if one not in NAMED]
+    return OTHERS[(known.index(name) if name in known else crc32(name.encode())) % len(OTHERS)]
 
 
 def bars(
@@ -69,15 +77,17 @@ def bars(
     if not rows:
         raise ValueError("nothing to draw: bars needs at least one row")
     with _style():
-        axes = _axes(0.9 + 0.27 * len(rows) + (0.5 if reference else 0.0), title)
+        axes = _axes(1.1 + 0.32 * len(rows) + (0.5 if reference else 0.0), title)
         names = [str(row["run"]) for row in rows]
         lengths = [0.0 if row.get(value) is None else float(row[value]) for row in rows]
         errors = [float(row.get(error or "") or 0.0) for row in rows]
         colours = [row.get("colour") or colour(name) for row, name in zip(rows, names, strict=True)]
         drawn = axes.barh(range(len(rows)), lengths, height=0.7, xerr=errors, color=colours, tick_label=names)
         shown = [cell(row.get(value)) for row in rows]
+        for number, (bar, name, text, own) in enumerate(zip(drawn, names, shown, errors, strict=True)):
+            _hover(bar, number, [f"{name}: {text}" + (f" ± {cell(own)}" if own else "")])
         axes.bar_label(
-            drawn, shown, padding=4, fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+            drawn, shown, padding=4, fontsize=10, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}
         )
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
@@ -85,12 +95,12 @@ def bars(
         axes.set_xlabel(xlabel or value)
         axes.margins(x=0.1)
         if reference:
-            axes.set_title(title, loc="left", pad=42)  # room for the names of the lines
+            axes.set_title(title, loc="left", pad=56)  # room for the names of the lines
         for name, at in (reference or {}).items():
             axes.axvline(at, color="#222222", linewidth=1.0, linestyle=(0, (4, 3)))
             axes.annotate(
                 f"{name} {cell(at)}", (at, 1.0), (2, 3), xycoords=axes.get_xaxis_transform(),
-                textcoords="offset points", rotation=25, fontsize=7.5, ha="left", va="bottom",
+                textcoords="offset points", rotation=25, fontsize=10, ha="left", va="bottom",
             )  # fmt: skip
         return axes.figure  # type: ignore[return-value]
 
@@ -127,8 +137,8 @@ def lines(
     places = _places(series)
     used: dict[str, int] = {}
     with _style():
-        axes = _axes(3.4, title)
-        for label, points in series.items():
+        axes = _axes(3.6, title)
+        for number, (label, points) in enumerate(series.items()):
             x = [places[at] if places else at for at, _ in points]
             y = [value for _, value in points]
             for axis, given, log in (("x", x, logx), ("y", y, logy)):
@@ -138,10 +148,11 @@ def lines(
             marker = MARKERS[used.setdefault(shade, 0) % len(MARKERS)]
             used[shade] += 1
             is_dashed = label in (dashed or ())
-            axes.plot(
-                x, y, color=shade, label=label, linewidth=1.6, marker=marker, markersize=4,
+            (line,) = axes.plot(
+                x, y, color=shade, label=label, linewidth=1.8, marker=marker, markersize=5.5,
                 linestyle="--" if is_dashed else "-", markerfacecolor="white" if is_dashed else shade,
             )  # fmt: skip
+            _hover(line, number, [f"{label}: {cell(value)} at {at}" for at, value in points])
             if bands and label in bands:
                 low, high = bands[label]
                 axes.fill_between(x, list(low), list(high), color=shade, alpha=0.18, linewidth=0)
@@ -156,15 +167,46 @@ def lines(
             axes.set_xticks([places[text] for text in shown], shown, **style)
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), borderaxespad=0.3)
+        # Below the plot: beside it, it would make the page shrink plot and text.
+        columns = 2 if max(map(len, series)) > 22 else 3
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(0.0, -0.2 if not places else -0.26), ncols=columns, borderaxespad=0.0
+        )
         return axes.figure  # type: ignore[return-value]
 
 
 def svg(figure: Figure) -> str:
     """Return a figure as SVG text that can stand alone or inside an HTML page; the same figure gives the same text."""
     text = _saved(figure, "svg", dict.fromkeys(("Creator", "Date", "Format", "Type"))).decode()
+    for gid, words in getattr(figure, "hover_texts", {}).items():
+        text = _with_titles(text, gid, words)
     title = escape(figure.axes[0].get_title(loc="left"))
     return text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+
+
+def _hover(artist: Artist, number: int, words: Sequence[str]) -> None:
+    """Let the marks of an artist say words when the pointer rests on them: a bar, or the points of a line."""
+    gid = f"mark-{number}"
+    artist.set_gid(gid)
+    figure: Any = artist.figure
+    figure.hover_texts = {**getattr(figure, "hover_texts", {}), gid: list(words)}
+
+
+def _with_titles(text: str, gid: str, words: Sequence[str]) -> str:
+    """Return an SVG with a title in each mark of a group; browsers show it on hover, without a script."""
+    start = text.index(f'<g id="{gid}">')
+    end = text.find('<g id="', start + 1)
+    group = text[start:end]
+    left = iter(words)
+    if "<use " in group:  # the points of a line
+
+        def titled(found: re.Match[str]) -> str:
+            return f"{found[1]}><title>{escape(next(left, ''))}</title></use>"
+
+        group = re.sub(r"(<use [^>]*?)/>", titled, group)
+    else:
+        group = group.replace(">", f"><title>{escape(next(left))}</title>", 1)
+    return text[:start] + group + text[end:]
 
 
 def png(figure: Figure, dpi: int = 150) -> bytes:

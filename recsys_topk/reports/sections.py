@@ -82,12 +82,18 @@ def comparison(section: Section, found: Found, record: Mapping[str, Any]) -> Non
         found: The comparison.
         record: The experiment that it belongs to, with the points and the reference rankers; may be empty.
     """
-    runs = found.content["runs"]
+    given = found.content["runs"]
+    shown = {label: with_settings(label, own) for label, own in given.items()}
+    runs = {shown[label]: own for label, own in given.items()}
     rows, names = summarise(runs), metric_names(runs)
     joint, *alone = map(heading, names)
     about, points, reference = (record.get(key) or {} for key in ("about", "points", "reference"))
+    if about:
+        about = {**about, "subject": shown.get(about["subject"], about["subject"])}
+    points = {shown.get(label, label): point for label, point in points.items()}
     kinds = ["joint", *(kind for name in names[1:] for kind in ("retrieval", "ranking") if kind in name)]
     papers = {kind: paper_curves(about["figures"], kind) for kind in kinds} if about.get("figures") else {}
+    papers = {kind: {shown.get(name, name): line for name, line in lines.items()} for kind, lines in papers.items()}
     theirs = papers.get("joint", {})
     at = {row["run"]: points.get(row["run"]) or (row["run"], 0.0) for row in rows}
     by_joint = sorted(rows, key=lambda row: -row["joint"])
@@ -110,13 +116,58 @@ def comparison(section: Section, found: Found, record: Mapping[str, Any]) -> Non
     caption = f"Means over seeds; ± is the standard deviation, p a paired t-test against {rows[0]['run']}."
     if reference:
         caption += " Random, popularity and oracle rank without learning; the oracle knows the true utility."
-    notes = [f"The paper's {name}: {why}." for name, why in paper_figures()["faulty"].items() if name in theirs]
-    section.tables.append(Table(caption, body, notes, {"p": 3, about.get("xlabel") or "": None}))
+    in_table = {name for name, _ in at.values()}
+    faulty = {shown.get(name, name): why for name, why in paper_figures()["faulty"].items()}
+    notes = [f"The paper's {name}: {why}." for name, why in faulty.items() if name in theirs and name in in_table]
+    several = len({name for name, _ in at.values()}) > 1
+    if points and several:
+        section.tables.append(pivoted(rows, at, theirs, about["xlabel"]))
+    section.tables.append(
+        Table(caption, body, notes, {"p": 3, about.get("xlabel") or "": None}, folded=bool(points and several))
+    )
     if "popularity" in reference:
         level = reference["popularity"]["joint"]
         below = [row["run"] for row in rows if row["joint"] <= level]
         text = f"Ranking by popularity gives {level:.3f}; {len(rows) - len(below)} of {len(rows)} runs are above it"
         section.verdict.append(f"{text} (not: {'; '.join(below)})." if below else f"{text}.")
+
+
+def with_settings(label: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the label of a competitor with the temperature that its loss was given, if it does not say so itself.
+
+    Example:
+        >>> run = {"given": {"loss": {"class_path": "dftopk", "init_args": {"tau": 500.0}}}}
+        >>> with_settings("dftopk", [run]), with_settings("dftopk tau 500", [run])
+        ('dftopk (tau 500)', 'dftopk tau 500')
+    """
+    given = runs[0].get("given") or {} if runs else {}
+    loss = given.get("loss") or (given.get("model") or {}).get("loss") or {}
+    tau = (loss.get("init_args") or {}).get("tau") if isinstance(loss, Mapping) else None
+    return label if tau is None or "tau" in label.split() else f"{label} (tau {float(tau):g})"
+
+
+def pivoted(
+    rows: Rows, at: Mapping[str, tuple[str, float]], paper: Mapping[str, Mapping[float, float]], what: str
+) -> Table:
+    """Return a table with a row for each competitor and a column for each x, the paper's rows below ours.
+
+    Args:
+        rows: ``run`` and ``joint``.
+        at: Competitor and x of each run.
+        paper: The paper's values by competitor and x.
+        what: Name of x.
+    """
+    by_name: dict[str, dict[float, float]] = {}
+    for row in rows:
+        name, x = at[row["run"]]
+        by_name.setdefault(name, {})[x] = row["joint"]
+    columns = sorted({x for line in by_name.values() for x in line})
+    body = []
+    for name, line in sorted(by_name.items(), key=lambda pair: -max(pair[1].values())):
+        for label, values in ((name, line), (f"{name}, the paper", paper.get(name, {}))):
+            if values:
+                body.append({"run": label, **{f"{x:g}": values.get(x) for x in columns}})
+    return Table(f"Joint recall by {what}, mean over seeds.", body)
 
 
 def _bars(
@@ -284,7 +335,14 @@ def fit(section: Section, found: Found, record: Mapping[str, Any]) -> None:
     config = found.content["config"] or {}
     loss = (config.get("model") or {}).get("loss") or {}
     section.question = f"{loss.get('class_path', 'a run').rpartition('.')[2]}, seed {config.get('seed_everything')}"
-    section.commands = [f"recsys-topk fit --config {shlex.quote(str(found.path / 'config.yaml'))}"]
+    checkpoint = config.get("ckpt_path")
+    if checkpoint:  # a directory that `test` or `validate` made
+        measured = next((name.partition("/")[0] for name in logged if name.startswith(("test/", "val/"))), "test")
+        command = {"val": "validate"}.get(measured, measured)
+        section.title = f"{command}: {found.path.name}"
+        section.commands = [f"recsys-topk {command} --ckpt_path {shlex.quote(str(checkpoint))}"]
+    else:
+        section.commands = [f"recsys-topk fit --config {shlex.quote(str(found.path / 'config.yaml'))}"]
     section.details["config.yaml"] = found.content["text"]
 
 

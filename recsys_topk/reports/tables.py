@@ -20,17 +20,19 @@ class Table:
         rows: Values by column; a row may leave columns out.
         notes: Sentences below it.
         digits: Digits after the point by column; None = three that matter. Four if a column is not here.
+        folded: Shown only when it is opened.
     """
 
     caption: str
     rows: Sequence[Mapping[str, Any]]
     notes: Sequence[str] = ()
     digits: Mapping[str, int | None] = field(default_factory=dict)
+    folded: bool = False
 
     @property
     def columns(self) -> list[str]:
-        """The columns of all rows."""
-        return list(dict.fromkeys(column for row in self.rows for column in row))
+        """The columns that some row has a value in."""
+        return list(dict.fromkeys(column for row in self.rows for column, value in row.items() if value is not None))
 
     def kind(self, column: str) -> str:
         """Return ``text``, ``number``, or ``paper`` for a number that the paper reports."""

@@ -94,10 +94,12 @@ def table_verdict(
     text = f"Here {subject} is {standing(ours, subject)} by joint recall ({shown})"
     shared = {name: value for name, value in ours.items() if name in paper}
     theirs = {name: paper[name] for name in shared}
-    if subject in theirs and len(shared) > 1:
-        text += f", and {ordinal(place(shared, subject))} of the {len(shared)} that the paper has too; "
-        text += f"the paper has it {ordinal(place(theirs, subject))} of those"
     said = [f"{text}."]
+    if subject in theirs and len(shared) > 1:
+        said.append(
+            f"Among the {len(shared)} methods that the paper also reports, {subject} ranks "
+            f"{ordinal(place(shared, subject))} here and {ordinal(place(theirs, subject))} in the paper."
+        )
     best = best_first(ours)[0]
     if best != subject:
         p = by_name[best].get("p") if next(iter(by_name)) == subject else None
@@ -135,7 +137,7 @@ def peak_verdict(curve: Mapping[float, float], paper: Mapping[float, float], sub
         said.append(f"The paper's best {what}, {there:g}, gives {curve[there]:.3f} here, {loss:.3f} less.")
     agreement = kendall(curve, paper)
     if agreement is not None:
-        said.append(f"The two curves rank the values of {what} alike to a Kendall's tau of {agreement:+.2f}.")
+        said.append(f"Kendall's tau between the two orders of {what} is {agreement:+.2f}.")
     return said
 
 
@@ -155,21 +157,21 @@ def growth_verdict(ours: Curves, paper: Curves, subject: str, what: str) -> list
     if low == high or not gains:
         return [f"There is no competitor here with two values of {what}, so nothing can be said of a gain."]
     up, up_there = (sum(gain > 0 for gain in found.values()) for found in (gains, theirs))
-    text = f"From {low:g} to {high:g} {what}, {up} of {len(gains)} gain here"
-    said = [f"{text}; in the paper {up_there} of {len(theirs)}." if theirs else f"{text}."]
+    text = f"From {low:g} to {high:g} {what}, joint recall rises for {up} of {len(gains)} methods here"
+    said = [f"{text} and for {up_there} of {len(theirs)} in the paper." if theirs else f"{text}."]
     if subject in gains:
         text = f"{subject} changes by {gains[subject]:+.3f} here"
         said.append(f"{text} and by {theirs[subject]:+.3f} in the paper." if subject in theirs else f"{text}.")
     if len(gains) > 1:
         largest, *_, smallest = best_first(gains)
-        said.append(f"Most: {largest} {gains[largest]:+.3f}; least: {smallest} {gains[smallest]:+.3f}.")
+        said.append(f"Largest change: {largest} {gains[largest]:+.3f}; smallest: {smallest} {gains[smallest]:+.3f}.")
     if len(gains) > 1 and subject in gains:
         at_high = {name: ours[name][high] for name in gains}
         text = f"At {high:g}, {subject} is {standing(at_high, subject)} here"
         if subject in theirs:
             among = ordinal(place({name: at_high[name] for name in theirs}, subject))
-            text += f" ({among} of the {len(theirs)} shared), in the paper "
-            text += standing({name: paper[name][high] for name in theirs}, subject)
+            text += f"; among the {len(theirs)} methods that the paper also reports it is {among} here and "
+            text += f"{ordinal(place({name: paper[name][high] for name in theirs}, subject))} in the paper"
         said.append(f"{text}.")
     return said
 
@@ -198,7 +200,10 @@ def runtime_verdict(here: Mapping[str, Curves], paper: Mapping[str, Curves], sub
         others = [name for name in reversed(best_first(times)) if name != subject]
         shown = [f"{name} {short(times[name] / times[subject])}{beside.get(name, '')}" for name in others]
         if shown:
-            said.append(f"Times as long as {subject}{' (in the paper)' if beside else ''}: {', '.join(shown)}.")
+            ratios = ", ".join(shown)
+            said.append(
+                f"Time of the others divided by that of {subject}{' (in the paper)' if beside else ''}: {ratios}."
+            )
     return said
 
 

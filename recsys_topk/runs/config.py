@@ -31,6 +31,7 @@ CONFIGS = "recsys_topk.runs.configs"
 # Arguments that the run itself gives to a class.
 GIVEN = ("self", "loss", "stages")
 KEYS = ("loss", "objective", "data")
+TORCHREC = "recsys_topk.strategies.torchrec.TorchRecStrategy"
 DEFAULTS = {"loss": "dftopk", "data": "recflow"}
 
 
@@ -239,6 +240,11 @@ def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
         from recsys_topk.cascades.upgrade import upgrade
 
         long["model"] = upgrade({**(long.get("model") or {}), **short})
+    trainer = long.get("trainer")
+    if isinstance(trainer, Mapping) and isinstance(trainer.get("strategy"), Mapping):
+        strategy = dict(trainer["strategy"])
+        if strategy.get("class_path") == "torchrec":  # Lightning's parser knows names of classes only
+            long["trainer"] = {**trainer, "strategy": {**strategy, "class_path": TORCHREC}}
     for key in KEYS:
         holder = long if key == "data" else long.get("model", {})
         part = holder.get(key)

@@ -36,8 +36,10 @@ def run_name(model: Any, data: Any, seed: int | bool | None) -> str:
 
 
 def first_process() -> bool:
-    """Return whether this is the process that was started, not one that Lightning starts for another device."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+    """Return whether this is the first process of a run: the one that was started, or torchrun's number 0."""
+    if "RANK" in os.environ:
+        return os.environ["RANK"] == "0"
+    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
 
 
 class RunDirectory:
@@ -54,8 +56,8 @@ class RunDirectory:
     def __init__(self, parent: Path, name: str) -> None:
         self._lock: Any = None
         check_name(name)
-        if not first_process() and HANDED_DOWN in os.environ:
-            self.path = Path(os.environ[HANDED_DOWN])
+        if not first_process():  # Lightning's processes inherit the directory, those of torchrun do without
+            self.path = Path(os.environ.get(HANDED_DOWN, parent / name))
             return
         try:
             parent.mkdir(parents=True, exist_ok=True)
@@ -82,9 +84,9 @@ class RunDirectory:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def record(self, **facts: Any) -> None:
-        """Add to what is known of the run."""
-        if first_process():
+    def record(self, *, anyway: bool = False, **facts: Any) -> None:
+        """Add to what is known of the run; a process that is not the first one does so only if it must (`anyway`)."""
+        if first_process() or (anyway and self.path.is_dir()):
             write_whole(self.path / "run.json", json.dumps({**self.facts, **facts}, indent=1) + "\n")
 
     @property

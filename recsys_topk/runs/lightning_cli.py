@@ -17,6 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import StrategyRegistry
 
 from recsys_topk.callbacks.predictions import PredictionWriter
 from recsys_topk.callbacks.progress import Pace, PlainProgress, RichProgress
@@ -25,6 +26,7 @@ from recsys_topk.cascades.default_stages import default_stages
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.stage import StageConfig
+from recsys_topk.cascades.tables import tables_on_meta
 from recsys_topk.datamodules import CascadeDataModule
 from recsys_topk.files import write_whole
 from recsys_topk.losses.base import RankingLoss
@@ -39,11 +41,13 @@ from recsys_topk.runs.quiet import quiet_libraries
 from recsys_topk.runs.resume import Resumption, check_changes
 from recsys_topk.runs.table_memory import announce_memory
 from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
+from recsys_topk.strategies.torchrec import TorchRecStrategy
 from recsys_topk.trust import UntrustedError, what_to_trust
 
 if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, Say
 
+TorchRecStrategy.register_strategies(StrategyRegistry)
 NO_GPU = "--trainer.accelerator asks for a GPU and none is visible here; use --trainer.accelerator cpu (or auto)"
 TRAINER_DEFAULTS = {
     "max_epochs": 1,
@@ -230,9 +234,12 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
     def instantiate_classes(self) -> None:
         """Build the parts if they are wanted."""
         if self.build:
+            strategy = self.config[self.command].trainer.strategy
+            on_meta = bool(getattr(getattr(strategy, "init_args", None), "tables_on_meta", False))
             token = _BEFORE_BUILDING.set(self._check_memory if self.command == "fit" else None)
             try:
-                super().instantiate_classes()
+                with tables_on_meta(on_meta):
+                    super().instantiate_classes()
             except ValueError as error:
                 raise ValueError(plain_error(str(error))) from error
             finally:

@@ -9,6 +9,7 @@ import warnings
 # Notices of libraries that say nothing about the run.
 NOTICES = (
     "Failed to import: fbgemm_gpu|is now DEPRECATED|does not have many workers|LeafSpec|The number of training batches|"
+    "torch.distributed.(reduce_scatter_tensor|all_gather_into_tensor)|deprecating ShardedTensor|"
     "Checkpoint directory|callbacks used to create the checkpoint"
 )
 GREETINGS = re.compile(

@@ -127,7 +127,10 @@ def check_changes(resumption: Resumption, then: Mapping[str, Any], now: Mapping[
     """
     before, after = flat(then), flat(now)
     changed = [key for key in after if before.get(key) != after[key]]
-    refused = [key for key in changed if not _among(key, (*FREE, *MACHINE))]
+    # With another number of processes, the batch of one may change; the loader refuses another global batch.
+    moved = any(_among(key, ("trainer.devices", "trainer.num_nodes")) for key in changed)
+    machine_options = (*MACHINE, "data.batch_size") if moved else MACHINE
+    refused = [key for key in changed if not _among(key, (*FREE, *machine_options))]
     if refused:
         chosen = next((key for key in refused if key in ("model.loss", "model.objective", "data")), refused[0])
         others = f" (and {len(refused) - 1} more)" if len(refused) > 1 and chosen == refused[0] else ""
@@ -146,8 +149,8 @@ def check_changes(resumption: Resumption, then: Mapping[str, Any], now: Mapping[
             f"{resumption.checkpoint} was saved between two epochs, from where Lightning cannot count on to "
             f"--trainer.max_steps; give --trainer.max_steps=-1 --trainer.max_epochs N"
         )
-    machine = [key for key in changed if _among(key, MACHINE)]
-    return [f"{key}: {before[key]!r} -> {after[key]!r}; the numbers may differ in the last digits" for key in machine]
+    machine = [(key, before.get(key)) for key in changed if _among(key, machine_options)]
+    return [f"{key}: {old!r} -> {after[key]!r}; the numbers may differ in the last digits" for key, old in machine]
 
 
 def _newest(out: Path, name: str | None) -> RunDirectory:

@@ -129,6 +129,7 @@ class TrainingRun:
         parts = self.parts("fit")
 
         from recsys_topk.callbacks.resume_point import TrainingStoppedError
+        from recsys_topk.runs.lost_process import watching
         from recsys_topk.runs.summary import announce, report_end, report_stop
         from recsys_topk.runs.wandb_logging import wandb_loggers
 
@@ -140,7 +141,7 @@ class TrainingRun:
         announce(self, "fit")
         status: Status = "failed"
         try:
-            with _weights_fit():
+            with _weights_fit(), watching(self):
                 self.trainer.fit(**{**parts._prepare_subcommand_kwargs("fit"), **parts.loading})
             status = "finished"
         except (TrainingStoppedError, SystemExit) as stop:

@@ -84,7 +84,7 @@ def fuzz(names: Sequence[str] | None = None, lists: int = 100_000, seed: int = 0
     Args:
         names: Names of losses and operators (a name that is both stands for both); None = all.
         lists: Lists per loss and operator.
-        seed: Seed of the lists; equal seeds give equal lists.
+        seed: Seed of the lists, and of operators that draw noise; equal seeds give equal findings.
 
     Example:
         >>> [(row.subject, row.clean) for row in fuzz(["dftopk"], lists=512)]
@@ -207,6 +207,20 @@ def _collect(
     progress: Callable[[int], object] | None,
 ) -> Findings:
     findings = Findings(subject)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _try(findings, run, lists, seed, device, progress)
+    return findings
+
+
+def _try(
+    findings: Findings,
+    run: Callable[[_Batch], dict[str, Tensor]],
+    lists: int,
+    seed: int,
+    device: str,
+    progress: Callable[[int], object] | None,
+) -> None:
     for batch in _batches(lists, seed):
         batch = batch.to(device)
         findings.lists += len(batch.scores)
@@ -223,7 +237,6 @@ def _collect(
             setattr(findings, kind, getattr(findings, kind) + count)
             if count and not findings.first:
                 findings.first = f"{kind}: {batch.list(int(bad.int().argmax()))}"
-    return findings
 
 
 def _batches(lists: int, seed: int) -> Iterator[_Batch]:

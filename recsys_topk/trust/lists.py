@@ -38,6 +38,7 @@ OWN = tuple(
     f"{PACKAGE}.{name}"
     for name in (
         "callbacks.diagnostics.Diagnostics", "cascades", "datamodules", "losses", "metrics", "operators", "reference",
+        "strategies.torchrec.TorchRecStrategy",
     )
 )  # fmt: skip
 HARMLESS_NAMES = frozenset(name for names in HARMLESS.values() for name in names)

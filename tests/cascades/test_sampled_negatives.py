@@ -96,6 +96,7 @@ def test_evaluation_is_not_corrected() -> None:
         ({"loss": "softmax", "hard_negatives": 2}, {"logq_correction": True}, "not in a list by chance alone"),
         ({"loss": "softmax", "hard_negatives": 9}, {}, "9 sampled negatives per list leave nothing to choose"),
         ({"loss": "softmax", "random_negatives": 2}, {}, "random_negatives goes with hard_negatives"),
+        ({"loss": "dftopk", "k": 9, "hard_negatives": 1, "random_negatives": 1}, {}, "lists have at most 9"),
     ],
 )
 def test_what_has_no_meaning_is_refused_before_training(model: dict[str, Any], data: dict[str, Any], text: str) -> None:
@@ -103,7 +104,7 @@ def test_what_has_no_meaning_is_refused_before_training(model: dict[str, Any], d
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "accelerator": "cpu"}
     trainer = Trainer(**quiet, enable_model_summary=False, max_steps=1)
     with pytest.raises(ValueError, match=text):
-        trainer.fit(CascadeModule(source.schema, TWO, k=3, dim=3, **model), source)
+        trainer.fit(CascadeModule(source.schema, TWO, dim=3, **{"k": 3, **model}), source)
 
 
 def test_listnet_is_corrected_with_a_normalised_target() -> None:

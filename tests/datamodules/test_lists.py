@@ -233,6 +233,20 @@ def test_the_split_by_fraction_depends_on_the_request_alone(tmp_path: Path) -> N
     assert splits(rows, split_seed=1) != whole
 
 
+@pytest.mark.parametrize("rule", ["time", "fraction"])
+def test_lists_that_are_given_for_testing_are_the_only_ones(tmp_path: Path, rule: Any) -> None:
+    rows = funnel(80)
+    held_out = {row["request_id"] for row in rows[:40]}
+    tables = [
+        pa.Table.from_pylist([row for row in rows if (row["request_id"] in held_out) is own]) for own in (False, True)
+    ]
+    data = ListsDataModule(tables[0], test=tables[1], labels=STAGES, split=rule, cache_dir=str(tmp_path))
+    assert set(data.prepared.request_ids("test")) == held_out  # type: ignore[arg-type]
+    drawn = [set(data.prepared.request_ids(split)) for split in ("train", "val")]  # type: ignore[arg-type]
+    assert drawn[0] | drawn[1] == {row["request_id"] for row in rows} - held_out
+    assert drawn[0].isdisjoint(drawn[1])
+
+
 def test_what_is_left_out_is_the_worst_and_is_said(tmp_path: Path) -> None:
     rows = funnel(30)
     again = [{**row, "stage": "recalled", "position": None} for row in rows[::3]]  # as funnels log it: a row per stage

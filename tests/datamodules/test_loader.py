@@ -140,8 +140,11 @@ def test_a_state_that_does_not_fit_is_refused(world_cache: DayCache) -> None:
     loader = make(world_cache)
     stream = iter(loader)
     next(stream), next(stream)
-    with pytest.raises(ValueError, match="request 64 of 2024-01-13, where no batch begins"):
+    with pytest.raises(ValueError, match=r"a global batch of 32 requests .* and this run has 50 x 1"):
         make(world_cache, batch_size=50).load_state_dict(loader.state_dict())
+    older = {key: value for key, value in loader.state_dict().items() if key != "global_batch"}
+    with pytest.raises(ValueError, match="request 64 of 2024-01-13, where no batch begins"):
+        make(world_cache, batch_size=50).load_state_dict(older)
     with pytest.raises(ValueError, match="saved with seed 42, and this run has seed 1"):
         make(world_cache, seed=1).load_state_dict(loader.state_dict())
 

@@ -259,7 +259,7 @@ def test_wrong_arguments_are_named() -> None:
     batch = batch_of([[1, 2]])
     with pytest.raises(ValueError, match="drawn from a catalogue, and none was given"):
         expand(batch, 1, seed=0, group=1, source="uniform")
-    with pytest.raises(ValueError, match="'in_batch', 'uniform' or 'popularity', got 'hard'"):
+    with pytest.raises(ValueError, match="in_batch, in_global_batch, uniform, popularity, got 'hard'"):
         expand(batch, 1, seed=0, group=1, source="hard", catalogue=catalogue_of(9))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must not be negative, got -1"):
         expand(batch, -1, seed=0, group=1)

@@ -1,11 +1,8 @@
-"""Run in several processes: every objective and loss on a part of a batch against the whole batch in one process."""
+"""Called in several processes: every objective and loss on a part of a batch against the whole batch in one process."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -103,16 +100,10 @@ def batch_norm() -> float:
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
-def main(folder: Path) -> None:
-    dist.init_process_group("gloo")
+def differences() -> dict[str, float]:
+    """Return for each case how far the parts are from the whole, relative to its largest value."""
     with backend("auto"):
         found = {name: difference(objective) for name, objective in cases()}
     with backend("torch"):
         found |= {f"{name} (torch)": difference(objective) for name, objective in cases() if "joint dftopk" in name}
-    found["batch norm"] = batch_norm()
-    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return {**found, "batch norm": batch_norm()}

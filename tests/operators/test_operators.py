@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.operators import TopKOperator, available, get, registry
+from recsys_topk.operators.perturbed import noised_topk
 
 ARGUMENTS: dict[str, dict[str, Any]] = {"perturbed": {"seed": 0}}
 NAMES = available()
@@ -308,3 +309,10 @@ def test_classes_are_found_by_name() -> None:
         assert getattr(operators, cls.__name__) is cls
     with pytest.raises(AttributeError, match="NoSuchOperator"):
         _ = operators.NoSuchOperator
+
+
+def test_perturbed_selects_k_items_where_noise_ties() -> None:
+    """It selected all items that tie for the k-th place."""
+    chosen = noised_topk(torch.zeros(2, 5), torch.tensor([2, 3]), torch.tensor([[0.0, 1, 0, 0, 0], [0.0] * 5]), 1.0)
+    assert chosen.sum(1).tolist() == [2, 3]
+    assert chosen[0, 1]

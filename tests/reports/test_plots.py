@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from recsys_topk import losses
 from recsys_topk.files import write_whole
 from recsys_topk.reports import plots
 
@@ -87,6 +88,8 @@ def test_a_loss_has_one_colour_and_the_ten_named_ones_differ() -> None:
     assert plots.colour("dftopk, k at quotas") == plots.colour("dftopk (paper)") == plots.colour("dftopk")
     assert len({plots.colour(name) for name in plots.NAMED}) == len(plots.NAMED) == len(plots.PALETTE)
     assert plots.colour("my_own_loss") not in plots.PALETTE
+    names = losses.available()
+    assert len({plots.colour(name) for name in names}) == min(len(names), len(plots.PALETTE) + len(plots.OTHERS))
 
 
 def test_png_is_a_picture_of_some_size() -> None:

@@ -19,7 +19,7 @@ def test_joint_recall_through_an_index_stands_beside_the_exact_one(
     options = ("--ckpt_path", str(checkpoint), "--out", "found", "--name", "all", "--corpus")
     done = in_process(tmp_path, "test", *options, "--index", "index", "--export", str(export))
     assert done.returncode == 0, done.stderr  # type: ignore[attr-defined]
-    metrics = json.loads((tmp_path / "found" / "all" / "corpus.json").read_text())["metrics"]
+    metrics = json.loads((tmp_path / "found" / "test-all" / "corpus.json").read_text())["metrics"]
     names = [name.removesuffix("/index") for name in metrics if name.endswith("/index")]
     assert "joint_recall@5@10" in names
     if kind == "flat":

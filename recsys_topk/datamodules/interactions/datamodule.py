@@ -254,6 +254,11 @@ class InteractionsDataModule(CascadeDataModule):
         ]
         return lines + [f"left out: {number:,} interactions, {why}" for why, number in facts["left_out"].items()]
 
+    @property
+    def encoder(self) -> FeatureEncoder:
+        """How raw features become ids and values."""
+        return self.prepared.encoder
+
     def open_shard(self, name: str) -> InteractionsShard:
         """Return a split."""
         return InteractionsShard(name, self.prepared, self.schema, self.history_length, self.repeats)
@@ -270,11 +275,6 @@ class InteractionsDataModule(CascadeDataModule):
     def serving_users(self, items: ItemTable) -> UserTable:
         """Return each user after the last interaction that is known."""
         return interactions_users({split: self.open_shard(split) for split in SPLITS}, self.prepared)
-
-    @property
-    def encoder(self) -> FeatureEncoder:
-        """How raw features become ids and values."""
-        return self.prepared.encoder
 
     _prepared: PreparedInteractions | None = None
 

@@ -32,9 +32,10 @@ class RawIds:
         self._texts: dict[int, str] = {}
         self.text = False
 
-    def add(self, column: Any, keys: Keys) -> None:
-        """Add the ids of a column; missing ones are left out."""
-        self._counter.add(keys.keys[~keys.missing])
+    def add(self, column: Any, keys: Keys, *, texts_only: bool = False) -> None:
+        """Add the ids of a column; missing ones are left out. Integers are their own keys: `texts_only` skips them."""
+        if not texts_only:
+            self._counter.add(keys.keys[~keys.missing])
         if keys.text:
             self.text = True
             distinct = column.unique().drop_null().cast("string")
@@ -74,8 +75,7 @@ class Spill:
     ) -> None:
         self.folder, self.roles, self.context, self.min_rating = folder, roles, list(context), min_rating
         self.parts = parts
-        self.items = RawIds()
-        self.users = RawIds()
+        self.items, self.users = RawIds(), RawIds()
         self.unit: str | None = None
         self.kept = 0
         self.left_out: dict[str, int] = {}
@@ -159,7 +159,7 @@ class Spill:
             users, items = (Keys(keys.keys[where], keys.missing[where], keys.text) for keys in (users, items))
         if rows.size:
             self.items.add(column["item"], items)
-            self.users.add(column["user"], users)
+            self.users.add(column["user"], users, texts_only=True)
             self._sample(rows["time"])
             self._write(rows, batch)
 

@@ -97,8 +97,12 @@ class Preparation:
             times.append(time[order][first])
         ordered = np.sort(np.concatenate(times))
         val, test = self.plan.fractions
-        places = [min(int(share * ordered.size), ordered.size - 1) for share in (1 - val - test, 1 - test)]
-        return int(ordered[places[0]]), int(ordered[places[1]])
+
+        def newest(share: float) -> int:  # a split that has a table of its own takes none
+            at = min(int((1 - share) * ordered.size), ordered.size - 1)
+            return int(ordered[at]) if share else np.iinfo(np.int64).max
+
+        return newest(val + test), newest(test)
 
     def _grouped(self) -> Iterator[tuple[Any, Grouped]]:
         for table in self._parts.tables():

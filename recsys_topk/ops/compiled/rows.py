@@ -172,33 +172,6 @@ def copy_list(x: Any, y: Any, mask: Any, b: Any, above: Any, v: Any, s: Any, siz
 
 
 @compiled
-def keep_best(y: Any, b: Any, k: Any, s: Any) -> None:
-    """Leave only the k positives of list b with the largest labels in s, ties at the boundary included."""
-    n = y.shape[1]
-    low, high = LARGEST, SMALLEST
-    for i in range(n):
-        if s[i] < ZERO:
-            order = ordered(y[b, i])
-            low, high = min(low, order), max(high, order)
-    # The largest label that k labels reach, by bisection.
-    least, most = np.int64(low), np.int64(high)
-    while least < most:
-        middle = (least + most + 1) >> 1
-        label = number(i32(middle))
-        reached = 0
-        for i in range(n):
-            reached += (y[b, i] >= label) & (s[i] < ZERO)
-        if reached >= k:
-            least = middle
-        else:
-            most = middle - 1
-    label = number(i32(least))
-    for i in range(n):
-        if s[i] < ZERO and not y[b, i] >= label:
-            s[i] = ONE
-
-
-@compiled
 def quantile(p: Any) -> Any:
     """Return (z, density at z) of the standard normal law with P(Z > z) = p, to three digits."""
     tail = min(p, ONE - p)
@@ -262,6 +235,50 @@ def kth_pair(v: Any, size: Any, valid: Any, k: Any, low: Any, high: Any, guess: 
         kept = min(kept, order32 if up else LARGEST)
         cut = max(cut, SMALLEST if up else order32)
     return number(kept), number(cut)
+
+
+@compiled
+def keep_best(y: Any, b: Any, k: Any, positives: Any, s: Any, w: Any, size: Any) -> None:
+    """Leave only the k of more positives of list b with the largest labels in s, ties at the boundary included.
+
+    Args:
+        y: Labels.
+        b: The list.
+        k: How many.
+        positives: How many there are.
+        s: -1 for the positives and 1 for the others, changed in place.
+        w: (size,) float32, overwritten.
+        size: Length of s and w.
+    """
+    n = y.shape[1]
+    low, high = LARGEST, SMALLEST
+    for i in range(n):
+        value = y[b, i]
+        order = ordered(value)
+        chosen = s[i] < ZERO
+        w[i] = value if chosen else -INFINITY
+        low, high = min(low, order if chosen else LARGEST), max(high, order if chosen else SMALLEST)
+    if low == high:  # all tie
+        return
+    # The k-th largest label: of grades one of the first few different ones; places need a search.
+    label, reached = number(high), i32(0)
+    for step in range(6):
+        below = SMALLEST
+        reached = i32(0)
+        for i in range(n):
+            enough = w[i] >= label
+            reached += i32(enough)
+            below = max(below, SMALLEST if enough else ordered(w[i]))
+        if reached >= k or (step == 1 and i32(4) * reached < k):
+            break
+        label = number(below)
+    if reached < k:
+        for i in range(n, size):
+            w[i] = -INFINITY
+        spread = (number(high) - number(low)) / f32(positives)
+        label, _ = kth_pair(w, size, positives, k, low, high, number(high) - spread * f32(k), spread)
+    for i in range(n):
+        s[i] = s[i] if y[b, i] >= label else ONE
 
 
 @inlined
@@ -431,8 +448,8 @@ def clamped_logs(p: Any, size: Any) -> Any:
 
 @compiled
 def begin_list(
-    law: Any, x: Any, y: Any, mask: Any, ks: Any, k: Any, quota: Any, above: Any, b: Any, v: Any, s: Any, size: Any,
-    normal: Any,
+    law: Any, x: Any, y: Any, mask: Any, ks: Any, k: Any, quota: Any, above: Any, b: Any, v: Any, s: Any, w: Any,
+    size: Any, normal: Any,
 ) -> Any:  # fmt: skip
     """Copy list b and find its k-th pair.
 
@@ -448,7 +465,8 @@ def begin_list(
         b: The list.
         v: Receives the scores, -inf where masked.
         s: Receives -1 for the true items and 1 for the others.
-        size: Length of v and s.
+        w: Overwritten.
+        size: Length of v, s and w.
         normal: (4,) float32, k, number of items, quantile and density of the last call, which is often the next.
 
     Returns:
@@ -465,7 +483,7 @@ def begin_list(
     kept, cut = ZERO, ZERO
     if state > 0:
         if positives > rank:
-            keep_best(y, b, rank, s)
+            keep_best(y, b, rank, positives, s, w, size)
         if law == FENCHEL_YOUNG:
             rank = i32(0)
             for i in range(size):
@@ -528,12 +546,12 @@ def dftopk_lists(
     Returns:
         The number of lists that count and the sum of the losses; -1 and 0 if a score is not finite, or its square.
     """
-    v, s = buffers[0], buffers[1]
+    v, s, w = buffers[0], buffers[1], buffers[2]
     n, size, steep = x.shape[1], buffers.shape[1], ONE / tau
     number_counted, whole = 0, 0.0
     normal = np.zeros(4, f32)
     for b in range(first, last):
-        state, _, valid, kept, cut, _, _ = begin_list(law, x, y, mask, ks, k, -1, above, b, v, s, size, normal)
+        state, _, valid, kept, cut, _, _ = begin_list(law, x, y, mask, ks, k, -1, above, b, v, s, w, size, normal)
         if state < 0:
             return -1, 0.0
         if state != 1:
@@ -589,7 +607,7 @@ def threshold_lists(
     normal = np.zeros(4, f32)
     for b in range(first, last):
         state, rank, valid, kept, cut, mean, variance = begin_list(
-            law, x, y, mask, ks, k, -1, above, b, v, s, size, normal
+            law, x, y, mask, ks, k, -1, above, b, v, s, w, size, normal
         )
         if state < 0:
             return -1, 0.0
@@ -663,7 +681,7 @@ def clip_lists(
     number_counted, whole = 0, 0.0
     normal = np.zeros(4, f32)
     for b in range(first, last):
-        state, rank, valid, kept, cut, _, _ = begin_list(law, x, y, mask, ks, k, -1, above, b, v, s, size, normal)
+        state, rank, valid, kept, cut, _, _ = begin_list(law, x, y, mask, ks, k, -1, above, b, v, s, w, size, normal)
         if state < 0:
             return -1, 0.0
         if state != 1:
@@ -823,7 +841,7 @@ def survive(law: Any, u: Any, low: Any, unit: Any, p: Any, q: Any) -> None:
 
     Args:
         law: DFTOPK, LOGISTIC or LAPLACE.
-        u: (x - b) / tau of the stage.
+        u: (x - b) / tau of the stage; receives exp(low - abs(u)) with the sign of u, for `survival_slopes`.
         low: The smallest u of all stages, at least 0, which keeps the digits of probabilities near 1.
         unit: exp(-low).
         p: Probability of having survived the stages so far.
@@ -831,32 +849,38 @@ def survive(law: Any, u: Any, low: Any, unit: Any, p: Any, q: Any) -> None:
     """
     if law == LAPLACE:
         for i in range(len(u)):
-            share = HALF * exp_negative(low[i] - abs(u[i]))
+            near = exp_negative(low[i] - abs(u[i]))
+            share = HALF * near
             rest = ONE - share * unit[i]
             up = u[i] > ZERO
+            u[i] = near if up else -near
             q[i] += (share if up else rest) * p[i]
             p[i] *= rest if up else share
     else:
         for i in range(len(u)):
             share = exp_negative(low[i] - abs(u[i]))
             inverse = ONE / (ONE + share * unit[i])
-            share *= inverse
             up = u[i] > ZERO
+            u[i] = share if up else -share
+            share *= inverse
             q[i] += (share if up else inverse) * p[i]
             p[i] *= inverse if up else share
 
 
 @compiled
-def survival_slopes(law: Any, u: Any, low: Any, unit: Any, odds: Any, s: Any, d: Any) -> None:
-    """Replace the derivatives d of the items that are not true by those of -log q: p / q d log p_m / du."""
+def survival_slopes(law: Any, u: Any, unit: Any, odds: Any, s: Any, d: Any) -> None:
+    """Replace the derivatives d of the items that are not true by those of -log q: p / q d log p_m / du.
+
+    `u` is what `survive` left in it.
+    """
     if law == LAPLACE:
         for i in range(len(u)):
-            share = exp_negative(low[i] - abs(u[i]))
+            share = abs(u[i])
             rise = share / (TWO - share * unit[i]) if u[i] > ZERO else ONE
             d[i] = d[i] if s[i] < ZERO else odds[i] * rise
     else:
         for i in range(len(u)):
-            share = exp_negative(low[i] - abs(u[i]))
+            share = abs(u[i])
             rise = (share if u[i] > ZERO else ONE) / (ONE + share * unit[i])
             d[i] = d[i] if s[i] < ZERO else odds[i] * rise
 
@@ -864,7 +888,7 @@ def survival_slopes(law: Any, u: Any, low: Any, unit: Any, odds: Any, s: Any, d:
 @compiled
 def joint_lists(
     first: Any, last: Any, law: Any, x: Any, y: Any, mask: Any, k: Any, quotas: Any, above: Any, tau: Any, alpha: Any,
-    wants: Any, buffers: Any, losses: Any, counted: Any, own_gradient: Any, joint_gradient: Any,
+    scale: Any, wants: Any, buffers: Any, losses: Any, counted: Any, own_gradient: Any, joint_gradient: Any,
 ) -> Any:  # fmt: skip
     """Write the terms of the joint objective and their gradients for lists first <= b < last.
 
@@ -883,6 +907,7 @@ def joint_lists(
         above: Items with a label above this are positive.
         tau: Temperature.
         alpha: Of the dftopk law.
+        scale: What gradients are multiplied by.
         wants: Whether to write gradients.
         buffers: (4 M + 5, N rounded up to a multiple of WIDTH) float32, overwritten.
         losses: (M + 1, B) float32, written: the losses of the stages and of the survival.
@@ -897,7 +922,7 @@ def joint_lists(
     s, low, unit, p, q = buffers[0], buffers[1], buffers[2], buffers[3], buffers[4]
     none = np.zeros(0, np.int64)
     normal = np.zeros(4, f32)
-    rate = ONE / tau
+    rate = scale / tau
     for b in range(first, last):
         low[:] = INFINITY
         p[:] = ONE
@@ -906,7 +931,7 @@ def joint_lists(
         for m in range(stages):
             v, u, d, w = buffers[5 + 4 * m], buffers[6 + 4 * m], buffers[7 + 4 * m], buffers[8 + 4 * m]
             state, rank, valid, kept, cut, mean, variance = begin_list(
-                law, x[m], y, mask, none, k, quotas[m], above, b, v, s, size, normal
+                law, x[m], y, mask, none, k, quotas[m], above, b, v, s, w, size, normal
             )
             if state < 0:
                 return -1
@@ -940,7 +965,7 @@ def joint_lists(
                 v, u, d, w = buffers[5 + 4 * m], buffers[6 + 4 * m], buffers[7 + 4 * m], buffers[8 + 4 * m]
                 if counted[m, b]:
                     write_gradient(v, d, w, rate * share, own_gradient[m, b])
-                    survival_slopes(law, u, low, unit, p, s, d)
+                    survival_slopes(law, u, unit, p, s, d)
                     write_gradient(v, d, w, rate * share, joint_gradient[m, b])
                 else:
                     own_gradient[m, b, :] = ZERO

@@ -1,0 +1,112 @@
+"""When one of several processes dies: the others end soon, with one line that says what happened and what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from recsys_topk.runs.directory import first_process
+
+if TYPE_CHECKING:
+    from recsys_topk.runs.run import TrainingRun
+
+# Seconds between two looks at the other processes, and for which this one may still fail by itself.
+PERIOD, GRACE = 0.2, 20.0
+
+_LOST = re.compile(r"gloo|nccl|ProcessGroup|TCPStore|Connection (closed|reset|refused)|Broken pipe", re.IGNORECASE)
+
+
+class LostProcessError(ConnectionError):
+    """Another process of the run has ended, so that this one cannot go on.
+
+    Args:
+        text: What happened.
+        quiet: Whether another process says so.
+    """
+
+    def __init__(self, text: str, quiet: bool = False) -> None:
+        super().__init__(text)
+        self.quiet = quiet
+
+
+@contextmanager
+def watching(run: TrainingRun) -> Iterator[None]:
+    """Watch the processes that Lightning starts for a run, and turn errors of communication inside into one line.
+
+    Lightning kills the first process a few seconds after another has died; here it ends by itself, so that `run.json`
+    says what became of the run. One that hangs is ended.
+
+    Args:
+        run: The run; its trainer may have one process or several.
+    """
+    parent, over = os.getppid(), threading.Event()
+    watch = threading.Thread(target=_watch, args=(run, over), daemon=True)
+    if run.trainer.world_size > 1 and first_process():
+        watch.start()
+    try:
+        yield
+    except Exception as error:
+        if run.trainer.world_size == 1 or not isinstance(error, RuntimeError) or not _LOST.search(str(error)):
+            raise
+        time.sleep(5 * PERIOD)  # until the kernel has told of the death
+        alone = not first_process() and os.getppid() != parent
+        if alone:  # the first process is dead, and cannot say so
+            run.directory.record(anyway=True, status="failed")
+        raise LostProcessError(_story(run), quiet=not first_process() and not alone) from error
+    finally:
+        over.set()
+        if first_process():
+            _end_others(run)
+
+
+def _watch(run: TrainingRun, over: threading.Event) -> None:
+    while not over.wait(PERIOD):
+        for thread in threading.enumerate():
+            if thread.name == "child-process-observer":  # it would kill this process too
+                thread._child_processes = []  # type: ignore[attr-defined]
+        if any(process.poll() for process in _children(run)):
+            if not over.wait(GRACE):
+                run.directory.record(status="failed")
+                os.write(2, f"recsys-topk: {_story(run)}\n".encode())
+                _end_others(run)
+                os._exit(2)
+            return
+
+
+def _children(run: TrainingRun) -> list[subprocess.Popen[Any]]:
+    return list(getattr(run.trainer.strategy.launcher, "procs", ()))
+
+
+def _end_others(run: TrainingRun) -> None:
+    """Wait for the processes that were started here, and end those that do not."""
+    end = time.monotonic() + GRACE
+    for process in _children(run):
+        try:
+            process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _story(run: TrainingRun) -> str:
+    statuses = [(rank, process.poll()) for rank, process in enumerate(_children(run), 1)]
+    ended = [(rank, status) for rank, status in statuses if status]
+    number = run.trainer.world_size
+    killed = next((pair for pair in ended if pair[1] < 0), ended[0] if ended else None)
+    if killed is None:
+        what = f"another of the {number} processes ended, or cannot be reached"
+    else:
+        rank, status = killed
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        what = f"process {rank} of {number} (0 to {number - 1}) {how}"
+    where = run.directory.path
+    saved = (where / "checkpoints" / "last.ckpt").is_file()
+    cure = f"--resume {where} continues from the last checkpoint" if saved else "there is no checkpoint yet"
+    return f"{what}; training stopped after step {run.trainer.global_step}; {cure}"

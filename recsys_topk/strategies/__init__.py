@@ -1,0 +1,1 @@
+"""Lightning strategies: `torchrec.TorchRecStrategy` for embedding tables that are sharded over processes."""

@@ -1,0 +1,147 @@
+"""How embedding tables are divided among processes: TorchRec's planner, and what it found."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+from torch import nn
+from torchrec import EmbeddingBagCollection
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from recsys_topk.cascades.tables import FusedOptimizer, configs_of
+
+Sharding = Literal["auto", "table_wise", "row_wise", "column_wise"]
+
+KINDS = ("table_wise", "row_wise", "column_wise")
+# The narrowest part of a row that fbgemm's kernels take.
+NARROWEST = 4
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+class Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]  # torchrec is untyped here
+    """TorchRec's sharder, with row-wise sharding on a CPU too, where it works and is not offered."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Return what the planner may choose from; no copies on all processes, which an ordinary optimizer updates."""
+        return list(KINDS)
+
+
+def allowed_kinds(sharding: Sharding, fused: FusedOptimizer | None) -> list[str]:
+    """Return the kinds of sharding that the planner may choose from; raise if there is none."""
+    if sharding not in get_args(Sharding):
+        raise ValueError(f"sharding must be one of {', '.join(get_args(Sharding))}, got {sharding!r}")
+    by_row = fused is not None and fused.optimizer is RowWiseAdagrad
+    if by_row and sharding == "column_wise":
+        raise ValueError(
+            "column_wise sharding splits rows, and rowwise_adagrad has one rate per row, so each part would get its "
+            "own; use row_wise or table_wise sharding, or --model.embedding_optimizer adagrad"
+        )
+    return [kind for kind in KINDS if kind != "column_wise" or not by_row] if sharding == "auto" else [sharding]
+
+
+def plan_tables(
+    module: nn.Module,
+    kinds: list[str],
+    processes: int,
+    device: str,
+    memory: int | None = None,
+    rows: int = 1024,
+    group: Any = None,
+) -> tuple[ShardingPlan, EmbeddingShardingPlanner]:
+    """Return a plan for all collections of tables in a module, and the planner that made it.
+
+    Args:
+        module: Holds the tables, perhaps on the meta device.
+        kinds: What to choose from: ``"table_wise"``, ``"row_wise"``, ``"column_wise"``.
+        processes: Number of processes.
+        device: ``"cpu"`` or ``"cuda"``.
+        memory: Bytes for the tables of one process; None = TorchRec's default.
+        rows: Bags per batch and process, for the estimates.
+        group: Process group that must agree on the plan; None = only this process plans.
+    """
+    configs = [
+        config for part in module.modules() if type(part) is EmbeddingBagCollection for config in configs_of(part)
+    ]
+    constraints = {
+        config.name: ParameterConstraints(
+            sharding_types=kinds,
+            compute_kernels=["fused"],  # in the device's own memory
+            min_partition=_partition(config.embedding_dim, processes) if kinds == ["column_wise"] else None,
+            pooling_factors=[1.0] * len(config.feature_names),
+        )
+        for config in configs
+    }
+    capacity = {} if memory is None else {"hbm_cap" if device == "cuda" else "ddr_cap": memory}
+    with quiet_planner():
+        topology = Topology(world_size=processes, compute_device=device, created_by_factory=True, **capacity)
+        planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints, batch_size=max(1, rows))
+        try:
+            if group is None:
+                return planner.plan(module, [Sharder()]), planner
+            return planner.collective_plan(module, [Sharder()], group), planner
+        except PlannerError as error:
+            wanted = sum(config.num_embeddings * config.embedding_dim * 4 for config in configs)
+            raise ValueError(
+                f"the tables ({wanted / 1e9:,.2f} GB of weights) do not fit: {processes} processes on {device}, "
+                f"sharding {' or '.join(kinds)}, "
+                f"{'memory as TorchRec assumes' if memory is None else f'{memory / 1e9:,.2f} GB each'}; use more "
+                f"processes, more memory, row_wise sharding, a smaller dimension, or hash ids into fewer rows"
+            ) from error
+
+
+def _partition(dim: int, processes: int) -> int:
+    """Return the widest column shard that still gives every process one, or the narrowest possible."""
+    parts = [part for part in range(NARROWEST, dim, NARROWEST) if dim % part == 0 and dim // part >= min(processes, 2)]
+    return max(parts, default=dim)
+
+
+def bytes_of(text: str | float) -> int:
+    """Return a number of bytes that was written with a unit.
+
+    Example:
+        >>> bytes_of("80GB"), bytes_of("1.5GiB"), bytes_of(1000)
+        (80000000000, 1610612736, 1000)
+    """
+    found = re.fullmatch(r"\s*([0-9.eE+]+)\s*([A-Za-z]*)\s*", str(text))
+    try:
+        number = float(found[1]) if found else None
+    except ValueError:
+        number = None
+    if found is None or number is None or found[2].upper() not in UNITS or number <= 0:
+        raise ValueError(f"memory must be a number with a unit such as 80GB or 512MiB, got {text!r}")
+    return int(number * UNITS[found[2].upper()])
+
+
+def describe_plan(plan: ShardingPlan) -> list[dict[str, Any]]:
+    """Return one row per table of a plan: path, how it is sharded, and the shards of each process."""
+    rows = []
+    for path, tables in plan.plan.items():
+        parts: Mapping[str, Any] = tables
+        for table, sharding in parts.items():
+            spec = sharding.sharding_spec
+            shards = [] if spec is None else [(s.placement.rank(), *s.shard_sizes) for s in spec.shards]
+            rows.append({"path": path, "table": table, "sharding": sharding.sharding_type,
+                         "kernel": sharding.compute_kernel, "shards": shards})  # fmt: skip
+    return rows
+
+
+@contextmanager
+def quiet_planner() -> Iterator[None]:
+    """Keep back what TorchRec's planner says about how it is called; its errors are raised all the same."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # some of it goes to the root logger
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

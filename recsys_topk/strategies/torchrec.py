@@ -1,0 +1,202 @@
+"""`--trainer.strategy torchrec`: embedding tables divided among processes, everything else copied to each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
+from torchrec.distributed.types import ShardedModule, ShardingPlan
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.optimizers import table_collections
+from recsys_topk.cascades.tables import configs_of, copy_into
+from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.strategies.full_tensors import draw_tables, gather, load_into
+from recsys_topk.strategies.sharding import Sharder, Sharding, allowed_kinds, bytes_of, plan_tables, quiet_planner
+
+
+class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyped here
+    """Lightning strategy for tables that no single process should hold: TorchRec shards them, DDP does the rest.
+
+    Training is that of one process on the whole batch. Tables need an optimizer that updates them inside backward
+    (``embedding_optimizer`` sgd, adagrad or rowwise_adagrad). Checkpoints hold full tensors under the names of one
+    process, so they can be loaded with any strategy and any number of processes.
+
+    Gloo on CPUs and NCCL on CUDA devices; the latter was not run.
+
+    Args:
+        sharding: ``"auto"`` (TorchRec's planner chooses for each table), ``"table_wise"`` (a table is with one
+            process), ``"row_wise"`` (each process has a part of the rows) or ``"column_wise"`` (of the columns).
+        memory: For the tables of one process, e.g. ``"80GB"``; the planner refuses what does not fit. None = what
+            TorchRec assumes.
+        tables_on_meta: Build tables without memory, and let each process initialise its part. The values then depend
+            on the seed only, not on the number of processes, but differ from those of a run without this option.
+        timeout_minutes: How long a process waits for another before it gives up.
+
+    Example::
+
+        trainer = Trainer(accelerator="cpu", devices=2, strategy=TorchRecStrategy(sharding="row_wise"))
+    """
+
+    strategy_name = "torchrec"
+
+    def __init__(
+        self,
+        sharding: Sharding = "auto",
+        memory: str | None = None,
+        tables_on_meta: bool = False,
+        timeout_minutes: float = 30.0,
+    ) -> None:
+        super().__init__(timeout=timedelta(minutes=timeout_minutes))
+        allowed_kinds(sharding, None)
+        self.sharding: Sharding = sharding
+        self.memory = None if memory is None else bytes_of(memory)
+        self.tables_on_meta = tables_on_meta
+        self.plan: ShardingPlan | None = None
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Add the name ``torchrec``."""
+        if cls.strategy_name not in strategy_registry:
+            strategy_registry.register(cls.strategy_name, cls, description=str(cls.__doc__).splitlines()[0])
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Whether weights are loaded after the tables are sharded: they are."""
+        return True
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Shard the tables, wrap the rest, and build the optimizer."""
+        module = self.lightning_module
+        if not table_collections(module):  # a schema of numbers and vectors: plain data parallelism
+            super().setup(trainer)
+            return
+        self.accelerator.setup(trainer)
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        self.precision_plugin.convert_module(module)
+        self.model = self._shard(module, fitting)
+        if fitting:
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+
+    def _shard(self, module: pl.LightningModule, fitting: bool) -> nn.Module:
+        embeddings = [part for part in module.modules() if isinstance(part, FeatureEmbedding)]
+        if any(isinstance(part, ShardedModule) for part in table_collections(module).values()):  # used before
+            return self._wrap(module, ShardingPlan({}))
+        fused = [embedding.defuse() for embedding in embeddings]
+        if fitting and None in fused:
+            raise ValueError(
+                "--trainer.strategy torchrec shards tables that update themselves inside backward, and "
+                "embedding_optimizer 'same' leaves them to the ordinary optimizer; use --model.embedding_optimizer "
+                "rowwise_adagrad (or adagrad, sgd), or --trainer.strategy ddp, which copies the tables to each process"
+            )
+        configs = {path: configs_of(tables) for path, tables in table_collections(module).items()}
+        uneven = {one.name: one.embedding_dim for own in configs.values() for one in own if one.embedding_dim % 4}
+        if uneven:
+            raise ValueError(
+                f"sharded tables need a dimension that is a multiple of 4, got {uneven}; change --model.dim"
+            )
+        kinds = allowed_kinds(self.sharding, fused[0])
+        rows = self._rows_per_batch()
+        module_plan, _ = plan_tables(
+            module, kinds, self.world_size, self.root_device.type, self.memory, rows, dist.group.WORLD
+        )
+        for embedding, own in zip(embeddings, fused, strict=True):
+            if fitting and own is not None:
+                options = dict(own.options)  # TorchRec changes it
+                apply_optimizer_in_backward(own.optimizer, embedding.collections.parameters(), options)
+        before = {name: value for name, value in module.state_dict().items() if value.device.type != "meta"}
+        wrapped = self._wrap(module, module_plan)
+        for name, value in module.state_dict().items():  # TorchRec has drawn the tables anew
+            if name in before and isinstance(value, ShardedTensor):
+                copy_into(value, before[name])
+        if len(before) < len(module.state_dict()):
+            draw_tables(module, configs)
+        agree = AgreedRows(self.root_device)
+        for embedding in embeddings:
+            embedding.agree = agree
+        self.plan = module_plan
+        return wrapped
+
+    def _wrap(self, module: pl.LightningModule, plan: ShardingPlan) -> nn.Module:
+        with quiet_planner():
+            made: nn.Module = DistributedModelParallel(
+                module,
+                device=self.root_device,
+                plan=plan,
+                sharders=[Sharder()],
+                data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),
+            )
+        return made
+
+    def _rows_per_batch(self) -> int:
+        data = getattr(self.lightning_module.trainer, "datamodule", None)
+        return int(getattr(data, "batch_size", 1024))
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return full tensors in process 0, where the checkpoint is written."""
+        found: dict[str, Any] = gather(dict(self.lightning_module.state_dict()))
+        return found
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load full tensors; each process takes its part of the tables."""
+        load_into(self.lightning_module, checkpoint["state_dict"], strict)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """Return the state with full tensors in process 0."""
+        if isinstance(optimizer, LightningOptimizer):
+            optimizer = optimizer._optimizer
+        found: dict[str, Any] = gather(optimizer.state_dict())
+        return found
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the state that one process or several saved; each process takes its part."""
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            optimizer.load_state_dict(state)
+
+    def teardown(self) -> None:
+        """Let go of what training needed; sharded tables stay where they are, and can be measured on."""
+        if isinstance(self.model, DistributedDataParallel):
+            super().teardown()
+            return
+        self.model = self.lightning_module
+        self.precision_plugin.teardown()
+        self.accelerator.teardown()
+        self.checkpoint_io.teardown()
+
+
+class AgreedRows:
+    """The largest number of requests, pool items and views of any process, by one maximum per batch.
+
+    Sharded tables must get equally many bags from every process; the rest is filled with empty ones.
+
+    Args:
+        device: Where the numbers are exchanged.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._last: tuple[CascadeBatch, tuple[int, int, int]] | None = None
+
+    def __call__(self, batch: CascadeBatch) -> tuple[int, int, int]:
+        """Return the three numbers; every process must call it for its part of the same batch."""
+        if self._last is None or self._last[0] is not batch:
+            views = batch.history.shape[0] * batch.history.shape[1]
+            own: Tensor = torch.tensor([batch.size, len(batch.items), views], device=self._device)
+            dist.all_reduce(own, op=dist.ReduceOp.MAX)
+            requests, items, longest = own.tolist()
+            self._last = (batch, (requests, items, longest))
+        return self._last[1]

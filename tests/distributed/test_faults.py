@@ -1,0 +1,77 @@
+"""A process that is killed ends the run with one line; the run is resumed by torchrun and ends at the same numbers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TINY_WORLD
+from tests.distributed.launch import ROOT, free_port
+
+Result = subprocess.CompletedProcess[str]
+
+KILLER = """
+import os, signal
+from lightning.pytorch.callbacks import Callback
+
+class Killer(Callback):
+    def on_train_batch_start(self, trainer, *_):
+        if os.environ.get("KILLED_RANK") == str(trainer.global_rank) and trainer.global_step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+OPTIONS = [
+    *TINY_WORLD, "--model.embedding_optimizer=adagrad", "--trainer.accelerator=cpu", "--save_every_n_steps=1",
+    "--data.train_negatives=10", "--data.negative_source=uniform", "--trainer.enable_progress_bar=false",
+]  # fmt: skip
+
+
+def rows(run: Path, column: str) -> list[float]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return [float(row[column]) for row in csv.DictReader(file) if row[column]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_killed_process_ends_the_run_and_torchrun_resumes_it(
+    tmp_path: Path, environment: dict[str, str], in_process: Callable[..., Result]
+) -> None:
+    (tmp_path / "killer.py").write_text(KILLER)
+    local = {
+        **environment, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+    }  # fmt: skip
+    run = tmp_path / "runs" / "two"
+
+    def start(*command: str, **extra: str) -> Result:
+        return subprocess.run(
+            ["timeout", "-s", "KILL", "500", sys.executable, "-m", *command], cwd=tmp_path, env={**local, **extra},
+            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    alone = in_process(tmp_path, "fit", *OPTIONS, "--name=one")
+    assert alone.returncode == 0, alone.stderr
+    killed = start(
+        "recsys_topk", "fit", *OPTIONS, "--name=two", "--data.batch_size=30", "--trainer.devices=2",
+        "--trainer.strategy=torchrec", "--trainer.strategy.sharding=row_wise", "--trainer.callbacks+=killer.Killer",
+        KILLED_RANK="1",
+    )  # fmt: skip
+    assert killed.returncode == 2, killed.stderr
+    said = [line for line in killed.stderr.splitlines() if line.startswith("recsys-topk:")]
+    assert len(said) == 1
+    assert "process 1 of 2 (0 to 1) was killed by SIGKILL; training stopped after step 2" in said[0]
+    assert "Traceback" not in killed.stderr
+    assert json.loads((run / "run.json").read_text())["status"] == "failed"
+
+    launcher = ["torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "-m"]
+    resumed = start(*launcher, "recsys_topk", "fit", "--resume", str(run))
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+    assert [path.name for path in (tmp_path / "runs").iterdir() if path.name.startswith("two")] == ["two"]
+    for column in ("train/loss", "val/joint_recall@10@20"):
+        assert rows(run, column) == pytest.approx(rows(tmp_path / "runs" / "one", column), abs=1e-5)
