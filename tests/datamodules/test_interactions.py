@@ -349,3 +349,19 @@ def test_prepare_says_what_it_guessed(tmp_path: Path, capsys: pytest.CaptureFixt
     data = InteractionsDataModule(str(tmp_path / "log.csv"), cache_dir=str(tmp_path / "cache"))
     assert sorted(data.prepared.item_ids.tolist()) == sorted({f"i{n}" for n in range(11)})
     assert main(["prepare", "--data", "interactions", "--data.root", str(tmp_path / "no.csv")]) == 2
+
+
+def test_a_history_that_items_do_not_have_is_an_error_before_training(tmp_path: Path) -> None:
+    features = {"user": ["user"], "history": {"item": "categorical"}}
+    data = InteractionsDataModule(interactions=adversarial(0), features=features, cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="describe it under items"):
+        data.prepare_data()
+
+
+@pytest.mark.parametrize("table", ["items", "users"])
+def test_a_table_that_has_none_of_the_ids_is_an_error(tmp_path: Path, table: str) -> None:
+    key = table.removesuffix("s")
+    other: Any = {table: pd.DataFrame({key: ["007", "008"], "kind": ["a", "b"]})}
+    data = InteractionsDataModule(interactions=adversarial(0), **other, cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=f"none of the .* ids of the interactions is in column '{key}'"):
+        data.prepare_data()
