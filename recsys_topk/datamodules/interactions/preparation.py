@@ -36,7 +36,7 @@ from recsys_topk.files import write_whole
 
 Array = npt.NDArray[Any]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Raised when the content of prepared files changes, so that older ones are not read."""
 
 _CHUNK: Final = 1 << 18
@@ -174,6 +174,12 @@ class Preparation:
             if context is not None:
                 taken = context.take(where[made.row[requests.first]])
                 self._context(split, taken)
+        # All that a user did is the last stretch of events that is the user's: of disordered splits, that of testing.
+        done, newest = np.bincount(user, minlength=opens.size), np.zeros(opens.size, dtype=np.int64)
+        np.maximum.at(newest, user[made.row], np.arange(made.row.size))
+        stop = self._grown.length("events.item") + newest + 1
+        self._grown.append("users.start", stop - done)
+        self._grown.append("users.stop", stop)
         self._grown.append("seen.key", rows["user"][opens])
         self._grown.append("seen.count", np.bincount(user[trained], minlength=opens.size))
         self._grown.append("events.item", rows["item"][made.row].astype(np.int32))
