@@ -66,9 +66,10 @@ def make_bags(ids: Tensor, use: Use | None, weighted: bool, static: bool) -> Bag
     weights = present.float() if weighted else None
     if weights is not None and use.bag:
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(1.0)
-    if static:
-        assert weights is not None
-        return Bags(own.flatten(), ids.new_full((len(own),), own.shape[1:].numel()), weights.flatten())
+    if static or bool(present.all()):  # nothing is padding, or it stays: nothing need be picked out
+        assert weights is not None or not static
+        lengths = ids.new_full((len(own),), own.shape[1:].numel())
+        return Bags(own.flatten(), lengths, None if weights is None else weights.flatten())
     return Bags(own[present], present.flatten(1).sum(1), None if weights is None else weights[present])
 
 

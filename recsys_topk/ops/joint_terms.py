@@ -125,7 +125,7 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
     like = np.empty(-(-n // width) * width, np.float32)
     bound, tau, alpha = np.float32(above), np.float32(law.tau), np.float32(law.alpha)
     wanted, own, joint = -1 if k is None else k, gradients[0].numpy(), gradients[1].numpy()
-    given = (code, x, y, m, wanted, cuts, bound, tau, alpha, wants)
+    given = (code, x, y, m, wanted, cuts, bound, tau, alpha, np.float32(1.0 / lists), wants)
     failed: list[int] = []
 
     def run(part: int, first: int, last: int) -> None:
@@ -138,7 +138,8 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
     numbers_counted = divisors(counted.sum(1).tolist())
     means = torch.from_numpy((losses.sum(1, dtype=np.float64) / numbers_counted).astype(np.float32))
     if wants:
-        means = apply(_WithGradients, _Result(means, gradients, numbers_counted, task), *scores)
+        factors = [lists / number for number in numbers_counted]
+        means = apply(_WithGradients, _Result(means, gradients, factors, task), *scores)
     return means[:-1], means[-1]
 
 
@@ -160,11 +161,11 @@ def _triton(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
 
 
 class _Result(NamedTuple):
-    """What the loop returned: the means, the gradients of the terms and of the survival, and what means divide by."""
+    """What the loop returned: the means, the gradients of the terms and of the survival, and what these still lack."""
 
     means: Tensor
     gradients: Tensor
-    counted: list[float]
+    factors: list[float]
     task: JointTask
 
 
@@ -172,7 +173,7 @@ class _WithGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, result: _Result, *scores: Tensor) -> Tensor:
         ctx.save_for_backward(result.gradients, *scores)
-        ctx.counted, ctx.task = result.counted, result.task
+        ctx.factors, ctx.task = result.factors, result.task
         return result.means
 
     @staticmethod
@@ -185,11 +186,12 @@ class _WithGradients(torch.autograd.Function):
                 return torch.cat([terms, joint[None]])
 
             return None, *through_reference(formula, scores, [grad])
-        *own, joint = (value / number for value, number in zip(grad.tolist(), ctx.counted, strict=True))
-        made = gradients[0] if is_last_backward() else gradients[0].clone()
+        *own, joint = (value * factor for value, factor in zip(grad.tolist(), ctx.factors, strict=True))
+        made = gradients[1] if is_last_backward() else gradients[1].clone()
+        if joint != 1.0:  # it is 1 in the objective where all lists count: one pass less
+            made.mul_(joint)
         return None, *(
-            made[m].mul_(own[m]).add_(gradients[1, m], alpha=joint) if x.requires_grad else None
-            for m, x in enumerate(scores)
+            made[m].add_(gradients[0, m], alpha=own[m]) if x.requires_grad else None for m, x in enumerate(scores)
         )
 
 

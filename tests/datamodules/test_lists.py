@@ -233,6 +233,20 @@ def test_the_split_by_fraction_depends_on_the_request_alone(tmp_path: Path) -> N
     assert splits(rows, split_seed=1) != whole
 
 
+@pytest.mark.parametrize("rule", ["time", "fraction"])
+def test_lists_that_are_given_for_testing_are_the_only_ones(tmp_path: Path, rule: Any) -> None:
+    rows = funnel(80)
+    held_out = {row["request_id"] for row in rows[:40]}
+    tables = [
+        pa.Table.from_pylist([row for row in rows if (row["request_id"] in held_out) is own]) for own in (False, True)
+    ]
+    data = ListsDataModule(tables[0], test=tables[1], labels=STAGES, split=rule, cache_dir=str(tmp_path))
+    assert set(data.prepared.request_ids("test")) == held_out  # type: ignore[arg-type]
+    drawn = [set(data.prepared.request_ids(split)) for split in ("train", "val")]  # type: ignore[arg-type]
+    assert drawn[0] | drawn[1] == {row["request_id"] for row in rows} - held_out
+    assert drawn[0].isdisjoint(drawn[1])
+
+
 def test_what_is_left_out_is_the_worst_and_is_said(tmp_path: Path) -> None:
     rows = funnel(30)
     again = [{**row, "stage": "recalled", "position": None} for row in rows[::3]]  # as funnels log it: a row per stage
@@ -259,3 +273,26 @@ def test_what_is_left_out_is_the_worst_and_is_said(tmp_path: Path) -> None:
     assert saved["labels"] == STAGES
     with pytest.raises(ValueError, match=r"root of .*ListsDataModule cannot be saved as plain values"):
         restore(saved)
+
+
+def test_an_export_gets_the_newest_request_of_each_user(tmp_path: Path) -> None:
+    rows = funnel(80)
+    data = ListsDataModule(pa.Table.from_pylist(rows), labels=STAGES, history_length=2, cache_dir=str(tmp_path))
+    items = data.serving_items()
+    users = data.serving_users(items)
+    assert users is not None
+    assert set(items.names.tolist()) == {row["item_id"] for row in rows}
+    assert users.names.tolist() == list(range(7))
+    encoder = data.encoder
+    for row, name in enumerate(users.names.tolist()):
+        newest = max((one for one in rows if one["user_id"] == name), key=lambda one: one["timestamp"])
+        parts = [encoder.encode(part, [newest], partial=True).ids[0].tolist() for part in ("user", "context")]
+        assert users.request[row].tolist() == [*parts[0], *parts[1]]
+        assert users.history_length[row] == min(2, len(newest["history"]))
+        assert set(items.names[users.seen_of(row)].tolist()) == set(newest["history"]) & set(items.names.tolist())
+
+
+def test_lists_without_users_export_none(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(funnel()).drop_columns(["user_id"])
+    data = ListsDataModule(table, labels=STAGES, cache_dir=str(tmp_path))
+    assert data.serving_users(data.serving_items()) is None

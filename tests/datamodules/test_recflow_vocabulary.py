@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 
+from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.datamodules.recflow import vocabularies
 from recsys_topk.datamodules.recflow.cache import DayCache
 from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
@@ -121,6 +123,10 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(make: Any) -> None:
     check_schema("a.ckpt", saved, one.schema)
     with pytest.raises(ValueError, match="trained with another vocabulary of table"):
         check_schema("a.ckpt", saved, other.schema)
+    model = CascadeModule(one.schema, dim=4)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    with pytest.raises(ValueError, match="built with another vocabulary of table"):
+        trainer.test(model, other)
 
 
 def test_mistyped_vocabulary(world_root: Path) -> None:

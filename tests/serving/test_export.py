@@ -82,6 +82,17 @@ def test_a_torch_program_of_a_stage_gives_its_scores(exported) -> None:
     torch.testing.assert_close(found[batch.mask], wanted[batch.mask], rtol=0, atol=1e-5 * float(wanted.abs().max()))
 
 
+def test_free_lengths_have_names(exported) -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(exported[0] / "ranking" / "scores.onnx")
+    axes = {one.name: one.shape[:-1] for one in session.get_inputs()}
+    assert axes["items"] == ["batch", "items"]
+    assert axes["history"] == ["batch", "views"]
+    assert axes["history_length"] == []
+    assert session.get_outputs()[0].shape == ["batch", "items"]
+
+
 def test_each_stage_holds_its_own_tables_only(exported) -> None:
     import onnx
 

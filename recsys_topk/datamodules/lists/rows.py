@@ -44,7 +44,8 @@ class RowReader:
         self._types: dict[str, Any] = {}
         columns = [column for part in DATA_PARTS for column in plan.description.columns(part)]
         history = [plan.roles["history"]] if plan.description.history else []
-        self.features = list(dict.fromkeys([*columns, *history]))
+        user = [plan.roles["user"]] if "user" in plan.roles else []
+        self.features = list(dict.fromkeys([*columns, *history, *user]))
 
     def item_name(self, key: int) -> Any:
         """Return the id of an item as the source has it."""

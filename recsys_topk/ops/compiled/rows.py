@@ -841,7 +841,7 @@ def survive(law: Any, u: Any, low: Any, unit: Any, p: Any, q: Any) -> None:
 
     Args:
         law: DFTOPK, LOGISTIC or LAPLACE.
-        u: (x - b) / tau of the stage.
+        u: (x - b) / tau of the stage; receives exp(low - abs(u)) with the sign of u, for `survival_slopes`.
         low: The smallest u of all stages, at least 0, which keeps the digits of probabilities near 1.
         unit: exp(-low).
         p: Probability of having survived the stages so far.
@@ -849,32 +849,38 @@ def survive(law: Any, u: Any, low: Any, unit: Any, p: Any, q: Any) -> None:
     """
     if law == LAPLACE:
         for i in range(len(u)):
-            share = HALF * exp_negative(low[i] - abs(u[i]))
+            near = exp_negative(low[i] - abs(u[i]))
+            share = HALF * near
             rest = ONE - share * unit[i]
             up = u[i] > ZERO
+            u[i] = near if up else -near
             q[i] += (share if up else rest) * p[i]
             p[i] *= rest if up else share
     else:
         for i in range(len(u)):
             share = exp_negative(low[i] - abs(u[i]))
             inverse = ONE / (ONE + share * unit[i])
-            share *= inverse
             up = u[i] > ZERO
+            u[i] = share if up else -share
+            share *= inverse
             q[i] += (share if up else inverse) * p[i]
             p[i] *= inverse if up else share
 
 
 @compiled
-def survival_slopes(law: Any, u: Any, low: Any, unit: Any, odds: Any, s: Any, d: Any) -> None:
-    """Replace the derivatives d of the items that are not true by those of -log q: p / q d log p_m / du."""
+def survival_slopes(law: Any, u: Any, unit: Any, odds: Any, s: Any, d: Any) -> None:
+    """Replace the derivatives d of the items that are not true by those of -log q: p / q d log p_m / du.
+
+    `u` is what `survive` left in it.
+    """
     if law == LAPLACE:
         for i in range(len(u)):
-            share = exp_negative(low[i] - abs(u[i]))
+            share = abs(u[i])
             rise = share / (TWO - share * unit[i]) if u[i] > ZERO else ONE
             d[i] = d[i] if s[i] < ZERO else odds[i] * rise
     else:
         for i in range(len(u)):
-            share = exp_negative(low[i] - abs(u[i]))
+            share = abs(u[i])
             rise = (share if u[i] > ZERO else ONE) / (ONE + share * unit[i])
             d[i] = d[i] if s[i] < ZERO else odds[i] * rise
 
@@ -882,7 +888,7 @@ def survival_slopes(law: Any, u: Any, low: Any, unit: Any, odds: Any, s: Any, d:
 @compiled
 def joint_lists(
     first: Any, last: Any, law: Any, x: Any, y: Any, mask: Any, k: Any, quotas: Any, above: Any, tau: Any, alpha: Any,
-    wants: Any, buffers: Any, losses: Any, counted: Any, own_gradient: Any, joint_gradient: Any,
+    scale: Any, wants: Any, buffers: Any, losses: Any, counted: Any, own_gradient: Any, joint_gradient: Any,
 ) -> Any:  # fmt: skip
     """Write the terms of the joint objective and their gradients for lists first <= b < last.
 
@@ -901,6 +907,7 @@ def joint_lists(
         above: Items with a label above this are positive.
         tau: Temperature.
         alpha: Of the dftopk law.
+        scale: What gradients are multiplied by.
         wants: Whether to write gradients.
         buffers: (4 M + 5, N rounded up to a multiple of WIDTH) float32, overwritten.
         losses: (M + 1, B) float32, written: the losses of the stages and of the survival.
@@ -915,7 +922,7 @@ def joint_lists(
     s, low, unit, p, q = buffers[0], buffers[1], buffers[2], buffers[3], buffers[4]
     none = np.zeros(0, np.int64)
     normal = np.zeros(4, f32)
-    rate = ONE / tau
+    rate = scale / tau
     for b in range(first, last):
         low[:] = INFINITY
         p[:] = ONE
@@ -958,7 +965,7 @@ def joint_lists(
                 v, u, d, w = buffers[5 + 4 * m], buffers[6 + 4 * m], buffers[7 + 4 * m], buffers[8 + 4 * m]
                 if counted[m, b]:
                     write_gradient(v, d, w, rate * share, own_gradient[m, b])
-                    survival_slopes(law, u, low, unit, p, s, d)
+                    survival_slopes(law, u, unit, p, s, d)
                     write_gradient(v, d, w, rate * share, joint_gradient[m, b])
                 else:
                     own_gradient[m, b, :] = ZERO
