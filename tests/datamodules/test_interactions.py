@@ -351,6 +351,22 @@ def test_prepare_says_what_it_guessed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["prepare", "--data", "interactions", "--data.root", str(tmp_path / "no.csv")]) == 2
 
 
+def test_a_history_that_items_do_not_have_is_an_error_before_training(tmp_path: Path) -> None:
+    features = {"user": ["user"], "history": {"item": "categorical"}}
+    data = InteractionsDataModule(interactions=adversarial(0), features=features, cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="describe it under items"):
+        data.prepare_data()
+
+
+@pytest.mark.parametrize("table", ["items", "users"])
+def test_a_table_that_has_none_of_the_ids_is_an_error(tmp_path: Path, table: str) -> None:
+    key = table.removesuffix("s")
+    other: Any = {table: pd.DataFrame({key: ["007", "008"], "kind": ["a", "b"]})}
+    data = InteractionsDataModule(interactions=adversarial(0), **other, cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=f"none of the .* ids of the interactions is in column '{key}'"):
+        data.prepare_data()
+
+
 @pytest.mark.parametrize("split", ["time", "given"])
 def test_an_export_gets_each_user_after_the_last_interaction(tmp_path: Path, split: str) -> None:
     frame = adversarial(4).drop(columns=["weight"] if split == "given" else ["weight", "split"])
