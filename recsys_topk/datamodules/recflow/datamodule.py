@@ -146,10 +146,15 @@ class RecFlowDataModule(CascadeDataModule):
                 f"to use with train_days, val_days and test_days"
             )
         default = {"train": available[:-2], "val": available[-2:-1], "test": available[-1:]}
-        return {
-            stage: select_days(available, wanted, default[stage], f"{stage}_days")
-            for stage, wanted in self.wanted_days.items()
-        }
+        found, wrong = {}, []
+        for stage, wanted in self.wanted_days.items():
+            try:
+                found[stage] = select_days(available, wanted, default[stage], f"{stage}_days")
+            except ValueError as error:
+                wrong.append(str(error))
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return found
 
     def prepare_data(self) -> None:
         """Prepare the days that are used and not prepared yet; called by Lightning in one process."""
