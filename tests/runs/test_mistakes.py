@@ -25,7 +25,6 @@ TINY: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"data": {"layout": "x"}}, "--data.layout: expected one of 'two-stage', 'three-stage', got x"),
         ({"trainer": {"max_epochs": "two"}}, "--trainer.max_epochs: expected int, got two"),
         ({"trainer": {"precision": 8}}, "--trainer.precision: expected one of 64, 32, 16 or one of .*, got 8"),
         ({"model": {"metrics": "ndcg"}}, "--model.metrics: expected Sequence, got ndcg"),
@@ -41,6 +40,7 @@ def test_a_wrong_value_is_one_line_without_the_parsers_types(config: dict[str, A
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        ({"data": {"layout": "x"}}, "unknown layout 'x'; available: two-stage, three-stage, or your own: .*"),
         ({"data": {"batch_size": 0}}, "batch_size must be at least 1, got 0"),
         ({"data": {"world": {"users": 0}}}, "a world needs at least 1 users, got 0"),
         ({"data": TINY, "loss": {"class_path": "listmle", "k": 0}}, "the loss cuts at k=0, .* give --loss.k 1 or more"),
