@@ -50,8 +50,8 @@ class RowReader:
         for role in told:
             if plan.roles.get(role) in columns:
                 raise ValueError(
-                    f"the {role} {plan.roles[role]!r} is described as a feature, and labels are made of it: a model would "
-                    f"read the answer; take it out of the description"
+                    f"the {role} {plan.roles[role]!r} is described as a feature, and labels are made of it; "
+                    f"take it out of the description"
                 )
 
     def item_name(self, key: int) -> Any:
