@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from recsys_topk.cascades.corpus import CorpusEvaluation
+from recsys_topk.cascades.corpus_search import Search
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.popularity import Popularity
@@ -95,6 +96,8 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
         cuts: K of the final list's recall and NDCG; None = k and the last quota.
         alone: Later stages that are measured over all items too.
         baselines: Whether to measure popularity and random order.
+        searches: Further ways to make the candidates of the first stage, each measured under its name in place of
+            ``corpus``: functions of (stage, items), see `CorpusEvaluation`.
         say: Takes a line at a time about the progress.
         file: Where to write the metrics and the counts as JSON; None = nowhere.
     """
@@ -105,9 +108,11 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
         alone: Sequence[str] = (),
         *,
         baselines: bool = True,
+        searches: Mapping[str, Callable[..., Search]] | None = None,
         say: Say = log.info,
         file: Path | None = None,
     ) -> None:
+        self.searches = dict(searches or {})
         self.options: dict[str, Any] = {"cuts": cuts, "alone": alone, "baselines": baselines}
         self.say, self.file = say, file
 
@@ -131,8 +136,12 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
                 "evaluation over the whole catalogue needs a CascadeDataModule; give the trainer datamodule="
             )
         with trainer.precision_plugin.forward_context():
-            evaluation = evaluate_corpus(model, data, split, batches=int(batches[0]), say=self.say, **self.options)
-        found = evaluation.compute()
+            options: dict[str, Any] = {"batches": int(batches[0]), "say": self.say, **self.options}
+            evaluation = evaluate_corpus(model, data, split, **options)
+            found = evaluation.compute()
+            for column, search in self.searches.items():
+                other = {**options, "baselines": False, "alone": (), "search": search, "column": column}
+                found |= evaluate_corpus(model, data, split, **other).compute()
         for name, value in found.items():
             model.log(f"{split}/{name}", value, on_epoch=True, sync_dist=trainer.world_size > 1)
         counts = evaluation.counts()

@@ -1,4 +1,4 @@
-"""`--corpus`, `--corpus.k 10,20` and `--corpus.stage NAME`: evaluation over the whole catalogue, as it is typed."""
+"""`--corpus`, `--corpus.k 10,20`, `--index DIR`, ...: evaluation over the whole catalogue, as it is typed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from recsys_topk.registry import suggest
 
 OPTIONS = ("--corpus", "--corpus.k", "--corpus.stage")
+WITH_INDEX = ("--index", "--export")
 
 
 def take_corpus(command: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
@@ -21,8 +22,8 @@ def take_corpus(command: str, arguments: Sequence[str]) -> tuple[list[str], dict
     others: list[str] = []
     while rest:
         option, equals, value = rest.pop(0).partition("=")
-        if option.startswith("--corpus"):
-            if option not in OPTIONS:
+        if option.startswith("--corpus") or option in WITH_INDEX:
+            if option not in (*OPTIONS, *WITH_INDEX):
                 raise ValueError(
                     f"{command} has no option {option}; {suggest(option, OPTIONS, '{}')}it has {', '.join(OPTIONS)}"
                 )
@@ -36,6 +37,10 @@ def take_corpus(command: str, arguments: Sequence[str]) -> tuple[list[str], dict
         return others, None
     if command not in ("test", "validate"):
         raise ValueError(f"{found[0]} goes with test and validate; {command} does not evaluate over the catalogue")
+    if not any(option.startswith("--corpus") for option in found):
+        raise ValueError(f"{found[0]} goes with --corpus: recsys-topk {command} --corpus --index DIR")
+    if "--export" in wanted and "--index" not in wanted:
+        raise ValueError("--export says what an index was built for; give --index DIR too")
     options: dict[str, Any] = {}
     if "--corpus.k" in wanted:
         cuts = [part.strip() for part in wanted["--corpus.k"].strip("[]").split(",")]
@@ -44,4 +49,9 @@ def take_corpus(command: str, arguments: Sequence[str]) -> tuple[list[str], dict
         options["cuts"] = [int(part) for part in cuts]
     if "--corpus.stage" in wanted:
         options["alone"] = [part.strip() for part in wanted["--corpus.stage"].strip("[]").split(",")]
+    for option in WITH_INDEX:
+        if option in wanted:
+            if not wanted[option]:
+                raise ValueError(f"{option} takes a folder")
+            options[option.removeprefix("--")] = wanted[option]
     return others, options

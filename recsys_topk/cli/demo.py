@@ -5,6 +5,8 @@ Further options go to `recsys-topk fit`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.console import echo, parser_of
 from recsys_topk.runs import TrainingRun
@@ -41,4 +43,14 @@ def main(argv: list[str]) -> None:
     echo(table(rows))
     echo(f"\ncheckpoint  {checkpoint}")
     echo(f"config      {folder / 'config.yaml'}")
+    echo("from here to a running service (docs/serving.md):")
+    echo(f"  recsys-topk export --ckpt_path {checkpoint} --out export")
+    echo("  recsys-topk index --export export --out export-index")
+    echo(f"  recsys-topk recommend --export export --index export-index --user {_some_user(data)}")
+    echo("  recsys-topk serve --export export --index export-index")
     echo("another loss:  recsys-topk demo --loss listnet      all losses:  recsys-topk losses")
+
+
+def _some_user(data: Any) -> Any:
+    """Return the name of a user whom an export will know."""
+    return data.serving_users(data.serving_items()).names[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,9 +33,10 @@ def main(argv: list[str]) -> int:
     given = parser.parse_args(argv)
 
     from recsys_topk.serving.recommend import CascadeRecommender
+    from recsys_topk.serving.rows import read_rows
 
     recommender = CascadeRecommender.from_export(given.export, given.index)
-    users = given.user if given.user is not None else list(_rows(given.users))
+    users = given.user if given.user is not None else read_rows(given.users)
     if not users:
         raise ValueError(f"{given.users!r} has no rows")
     if given.explain is not None:
@@ -56,13 +56,6 @@ def main(argv: list[str]) -> int:
     else:
         echo("\n".join(lines))
     return 0
-
-
-def _rows(source: str) -> Iterator[dict[str, Any]]:
-    from recsys_topk.datamodules.reading import open_table
-
-    for batch in open_table(source).batches():
-        yield from batch.to_pylist()
 
 
 def _names(path: str | None) -> list[str] | None:

@@ -56,6 +56,7 @@ def main(argv: list[str]) -> int:
     )
     server = uvicorn.Server(config)
     socket = config.bind_socket()
+    socket.listen(config.backlog)  # whoever reads the address below can connect at once
     address = socket.getsockname()
     echo(f"serving {export} on http://{address[0]}:{address[1]}/ (Ctrl-C stops after the running requests)")
     server.run([socket])

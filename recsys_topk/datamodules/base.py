@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningDataModule
 
@@ -25,6 +26,7 @@ from recsys_topk.spec import Recorded, build
 from recsys_topk.trust import loading
 
 Split = Literal["train", "val", "test"]
+Array = npt.NDArray[Any]
 
 registry: Registry[CascadeDataModule]
 
@@ -185,6 +187,10 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         order = np.argsort(columns[0])
         return ItemTable(columns[0][order], columns[1][order], numbers[order], columns[2][order])
 
+    def item_names(self, item_id: Array) -> Array:
+        """Return the names of items as `serving_items` has them, given ids as batches and catalogues have them."""
+        return item_id
+
     def serving_users(self, items: ItemTable) -> UserTable | None:
         """Return the newest state of each user for an export, or None if users are not known by name.
 
@@ -211,6 +217,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             rank=rank,
             processes=processes,
             num_workers=self.num_workers,
+            device=None if self.trainer is None else self.trainer.strategy.root_device,
         )
 
     def train_dataloader(self) -> ShardLoader:

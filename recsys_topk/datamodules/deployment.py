@@ -67,16 +67,19 @@ class Names:
         if self.are_integers:
             if np.issubdtype(given.dtype, np.integer):
                 return given
-            return [_integer(one) for one in np.asarray(wanted, dtype=object).ravel()]
+            limits = np.iinfo(self.names.dtype)
+            numbers = (_integer(one) for one in np.asarray(wanted, dtype=object).ravel())
+            return [one if one is not None and limits.min <= one <= limits.max else None for one in numbers]
         return given.astype(str) if given.dtype.kind != "U" else given
 
 
 def _integer(value: Any) -> int | None:
+    """Return the integer that a name is: as a number, or as text written as a number is ("007" is not)."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if abs(number) < 1 << 62 else None
+    return number if value == (str(number) if isinstance(value, str) else number) else None
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ class UserTable:
         history: (U, L, F_h) integers, padding last.
         history_length: (U,) integers.
         history_values: (U, L, V_h) float32.
-        seen: (U, S) rows of the items that the user has had, -1 after the last.
+        seen: (S,) rows of the items that the users have had, user by user.
+        seen_ends: (U,) one past the last of each user.
     """
 
     names: Array
@@ -132,6 +136,7 @@ class UserTable:
     history_length: Array
     history_values: Array
     seen: Array
+    seen_ends: Array
 
     def write(self, path: Path) -> None:
         """Write an Arrow file that `read` maps."""
@@ -143,9 +148,8 @@ class UserTable:
             "history": self.history.reshape(len(self.names), -1),
             "history_length": self.history_length,
             "history_values": self.history_values.reshape(len(self.names), -1),
-            "seen": self.seen,
         }
-        _write(path, columns, length)
+        _write(path, columns, length, {"seen": (self.seen, self.seen_ends)})
 
     @classmethod
     def read(cls, path: Path) -> UserTable:
@@ -162,10 +166,20 @@ class UserTable:
         """The rows of the users by name."""
         return Names(self.names)
 
+    def seen_of(self, row: int) -> Array:
+        """Return the rows of the items that a user has had."""
+        start = self.seen_ends[row - 1] if row else 0
+        return self.seen[start : self.seen_ends[row]]
+
     def sorted(self) -> UserTable:
         """Return the users in the order of their names."""
         order = np.argsort(self.names, kind="stable")
-        return UserTable(**{field.name: getattr(self, field.name)[order] for field in fields(self)})
+        kept = {
+            field.name: getattr(self, field.name)[order] for field in fields(self) if not field.name.startswith("seen")
+        }
+        lists = [self.seen_of(row) for row in order.tolist()]
+        ends = np.cumsum([len(own) for own in lists], dtype=np.int64)
+        return UserTable(**kept, seen=np.concatenate([self.seen[:0], *lists]), seen_ends=ends)
 
 
 def newest_rows(names: Sequence[Array]) -> list[Array]:
@@ -185,7 +199,13 @@ def newest_rows(names: Sequence[Array]) -> list[Array]:
     return found[::-1]
 
 
-def _write(path: Path, columns: Mapping[str, Array], facts: Mapping[str, int] | None = None) -> None:
+def _write(
+    path: Path,
+    columns: Mapping[str, Array],
+    facts: Mapping[str, int] | None = None,
+    lists: Mapping[str, tuple[Array, Array]] | None = None,
+) -> None:
+    """Write columns (n,) and (n, width), numbers, and columns of lists, given flat and one past each end."""
     import pyarrow as pa
 
     arrays, widths = {}, dict(facts or {})
@@ -197,6 +217,8 @@ def _write(path: Path, columns: Mapping[str, Array], facts: Mapping[str, int] | 
         if column.shape[1]:  # a column of width 0 is its width alone
             flat = pa.array(np.ascontiguousarray(_narrow(column)).reshape(-1))
             arrays[name] = pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
+    for name, (flat, ends) in (lists or {}).items():
+        arrays[name] = pa.LargeListArray.from_arrays(pa.array(np.append(0, ends)), pa.array(_narrow(flat)))
     table = pa.table(arrays).replace_schema_metadata({name: str(value) for name, value in widths.items()})
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=max(table.num_rows, 1))
@@ -213,6 +235,8 @@ def _read(path: Path) -> dict[str, Any]:
         column = table.column(name).combine_chunks()
         if pa.types.is_fixed_size_list(column.type):
             found[name] = column.flatten().to_numpy().reshape(-1, column.type.list_size)
+        elif pa.types.is_large_list(column.type):
+            found[name], found[f"{name}_ends"] = column.values.to_numpy(), column.offsets.to_numpy()[1:]
         elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             found[name] = np.asarray(column.to_numpy(zero_copy_only=False), dtype=str)
         else:

@@ -179,7 +179,8 @@ class TrainingRun:
 
         Args:
             corpus: Measure over the whole catalogue too: options of `recsys_topk.callbacks.corpus.CorpusMetrics`, e.g.
-                ``{"cuts": [10, 20]}``, or ``{}``; None = no. Writes ``corpus.json``.
+                ``{"cuts": [10, 20]}``, or ``{}``; None = no. ``{"index": FOLDER}`` measures through an index too,
+                beside exact search; ``"export"`` says which export it was built for. Writes ``corpus.json``.
         """
         return self._measure("test", corpus)
 
@@ -217,6 +218,12 @@ class TrainingRun:
             return
         from recsys_topk.callbacks.corpus import CorpusMetrics
 
+        options = dict(options)
+        index, export = options.pop("index", None), options.pop("export", None)
+        if index is not None:
+            from recsys_topk.runs.index_search import IndexedCatalogue
+
+            options["searches"] = {"index": IndexedCatalogue(index, export, self.data)}
         callback = CorpusMetrics(**options, say=self.say, file=self.directory.path / "corpus.json")
         self.trainer.callbacks.append(callback)
         try:

@@ -213,8 +213,21 @@ def write_model(model: ExportedModel, path: Path) -> torch.export.ExportedProgra
             verbose=False,
         )
         assert made is not None
+        _name_axes(made.model.graph, model)
         made.save(path, external_data=weights > _ONE_FILE_BYTES)
     return program
+
+
+def _name_axes(graph: Any, model: ExportedModel) -> None:
+    """Call the free lengths of an ONNX graph batch, items and views, in place of the exporter's s14 and s73."""
+    names: dict[str, str] = {}
+    for value, one in zip(graph.inputs, model.inputs, strict=True):
+        names |= {str(value.shape[i]): axis for i, axis in enumerate(one.axes) if isinstance(axis, str)}
+    inside = [output for node in graph for output in node.outputs]
+    for value in (*graph.inputs, *graph.outputs, *inside):
+        for i, length in enumerate(value.shape or ()):
+            if str(length) in names and not isinstance(length, int):
+                value.shape[i] = names[str(length)]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,8 +172,3 @@ class Funnel:
             order = np.argsort(-values[: len(own)], kind="stable")
             found.append(Passage(stage.entry.name, own[order], values[: len(own)][order], stage.entry.quota))
         return found
-
-
-def facts(passages: Sequence[Passage], row: int) -> Mapping[str, float]:
-    """Return the score of an item at each stage that saw it."""
-    return {one.stage: float(one.scores[one.rows == row][0]) for one in passages if (one.rows == row).any()}

@@ -1,9 +1,10 @@
-"""Limits on what a client may send, before anything is parsed: size of the body and time to send it."""
+"""What is done around every request: limits on the body before anything is parsed, and measurement."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -69,3 +70,35 @@ class BodyLimits:
         headers.append((b"content-length", str(len(content)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
+
+
+class Measured:
+    """ASGI middleware: reports path, status and seconds of every request.
+
+    Args:
+        app: The application.
+        observe: Called with the path as the application declares it (``"other"`` if it has none such), the status and
+            the seconds until the response was sent.
+    """
+
+    def __init__(self, app: App, observe: Callable[[str, int, float], object]) -> None:
+        self._app, self._observe = app, observe
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Handle a connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            path = getattr(scope.get("route"), "path", "other")
+            self._observe(path, status, time.perf_counter() - started)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from recsys_topk.datamodules.deployment import ITEMS, USERS, ItemTable, UserTable
 from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.registry import suggest
-from recsys_topk.serving.funnel import Funnel, Passage, facts
+from recsys_topk.serving.funnel import Funnel, Passage
 from recsys_topk.serving.index import CatalogueIndex, encode_catalogue
 from recsys_topk.serving.manifest import read_manifest
 from recsys_topk.serving.requests import Requests
@@ -96,6 +97,11 @@ class CascadeRecommender:
     def from_export(cls, folder: str | Path, index: str | Path | None = None, threads: int = 1) -> CascadeRecommender:
         """Open an export; every file is compared with the manifest first."""
         return cls(folder, index, threads)
+
+    @cached_property
+    def identity(self) -> str:
+        """A short name of the export; see `Manifest.identity`."""
+        return self.manifest.identity
 
     @property
     def most(self) -> int:
@@ -181,7 +187,10 @@ class CascadeRecommender:
         if rows:
             if self.encoder is None:
                 raise ValueError("this export cannot encode features; name users of the export")
-            return Requests.of_rows(rows, self.encoder, self.items, schema, self.views)
+            try:
+                return Requests.of_rows(rows, self.encoder, self.items, schema, self.views)
+            except (TypeError, OverflowError, NotImplementedError) as error:
+                raise ValueError(f"the features cannot be encoded: {error}") from error
         if self.users is None:
             raise ValueError("this export holds no users; give features and a history")
         found = self.users.index.rows(list(users))
@@ -211,15 +220,41 @@ class CascadeRecommender:
             return self.index.search(self.funnel.first.request_vectors(requests), number)
         if self._vectors is None:
             return self.funnel.exact(requests, number)
-        scores = self.funnel.first.request_vectors(requests) @ self._vectors.T
-        order = _best(scores, number)
-        return order, np.take_along_axis(scores, order, 1)
+        return search_exactly(self.funnel.first.request_vectors(requests), self._vectors, number)
 
     def _recommendations(self, passages: Sequence[Passage], number: int) -> list[Recommendation]:
+        rows = passages[-1].kept[:number]
+        scores = [dict(zip(one.rows.tolist(), one.scores.tolist(), strict=True)) for one in passages]
         return [
-            Recommendation(self.items.names[row].item(), rank, facts(passages, row))
-            for rank, row in enumerate(passages[-1].kept[:number], start=1)
+            Recommendation(name, rank, {one.stage: own[row] for one, own in zip(passages, scores, strict=True)})
+            for rank, (name, row) in enumerate(
+                zip(self.items.names[rows].tolist(), rows.tolist(), strict=True), start=1
+            )
         ]
+
+
+def search_exactly(queries: Array, vectors: Array, number: int, block: int = 1 << 16) -> tuple[Array, Array]:
+    """Return rows and scores of the `number` vectors with the largest dot products, (B, number), best first.
+
+    Equal scores: the first row. Memory: O(B (block + number)).
+
+    Args:
+        queries: (B, D).
+        vectors: (C, D).
+        number: How many, at most C.
+        block: Vectors that are compared at once.
+    """
+    rows = np.empty((len(queries), 0), dtype=np.int64)
+    scores = np.empty((len(queries), 0), dtype=np.float32)
+    for start in range(0, len(vectors), block):
+        found = queries @ vectors[start : start + block].T
+        order = _best(found, min(number, found.shape[1]))
+        # Rows of earlier blocks stand first, so a stable sort takes them first where scores are equal.
+        rows = np.concatenate([rows, order + start], axis=1)
+        scores = np.concatenate([scores, np.take_along_axis(found, order, 1)], axis=1)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :number]
+        rows, scores = np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1)
+    return rows, scores
 
 
 def _known(items: ItemTable, names: Sequence[Name]) -> Array:

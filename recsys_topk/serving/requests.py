@@ -46,14 +46,13 @@ class Requests:
     @classmethod
     def of_users(cls, users: UserTable, rows: Array, schema: Schema) -> Requests:
         """Return the newest state of some users of an export."""
-        seen = users.seen[rows]
         made = cls(
             request=users.request[rows],
             request_values=users.request_values[rows],
             history=users.history[rows],
             history_length=users.history_length[rows],
             history_values=users.history_values[rows],
-            seen=tuple(row[row >= 0] for row in seen),
+            seen=tuple(users.seen_of(row) for row in rows.tolist()),
         )
         return made._with_a_view(schema)
 
@@ -112,7 +111,11 @@ def _views(row: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
     views = [view if isinstance(view, Mapping) else {"item": view} for view in given]
     for view in views:
         if "item" not in view:
-            raise ValueError(f"a view of request {number} has no 'item', got {sorted(view)}")
+            raise ValueError(f"a view of request {number} has no 'item', got {sorted(map(str, view))}")
+        if isinstance(view["item"], bool) or not isinstance(view["item"], (int, str, np.integer)):
+            raise ValueError(
+                f"an item in the history of request {number} must be an integer or a text, got {view['item']!r}"
+            )
     return views
 
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
 import logging
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+import math
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
 from recsys_topk import __version__
 from recsys_topk.serving.batching import Batcher, OverloadedError
 from recsys_topk.serving.current import CurrentExport
-from recsys_topk.serving.limits import BodyLimits
+from recsys_topk.serving.limits import BodyLimits, Measured
 from recsys_topk.serving.recommend import CascadeRecommender, UnknownUserError
 
 log = logging.getLogger(__name__)
@@ -45,7 +48,8 @@ class ServiceOptions:
         users: Users per request.
         timeout: Seconds until a request that was not answered gets the status 504, and until a body must have arrived.
         batch: Users that are answered by one call of the models.
-        batch_wait: Seconds that a request waits for others.
+        batch_wait: Seconds that a request waits for others while no call is running. Those that come while one is
+            running are answered together in any case.
         queue: Requests that may wait; more get the status 503.
         workers: Calls that may run at once.
         threads: Threads of one call of a model.
@@ -56,7 +60,7 @@ class ServiceOptions:
     users: int = 64
     timeout: float = 10.0
     batch: int = 32
-    batch_wait: float = 0.002
+    batch_wait: float = 0.0
     queue: int = 1024
     workers: int = 1
     threads: int = 1
@@ -132,6 +136,11 @@ class Telemetry:
         )
         self.export = Gauge("recsys_topk_export_info", "The export in use", ["export"], registry=self.registry)
 
+    def observe(self, path: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self.requests.labels(path, str(status)).inc()
+        self.seconds.labels(path).observe(seconds)
+
 
 def make_app(export: str | Path, index: str | Path | None = None, options: ServiceOptions | None = None) -> FastAPI:
     """Return the service as an ASGI application. The export is opened at once, so that mistakes show before it listens.
@@ -146,7 +155,7 @@ def make_app(export: str | Path, index: str | Path | None = None, options: Servi
     current = CurrentExport(
         export, index, chosen.threads, lambda good: telemetry.loads.labels("loaded" if good else "failed").inc()
     )
-    batcher: Batcher[tuple[Ask, CascadeRecommender], Answer] | None = None
+    batcher: Batcher[tuple[Ask, CascadeRecommender], bytes] | None = None
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -173,34 +182,24 @@ def make_app(export: str | Path, index: str | Path | None = None, options: Servi
     app.state.ready = False
     app.add_middleware(BodyLimits, most=chosen.body_bytes, seconds=chosen.timeout)
 
-    @app.middleware("http")
-    async def measure(request: Request, call: Callable[[Request], Any]) -> Any:
-        started = time.perf_counter()
-        status = 500
-        try:
-            response = await call(request)
-            status = response.status_code
-            return response
-        finally:
-            route = request.scope.get("route")
-            path = getattr(route, "path", "other")
-            telemetry.requests.labels(path, str(status)).inc()
-            telemetry.seconds.labels(path).observe(time.perf_counter() - started)
+    app.add_middleware(Measured, observe=telemetry.observe)
+    app.add_exception_handler(RequestValidationError, _say_what_is_invalid)
 
-    @app.post("/recommend", responses=_ERRORS)
-    async def recommend(ask: Ask) -> Answer:
+    @app.post("/recommend", responses=_ERRORS, response_model=Answer)
+    async def recommend(ask: Ask) -> Response:
         """Recommend items to users."""
         recommender = current.recommender
         _check(ask, recommender, chosen.users)
         assert batcher is not None
         try:
-            return await asyncio.wait_for(batcher.ask((ask, recommender)), chosen.timeout)
+            answer = await asyncio.wait_for(batcher.ask((ask, recommender)), chosen.timeout)
+            return Response(answer, media_type="application/json")
         except asyncio.TimeoutError:
             raise HTTPException(504, f"not answered within {chosen.timeout:g} s") from None
         except OverloadedError as error:
             raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from None
         except UnknownUserError as error:
-            raise HTTPException(404, str(error)) from None
+            raise HTTPException(404, _clean(str(error))) from None
         except ValueError as error:
             raise _invalid("rows" if ask.rows is not None else "users", str(error)) from None
 
@@ -212,22 +211,14 @@ def make_app(export: str | Path, index: str | Path | None = None, options: Servi
         except asyncio.TimeoutError:
             raise HTTPException(504, f"not answered within {chosen.timeout:g} s") from None
         except UnknownUserError as error:
-            raise HTTPException(404, str(error)) from None
+            raise HTTPException(404, _clean(str(error))) from None
         except ValueError as error:
             raise _invalid("item", str(error)) from None
 
     @app.get("/users")
     async def users(prefix: Annotated[str, Field(max_length=256)] = "") -> dict[str, list[int | str]]:
         """Return some users whose names begin with a text."""
-        table = current.recommender.users
-        names: Any = () if table is None else table.names
-        found = []
-        for name in names:
-            if str(name).startswith(prefix):
-                found.append(name.item())
-                if len(found) == 50:
-                    break
-        return {"users": found}
+        return {"users": await asyncio.to_thread(_some_users, current.recommender, prefix)}
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -268,20 +259,20 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def answer_together(asked: Sequence[tuple[Ask, CascadeRecommender]]) -> list[Answer | BaseException]:
+def answer_together(asked: Sequence[tuple[Ask, CascadeRecommender]]) -> list[bytes | BaseException]:
     """Answer several requests; those with the same options and the same export by one call of the models."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, (ask, recommender) in enumerate(asked):
         options = (id(recommender), ask.users is None, ask.exclude_seen, str(ask.allowed), str(ask.blocked))
         groups.setdefault(options, []).append(place)
-    answers: list[Answer | BaseException] = [RuntimeError("not answered")] * len(asked)
+    answers: list[bytes | BaseException] = [RuntimeError("not answered")] * len(asked)
     for places in groups.values():
         for place, found in zip(places, _answer_group([asked[place] for place in places]), strict=True):
             answers[place] = found
     return answers
 
 
-def _answer_group(asked: Sequence[tuple[Ask, CascadeRecommender]]) -> list[Answer | BaseException]:
+def _answer_group(asked: Sequence[tuple[Ask, CascadeRecommender]]) -> list[bytes | BaseException]:
     first, recommender = asked[0]
     try:
         found = recommender.recommend(
@@ -296,12 +287,17 @@ def _answer_group(asked: Sequence[tuple[Ask, CascadeRecommender]]) -> list[Answe
             return [error]
         # One of them is at fault: answer each alone, so that the others do not suffer.
         return [_answer_group([one])[0] for one in asked]
-    answers: list[Answer | BaseException] = []
+    answers: list[bytes | BaseException] = []
     lists = iter(found)
     for ask, _ in asked:
         number = recommender.check_number(ask.number)
-        own = [[Scored(**asdict(one)) for one in next(lists)[:number]] for _ in ask.who]
-        answers.append(Answer(export=recommender.manifest.identity, recommendations=own))
+        # The form is that of `Answer`; nothing of it comes from the client, so it is not validated again.
+        own = [[vars(one) for one in next(lists)[:number]] for _ in ask.who]
+        answer = {"export": recommender.identity, "recommendations": own}
+        try:
+            answers.append(json.dumps(answer, allow_nan=False).encode())
+        except ValueError:
+            answers.append(ValueError("the features are so large that scores are not finite"))
     return answers
 
 
@@ -321,8 +317,16 @@ def show_funnel(recommender: CascadeRecommender, ask: AskFunnel) -> dict[str, An
     ]
     explained = None
     if ask.item is not None:
-        explained = [asdict(one) for one in recommender.explain(ask.user, ask.item, exclude_seen=ask.exclude_seen)]
+        verdicts = recommender.explain(ask.user, ask.item, exclude_seen=ask.exclude_seen)
+        # Where nothing is passed on there is no cut, and JSON has no infinity.
+        explained = [{**asdict(one), "cut": one.cut if math.isfinite(one.cut) else None} for one in verdicts]
     return {"user": ask.user, "catalogue": len(recommender.items.names), "stages": stages, "explained": explained}
+
+
+def _some_users(recommender: CascadeRecommender, prefix: str, number: int = 50) -> list[int | str]:
+    names = () if recommender.users is None else recommender.users.names
+    matching = (name.item() for name in names if str(name).startswith(prefix))
+    return list(itertools.islice(matching, number))
 
 
 def _check(ask: Ask, recommender: CascadeRecommender, most_users: int) -> None:
@@ -338,7 +342,22 @@ def _check(ask: Ask, recommender: CascadeRecommender, most_users: int) -> None:
 
 def _invalid(field: str, text: str) -> HTTPException:
     """Return the error that FastAPI gives for a field that is not valid."""
-    return HTTPException(422, [{"loc": ["body", field], "msg": text, "type": "value_error"}])
+    return HTTPException(422, [{"loc": ["body", field], "msg": _clean(text), "type": "value_error"}])
+
+
+async def _say_what_is_invalid(request: Request, error: Exception) -> JSONResponse:
+    """Return the status 422 with the fields named. What was sent is not repeated: it may be no valid JSON."""
+    found: Any = error.errors() if isinstance(error, RequestValidationError) else ()
+    details = [
+        {"loc": [_clean(str(part)) for part in one["loc"]], "msg": _clean(one["msg"]), "type": one["type"]}
+        for one in found
+    ]
+    return JSONResponse({"detail": details}, status_code=422)
+
+
+def _clean(text: str) -> str:
+    """Return text that can be sent as UTF-8, whatever a client put into it."""
+    return text.encode("utf-8", "replace").decode()
 
 
 async def _watch(current: CurrentExport, seconds: float) -> None:

@@ -23,6 +23,14 @@ def test_integers_are_found_by_text_and_the_other_way_round() -> None:
     assert Names(np.array(["3", "7"])).rows([7, 8]).tolist() == [1, -1]
 
 
+def test_what_is_written_unlike_a_number_is_no_integer() -> None:
+    names = Names(np.array([3, 10, 2**62 + 1]))
+    assert names.rows(["010", "1_0", " 10", "10"]).tolist() == [-1, -1, -1, 1]
+    assert names.rows([3.7, 3.0]).tolist() == [-1, 0]
+    assert names.rows([str(2**62 + 1), None]).tolist() == [2, -1]
+    assert Names(np.array([3], dtype=np.int32)).rows(["5000000000", "3"]).tolist() == [-1, 0]
+
+
 @pytest.mark.parametrize("widths", [(2, 3), (0, 3), (2, 0)])
 @pytest.mark.parametrize("names", [np.array([1, 5, 9, 2**40]), np.array(["a", "é", "", "b"])])
 def test_items_come_back_as_they_were(tmp_path: Path, names: np.ndarray, widths: tuple[int, int]) -> None:
@@ -50,13 +58,25 @@ def test_users_come_back_as_they_were(tmp_path: Path, views: int) -> None:
         history=generator.integers(0, 9, (3, views, 2)),
         history_length=np.array([0, views, views]),
         history_values=np.empty((3, views, 0), dtype=np.float32),
-        seen=np.array([[1, -1], [-1, -1], [2, 0]]),
+        seen=np.array([1, 2, 0]),
+        seen_ends=np.array([1, 1, 3]),
     )
     users.write(tmp_path / "users.arrow")
     found = UserTable.read(tmp_path / "users.arrow")
-    for field in ("names", "request", "request_values", "history_length", "seen"):
+    for field in ("names", "request", "request_values", "history_length", "seen", "seen_ends"):
         np.testing.assert_array_equal(getattr(found, field), getattr(users, field))
     assert found.history.shape[:2] == (3, views)
     if views:
         np.testing.assert_array_equal(found.history, users.history)
         assert found.history_values.shape == (3, views, 0)
+    assert [found.seen_of(row).tolist() for row in range(3)] == [[1], [], [2, 0]]
+
+
+def test_users_are_sorted_with_what_they_have_seen() -> None:
+    none = np.empty((3, 0), dtype=np.float32)
+    users = UserTable(
+        np.array([9, 2, 5]), none, none, none[:, None], np.zeros(3), none[:, None], np.arange(4), [2, 2, 4]
+    )
+    found = users.sorted()
+    assert found.names.tolist() == [2, 5, 9]
+    assert [found.seen_of(row).tolist() for row in range(3)] == [[], [2, 3], [0, 1]]

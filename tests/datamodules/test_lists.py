@@ -273,3 +273,26 @@ def test_what_is_left_out_is_the_worst_and_is_said(tmp_path: Path) -> None:
     assert saved["labels"] == STAGES
     with pytest.raises(ValueError, match=r"root of .*ListsDataModule cannot be saved as plain values"):
         restore(saved)
+
+
+def test_an_export_gets_the_newest_request_of_each_user(tmp_path: Path) -> None:
+    rows = funnel(80)
+    data = ListsDataModule(pa.Table.from_pylist(rows), labels=STAGES, history_length=2, cache_dir=str(tmp_path))
+    items = data.serving_items()
+    users = data.serving_users(items)
+    assert users is not None
+    assert set(items.names.tolist()) == {row["item_id"] for row in rows}
+    assert users.names.tolist() == list(range(7))
+    encoder = data.encoder
+    for row, name in enumerate(users.names.tolist()):
+        newest = max((one for one in rows if one["user_id"] == name), key=lambda one: one["timestamp"])
+        parts = [encoder.encode(part, [newest], partial=True).ids[0].tolist() for part in ("user", "context")]
+        assert users.request[row].tolist() == [*parts[0], *parts[1]]
+        assert users.history_length[row] == min(2, len(newest["history"]))
+        assert set(items.names[users.seen_of(row)].tolist()) == set(newest["history"]) & set(items.names.tolist())
+
+
+def test_lists_without_users_export_none(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(funnel()).drop_columns(["user_id"])
+    data = ListsDataModule(table, labels=STAGES, cache_dir=str(tmp_path))
+    assert data.serving_users(data.serving_items()) is None

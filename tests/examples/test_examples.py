@@ -103,6 +103,30 @@ def test_the_examples_take_about_ten_lines(name):
     assert len(lines) - imports - 1 <= 15  # statements, without imports and the docstring
 
 
+def numbers(text):
+    return {line.split()[0]: float(line.split()[-1]) for line in text.splitlines() if line.startswith("test/")}
+
+
+def test_a_lightning_module_of_your_own_learns(monkeypatch, capsys):
+    words = printed("lightning_module.py", "", monkeypatch, capsys).split()
+    assert float(words[-1]) > 0.9 > float(words[-3])
+
+
+def test_a_csv_becomes_a_tested_cascade(tmp_path, monkeypatch, capsys):
+    measured = numbers(printed("own_csv.py", str(tmp_path), monkeypatch, capsys))
+    (joint,) = (name for name in measured if "joint_recall@10@20/" in name)
+    assert measured[joint] > 2 * 20 / int(joint.split("/")[-1])  # twice what a random order gives
+
+
+def test_three_stages_are_one_list_of_the_configuration(tmp_path, monkeypatch, capsys, environment):
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
+    measured = numbers(printed("three_stages.py", str(tmp_path), monkeypatch, capsys))
+    names = [name.split("/")[1] for name in measured]
+    assert names == ["joint_recall@10@20", "retrieval_recall@10@40", "preranking_recall@10@30", "ranking_recall@10@20"]
+    joint, retrieval, *_ = measured.values()
+    assert 0.0 < joint <= retrieval  # what retrieval loses is lost
+
+
 def test_pair_memory_reports_time_and_memory(monkeypatch, capsys):
     text = printed("pair_memory.py", "ranknet", monkeypatch, capsys)
     assert text.startswith("ranknet (recflow): loss 0.90")

@@ -14,11 +14,12 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
 from recsys_topk.datamodules.base import CascadeDataModule
-from recsys_topk.datamodules.deployment import ItemTable
+from recsys_topk.datamodules.deployment import ItemTable, UserTable
 from recsys_topk.datamodules.description_guess import GuessedTables, find_roles, guess_description
 from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
 from recsys_topk.datamodules.features import Description
 from recsys_topk.datamodules.folders import cache_home, make_once
+from recsys_topk.datamodules.interactions.deployment import interactions_items, interactions_users
 from recsys_topk.datamodules.interactions.preparation import FORMAT, Plan, Preparation
 from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptions
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
@@ -258,18 +259,22 @@ class InteractionsDataModule(CascadeDataModule):
         """How raw features become ids and values."""
         return self.prepared.encoder
 
-    def serving_items(self) -> ItemTable:
-        """Return all items, by the ids that the source has."""
-        items, ids = self.prepared.items, self.prepared.item_ids
-        number = len(items["item_id"])
-        empty = {"ids": np.empty((number, 0), np.int32), "values": np.empty((number, 0), np.float32)}
-        found = {**empty, **items}
-        names = ids.astype(str) if ids.dtype == object else ids
-        return ItemTable(names, found["ids"], found["values"], found["count"])
-
     def open_shard(self, name: str) -> InteractionsShard:
         """Return a split."""
         return InteractionsShard(name, self.prepared, self.schema, self.history_length, self.repeats)
+
+    def serving_items(self) -> ItemTable:
+        """Return all items under the names that the source has for them."""
+        return interactions_items(self.prepared)
+
+    def item_names(self, item_id: Any) -> Any:
+        """Return what the source calls some items."""
+        items = self.prepared.items["item_id"]
+        return interactions_items(self.prepared).names[np.searchsorted(items, item_id)]
+
+    def serving_users(self, items: ItemTable) -> UserTable:
+        """Return each user after the last interaction that is known."""
+        return interactions_users({split: self.open_shard(split) for split in SPLITS}, self.prepared)
 
     _prepared: PreparedInteractions | None = None
 

@@ -48,7 +48,7 @@ class PreparedInteractions:
 
     @cached_property
     def users(self) -> dict[str, Array]:
-        """Features of the users."""
+        """Key, features, and first and one past last event of the users."""
         return read_columns(self.folder / "users.arrow")
 
     @cached_property
@@ -125,12 +125,12 @@ class InteractionsShard(Shard):
         candidates = np.zeros(item.shape, dtype=np.int64)
         candidates[mask] = inverse
         pool = pool if pool.size else np.zeros(1, dtype=np.int64)
-        history, length = self._history(requests["start"][rows], requests["stop"][rows])
+        history, history_values, length = self.views(requests["start"][rows], requests["stop"][rows])
         user = requests["user"][rows]
         tensors = {
             "request_id": requests["request_id"][rows],
-            "request": self._joined("ids", user, rows, np.int64),
-            "history": self._views[0][history],
+            "request": self.request_features("ids", user, rows, np.int64),
+            "history": history,
             "history_length": length,
             "item_id": prepared.items["item_id"][pool],
             "items": _part(prepared.items, "ids", pool, np.int64),
@@ -142,8 +142,8 @@ class InteractionsShard(Shard):
         }
         made: dict[str, Any] = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()}
         values = {
-            "request_values": self._joined("values", user, rows, np.float32),
-            "history_values": self._views[1][history],
+            "request_values": self.request_features("values", user, rows, np.float32),
+            "history_values": history_values,
             "item_values": _part(prepared.items, "values", pool, np.float32),
         }
         for name, array in values.items():
@@ -218,15 +218,19 @@ class InteractionsShard(Shard):
             found.append(block)
         return found[0], found[1]
 
-    def _history(self, start: Array, stop: Array) -> tuple[Array, Array]:
-        """Return the newest views, (B, L) rows of `_views`, oldest first, padded after them, and their number."""
+    def views(self, start: Array, stop: Array) -> tuple[Array, Array, Array]:
+        """Return the newest of some stretches of events: ids and values, (B, L, columns), and their number.
+
+        The oldest comes first; padding comes last.
+        """
         length = np.minimum(stop - start, self.history_length)
         steps = np.arange(self.history_length)
         there = steps < length[:, None]
         item = self.prepared.events[np.where(there, (stop - length)[:, None] + steps, 0)]
-        return np.where(there, item, -1), length
+        history = np.where(there, item, -1)
+        return self._views[0][history], self._views[1][history], length
 
-    def _joined(self, kind: str, user: Array, rows: Array, dtype: Any) -> Array:
+    def request_features(self, kind: str, user: Array, rows: Array, dtype: Any) -> Array:
         """Return the features of the users, then those of the contexts."""
         own = _part(self.prepared.users, kind, user, dtype)
         return np.concatenate([own, _part(self._requests, kind, rows, dtype)], axis=1)

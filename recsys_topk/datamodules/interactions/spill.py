@@ -154,8 +154,9 @@ class Spill:
         self._seen += batch.num_rows
         if not kept.all():
             where = np.flatnonzero(kept)
-            rows, batch, column["item"] = rows[where], batch.take(where), column["item"].take(where)
-            items = Keys(items.keys[where], items.missing[where], items.text)
+            rows, batch = rows[where], batch.take(where)
+            column |= {role: column[role].take(where) for role in ("user", "item")}
+            users, items = (Keys(keys.keys[where], keys.missing[where], keys.text) for keys in (users, items))
         if rows.size:
             self.items.add(column["item"], items)
             self.users.add(column["user"], users, texts_only=True)

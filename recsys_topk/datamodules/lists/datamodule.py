@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,9 +12,11 @@ from typing import Any, ClassVar, Literal
 from lightning.pytorch.utilities import rank_zero_info
 
 from recsys_topk.datamodules.base import CascadeDataModule
+from recsys_topk.datamodules.deployment import ItemTable, UserTable
 from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
 from recsys_topk.datamodules.features import Description
 from recsys_topk.datamodules.folders import cache_home, make_once
+from recsys_topk.datamodules.lists.deployment import lists_users
 from recsys_topk.datamodules.lists.labels import StageTable
 from recsys_topk.datamodules.lists.plan import SPLITS, Plan, SplitRule
 from recsys_topk.datamodules.lists.preparation import FORMAT, Preparation
@@ -272,6 +275,25 @@ class ListsDataModule(CascadeDataModule):
         history = bool(self.prepared.encoder.description.history)
         return ListsShard(name, self.prepared, self.history_length if history else 0)
 
+    def serving_items(self) -> ItemTable:
+        """Return the items of all splits under the names that the source has for them."""
+        items = super().serving_items()
+        return replace(items, names=self.item_names(items.names))
+
+    def item_names(self, item_id: Any) -> Any:
+        """Return what the source calls some items."""
+        names = self.prepared.item_ids
+        return item_id if names is None else _named(names[item_id])
+
+    def serving_users(self, items: ItemTable) -> UserTable | None:
+        """Return the newest request of each user, or None if no column says who the user is."""
+        return lists_users({split: self.open_shard(split) for split in SPLITS}, self.prepared, items)
+
+    @property
+    def encoder(self) -> FeatureEncoder:
+        """How raw features become ids and values."""
+        return self.prepared.encoder
+
     def _features(self, svmlight: bool, roles: dict[str, str]) -> Description | FeatureEncoder:
         described = self._described
         if isinstance(described, str) and (Path(described) / FILE).is_file():
@@ -335,3 +357,7 @@ def _check_history(described: Description, roles: dict[str, str]) -> None:
                 f"the history is a list of items, so {roles['item']} is all that is known of a view; take "
                 f"{feature.name!r} out of the description of the history"
             )
+
+
+def _named(names: Any) -> Any:
+    return names if names.dtype.kind in "iu" else names.astype(str)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recsys_topk.datamodules.arrow_files import write_columns
-from recsys_topk.datamodules.columns import lists_of, one_chunk
+from recsys_topk.datamodules.columns import keys_of, lists_of, one_chunk
 from recsys_topk.datamodules.encoding import Encoded, FeatureEncoder
 from recsys_topk.datamodules.features import DataPart
 from recsys_topk.datamodules.fitting import FeatureFitter
@@ -28,7 +28,7 @@ from recsys_topk.files import write_whole
 
 Array = npt.NDArray[Any]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Raised when the content of prepared files changes, so that older ones are not read."""
 
 _ROWS: Final = 1 << 15
@@ -54,6 +54,7 @@ class Preparation:
         self._reader = RowReader(plan)
         self._items = {split: ItemTable(self._grown, f"{split}-items") for split in SPLITS}
         self._names: dict[str, list[str]] = {split: [] for split in SPLITS}
+        self._users: dict[str, list[Any]] = {split: [] for split in SPLITS}
         self._counts: dict[str, int] = {}
 
     def run(self) -> None:
@@ -152,6 +153,7 @@ class Preparation:
             "length": length,
             "order": grouped.order_key[requests],
             "row": np.asarray(one_chunk(table.column("__row")))[first],
+            "time": np.asarray(one_chunk(table.column("__time")))[first],
             "ids": np.concatenate([part.ids for part in made], axis=1).astype(np.int32),
             "values": np.concatenate([part.values for part in made], axis=1),
         }
@@ -162,10 +164,14 @@ class Preparation:
             request["view_length"] = views.length
             history = encoder.encode("history", self._view_table(views))
             grown.append(f"{split}-views.ids", history.ids.astype(np.int32))
+            viewed = keys_of(views.values)
+            grown.append(f"{split}-views.item", np.where(viewed.missing, -1, viewed.keys))
         for name, column in request.items():
             grown.append(f"{split}.{name}", column)
         if "__name" in table.column_names:
             self._names[split] += one_chunk(table.column("__name")).take(first).to_pylist()
+        if "user" in self.plan.roles:
+            self._users[split] += one_chunk(table.column(self.plan.roles["user"])).take(first).to_pylist()
 
     def _views(self, table: Any, first: Array) -> Any:
         column = self.plan.roles["history"]
@@ -193,9 +199,14 @@ class Preparation:
             order = np.lexsort((requests.pop("row"), requests.pop("order")))
             if self._names[split]:
                 _write_ids(self.folder / f"{split}-request-ids.arrow", [self._names[split][at] for at in order])
+            if self._users[split]:
+                _write_ids(self.folder / f"{split}-user-ids.arrow", [self._users[split][at] for at in order])
             write_columns(self.folder / f"{split}.arrow", {name: column[order] for name, column in requests.items()})
             if encoder.description.history:
-                write_columns(self.folder / f"{split}-views.arrow", self._columns(f"{split}-views"))
+                views = self._columns(f"{split}-views")
+                at = np.minimum(np.searchsorted(distinct, views["item"]), distinct.size - 1)
+                views["item"] = np.where(distinct[at] == views["item"], distinct[at] if plain else at, -1)
+                write_columns(self.folder / f"{split}-views.arrow", views)
 
     def _columns(self, table: str) -> dict[str, Array]:
         names = [name for name in self._grown.names if name.startswith(f"{table}.")]

@@ -54,6 +54,10 @@ class PreparedLists:
         """Return the ids of a split's requests as the source has them, in order; None = they are whole numbers."""
         return self._ids(f"{split}-request-ids")
 
+    def user_ids(self, split: str) -> Array | None:
+        """Return the user of each request of a split, as the source has it, in order; None = there are no users."""
+        return self._ids(f"{split}-user-ids")
+
     def table(self, name: str) -> dict[str, Array]:
         """Return the columns of a table."""
         return read_columns(self.folder / f"{name}.arrow")

@@ -58,5 +58,7 @@ def recflow_users(shards: Sequence[DayShard], items: ItemTable) -> UserTable:
         parts.append((own[rows], batch.request.numpy(), batch.history.numpy(), batch.history_length.numpy(), seen))
         shard.release()
     name, request, history, length, seen = (np.concatenate(column) for column in zip(*parts, strict=True))
+    ends = np.cumsum((seen >= 0).sum(1))
     none = np.empty((len(name), 0), dtype=np.float32)
-    return UserTable(name, request, none, history, length, np.empty((*history.shape[:2], 0), np.float32), seen).sorted()
+    no_values = np.empty((*history.shape[:2], 0), dtype=np.float32)
+    return UserTable(name, request, none, history, length, no_values, seen[seen >= 0], ends).sorted()

@@ -1,0 +1,85 @@
+"""The users of prepared lists, for an export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recsys_topk.datamodules.deployment import ItemTable, UserTable
+from recsys_topk.datamodules.lists.shard import ListsShard, PreparedLists
+
+Array = npt.NDArray[Any]
+
+
+def lists_users(shards: Mapping[str, ListsShard], prepared: PreparedLists, items: ItemTable) -> UserTable | None:
+    """Return the newest request of each user, or None if no column says who the user is.
+
+    What a user has had is the history of that request.
+
+    Args:
+        shards: The splits, oldest first.
+        prepared: The files.
+        items: The catalogue, under the names that the source has for the items.
+    """
+    newest = _newest({split: prepared.user_ids(split) for split in shards}, prepared)
+    if not newest:
+        return None
+    parts, lists = [], []
+    for split, shard in shards.items():
+        own = [(name, row) for name, (_, where, row) in newest.items() if where == split]
+        rows = np.array([row for _, row in own], dtype=np.int64)
+        batch = shard.batch(rows)
+        number = len(rows)
+        # A part without numbers has a tensor of shape (0, 0).
+        request_values, history_values = (
+            values.numpy() if values.numel() else np.empty((*shape, 0), dtype=np.float32)
+            for values, shape in (
+                (batch.request_values, (number,)),
+                (batch.history_values, (number, batch.history.shape[1])),
+            )
+        )
+        parts.append(
+            (
+                np.array([name for name, _ in own]),
+                batch.request.numpy(),
+                request_values,
+                batch.history.numpy(),
+                batch.history_length.numpy(),
+                history_values,
+            )
+        )
+        lists += _seen(split, rows, prepared, items)
+    names, request, request_values, history, length, history_values = (
+        np.concatenate(column) for column in zip(*[part for part in parts if len(part[0])], strict=True)
+    )
+    ends = np.cumsum([len(seen) for seen in lists], dtype=np.int64)
+    seen = np.concatenate(lists)
+    return UserTable(names, request, request_values, history, length, history_values, seen, ends).sorted()
+
+
+def _newest(users: Mapping[str, Array | None], prepared: PreparedLists) -> dict[Any, tuple[int, str, int]]:
+    """Return time, split and row of the newest request of each user; equal times: the last one."""
+    newest: dict[Any, tuple[int, str, int]] = {}
+    for split, names in users.items():
+        if names is None:
+            continue
+        times = prepared.table(split)["time"].tolist()
+        for row, (name, time) in enumerate(zip(names.tolist(), times, strict=True)):
+            if name is not None and name == name and (name not in newest or time >= newest[name][0]):
+                newest[name] = (time, split, row)
+    return newest
+
+
+def _seen(split: str, rows: Array, prepared: PreparedLists, items: ItemTable) -> list[Array]:
+    requests = prepared.table(split)
+    if "view_start" not in requests:
+        return [np.empty(0, dtype=np.int64)] * len(rows)
+    viewed = prepared.table(f"{split}-views")["item"]
+    stretches = zip(requests["view_start"][rows], requests["view_length"][rows], strict=True)
+    own = [viewed[start : start + length] for start, length in stretches]
+    names = prepared.item_ids
+    found = [items.index.rows(one[one >= 0] if names is None else names[one[one >= 0]].astype(str)) for one in own]
+    return [np.unique(one[one >= 0]) for one in found]

@@ -1,0 +1,58 @@
+"""Requests from files: one row per user, features and a history. Needs pyarrow and no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """Return the rows of a Parquet, CSV, TSV or JSON lines file, for `CascadeRecommender.recommend`.
+
+    In CSV and TSV a history is a text of items with spaces between them; the types of columns are guessed.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r} of users")
+    kind = path.suffix.lower()
+    if kind in (".jsonl", ".ndjson", ".json"):
+        return _json_lines(path)
+    import pyarrow as pa
+
+    try:
+        if kind == ".parquet":
+            import pyarrow.parquet
+
+            table = pyarrow.parquet.read_table(path)
+        elif kind in (".csv", ".tsv"):
+            import pyarrow.csv
+
+            parse = pyarrow.csv.ParseOptions(delimiter="\t" if kind == ".tsv" else ",")
+            types = {"history": pa.string()}
+            convert = pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=True)
+            table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
+        else:
+            raise ValueError(f"{str(path)!r} must end in .parquet, .csv, .tsv or .jsonl")
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for row in rows:
+        if isinstance(row.get("history"), str):
+            row["history"] = row["history"].split()
+    return rows
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: no JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}: must be an object with features and a history")
+        rows.append(row)
+    return rows

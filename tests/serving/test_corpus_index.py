@@ -1,0 +1,45 @@
+"""Evaluation over the whole catalogue through an index, beside exact search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recsys_topk.serving.index import build_index
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf"])
+def test_joint_recall_through_an_index_stands_beside_the_exact_one(
+    in_process: Callable[..., object], checkpoint: Path, export: Path, tmp_path: Path, kind: str
+) -> None:
+    build_index(export, tmp_path / "index", kind, effort=1)  # type: ignore[arg-type]
+    options = ("--ckpt_path", str(checkpoint), "--out", "found", "--name", "all", "--corpus")
+    done = in_process(tmp_path, "test", *options, "--index", "index", "--export", str(export))
+    assert done.returncode == 0, done.stderr  # type: ignore[attr-defined]
+    metrics = json.loads((tmp_path / "found" / "test-all" / "corpus.json").read_text())["metrics"]
+    names = [name.removesuffix("/index") for name in metrics if name.endswith("/index")]
+    assert "joint_recall@5@10" in names
+    if kind == "flat":
+        assert {name: metrics[f"{name}/index"] for name in names} == pytest.approx(
+            {name: metrics[f"{name}/corpus"] for name in names}
+        )
+    else:  # one list of 16 is visited, so most of the best items are not found
+        assert metrics["retrieval_recall@5@40/index"] < metrics["retrieval_recall@5@40/corpus"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--index", "x"], "--index goes with --corpus"),
+        (["--corpus", "--export", "x"], "give --index DIR too"),
+        (["--corpus", "--index"], "--index takes a folder"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: list[str], message: str) -> None:
+    from recsys_topk.cli.corpus_options import take_corpus
+
+    with pytest.raises(ValueError, match=message):
+        take_corpus("test", options)
