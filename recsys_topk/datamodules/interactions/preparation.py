@@ -36,7 +36,7 @@ from recsys_topk.files import write_whole
 
 Array = npt.NDArray[Any]
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Raised when the content of prepared files changes, so that older ones are not read."""
 
 _CHUNK: Final = 1 << 18
