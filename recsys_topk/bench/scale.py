@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import socket
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from recsys_topk.bench.result import BenchResult
 from recsys_topk.bench.step import random_batch, random_schema
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.tables import tables_on_meta
+from recsys_topk.runs.quiet import quiet_libraries
 from recsys_topk.strategies.torchrec import TorchRecStrategy
 
 WARM_UP = 3
@@ -80,6 +83,9 @@ def _work(rank: int, number: int, port: int, options: dict[str, Any], folder: st
         LOCAL_WORLD_SIZE=str(number), GROUP_RANK="0", TORCHELASTIC_RUN_ID="bench", GLOO_SOCKET_IFNAME="lo",
     )  # fmt: skip
     torch.set_num_threads(1)
+    quiet_libraries()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
     schema = random_schema(options["rows"], 10_000)
     batches = [random_batch(schema, options["batch_size"] // number, 40, 20, seed=100 * rank + i) for i in range(4)]
     before = _rss()

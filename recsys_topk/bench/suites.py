@@ -17,6 +17,7 @@ SUITES = {
     "rehearsal": ("rehearsal", "a day of the size of RecFlow's, from its files to evaluation"),
     "step": ("step", "a training step of the cascade"),
     "scale": ("scale", "training with sharded tables on one and on several processes"),
+    "serve": ("serve", "search in a large catalogue, and the service under load"),
     "paper": ("paper", "a pass with a model around it, as the paper timed operators"),
 }
 

@@ -217,6 +217,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             rank=rank,
             processes=processes,
             num_workers=self.num_workers,
+            device=None if self.trainer is None else self.trainer.strategy.root_device,
         )
 
     def train_dataloader(self) -> ShardLoader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,18 @@ State = dict[str, Any]
 
 FILE: Final = "features.json"
 _FORMAT: Final = 1
+_TAKEN: Final = frozenset([
+    "T_destination", "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "clear",
+    "compile", "cpu", "cuda", "double", "dump_patches", "eval", "extra_repr", "float", "forward", "get_buffer",
+    "get_extra_state", "get_parameter", "get_submodule", "half", "ipu", "items", "keys", "load_state_dict",
+    "modules", "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters", "pop",
+    "register_backward_hook", "register_buffer", "register_forward_hook", "register_forward_pre_hook",
+    "register_full_backward_hook", "register_full_backward_pre_hook", "register_load_state_dict_post_hook",
+    "register_load_state_dict_pre_hook", "register_module", "register_parameter", "register_state_dict_post_hook",
+    "register_state_dict_pre_hook", "requires_grad_", "set_extra_state", "set_submodule", "share_memory",
+    "state_dict", "to", "to_empty", "train", "training", "type", "update", "values", "xpu", "zero_grad",
+])  # fmt: skip
+"""What `torch.nn.ModuleDict` has as attributes, so that no table can be called so; written out to need no torch."""
 
 
 class Encoded(NamedTuple):
@@ -174,13 +187,13 @@ class FeatureEncoder:
         for raw in self.description.part(part):
             state = self.states[part].get(raw.name, {})
             if raw.kind == "categorical":
-                made.append(Feature(raw.name, raw.table))
+                made.append(Feature(raw.name, self._names[raw.table]))
             elif raw.kind == "bag":
-                made.append(Feature(raw.name, raw.table, "bag", state["size"]))
+                made.append(Feature(raw.name, self._names[raw.table], "bag", state["size"]))
             elif raw.kind == "time":
-                made += [Feature(f"{raw.name}_{piece}", piece) for piece in raw.parts]
+                made += [Feature(f"{raw.name}_{piece}", self._names["time", piece]) for piece in raw.parts]
             elif raw.transform == "bucketise":
-                made.append(Feature(raw.name, f"{raw.name}_bucket"))
+                made.append(Feature(raw.name, self._names[self._bucket(part, raw)]))
             else:
                 kind_and_size: Any = {"kind": "vector", "size": state["size"]} if raw.kind == "vector" else {}
                 made.append(Feature(raw.name, **(kind_and_size or {"kind": "numeric"})))
@@ -192,12 +205,38 @@ class FeatureEncoder:
         """Return the tables of a feature."""
         if raw.table is not None:
             vocabulary = self.vocabularies[raw.table]
-            return [Table(raw.table, vocabulary.rows, vocabulary.padding, vocabulary.fingerprint)]
+            return [Table(self._names[raw.table], vocabulary.rows, vocabulary.padding, vocabulary.fingerprint)]
         if raw.kind == "time":
-            return [Table(piece, TIME_ROWS[piece] + 1) for piece in raw.parts]
+            return [Table(self._names["time", piece], TIME_ROWS[piece] + 1) for piece in raw.parts]
         if raw.transform == "bucketise" and raw.kind == "numeric":
-            return [Table(f"{raw.name}_bucket", len(self.states[part][raw.name]["edges"]) + 3)]
+            return [Table(self._names[self._bucket(part, raw)], len(self.states[part][raw.name]["edges"]) + 3)]
         return []
+
+    def _bucket(self, part: DataPart, raw: RawFeature) -> tuple[Any, ...]:
+        """Return what the table of a bucketised number stands for: two features share one if their edges agree."""
+        return ("bucket", raw.name, *self.states[part][raw.name]["edges"])
+
+    @cached_property
+    def _names(self) -> dict[Any, str]:
+        """The names of the schema's tables: of vocabularies, parts of times and buckets; all differ.
+
+        They name modules of torch, too, which cannot have dots in their names or be called like a method.
+        """
+        wanted: dict[Any, str] = {name: name for name in self.vocabularies}
+        for part in DATA_PARTS:
+            for raw in self.description.part(part):
+                if raw.kind == "time":
+                    wanted |= {("time", piece): piece for piece in raw.parts}
+                elif raw.kind == "numeric" and raw.transform == "bucketise":
+                    wanted.setdefault(self._bucket(part, raw), f"{raw.name}_bucket")
+        made: dict[Any, str] = {}
+        for key, name in wanted.items():
+            name = name.replace(".", "_")
+            name = f"table_{name}" if name in _TAKEN or name.startswith("_") or not name else name
+            while name in made.values():
+                name += "_"
+            made[key] = name
+        return made
 
 
 def as_arrow(rows: Any, columns: Sequence[str]) -> Any:

@@ -19,6 +19,15 @@ DATA_PARTS: Final[tuple[DataPart, ...]] = get_args(DataPart)
 TIME_ROWS: Final[dict[str, int]] = {"hour": 24, "weekday": 7, "day": 31, "month": 12, "minute": 60}
 """Values of each part of a time."""
 
+_TYPES: Final[dict[str, tuple[Any, str]]] = {
+    "table": ((str, type(None)), "a name"),
+    "size": ((int, type(None)), "a whole number"),
+    "buckets": (int, "a whole number"),
+    "missing": ((bool, type(None)), "true or false"),
+    "utc_offset": ((int, float), "a number of hours"),
+    "separator": (str, "text"),
+}
+
 
 @dataclass(frozen=True)
 class RawFeature:
@@ -60,6 +69,12 @@ class RawFeature:
     separator: str = " "
 
     def __post_init__(self) -> None:
+        for option, (types, what) in _TYPES.items():
+            value = getattr(self, option)
+            if not isinstance(value, types) or (isinstance(value, bool) and option != "missing"):
+                raise ValueError(f"feature {self.name!r} has {option} {value!r:.60}; it must be {what}")
+        if not all(isinstance(column, str) for column in self.columns):
+            raise ValueError(f"feature {self.name!r} has columns {list(self.columns)!r:.60}; they must be names")
         _one_of(self.kind, get_args(RawKind), f"the kind of feature {self.name!r}")
         _one_of(self.transform, get_args(Transform), f"the transform of feature {self.name!r}")
         for part in self.parts:
@@ -93,9 +108,10 @@ class RawFeature:
             raise ValueError(f"feature {name!r} has no kind; available: {', '.join(get_args(RawKind))}")
         options: dict[str, Any] = {key: value for key, value in given.items() if key not in ("column", "columns")}
         columns = given.get("columns", given.get("column", name))
-        options["columns"] = (columns,) if isinstance(columns, str) else tuple(columns)
+        options["columns"] = tuple(columns) if isinstance(columns, (list, tuple)) else (columns,)
         if "parts" in options:
-            options["parts"] = tuple(options["parts"])
+            parts = options["parts"]
+            options["parts"] = tuple(parts) if isinstance(parts, (list, tuple)) else (parts,)
         return cls(name, **options)
 
     def to_plain(self) -> dict[str, Any]:
@@ -176,6 +192,8 @@ class Description:
         history = plain.get("history") or ()
         if isinstance(history, Mapping):
             views = tuple(_features("history", history))
+        elif not isinstance(history, (list, tuple)):
+            raise ValueError(f"history must be a list of features of items, got {history!r:.60}")
         else:
             for name in history:
                 if name not in items:
@@ -184,7 +202,10 @@ class Description:
                         f"{suggest(str(name), items)}there are: {', '.join(items)}"
                     )
             views = tuple(items[name] for name in history)
-        tables = {str(name): VocabularyOptions.parse(given) for name, given in (plain.get("tables") or {}).items()}
+        described = plain.get("tables") or {}
+        if not isinstance(described, Mapping):
+            raise ValueError(f"tables must map names of tables to their vocabularies, got {described!r:.60}")
+        tables = {str(name): VocabularyOptions.parse(given) for name, given in described.items()}
         made = cls(**parts, history=views, tables=tables)
         used = {feature.table for part in DATA_PARTS for feature in made.part(part) if feature.table}
         for name in tables:

@@ -140,7 +140,7 @@ def guess_feature(name: str, values: Any) -> Guess:
         return _of_lists(name, column, guess)
     if pa.types.is_temporal(kind) or (_named_like_time(name) and _looks_like_time(column)):
         return guess("time", "times", len(column.unique()))
-    if pa.types.is_nested(kind):
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return guess(None, f"{kind} is no kind of feature", 0)
     keys, absent, _ = keys_of(column)
     there = keys[~absent]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from recsys_topk.datamodules.prefetch import copier_for, prefetched
 from recsys_topk.datamodules.shard import Shard, ShardBatch
 
 Array = npt.NDArray[Any]
@@ -89,6 +90,7 @@ class ShardLoader:
         rank: Number of this process.
         processes: Number of processes.
         num_workers: Worker processes that make batches; 0 = this process makes them.
+        device: A CUDA device that batches are copied to, each while the one before is computed on; None = no copy.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class ShardLoader:
         rank: int = 0,
         processes: int = 1,
         num_workers: int = 0,
+        device: torch.device | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -113,6 +116,7 @@ class ShardLoader:
         self.rank = rank
         self.processes = processes
         self.num_workers = num_workers
+        self.device = device
         self.slices = plan([len(shard) for shard in shards], batch_size, processes)
         self.epoch = 0
         self._given = 0
@@ -148,7 +152,8 @@ class ShardLoader:
         self._given = start
         stream = _Stream(self, self.epoch, start)
         pin = torch.cuda.is_available()
-        for batch in DataLoader(stream, batch_size=None, num_workers=self.num_workers, pin_memory=pin):
+        loader = DataLoader(stream, batch_size=None, num_workers=self.num_workers, pin_memory=pin)
+        for batch in prefetched(loader, copier_for(self.device)):
             self._given += 1
             yield batch
 
@@ -164,12 +169,14 @@ class ShardLoader:
                     self.shards[ordered].release()  # memory is that of one shard, however many there are
                 order, ordered = self._order(shard, epoch), piece.shard
             rows = order[piece.start : piece.stop][self.rank :: self.processes]
+            users = None if self.training else shard.users(rows)
             yield ShardBatch.of(
                 shard.batch(rows),
                 shard=shard.name,
                 draw_seed=draw_seed,
                 training=self.training,
                 excluded=shard.excluded(rows),
+                users=() if users is None else tuple(users.tolist()),
             )
 
     def _order(self, shard: Shard, epoch: int) -> Array:

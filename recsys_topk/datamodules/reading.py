@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -28,6 +29,9 @@ FORMATS: Final = {
 BATCH_ROWS: Final = 1 << 16
 _COMPRESSED: Final = ("gz", "bz2", "zst")
 _NULLS: Final = ("", "NULL", "null", "NaN", "nan", "None")
+_ENCODING: Final = "save it as UTF-8, e.g. iconv -f LATIN1 -t UTF-8"
+_LOOKED_AT: Final = 1000
+_PADDED = re.compile(r"0\d+")
 _TYPED = re.compile(r"([^:]+):(token|float|token_seq|float_seq)")
 
 
@@ -182,6 +186,7 @@ def list_files(path: str | Path) -> tuple[Any, list[str]]:
 
 
 def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableReader:
+    import pyarrow as pa
     import pyarrow.dataset as pads
 
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
@@ -208,6 +213,9 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
         dataset = pads.dataset(places, format=chosen, filesystem=None if local else files)
         if dataset.head(1).num_rows == 0:
             raise ValueError(f"{name} has no rows")
+        for field in dataset.schema if kind == "csv" else ():
+            if pa.types.is_binary(field.type):
+                raise ValueError(f"{name} cannot be read: column {field.name!r} is not UTF-8; {_ENCODING}")
         rows = dataset.count_rows() if kind in ("parquet", "feather") else None
 
     def scan(columns: list[str]) -> Iterable[pa.RecordBatch]:
@@ -233,10 +241,15 @@ def _text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) ->
     import pyarrow.csv as pacsv
     import pyarrow.dataset as pads
 
-    with files.open(places[0], mode="rt", compression="infer", encoding="utf-8-sig", newline="") as file:
-        header = file.readline().rstrip("\r\n")
+    (header, *first), *others = (_first_lines(files, place, 1 if n else _LOOKED_AT) for n, place in enumerate(places))
     if not header:
         raise ValueError(f"{places[0]} has no header line")
+    for place, other in zip(places[1:], others, strict=True):
+        if other[0].replace('"', "") != header.replace('"', ""):
+            raise ValueError(
+                f"{place} begins with {other[0]!r:.60} and {places[0]} with {header!r:.60}; files of one table must "
+                f"have the same header"
+            )
     delimiter = max(("\t", ",", ";", "|"), key=header.count)
     names = [name.strip().strip('"') for name in header.split(delimiter)]
     if all(re.fullmatch(r"[-+.\deE]+", name) for name in names):
@@ -254,6 +267,10 @@ def _text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) ->
         }
         sequences = {"token_seq": pa.string(), "float_seq": pa.float64()}
         lists = {name: sequences[kind] for name, kind in zip(names, kinds, strict=True) if kind in sequences}
+    else:  # numbers with leading zeros are codes: 007 is not 7
+        rows = [row for line in first if len(row := line.replace('"', "").split(delimiter)) == len(names)]
+        columns = zip(names, zip(*rows, strict=True), strict=False)
+        column_types = {name: pa.string() for name, column in columns if any(map(_PADDED.fullmatch, column))}
     for name, kind in types.items():
         if name in names and name not in lists:
             column_types[name] = pa.type_for_alias(kind)
@@ -266,6 +283,11 @@ def _text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) ->
         read_options=pacsv.ReadOptions(column_names=names, skip_rows=1, block_size=1 << 22),
     )
     return made, lists
+
+
+def _first_lines(files: Any, place: str, number: int) -> list[str]:
+    with files.open(place, mode="rt", compression="infer", encoding="utf-8-sig", newline="") as file:
+        return [file.readline().rstrip("\r\n")] + [line.rstrip("\r\n") for line in islice(file, number - 1)]
 
 
 def _open_frame(frame: Any) -> TableReader:
@@ -336,6 +358,8 @@ def _readable(name: str) -> Iterator[None]:
         advice = ""
         if "conversion error" in text or "JSON parse error" in text or "tried to convert" in text:
             advice = "; a column mixes types: make it one type, or name it, e.g. types={'user_id': 'string'}"
+        elif "utf-8" in text or "UTF8" in text:
+            advice = f"; {_ENCODING}"
         elif "Parquet" in text or "magic bytes" in text:
             advice = "; the file is damaged or no Parquet file: write it again"
         raise ValueError(f"{name} cannot be read: {text}{advice}") from error

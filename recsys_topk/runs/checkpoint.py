@@ -82,7 +82,9 @@ def check_schema(path: str | Path, content: Mapping[str, Any], schema: Schema) -
     if name is not None:
         raise ValueError(
             f"the checkpoint {str(path)!r} was trained with another vocabulary of table {name} than that of the data; "
-            f"give the training days (--data.train_days) and the --data.vocabulary that it was trained with"
+            f"give the data and options it was trained with (RecFlow: --data.train_days and --data.vocabulary). If "
+            f"your own tables have changed since, --data.features FOLDER takes the encoder that was fitted then: the "
+            f"folder features of the prepared data"
         )
     rows = [{table["name"]: table["rows"] for table in part["tables"]} for part in (then, now)]
     name = next((name for name in {**rows[0], **rows[1]} if rows[0].get(name) != rows[1].get(name)), None)

@@ -39,7 +39,7 @@ class Batcher(Generic[Q, A]):
         answer: Callable[[Sequence[Q]], Sequence[A | BaseException]],
         *,
         most: int = 32,
-        wait: float = 0.002,
+        wait: float = 0.0,
         queue: int = 1024,
         workers: int = 1,
         observe: Callable[[int], object] = lambda number: None,
@@ -84,7 +84,7 @@ class Batcher(Generic[Q, A]):
             await self._free.acquire()
             batch = [await self._queue.get()]
             if self._queue.qsize() < self._most - 1:
-                await asyncio.sleep(self._wait)
+                await asyncio.sleep(self._wait)  # 0 lets those ask that are about to
             while self._queue.qsize() and len(batch) < self._most:
                 batch.append(self._queue.get_nowait())
             call = asyncio.create_task(self._call(batch))

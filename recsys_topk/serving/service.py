@@ -48,7 +48,8 @@ class ServiceOptions:
         users: Users per request.
         timeout: Seconds until a request that was not answered gets the status 504, and until a body must have arrived.
         batch: Users that are answered by one call of the models.
-        batch_wait: Seconds that a request waits for others.
+        batch_wait: Seconds that a request waits for others while no call is running. Those that come while one is
+            running are answered together in any case.
         queue: Requests that may wait; more get the status 503.
         workers: Calls that may run at once.
         threads: Threads of one call of a model.
@@ -59,7 +60,7 @@ class ServiceOptions:
     users: int = 64
     timeout: float = 10.0
     batch: int = 32
-    batch_wait: float = 0.002
+    batch_wait: float = 0.0
     queue: int = 1024
     workers: int = 1
     threads: int = 1

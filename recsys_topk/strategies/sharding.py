@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
@@ -119,19 +119,6 @@ def bytes_of(text: str | float) -> int:
     if found is None or number is None or found[2].upper() not in UNITS or number <= 0:
         raise ValueError(f"memory must be a number with a unit such as 80GB or 512MiB, got {text!r}")
     return int(number * UNITS[found[2].upper()])
-
-
-def describe_plan(plan: ShardingPlan) -> list[dict[str, Any]]:
-    """Return one row per table of a plan: path, how it is sharded, and the shards of each process."""
-    rows = []
-    for path, tables in plan.plan.items():
-        parts: Mapping[str, Any] = tables
-        for table, sharding in parts.items():
-            spec = sharding.sharding_spec
-            shards = [] if spec is None else [(s.placement.rank(), *s.shard_sizes) for s in spec.shards]
-            rows.append({"path": path, "table": table, "sharding": sharding.sharding_type,
-                         "kernel": sharding.compute_kernel, "shards": shards})  # fmt: skip
-    return rows
 
 
 @contextmanager

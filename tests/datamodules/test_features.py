@@ -251,3 +251,61 @@ def test_the_schema_command_prints_and_writes(tmp_path: Path, capsys: pytest.Cap
     assert not described.context  # device may be known only afterwards
     assert "device" in said
     assert main(["schema", str(tmp_path / "no.csv")]) == 2
+
+
+def test_tables_of_times_buckets_and_vocabularies_never_share_a_name() -> None:
+    described = Description.from_plain(
+        {
+            "user": {"hour": "categorical", "price": {"kind": "numeric", "transform": "bucketise", "buckets": 16}},
+            "context": {"at": {"kind": "time", "parts": ["hour"]}},
+            "items": {"price": {"kind": "numeric", "transform": "bucketise", "buckets": 4}},
+        }
+    )
+    numbers = [float(n) for n in range(100)]
+    rows = {
+        "user": {"hour": ["a"] * 100, "price": numbers},
+        "context": {"at": ["2024-01-01T23:00:00"]},
+        "items": {"price": numbers},
+    }
+    encoder = fit_features(described, rows)  # type: ignore[arg-type]
+    schema = encoder.schema()
+    size = {table.name: table.rows for table in schema.tables}
+    assert len(schema.tables) == len({feature.table for feature in (*schema.request, *schema.items)}) == 4
+    request = np.concatenate(
+        [encoder.encode("user", rows["user"]).ids.max(0), encoder.encode("context", rows["context"]).ids[0]]
+    )
+    largest = zip(
+        [*schema.request, *schema.items], [*request, encoder.encode("items", rows["items"]).ids.max()], strict=True
+    )
+    for feature, most in largest:
+        assert most < size[feature.table or ""], feature
+
+
+def test_any_column_can_be_a_table_of_a_model() -> None:
+    torch = pytest.importorskip("torch")
+    names = ["item.id", "_x", *(name for name in dir(torch.nn.ModuleDict()) if not name.startswith("_"))]
+    encoder = fit_features(Description.from_plain({"items": names}), {"items": {name: ["a", "b"] for name in names}})
+    modules = torch.nn.ModuleDict()
+    for table in encoder.schema().tables:
+        modules[table.name] = torch.nn.Identity()
+    assert len(modules) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("description", "said"),
+    [
+        ({"items": {"a": {"kind": "numeric", "buckets": "many"}}}, "buckets 'many'; it must be a whole number"),
+        ({"items": {"a": {"kind": "bag", "size": "2"}}}, "size '2'; it must be a whole number"),
+        ({"items": {"a": {"kind": "numeric", "column": 5}}}, r"columns \[5\]; they must be names"),
+        ({"items": {"a": {"kind": "time", "utc_offset": "CET"}}}, "utc_offset 'CET'; it must be a number"),
+        ({"items": ["a"], "history": 5}, "history must be a list"),
+        ({"items": ["a"], "tables": ["a"]}, "tables must map"),
+    ],
+)
+def test_wrong_types_in_a_description_are_one_error(description: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Description.from_plain(description)
+
+
+def test_bytes_are_left_out_of_a_guess() -> None:
+    assert guess_feature("picture", pa.array([b"\xff\xd8", b"\xff\x00"])).feature is None

@@ -351,6 +351,22 @@ def test_prepare_says_what_it_guessed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["prepare", "--data", "interactions", "--data.root", str(tmp_path / "no.csv")]) == 2
 
 
+def test_a_history_that_items_do_not_have_is_an_error_before_training(tmp_path: Path) -> None:
+    features = {"user": ["user"], "history": {"item": "categorical"}}
+    data = InteractionsDataModule(interactions=adversarial(0), features=features, cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="describe it under items"):
+        data.prepare_data()
+
+
+@pytest.mark.parametrize("table", ["items", "users"])
+def test_a_table_that_has_none_of_the_ids_is_an_error(tmp_path: Path, table: str) -> None:
+    key = table.removesuffix("s")
+    other: Any = {table: pd.DataFrame({key: ["007", "008"], "kind": ["a", "b"]})}
+    data = InteractionsDataModule(interactions=adversarial(0), **other, cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=f"none of the .* ids of the interactions is in column '{key}'"):
+        data.prepare_data()
+
+
 @pytest.mark.parametrize("split", ["time", "given"])
 def test_an_export_gets_each_user_after_the_last_interaction(tmp_path: Path, split: str) -> None:
     frame = adversarial(4).drop(columns=["weight"] if split == "given" else ["weight", "split"])
@@ -390,3 +406,12 @@ def test_an_export_keeps_the_names_of_items_and_the_newest_context(tmp_path: Pat
     newest = [frame[frame.user == name].iloc[-1] for name in users.names]
     wanted = data.encoder.encode("context", [{"device": row.device} for row in newest]).ids
     assert users.request[:, -1].tolist() == wanted[:, 0].tolist()
+
+
+def test_ids_beyond_63_bits_come_back_as_they_were(tmp_path: Path) -> None:
+    item = [2**64 - 1 - n % 9 if n % 2 else 10**18 + n % 9 for n in range(60)]
+    user = [2**63 + n % 3 for n in range(60)]
+    table = pa.table({"user": pa.array(user, pa.uint64()), "item": pa.array(item, pa.uint64()), "time": range(60)})
+    data = InteractionsDataModule(interactions=table, repeats=True, cache_dir=str(tmp_path))
+    assert sorted(map(int, data.prepared.item_ids)) == sorted(set(item))
+    assert sorted(map(int, data.prepared.user_ids)) == sorted(set(user))

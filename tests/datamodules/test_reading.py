@@ -159,3 +159,23 @@ def test_types_that_change_late_are_one_line_with_a_way_out(tmp_path: Path) -> N
 def test_a_missing_column_is_named_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="no column 'usr'; did you mean 'user'"):
         open_table(pa.Table.from_pylist(ROWS)).require(["usr"])
+
+
+def test_files_of_text_with_other_headers_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("user,item\n1,2\n")
+    (tmp_path / "b.csv").write_text("item,user\n2,1\n")
+    with pytest.raises(ValueError, match="must have the same header"):
+        open_table(tmp_path)
+
+
+def test_numbers_with_leading_zeros_stay_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('user,item,price\n"007",0,0.5\n7,10,01.5\n')
+    assert open_table(tmp_path).head(9).to_pydict() == {"user": ["007", "7"], "item": [0, 10], "price": [0.5, 1.5]}
+
+
+def test_text_that_is_not_utf8_says_what_to_do(tmp_path: Path) -> None:
+    for number, lines in enumerate((1, 5000)):
+        path = tmp_path / f"{number}.csv"
+        path.write_bytes(b"user,item\n" + b"1,2\n" * lines + "1,é\n".encode("latin-1"))
+        with pytest.raises(ValueError, match=rf"{number}\.csv cannot be read.*save it as UTF-8"):
+            list(open_table(path).batches())

@@ -1,4 +1,4 @@
-"""A service in a process of its own, in which importing torch raises."""
+"""Commands and services in a process of their own, in which only what requirements/serve.lock installs is found."""
 
 from __future__ import annotations
 
@@ -6,22 +6,39 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-# Nothing but what requirements/serve.lock installs may be imported: the names that training needs are refused.
-BLOCK = """
+LOCK = Path(__file__).parents[2] / "requirements" / "serve.lock"
+
+
+def not_locked() -> set[str]:
+    """Return the installed modules that requirements/serve.lock does not install, torch among them."""
+    locked = {_plain(name) for name in re.findall(r"^([A-Za-z0-9_.-]+)==", LOCK.read_text(), re.MULTILINE)}
+    owners = {module: {_plain(name) for name in names} for module, names in packages_distributions().items()}
+    found = {module for module, names in owners.items() if not names & {*locked, "recsys-topk"}}
+    assert {"torch", "lightning", "datasets", "onnx"} <= found
+    return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+# As where the lock alone is installed: other modules cannot be imported.
+BLOCK = f"""
 import importlib.abc, sys
-BLOCKED = {"torch", "lightning", "torchrec", "torchmetrics", "datasets", "pandas", "polars", "onnx", "onnxscript",
-           "wandb", "jsonargparse", "numba", "scipy", "filelock", "fsspec", "matplotlib"}
+BLOCKED = {sorted(not_locked())!r}
 
 class Refuse(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in BLOCKED:
-            raise ImportError(f"{name} is blocked in this test")
+            raise ModuleNotFoundError(f"No module named {{name!r}}: blocked in this test", name=name)
 
 sys.meta_path.insert(0, Refuse())
 from recsys_topk.cli.main import main

@@ -160,3 +160,47 @@ def test_a_damaged_manifest_is_one_clear_error(tmp_path: Path, text: str) -> Non
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ManifestError, match=r"manifest\.json"):
         read_manifest(tmp_path)
+
+
+def test_one_stage_of_numbers_without_towers_is_exported_and_recommends(tmp_path: Path) -> None:
+    import numpy as np
+    import torch
+
+    from recsys_topk.cascades.module import CascadeModule
+    from recsys_topk.serving.export import export_cascade
+    from recsys_topk.serving.index import build_index
+    from recsys_topk.serving.recommend import CascadeRecommender
+    from tests.datamodules.numeric_only import NumericOnly
+
+    data = NumericOnly()
+    stages = [{"kind": "mlp", "name": "only", "quota": 6}]
+    model = CascadeModule(loss="dftopk", schema=data.schema, stages=stages, k=4)
+    report = export_cascade(model, data, tmp_path / "export", programs=False)
+    assert report.agreement.same_sets
+    recommender = CascadeRecommender.from_export(tmp_path / "export")
+    found = recommender.funnel.run(_nobody(2))
+    with torch.no_grad():
+        batch = next(iter(data.test_dataloader()))
+        scores = model(batch.plain())[0]
+    # The score of an item depends on the item alone, so that of a list is that of the catalogue.
+    wanted = {int(item): float(score) for item, score in zip(
+        batch.item_id[batch.candidates][batch.mask], scores[batch.mask], strict=True)}  # fmt: skip
+    every = np.concatenate([scores[0] for _, scores in recommender.funnel.chunks(_nobody(1))])
+    for item, score in wanted.items():
+        assert every[item] == pytest.approx(score, rel=1e-4, abs=1e-5)
+    best = np.argsort(-every, kind="stable")[:6]
+    assert [own[0].rows.tolist() for own in found] == [best.tolist()] * 2
+    with pytest.raises(ValueError, match="has no item vectors, so there is nothing to index"):
+        build_index(tmp_path / "export", tmp_path / "index")
+    with pytest.raises(ValueError, match="holds no users"):
+        recommender.recommend([1])
+
+
+def _nobody(number: int):
+    import numpy as np
+
+    from recsys_topk.serving.requests import Requests
+
+    none = np.empty((number, 0), dtype=np.float32)
+    views = np.empty((number, 1, 0), dtype=np.float32)
+    return Requests(none, none, views, np.zeros(number), views, (np.empty(0, dtype=np.int64),) * number)

@@ -35,6 +35,7 @@ class Lookup:
         self.key, self.columns, self.ids = key, list(columns), RawIds()
         self.keys = np.empty(0, dtype=np.int64)
         self._table: Any = None
+        self._name = "" if reader is None else reader.name
         if reader is None:
             wanted = [column for column in columns if column != key]
             if wanted:
@@ -60,6 +61,14 @@ class Lookup:
                 f"keep one row per {key}"
             )
         self._table = found.select([name for name in self.columns if name != key]).take(order)
+
+    def check_known(self, keys: Array) -> None:
+        """Raise if the table has none of the ids of the interactions: they are written differently."""
+        if self.keys.size and not np.isin(keys, self.keys).any():
+            raise ValueError(
+                f"none of the {keys.size} ids of the interactions is in column {self.key!r} of {self._name}; write "
+                f"them alike: 7 and '7' are one id, '007' is another"
+            )
 
     def rows(self, keys: Array) -> Any:
         """Return the columns of some ids as a pyarrow table, in this order; nulls where the table has no such id."""

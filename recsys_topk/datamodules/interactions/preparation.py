@@ -36,7 +36,7 @@ from recsys_topk.files import write_whole
 
 Array = npt.NDArray[Any]
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Raised when the content of prepared files changes, so that older ones are not read."""
 
 _CHUNK: Final = 1 << 18
@@ -88,6 +88,12 @@ class Preparation:
     def __init__(self, plan: Plan, folder: Path, progress: Progress) -> None:
         self.plan, self.folder, self.progress = plan, folder, progress
         described, roles = plan.description, plan.roles
+        for feature in described.history:
+            if feature not in described.items:
+                raise ValueError(
+                    f"the history describes {feature.name!r}, and the history of interactions has features of items; "
+                    f"describe it under items, and name it: history: [{feature.name}]"
+                )
         self._users = Lookup(plan.tables.users, roles["user"], described.columns("user"), "users")
         self._items = Lookup(plan.tables.items, roles["item"], described.columns("items"), "items")
         self._fitter = FeatureFitter(described)
@@ -102,12 +108,14 @@ class Preparation:
         work = self.folder / "work"
         spill = self._read(work)
         options = replace(self.plan.sequences, cuts=self._cuts(spill))
+        self._items.check_known(spill.items.keys())
         keys = np.union1d(spill.items.keys(), self._items.keys)
         count = np.zeros(keys.size, dtype=np.int64)
         for number in range(spill.parts):
             self._part(spill, number, keys, count, options)
             (work / f"{number}.rows").unlink()
         self._check_splits(options)
+        self._users.check_known(self._grown.column("seen.key"))
         encoder = self._fit(keys, count)
         encoder.save(self.folder / "features")
         self._write(spill, encoder, keys, count)

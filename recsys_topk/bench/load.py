@@ -1,0 +1,133 @@
+"""A bounded load on a service of this machine: keep-alive connections that ask one request after another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HOST = "127.0.0.1"
+
+
+@dataclass
+class Load:
+    """What a load found.
+
+    Attributes:
+        seconds: From the first request to the last answer.
+        latencies: Seconds of each answer.
+        errors: Answers with another status than 200.
+        exports: The exports that answered.
+    """
+
+    seconds: float
+    latencies: list[float]
+    errors: int
+    exports: set[str]
+
+    @property
+    def rate(self) -> float:
+        """Answers per second."""
+        return len(self.latencies) / self.seconds
+
+    def percentile(self, share: float) -> float:
+        """Return a percentile of the latencies in milliseconds."""
+        return float(np.percentile(self.latencies, share)) * 1000
+
+
+def put_load(
+    port: int,
+    users: int,
+    concurrency: int,
+    requests: int,
+    seconds: float,
+    meanwhile: Callable[[], Awaitable[object]] | None = None,
+) -> Load:
+    """Ask for recommendations over some connections at once; stops after so many requests or seconds.
+
+    Args:
+        port: Of the service, on the loopback interface.
+        users: Users are named 0 to users - 1.
+        concurrency: Connections.
+        requests: Requests at most.
+        seconds: Time at most.
+        meanwhile: Runs beside it; the load lasts until it is done, but not longer than `seconds`.
+    """
+    return asyncio.run(_put_load(port, users, concurrency, requests, seconds, meanwhile))
+
+
+async def _put_load(
+    port: int, users: int, concurrency: int, requests: int, seconds: float, meanwhile: Any | None
+) -> Load:
+    latencies: list[float] = []
+    exports: set[str] = set()
+    errors = asked = 0
+    started = time.perf_counter()
+    other = None if meanwhile is None else asyncio.create_task(meanwhile())
+
+    def done() -> bool:
+        enough = asked >= requests and (other is None or other.done())
+        return enough or time.perf_counter() - started > seconds
+
+    async def ask() -> None:
+        nonlocal asked, errors
+        reader, writer = await asyncio.open_connection(HOST, port)
+        while not done():
+            body = json.dumps({"users": [asked % users]}).encode()
+            asked += 1
+            began = time.perf_counter()
+            writer.write(
+                b"POST /recommend HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+                + str(len(body)).encode() + b"\r\n\r\n" + body
+            )  # fmt: skip
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+            answer = await reader.readexactly(length)
+            latencies.append(time.perf_counter() - began)
+            errors += head.split(b" ", 2)[1] != b"200"
+            exports.add(answer.partition(b'"export": "')[2].partition(b'"')[0].decode())
+        writer.close()
+
+    await asyncio.gather(*(ask() for _ in range(concurrency)))
+    found = Load(time.perf_counter() - started, latencies, errors, exports)
+    if other is not None:
+        await other
+    return found
+
+
+@contextmanager
+def running_service(export: Path, index: Path | None) -> Iterator[int]:
+    """Run a service in a process of its own; yields its port."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(str(export), None if index is None else str(index), there))
+    process.start()
+    try:
+        if not here.poll(300):
+            raise RuntimeError("the service did not start within 300 s")
+        yield int(here.recv())
+    finally:
+        process.terminate()
+        process.join(30)
+        process.kill()
+
+
+def _serve(export: str, index: str | None, port: Any) -> None:
+    import socket
+
+    import uvicorn
+
+    from recsys_topk.serving.service import ServiceOptions, make_app
+
+    app = make_app(export, index, ServiceOptions(watch=0.2, timeout=60.0))
+    listening = socket.create_server((HOST, 0), backlog=2048)
+    port.send(listening.getsockname()[1])
+    uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False)).run([listening])

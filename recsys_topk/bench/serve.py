@@ -1,0 +1,153 @@
+"""`recsys-topk bench serve`: search in a large catalogue, and the service under load beside the funnel in-process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recsys_topk.bench.load import Load, put_load, running_service
+from recsys_topk.bench.result import BenchResult
+from recsys_topk.bench.serving_world import make_export, republish
+from recsys_topk.bench.timing import threads
+from recsys_topk.serving.index import CatalogueIndex, build_index, encode_catalogue
+from recsys_topk.serving.recommend import CascadeRecommender, search_exactly
+
+NUMBER = 30
+QUICK = {"items": 2000, "users": 50, "requests": 60, "seconds": 20.0, "queries": 8, "concurrency": "1,4"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the suite."""
+    parser.add_argument("--items", type=int, default=1_000_000, help="items of the catalogue")
+    parser.add_argument("--users", type=int, default=2000, help="users of the export")
+    parser.add_argument("--kinds", default="ivf", help="indexes beside exact search: ivf, hnsw (slow to build)")
+    parser.add_argument("--concurrency", default="1,8,32", help="connections of each load")
+    parser.add_argument("--requests", type=int, default=2000, help="requests of each load at most")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each load at most")
+    parser.add_argument("--queries", type=int, default=64, help="requests that searches are timed with")
+    parser.add_argument("--quick", action="store_true", help=f"a small form: {QUICK}")
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Measure searches, the funnel, the service and a reload."""
+    if args.quick:
+        vars(args).update(QUICK)
+    kinds = [kind for kind in str(args.kinds).split(",") if kind]
+    with threads(1), tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        export = folder / "export-1"
+        make_export(export, args.items, args.users)
+        rows, indexes = _searches(export, folder, kinds, args)
+        index = indexes[kinds[0]]
+        inside = _inside(CascadeRecommender.from_export(export, index), args)
+        rows.append({"part": f"funnel in-process, {kinds[0]}", "requests/s": round(inside), "ratio": 1.0})
+        rows += _service(export, index, folder, inside, args)
+    return BenchResult(
+        suite="serve",
+        baseline="the same funnel called in-process, one request after another",
+        rows=rows,
+        notes=[
+            f"{args.items:,} items, {args.users:,} users, random weights (no structure: the hardest case of an "
+            f"approximate index); two_tower keeps 200, mlp keeps 30; one thread per model.",
+            f"top-{NUMBER} ms: one request, wall time, median; recall of the {NUMBER} exact best, on request vectors.",
+            "load: keep-alive connections from this machine; client and service share its cores. ratio: seconds per "
+            "answer of the service / of the funnel in-process (target: at most 2 with concurrency).",
+            f"peak resident size of the process that measures: "
+            f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB.",
+        ],
+    )
+
+
+def _searches(
+    export: Path, folder: Path, kinds: list[str], args: argparse.Namespace
+) -> tuple[list[dict[str, Any]], dict[str, Path]]:
+    """Measure exact search and indexes, with the vectors of real requests."""
+    recommender = CascadeRecommender.from_export(export, None)
+    users = list(range(min(args.queries, args.users)))
+    queries = recommender.funnel.first.request_vectors(recommender.requests(users))
+    vectors = encode_catalogue(recommender.funnel.first, recommender.items)
+    wanted, seconds = _timed(lambda one: search_exactly(one, vectors, NUMBER)[0], queries)
+    rows: list[dict[str, Any]] = [{"part": "search, exact", f"top-{NUMBER} ms": seconds * 1000, "recall": 1.0}]
+    indexes = {}
+    for kind in kinds:
+        indexes[kind] = folder / f"index-{kind}"
+        facts = build_index(export, indexes[kind], kind)  # type: ignore[arg-type]
+        opened = CatalogueIndex(indexes[kind], recommender.manifest)
+        found, seconds = _timed(lambda one, opened=opened: opened.search(one, NUMBER)[0], queries)
+        shared = sum(len(np.intersect1d(one, other)) for one, other in zip(wanted, found, strict=True))
+        rows.append(
+            {
+                "part": f"search, {kind}",
+                f"top-{NUMBER} ms": seconds * 1000,
+                "recall": shared / wanted.size,
+                "build s": round(facts.seconds, 1),
+                "bytes per item": round(facts.bytes_per_item),
+            }
+        )
+    return rows, indexes
+
+
+def _timed(search: Any, queries: Any) -> tuple[Any, float]:
+    """Return what a search finds for all queries, one at a time, and the median seconds."""
+    found, seconds = [], []
+    for row in range(len(queries)):
+        began = time.perf_counter()
+        found.append(search(queries[row : row + 1])[0])
+        seconds.append(time.perf_counter() - began)
+    return np.stack(found), float(np.median(seconds))
+
+
+def _inside(recommender: CascadeRecommender, args: argparse.Namespace) -> float:
+    """Return answers per second of the funnel in this process."""
+    recommender.recommend([0])
+    began, number = time.perf_counter(), 0
+    while number < args.requests and time.perf_counter() - began < args.seconds:
+        recommender.recommend([number % args.users])
+        number += 1
+    return number / (time.perf_counter() - began)
+
+
+def _service(export: Path, index: Path, folder: Path, inside: float, args: argparse.Namespace) -> list[dict[str, Any]]:
+    links = folder / "current", folder / "current-index"
+    other = republish(export, index, folder)
+    for link, target in zip(links, (export, index), strict=True):
+        link.symlink_to(target)
+    rows = []
+    levels = [int(text) for text in str(args.concurrency).split(",")]
+    with running_service(*links) as port:
+        put_load(port, args.users, 1, 10, args.seconds)
+        for level in levels:
+            load = put_load(port, args.users, level, args.requests, args.seconds)
+            rows.append(_row(f"service, {level} at once", load, inside))
+
+        async def publish() -> None:
+            # The index first: the service looks at the export, and opens both.
+            for link, target in reversed(list(zip(links, other, strict=True))):
+                fresh = link.with_name("next")
+                fresh.symlink_to(target)
+                fresh.rename(link)
+            await asyncio.sleep(min(5.0, args.seconds / 4))
+
+        load = put_load(port, args.users, levels[-1], args.requests, args.seconds, publish)
+        rows.append(_row(f"service, {levels[-1]} at once, reload", load, inside))
+    return rows
+
+
+def _row(part: str, load: Load, inside: float) -> dict[str, Any]:
+    return {
+        "part": part,
+        "requests/s": round(load.rate),
+        "ratio": inside / load.rate,
+        "p50 ms": load.percentile(50),
+        "p95 ms": load.percentile(95),
+        "p99 ms": load.percentile(99),
+        "errors": load.errors,
+        "exports": len(load.exports),
+    }

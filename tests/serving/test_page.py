@@ -1,0 +1,130 @@
+"""The page of the service in headless Chromium: keyboard only, desktop and phone width, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recsys_topk.serving.recommend import CascadeRecommender
+from tests.serving.running import Running, serving
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if BROWSER is None or DRIVER is None:
+        pytest.skip("needs chromium and chromedriver on the path")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync",
+                 "disable-background-networking", "disable-component-update", "disable-dev-shm-usage",
+                 f"user-data-dir={tmp_path_factory.mktemp('profile')}"):  # fmt: skip
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.implicitly_wait(30)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def service(export: Path) -> Iterator[Running]:
+    with serving(export) as running:
+        yield running
+
+
+def open_page(browser: Any, service: Running, width: int) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(service.url)
+    assert browser.find_elements("css selector", "#stages section")
+
+
+def picture_of(browser: Any, name: str) -> None:
+    """Save what the page looks like, if somebody wants to see it."""
+    if folder := os.environ.get("RECSYS_TOPK_PICTURES"):
+        browser.save_screenshot(str(Path(folder) / name))
+
+
+@pytest.mark.parametrize("width", [1100, 360])
+def test_the_funnel_is_seen_and_followed_by_keyboard(
+    browser: Any, service: Running, recommender: CascadeRecommender, width: int
+) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    assert recommender.users is not None
+    user = recommender.users.names[6].item()
+    passages = recommender.passages([user])[0]
+    dropped = recommender.items.names[passages[1].rows[-1]].item()
+    open_page(browser, service, width)
+    keys = ActionChains(browser)
+
+    def press(*pressed: str) -> None:
+        keys.send_keys(*pressed).perform()
+
+    def focused() -> Any:
+        return browser.switch_to.active_element
+
+    # From the top of the page: the user, the item, the box, the button, by Tab alone.
+    press(Keys.TAB)
+    assert focused().get_attribute("id") == "user"
+    press(*[Keys.BACKSPACE] * 12, str(user), Keys.ESCAPE, Keys.TAB, str(dropped), Keys.TAB)
+    assert focused().get_attribute("id") == "seen"
+    press(Keys.TAB)
+    assert focused().text == "Show"
+    press(Keys.ENTER)
+    WebDriverWait(browser, 30).until(lambda page: f"User {user}:" in page.find_element("id", "message").text)
+    assert f"preranking drops item {dropped}" in browser.find_element("id", "why").text
+    sections = browser.find_elements("css selector", "#stages section")
+    assert [one.get_attribute("aria-label") for one in sections] == ["retrieval", "preranking", "ranking"]
+    for section, passage in zip(sections, passages, strict=True):
+        shown = [one.get_attribute("data-item") for one in section.find_elements("css selector", "li")]
+        assert shown == [str(recommender.items.names[row]) for row in passage.rows]
+        kept = section.find_elements("css selector", "li.kept")
+        assert len(kept) == min(passage.quota, len(passage.rows))
+    press(Keys.TAB, Keys.SPACE)  # the first item of the first stage
+    marked = browser.find_elements("css selector", "li.marked")
+    assert {one.get_attribute("data-item") for one in marked} == {
+        sections[0].find_element("css selector", "li").get_attribute("data-item")
+    }
+    assert "285" in browser.find_element("id", "picture").get_attribute("aria-label")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    labels = [one.rect for one in browser.find_elements("css selector", "#picture text:not(.number)")]
+    ends = [one["x"] + one["width"] for one in labels]
+    assert all(end <= one["x"] for end, one in zip(ends, labels[1:], strict=False)), "labels overlap"
+    picture_of(browser, f"page-{width}.png")
+
+
+def test_a_user_who_is_not_there_is_said(browser: Any, service: Running) -> None:
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    open_page(browser, service, 800)
+    field = browser.find_element("id", "user")
+    field.clear()
+    field.send_keys("nobody", Keys.ENTER)
+    WebDriverWait(browser, 30).until(lambda page: "no user" in page.find_element("id", "message").text)
+    assert browser.find_element("id", "message").get_attribute("class") == "error"
+
+
+def test_nothing_comes_from_elsewhere_and_nothing_fails(browser: Any, service: Running) -> None:
+    browser.get_log("performance")
+    browser.get_log("browser")
+    open_page(browser, service, 1100)
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert sent
+    assert [url for url in sent if not url.startswith((service.url, "data:"))] == []
+    wrong = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    assert [entry for entry in wrong if "favicon" not in entry["message"]] == []
