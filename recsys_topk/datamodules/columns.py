@@ -80,7 +80,12 @@ def keys_of(column: Any) -> Keys:
     if pa.types.is_boolean(kind):
         column, kind = column.cast(pa.int8()), pa.int8()
     if pa.types.is_integer(kind):
-        return Keys(np.asarray(column.fill_null(0)).astype(np.int64), missing, False)
+        numbers = np.asarray(column.fill_null(0))
+        large = numbers > np.iinfo(np.int64).max if pa.types.is_uint64(kind) else np.zeros(0, dtype=bool)
+        keys = numbers.astype(np.int64)
+        if large.any():  # beyond int64: known by their text, so that they can be told again
+            keys[large] = id_keys(numbers[large].astype(str)).keys
+        return Keys(keys, missing, bool(large.any()))
     if pa.types.is_floating(kind):
         numbers = np.asarray(column.cast(pa.float64()).fill_null(np.nan))
         missing = ~np.isfinite(numbers)

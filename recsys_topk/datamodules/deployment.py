@@ -67,16 +67,19 @@ class Names:
         if self.are_integers:
             if np.issubdtype(given.dtype, np.integer):
                 return given
-            return [_integer(one) for one in np.asarray(wanted, dtype=object).ravel()]
+            limits = np.iinfo(self.names.dtype)
+            numbers = (_integer(one) for one in np.asarray(wanted, dtype=object).ravel())
+            return [one if one is not None and limits.min <= one <= limits.max else None for one in numbers]
         return given.astype(str) if given.dtype.kind != "U" else given
 
 
 def _integer(value: Any) -> int | None:
+    """Return the integer that a name is: as a number, or as text written as a number is ("007" is not)."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if abs(number) < 1 << 62 else None
+    return number if value == (str(number) if isinstance(value, str) else number) else None
 
 
 @dataclass(frozen=True)

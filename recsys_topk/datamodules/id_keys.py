@@ -14,7 +14,8 @@ _CHUNK: Final = 1 << 16
 _LONGEST: Final = 128
 """Longer texts are replaced by a digest first, so that one of them does not widen the array of all."""
 
-_DIGITS: Final = 18
+_DIGITS: Final = 19
+_LARGEST: Final = np.uint64(2**63 - 1)
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 _FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND: Final = np.uint64(0x94D049BB133111EB)
@@ -51,8 +52,8 @@ class IdKeys(NamedTuple):
 def id_keys(ids: npt.ArrayLike, missing: npt.ArrayLike | None = None) -> IdKeys:
     """Return ids as int64 keys.
 
-    An integer is its own key (unsigned ones beyond 2^63 wrap). A text that is a plain decimal number of at most 18
-    digits has the key of that number, so that 42 and "42" are one id; any other text has the key of a 64-bit hash.
+    An integer is its own key (unsigned ones beyond 2^63 wrap). A text that is a plain decimal number between -2^63 and
+    2^63 has the key of that number, so that 42 and "42" are one id; any other text has the key of a 64-bit hash.
 
     Args:
         ids: Integers or texts; None and NaN among texts are missing.
@@ -131,7 +132,7 @@ def _text_keys(texts: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool
     codes = codes.byteswap() if texts.dtype.byteorder == _FOREIGN else codes
     length = np.char.str_len(texts)
     state = np.full(texts.size, 0, dtype=np.uint64)
-    value = np.zeros(texts.size, dtype=np.int64)
+    value = np.zeros(texts.size, dtype=np.uint64)
     negative = codes[0] == ord("-")
     digits = length - negative
     number = (digits >= 1) & (digits <= _DIGITS)
@@ -146,9 +147,11 @@ def _text_keys(texts: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool
             # No leading zero, but for 0 itself: "007" is a text, as "-0" is.
             plain = is_digit & ~(first & (digit == 0) & (length > 1))
             number &= plain | ~here | (negative & (place == 0))
-            value = np.where(here & is_digit & number, value * 10 + digit, value)
+            value = np.where(here & is_digit & number, value * np.uint64(10) + digit.astype(np.uint64), value)
+        number &= value <= _LARGEST
+        signed = np.where(negative, -value.view(np.int64), value.view(np.int64))
         hashed = mixed((state + length.astype(np.uint64)).view(np.int64), 1).view(np.int64)
-    return np.where(number, np.where(negative, -value, value), hashed), number
+    return np.where(number, signed, hashed), number
 
 
 _FOREIGN: Final = ">" if np.dtype("<U1").isnative else "<"

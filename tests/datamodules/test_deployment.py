@@ -23,6 +23,14 @@ def test_integers_are_found_by_text_and_the_other_way_round() -> None:
     assert Names(np.array(["3", "7"])).rows([7, 8]).tolist() == [1, -1]
 
 
+def test_what_is_written_unlike_a_number_is_no_integer() -> None:
+    names = Names(np.array([3, 10, 2**62 + 1]))
+    assert names.rows(["010", "1_0", " 10", "10"]).tolist() == [-1, -1, -1, 1]
+    assert names.rows([3.7, 3.0]).tolist() == [-1, 0]
+    assert names.rows([str(2**62 + 1), None]).tolist() == [2, -1]
+    assert Names(np.array([3], dtype=np.int32)).rows(["5000000000", "3"]).tolist() == [-1, 0]
+
+
 @pytest.mark.parametrize("widths", [(2, 3), (0, 3), (2, 0)])
 @pytest.mark.parametrize("names", [np.array([1, 5, 9, 2**40]), np.array(["a", "é", "", "b"])])
 def test_items_come_back_as_they_were(tmp_path: Path, names: np.ndarray, widths: tuple[int, int]) -> None:

@@ -406,3 +406,12 @@ def test_an_export_keeps_the_names_of_items_and_the_newest_context(tmp_path: Pat
     newest = [frame[frame.user == name].iloc[-1] for name in users.names]
     wanted = data.encoder.encode("context", [{"device": row.device} for row in newest]).ids
     assert users.request[:, -1].tolist() == wanted[:, 0].tolist()
+
+
+def test_ids_beyond_63_bits_come_back_as_they_were(tmp_path: Path) -> None:
+    item = [2**64 - 1 - n % 9 if n % 2 else 10**18 + n % 9 for n in range(60)]
+    user = [2**63 + n % 3 for n in range(60)]
+    table = pa.table({"user": pa.array(user, pa.uint64()), "item": pa.array(item, pa.uint64()), "time": range(60)})
+    data = InteractionsDataModule(interactions=table, repeats=True, cache_dir=str(tmp_path))
+    assert sorted(map(int, data.prepared.item_ids)) == sorted(set(item))
+    assert sorted(map(int, data.prepared.user_ids)) == sorted(set(user))

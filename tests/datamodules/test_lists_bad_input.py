@@ -66,6 +66,7 @@ MISTAKES: dict[str, tuple[dict[str, list[Any]], dict[str, Any], str]] = {
         changed(history=[["a"]] * 6), {"features": {"items": ["item", "price"], "history": ["price"]}},
         r"take 'price' out of the description of the history",
     ),
+    "label as a feature": (GOOD, {"features": {"items": {"label": "numeric"}}}, r"the label 'label' .*take it out"),
     "no history": (GOOD, {"features": {"items": ["item"], "history": ["item"]}}, r"--data.history COLUMN"),
     "time without column": (changed(split=None), {"split": "time"}, r"split='time' needs --data.time COLUMN"),
     "no rows": ({name: [] for name in GOOD}, {}, r"has no rows"),

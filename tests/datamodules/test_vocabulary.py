@@ -44,7 +44,7 @@ def splitmix(value: int, seed: int) -> int:
 
 def plain_key(text: str) -> int:
     digits = text.removeprefix("-")
-    if digits.isascii() and digits.isdigit() and len(digits) <= 18 and str(int(text)) == text:
+    if digits.isascii() and digits.isdigit() and str(int(text)) == text and abs(int(text)) < 2**63:
         return int(text)
     state = 0
     for letter in text:
@@ -56,11 +56,17 @@ def plain_key(text: str) -> int:
 
 def test_keys_of_texts_are_those_of_a_plain_loop() -> None:
     texts = ["", "a", "ab", "ba", "42", "-7", "007", "-0", "0", "-", "1a", "é世", "9" * 18, "9" * 19, "x" * 128, "²"]
+    texts += [str(number) for number in (10**18, 2**63 - 1, 2**63, 1 - 2**63, 2**64 - 1, 2**64 + 7, 10**20)]
     assert id_keys(texts).keys.tolist() == [plain_key(text) for text in texts]
     wide = np.array(texts, dtype="U100")
     assert id_keys(wide[:5]).keys.tolist() == id_keys(np.array(texts[:5])).keys.tolist()
     assert id_keys(np.array(texts[1:5], dtype="S")).keys.tolist() == id_keys(texts[1:5]).keys.tolist()
     assert id_keys(np.array([42, "42", None, float("nan")], dtype=object)).missing.tolist() == [0, 0, 1, 1]  # type: ignore[union-attr]
+
+
+def test_an_integer_of_64_bits_and_its_text_are_one_id() -> None:
+    numbers = [1234567890123456789, -1234567890123456789, 2**63 - 1]
+    assert id_keys([str(number) for number in numbers]).keys.tolist() == numbers == id_keys(numbers).keys.tolist()
 
 
 def test_one_long_text_costs_no_memory_for_the_others() -> None:

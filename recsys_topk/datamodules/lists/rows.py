@@ -46,6 +46,13 @@ class RowReader:
         history = [plan.roles["history"]] if plan.description.history else []
         user = [plan.roles["user"]] if "user" in plan.roles else []
         self.features = list(dict.fromkeys([*columns, *history, *user]))
+        told = ["label"] if plan.stages is None else ["stage", "position"][: 1 + plan.stages.needs_position]
+        for role in told:
+            if plan.roles.get(role) in columns:
+                raise ValueError(
+                    f"the {role} {plan.roles[role]!r} is described as a feature, and labels are made of it; "
+                    f"take it out of the description"
+                )
 
     def item_name(self, key: int) -> Any:
         """Return the id of an item as the source has it."""
