@@ -182,7 +182,7 @@ def test_what_fused_tables_cannot_do_is_refused(tmp_path: Path, options: dict[st
 def test_fused_tables_refuse_scaled_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitting = trainer(tmp_path)
     monkeypatch.setattr(type(fitting), "precision", "16-mixed")  # on a CPU Lightning replaces it by bf16-mixed
-    with pytest.raises(ValueError, match="use --trainer.precision bf16-mixed"):
+    with pytest.raises(ValueError, match="bf16-mixed, or --model"):
         fitting.fit(module(embedding_optimizer="rowwise_adagrad"), batches(1))
 
 
