@@ -75,7 +75,7 @@ def test_the_package_carries_its_type_marker_and_configs() -> None:
     package = Path(recsys_topk.__file__).parent
     assert (package / "py.typed").is_file()
     names = {path.stem for path in (package / "runs" / "configs").glob("*.yaml")}
-    assert {"simulated", "recflow-2stage", "recflow-3stage", "paper-online"} <= names
+    assert {"simulated", "simulated-3stage", "recflow-2stage", "recflow-3stage", "paper-online"} <= names
 
 
 def test_version_stands_in_one_place() -> None:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
+from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.files import whole_file
 
 
 class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning is untyped here
-    """Writes request id, item id, the score of each stage, kept or not, and rank, batch by batch.
+    """Writes a row per candidate, batch by batch.
+
+    | column | |
+    |---|---|
+    | `shard` | the part of the data, e.g. the day |
+    | `request_id`, `user_id`, `item_id` | as the data call them; no `user_id` if the data do not know users |
+    | `group`, `label` | where the candidate comes from (``sampled`` = a sampled negative), and its label |
+    | `score_STAGE` | the score of each stage |
+    | `kept`, `rank` | whether it survives all stages, and its place among those; null if it does not |
+    | `dropped_by` | the stage that dropped it; null if none did |
 
     The file appears under its name when it is whole; an interrupted run leaves none. With several processes each
     writes a file of its own, numbered by rank.
@@ -35,9 +47,11 @@ class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning
         """Take the folder of the first process."""
         self.path = trainer.strategy.broadcast(self.path)
 
-    def write_on_batch_end(self, trainer: pl.Trainer, _: Any, prediction: dict[str, Tensor], *rest: Any) -> None:
+    def write_on_batch_end(
+        self, trainer: pl.Trainer, model: Any, prediction: dict[str, Tensor], _: Any, batch: CascadeBatch, *rest: Any
+    ) -> None:
         """Append one batch."""
-        rows = pa.table({name: column.numpy() for name, column in prediction.items()})
+        rows = table_of(prediction, batch, model.schema.groups, model.cascade.names)
         if self._writer is None:
             if trainer.world_size > 1:
                 self.path = self.path.with_stem(f"{self.path.stem}-{trainer.global_rank}")
@@ -54,3 +68,32 @@ class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning
         """Remove what was begun."""
         self._writer = None
         self._open.__exit__(type(exception), exception, exception.__traceback__)
+
+
+def table_of(
+    prediction: Mapping[str, Tensor], batch: CascadeBatch, groups: Sequence[str], stages: Sequence[str]
+) -> pa.Table:
+    """Return one batch as the rows that `PredictionWriter` writes.
+
+    Args:
+        prediction: What `CascadeModule.predict_step` returned for the batch.
+        batch: The batch.
+        groups: Names of the sample groups.
+        stages: Names of the stages.
+    """
+    found = {name: column.numpy() for name, column in prediction.items()}
+    passed, group, dropped = found.pop("passed"), found.pop("group"), ~found["kept"]
+    number = len(passed)
+    columns: dict[str, Any] = {"shard": _names([batch.shard], np.zeros(number, int)), "request_id": found["request_id"]}
+    if batch.users:
+        sizes = batch.mask.sum(1).cpu().numpy()
+        columns["user_id"] = pa.array(batch.users).take(pa.array(np.repeat(np.arange(len(sizes)), sizes)))
+    columns |= {"item_id": found["item_id"], "group": _names([*groups, "sampled"], group), **found}
+    columns["rank"] = pa.array(found["rank"], mask=dropped)
+    columns["dropped_by"] = _names(stages, passed, ~dropped)
+    return pa.table(columns)
+
+
+def _names(names: Sequence[str], numbers: Any, missing: Any = None) -> pa.Array:
+    """Return the names with some numbers, None where one is missing."""
+    return pa.array(list(names), pa.string()).take(pa.array(numbers, mask=missing))

@@ -209,15 +209,22 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         self._evaluate("test", batch)
 
     def predict_step(self, batch: CascadeBatch, batch_idx: int) -> dict[str, Tensor]:
-        """Return request id, item id, the score of each stage, kept or not, and rank of every real candidate."""
+        """Return columns with a row for every real candidate, list by list.
+
+        They are request id, item id, group and label, the score of each stage, kept or not, rank (0 = not kept), and
+        how many stages let it pass.
+        """
         scores = self(batch)
         result = apply_quotas(scores, batch.mask, self.cascade.quotas)
         columns = {
             "request_id": batch.request_id[:, None].expand_as(batch.candidates),
             "item_id": batch.item_id[batch.candidates],
+            "group": batch.group,
+            "label": batch.labels,
             **{f"score_{name}": x for name, x in zip(self.cascade.names, scores, strict=True)},
             "kept": result.kept,
             "rank": result.rank,
+            "passed": result.passed.sum(0),
         }
         return {name: column[batch.mask].cpu() for name, column in columns.items()}
 

@@ -16,6 +16,7 @@ from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.console import echo, parser_of
 from recsys_topk.runs.provenance import provenance
 from recsys_topk.runs.trials import Competition, by_name
+from recsys_topk.trust.typed import import_from_here, trusted_by
 
 
 def main(argv: list[str]) -> None:
@@ -48,4 +49,5 @@ def read(argv: list[str], command: str) -> Competition:
             raise ValueError(f"two competitors are called {label!r}; give one of them another label")
         variants[label] = typed(shlex.split(chosen))
     common = typed(further)
+    import_from_here(name for config in (common, *variants.values()) for name in trusted_by(config))
     return Competition(variants, common, options.seeds, Path(options.out), options.jobs, options.logger)

@@ -12,6 +12,7 @@ from recsys_topk.files import write_whole
 from recsys_topk.reports.results import find_all
 from recsys_topk.runs.directory import sync_line
 from recsys_topk.runs.provenance import provenance
+from recsys_topk.runs.text import size_text
 
 
 def main(argv: list[str]) -> None:
@@ -39,4 +40,4 @@ def main(argv: list[str]) -> None:
         log_page(target, sections, facts)
         for folder in sorted(target.parent.glob("wandb/offline-run-*"))[-1:]:
             echo(f"logged to {sync_line(folder)}")
-    echo(f"written: {target}  ({target.stat().st_size / 1024:.0f} KB)")
+    echo(f"written: {target}  ({size_text(target.stat().st_size)})")

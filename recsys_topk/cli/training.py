@@ -15,6 +15,7 @@ from recsys_topk.cli.main import COMMANDS
 from recsys_topk.registry import Registry
 from recsys_topk.runs.config import DEFAULTS, KEYS, registry_of
 from recsys_topk.runs.run import Command, TrainingRun
+from recsys_topk.trust.typed import import_from_here
 
 
 def main(argv: list[str]) -> None:
@@ -31,6 +32,7 @@ def main(argv: list[str]) -> None:
     if resume is not None and command != "fit":
         raise ValueError(f"--resume goes with fit; {command} takes --ckpt_path FILE")
     run = TrainingRun(config, resume=resume, say=echo)
+    import_from_here(run.trust)
     if shown:
         echo(yaml.safe_dump(run.options(command), sort_keys=False).rstrip())
     elif run.nothing_left:

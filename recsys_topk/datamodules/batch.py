@@ -44,6 +44,8 @@ class CascadeBatch:
         log_q: (B, N) float32, the logarithm of how likely each sampled candidate was to be in its list, 0 for those
             that were logged (`recsys_topk.datamodules.inclusion`); (0, 0) if nothing is to be corrected.
         sampled: How many of the last columns are sampled negatives.
+        shard: Of evaluation batches, the name of the shard that holds all its requests, e.g. a day.
+        users: Of evaluation batches, the users as the data call them; empty if the data do not know them.
     """
 
     request_id: Tensor
@@ -61,6 +63,8 @@ class CascadeBatch:
     item_values: Tensor = NO_VALUES
     log_q: Tensor = NO_VALUES
     sampled: int = 0
+    shard: str = ""
+    users: tuple[int | str, ...] = ()
 
     @property
     def size(self) -> int:

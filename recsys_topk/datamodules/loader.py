@@ -169,12 +169,14 @@ class ShardLoader:
                     self.shards[ordered].release()  # memory is that of one shard, however many there are
                 order, ordered = self._order(shard, epoch), piece.shard
             rows = order[piece.start : piece.stop][self.rank :: self.processes]
+            users = None if self.training else shard.users(rows)
             yield ShardBatch.of(
                 shard.batch(rows),
                 shard=shard.name,
                 draw_seed=draw_seed,
                 training=self.training,
                 excluded=shard.excluded(rows),
+                users=() if users is None else tuple(users.tolist()),
             )
 
     def _order(self, shard: Shard, epoch: int) -> Array:

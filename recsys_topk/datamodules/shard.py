@@ -31,19 +31,26 @@ class ShardBatch(CascadeBatch):
         excluded: (B, E) int64, what `Shard.excluded` returns for its requests.
     """
 
-    shard: str = ""
     draw_seed: int = 0
     training: bool = False
     pool_rows: Tensor | None = None
     excluded: Tensor | None = None
 
     def plain(self) -> CascadeBatch:
-        """Return the batch without its origin."""
-        return CascadeBatch(**{name: getattr(self, name) for name in _TENSORS})
+        """Return the batch without its origin; an evaluation batch keeps the name of its shard."""
+        found = CascadeBatch(**{name: getattr(self, name) for name in _PLAIN})
+        return found.replace(shard="") if self.training else found  # a compiled step would be compiled for each name
 
     @classmethod
     def of(
-        cls, batch: CascadeBatch, *, shard: str, draw_seed: int, training: bool, excluded: Tensor | None = None
+        cls,
+        batch: CascadeBatch,
+        *,
+        shard: str,
+        draw_seed: int,
+        training: bool,
+        excluded: Tensor | None = None,
+        users: tuple[int | str, ...] = (),
     ) -> ShardBatch:
         """Return `batch` with its origin."""
         origin: dict[str, Any] = {
@@ -51,13 +58,14 @@ class ShardBatch(CascadeBatch):
             "draw_seed": draw_seed,
             "training": training,
             "excluded": excluded,
+            "users": users,
         }
         if isinstance(batch, cls):
             return batch.replace(**origin)
-        return cls(**{name: getattr(batch, name) for name in _TENSORS}, **origin)
+        return cls(**{**{name: getattr(batch, name) for name in _PLAIN}, **origin})
 
 
-_TENSORS = tuple(field.name for field in fields(CascadeBatch))
+_PLAIN = tuple(field.name for field in fields(CascadeBatch))
 
 
 class Shard(ABC):
@@ -103,6 +111,14 @@ class Shard(ABC):
 
         Returns:
             (B, E) int64, rows of the catalogue in any order; -1 = padding.
+        """
+        return None
+
+    def users(self, rows: Array) -> Array | None:
+        """Return the users of some requests as the data call them, (B,) integers or texts; None = they are not known.
+
+        Args:
+            rows: (B,) row numbers of the requests.
         """
         return None
 

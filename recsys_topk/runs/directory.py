@@ -6,10 +6,12 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 from recsys_topk.files import write_whole
+from recsys_topk.runs.text import size_text
 
 Status = Literal["running", "interrupted", "failed", "finished"]
 HANDED_DOWN = "RECSYS_TOPK_RUN"
@@ -55,6 +57,7 @@ class RunDirectory:
 
     def __init__(self, parent: Path, name: str) -> None:
         self._lock: Any = None
+        self._new = first_process()
         check_name(name)
         if not first_process():  # Lightning's processes inherit the directory, those of torchrun do without
             self.path = Path(os.environ.get(HANDED_DOWN, parent / name))
@@ -72,7 +75,7 @@ class RunDirectory:
     def open(cls, path: Path) -> RunDirectory:
         """Return the directory of a run that exists."""
         run = cls.__new__(cls)
-        run.path, run._lock = path, None
+        run.path, run._lock, run._new = path, None, False
         return run
 
     @property
@@ -120,10 +123,16 @@ class RunDirectory:
             self._lock.release()
             self._lock = None
 
+    def discard(self) -> None:
+        """Remove the directory of a run that was refused before its first step; a run that is resumed keeps it."""
+        self.release()
+        if self._new and not (self.path / "wandb").exists():  # W&B still writes there
+            shutil.rmtree(self.path, ignore_errors=True)
+
     def files(self) -> list[str]:
         """Return a line for every file that the run wrote."""
         files = sorted(path for path in self.path.rglob("*") if path.is_file() and "wandb" not in path.parts)
-        lines = [f"{path}  ({path.stat().st_size / 1024:.0f} KB)" for path in files if not path.name.startswith(".")]
+        lines = [f"{path}  ({size_text(path.stat().st_size)})" for path in files if not path.name.startswith(".")]
         return [*lines, *map(sync_line, sorted(self.path.glob("wandb/offline-run-*")))]
 
 

@@ -32,7 +32,7 @@ from recsys_topk.files import write_whole
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.registry import suggest
 from recsys_topk.runs.checkpoint import check_is_file, check_schema, read_checkpoint
-from recsys_topk.runs.config import resolve, several
+from recsys_topk.runs.config import KEYS, resolve, several
 from recsys_topk.runs.directory import RunDirectory, check_name, first_process, run_name
 from recsys_topk.runs.memory import keep_freed_memory
 from recsys_topk.runs.metrics_file import MetricsFile
@@ -207,7 +207,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
                 raise ValueError(plain_error(text)) from error
             known = [option for action in self._parser(self.command)._actions for option in action.option_strings]
             option = f"--{unknown.group(1)}"
-            close = suggest(option, [*known, "--resume"], "{}")
+            close = suggest(option, [*known, "--resume", *(f"--{key}" for key in KEYS)], "{}")
             raise ValueError(f"{self.command} has no option {option}; {close}--help_all lists them") from error
 
     def _parse_ckpt_path(self) -> None:
@@ -267,7 +267,11 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         plugins = several(wanted.get("plugins"))
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, WholeFileIO()]
-        trainer: pl.Trainer = super().instantiate_trainer(**kwargs)
+        try:
+            trainer: pl.Trainer = super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, TypeError, ValueError) as error:
+            self.directory.discard()
+            raise (ValueError(str(error)) if isinstance(error, TypeError) else error) from error
         return trainer
 
     def _check_memory(self, schema: Any, stages: int, options: Mapping[str, Any]) -> None:

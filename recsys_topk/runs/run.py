@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 Command: TypeAlias = Literal["fit", "validate", "test", "predict"]
 Say: TypeAlias = Callable[[str], None]
 
+# Errors of the user's or of the data, not of the program; the command line shows them as one line.
+REFUSALS = (ValueError, OSError, ImportError)
+
 log = logging.getLogger(__name__)
 
 
@@ -138,9 +141,10 @@ class TrainingRun:
         self.directory.record(status="running", **own)
         for logger in wandb_loggers(self.trainer.loggers):
             self.directory.record(wandb_id=logger.version)
-        announce(self, "fit")
         status: Status = "failed"
+        refused = False
         try:
+            announce(self, "fit")
             with _weights_fit(), watching(self):
                 self.trainer.fit(**{**parts._prepare_subcommand_kwargs("fit"), **parts.loading})
             status = "finished"
@@ -154,8 +158,14 @@ class TrainingRun:
                 # Early termination: a W&B agent takes any status above 0 for a failure, and gives up after a few.
                 raise SystemExit(0) from None
             raise (KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)) from None
+        except REFUSALS:
+            refused = self.trainer.global_step == 0
+            raise
         finally:
-            self.directory.record(status=status, steps=self.trainer.global_step, epochs=self.trainer.current_epoch)
+            if refused:
+                self.directory.discard()
+            else:
+                self.directory.record(status=status, steps=self.trainer.global_step, epochs=self.trainer.current_epoch)
             self.directory.release()
         report_end(self, "fit")
         return self.metrics
@@ -184,15 +194,19 @@ class TrainingRun:
 
         from recsys_topk.runs.summary import announce, report_end
 
-        if own:
-            announce(self, command)
         quietly = {"return_predictions": False} if command == "predict" else {"verbose": False}
         loading = self.parts().loading if own else {}
         try:
+            if own:
+                announce(self, command)
             with _weights_fit(), self._whole_catalogue(corpus):
                 getattr(self.trainer, command)(self.model, datamodule=self.data, **loading, **quietly)
         except SystemExit:
             raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
+        except REFUSALS:
+            if own:
+                self.directory.discard()
+            raise
         report_end(self, command)
         return self.metrics
 

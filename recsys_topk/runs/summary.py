@@ -10,7 +10,7 @@ from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint
 from recsys_topk.cascades.features import table_sizes
 from recsys_topk.runs.directory import first_process
 from recsys_topk.runs.metrics_file import MetricsFile, read_rows
-from recsys_topk.runs.text import table
+from recsys_topk.runs.text import size_text, table
 from recsys_topk.runs.wandb_logging import log_summary, log_weights, wandb_loggers
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def announce(run: TrainingRun, command: Command) -> None:
     run.say(f"{command}: {trained}; {stages}")
     parameters = list(model.parameters())
     count = sum(parameter.numel() for parameter in parameters)
-    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters) / 2**20
+    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     rows = table_rows(model)
-    run.say(f"  {count:,} parameters ({size:,.1f} MB); {'the largest tables:' if rows else 'no embedding tables'}")
+    run.say(f"  {count:,} parameters ({size_text(size)}); {'the largest tables:' if rows else 'no embedding tables'}")
     for line in table(rows).splitlines() if rows else ():
         run.say(f"  {line}")
     where = f"  run directory {run.directory.path}"

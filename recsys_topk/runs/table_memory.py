@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from recsys_topk.cascades.memory import check_memory, machine_memory, plan_memory
 from recsys_topk.datamodules import Schema
-from recsys_topk.runs.text import table
+from recsys_topk.runs.text import size_text, table
 
 _SMALL: Final = 256 * 2**20
 """Tables that take less than this in all are told in one line."""
@@ -31,7 +31,7 @@ def announce_memory(
     available = None if "torchrec" in str(strategy).lower() else _available(accelerator)
     plan = plan_memory(schema, **arguments) if available is None else check_memory(schema, available, arguments)
     if plan.total < _SMALL:
-        parts = ", ".join(f"{plan.part(name) / 2**20:,.1f} MB {name}" for name in ("weights", "optimizer", "gradient"))
+        parts = ", ".join(f"{size_text(plan.part(name))} {name}" for name in ("weights", "optimizer", "gradient"))
         return [f"tables of {plan.copies} stages: {parts}"]
     return ["tables, before they are allocated:", *(f"  {line}" for line in table(plan.lines()).splitlines())]
 

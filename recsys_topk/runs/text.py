@@ -1,4 +1,4 @@
-"""Tables as text."""
+"""Tables and sizes as text."""
 
 from __future__ import annotations
 
@@ -36,3 +36,17 @@ def cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
     return str(value)
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes with a unit in which it is at least 1.
+
+    Example:
+        >>> size_text(312), size_text(2048), size_text(7.4 * 2**20)
+        ('312 B', '2.0 KB', '7.4 MB')
+    """
+    units = ["B", "KB", "MB", "GB", "TB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.0f} {units[0]}" if units[0] == "B" or size >= 100 else f"{size:.1f} {units[0]}"

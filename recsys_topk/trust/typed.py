@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib.util
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,21 @@ def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
     for key, value in files:
         inspect_config({key: value}, f"--{key}", tuple(found))
     return tuple(dict.fromkeys(found))
+
+
+def import_from_here(names: Iterable[str]) -> None:
+    """Append the working directory to the import path if a package that the user typed lies there and nowhere else.
+
+    It goes last, so that nothing in it stands in for an installed package. What a file names alone never gets here.
+
+    Args:
+        names: Packages and class paths, as `trusted_by` returns them.
+    """
+    for package in {name.partition(".")[0] for name in names}:
+        here = Path.cwd()
+        there = (here / f"{package}.py").is_file() or (here / package).is_dir()
+        if there and str(here) not in sys.path and importlib.util.find_spec(package) is None:
+            sys.path.append(str(here))
 
 
 def _is_file(value: str) -> bool:

@@ -95,7 +95,7 @@ def test_what_no_single_option_makes_fit_is_said() -> None:
 
 def test_small_tables_are_one_line_and_large_ones_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = table_memory.announce_memory(big(1000), 2, {"dim": 8, "k": 10}, "cpu", "auto")
-    assert line == "tables of 2 stages: 0.1 MB weights, 0.2 MB optimizer, 0.1 MB gradient"
+    assert line == "tables of 2 stages: 125 KB weights, 250 KB optimizer, 125 KB gradient"
     lines = table_memory.announce_memory(big(10_000_000), 2, {"dim": 8}, "cpu", "auto")
     assert re.search(r"video_id +10,000,000 +8 +305\.2 +610\.4 +305\.2 +2,441\.4", "\n".join(lines))
     monkeypatch.setattr(table_memory, "machine_memory", lambda: 2**30)

@@ -8,12 +8,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
 
 from recsys_topk.cli.main import main
+from recsys_topk.datamodules import WorldConfig
+from recsys_topk.datamodules.simulator.embedded import embedded_root
 from recsys_topk.runs.config import packaged_configs
 from tests.conftest import TINY_WORLD, Result
 
@@ -118,16 +121,60 @@ def test_validate_gives_the_number_that_fit_saw(trained: Path, recsys_topk: Comm
     assert again == pytest.approx(metrics(run)["val/joint_recall@10@20"], abs=1e-7)
 
 
-def test_predict_writes_parquet(trained: Path, recsys_topk: Command, tmp_path: Path) -> None:
+def test_predict_writes_parquet(
+    trained: Path,
+    recsys_topk: Command,
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     checkpoint = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
     done = recsys_topk("predict", "--ckpt_path", str(checkpoint), "--name", "p")
     assert done.returncode == 0, done.stderr
     rows = pq.read_table(tmp_path / "runs" / "predict-p" / "predictions.parquet").to_pandas()
-    assert list(rows.columns) == ["request_id", "item_id", "score_retrieval", "score_ranking", "kept", "rank"]
+    scores = ["score_retrieval", "score_ranking"]
+    named = ["shard", "request_id", "user_id", "item_id", "group", "label"]
+    assert list(rows.columns) == [*named, *scores, "kept", "rank", "dropped_by"]
     assert rows.groupby("request_id")["kept"].sum().eq(20).all()
     assert rows["request_id"].nunique() == 120
     assert not rows.duplicated(["request_id", "item_id"]).any()
-    assert (rows["rank"] > 0).eq(rows["kept"]).all()
+    assert rows["rank"].notna().eq(rows["kept"]).all()
+    assert rows["dropped_by"].isna().eq(rows["kept"]).all()
+    for _, request in rows.groupby("request_id"):
+        first = request.nlargest(30, "score_retrieval")
+        assert (request.drop(first.index)["dropped_by"] == "retrieval").all()
+        shown = first.nlargest(20, "score_ranking")
+        assert shown["rank"].tolist() == list(range(1, 21))
+        assert (first.drop(shown.index)["dropped_by"] == "ranking").all()
+    assert rows["shard"].unique().tolist() == ["2024-01-16"]
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
+    root = embedded_root(WorldConfig(users=40, items=300, days=4, requests=120), print)
+    logged = pd.read_feather(next(root.rglob("all_stage/2024-01-16.feather")))
+    users = dict(zip(logged["request_id"], logged["user_id"], strict=True))
+    assert rows["user_id"].eq(rows["request_id"].map(users)).all()
+    labels = {"rank_neg": 7, "coarse_neg": 6, "prerank_neg": 5, "sampled": 0}
+    for group, label in labels.items():
+        assert rows[rows["group"] == group]["label"].eq(label).all()
+    assert rows[rows["group"] == "rank_pos"]["label"].gt(7).all()
+    assert set(rows["group"]) == {"rank_pos", *labels}
+
+
+def test_three_stages_and_a_layout_of_ones_own_are_restored(in_process: Command, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(
+        "data:\n  layout:\n    groups: {rerank_pos: null, rank_neg: 7, prerank_neg: 5}\n    positive_above: 7\n"
+    )
+    options = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--name=own"]
+    done = in_process(tmp_path, "fit", "--config", "simulated-3stage", "--config", "own.yaml", *TINY_WORLD, *options)
+    assert done.returncode == 0, done.stderr
+    assert "val/preranking_recall@10@30" in done.stdout
+    done = in_process(tmp_path, "predict", "--ckpt_path", "runs/own/checkpoints/last.ckpt")
+    assert done.returncode == 0, done.stderr
+    rows = pq.read_table(next((tmp_path / "runs").glob("predict-*/*.parquet"))).to_pandas()
+    assert set(rows["group"]) == {"rerank_pos", "rank_neg", "prerank_neg", "sampled"}
+    assert rows[rows["group"] == "rank_neg"]["label"].eq(7).all()
+    dropped = rows.groupby(["request_id", "dropped_by"]).size().unstack()
+    assert dropped["preranking"].eq(10).all()
+    assert dropped["ranking"].eq(10).all()
 
 
 def test_a_run_from_its_saved_config_ends_at_the_same_numbers(

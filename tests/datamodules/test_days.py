@@ -51,7 +51,7 @@ def test_days_by_date_and_by_range() -> None:
     ("wanted", "message"),
     [
         ("2024-02-01:2024-02-03", r"train_days='2024-02-01:2024-02-03' asks for 2024-02-02, and the data hold 2024-01"),
-        ("2024-03-01:2024-03-09", r"asks for 2024-03-01 and 8 more"),
+        ("2024-03-01:2024-03-09", r"asks for 2024-03-01, .*2024-03-07 and 2 more, and"),
         ("2024-02-01:2024-01-30", r"ends before it begins"),
         ("yesterday", r"written YYYY-MM-DD.*'yesterday'"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from recsys_topk.cascades import CascadeModule
+from recsys_topk.cli.main import main
 from recsys_topk.runs import TrainingRun
 from tests.conftest import TINY_WORLD, Result
 
@@ -22,7 +25,6 @@ TINY: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"data": {"layout": "x"}}, "--data.layout: expected one of 'two-stage', 'three-stage', got x"),
         ({"trainer": {"max_epochs": "two"}}, "--trainer.max_epochs: expected int, got two"),
         ({"trainer": {"precision": 8}}, "--trainer.precision: expected one of 64, 32, 16 or one of .*, got 8"),
         ({"model": {"metrics": "ndcg"}}, "--model.metrics: expected Sequence, got ndcg"),
@@ -38,6 +40,7 @@ def test_a_wrong_value_is_one_line_without_the_parsers_types(config: dict[str, A
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        ({"data": {"layout": "x"}}, "unknown layout 'x'; available: two-stage, three-stage, or your own: .*"),
         ({"data": {"batch_size": 0}}, "batch_size must be at least 1, got 0"),
         ({"data": {"world": {"users": 0}}}, "a world needs at least 1 users, got 0"),
         ({"data": TINY, "loss": {"class_path": "listmle", "k": 0}}, "the loss cuts at k=0, .* give --loss.k 1 or more"),
@@ -57,6 +60,65 @@ def test_a_name_that_no_file_system_takes_is_refused(in_process: Callable[..., R
     done = in_process(tmp_path, "fit", *TINY_WORLD, "--name", "x" * 300)
     assert done.returncode == 2
     assert "at most 200 characters" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--trainer.devices=5x"], ["`devices`", "should be an int"]),
+        (
+            ["--data.train_days=2020-01-01", "--data.test_days=2030-01-01:2030-01-02"],
+            ["train_days='2020-01-01' asks for 2020-01-01", "asks for 2030-01-01, 2030-01-02"],
+        ),
+    ],
+)
+def test_a_refused_start_is_one_line_and_leaves_no_directory(
+    options: list[str], parts: list[str], in_process: Callable[..., Result], tmp_path: Path
+) -> None:
+    done = in_process(tmp_path, "fit", *TINY_WORLD, *options)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert all(part in line for part in parts)
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_reader_that_goes_away_ends_training_quietly(
+    in_process: Callable[..., Result], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "recsys_topk", "fit", *TINY_WORLD, "--trainer.accelerator=cpu"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        assert process.stdout.readline()
+        process.stdout.close()  # as `head -1` does
+        assert not process.stderr.read()
+    assert process.returncode == 1
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_misspelt_option_suggests_the_short_ones_too() -> None:
+    with pytest.raises(ValueError, match=r"no option --los; did you mean --loss\?"):
+        TrainingRun({"los": "dftopk"}).options()
+
+
+def test_a_class_in_the_users_folder_is_found_if_it_is_typed_and_not_if_a_file_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loss_of_mine.py").write_text(
+        "from recsys_topk.losses import DFTopKLoss\nclass Mine(DFTopKLoss):\n    name = 'of_mine'\n"
+    )
+    (tmp_path / "theirs.yaml").write_text("loss: loss_of_mine.Mine\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    assert main(["fit", "--config", "theirs.yaml", "--print_config"]) == 2
+    assert "--trust loss_of_mine" in capsys.readouterr().err
+    assert str(tmp_path) not in sys.path
+    assert main(["fit", "--loss", "loss_of_mine.Mine", "--print_config"]) == 0
+    assert "class_path: loss_of_mine.Mine" in capsys.readouterr().out
+    assert sys.path[-1] == str(tmp_path)
 
 
 def test_the_help_of_an_option_names_the_option(in_process: Callable[..., Result], tmp_path: Path) -> None:

@@ -150,6 +150,11 @@ class InteractionsShard(Shard):
             made[name] = torch.from_numpy(np.ascontiguousarray(array)) if array.shape[-1] else NO_VALUES
         return ShardBatch(**made)
 
+    def users(self, rows: Array) -> Array:
+        """Return the users as the source calls them."""
+        found: Array = self.prepared.user_ids[self._requests["user"][rows]]
+        return found
+
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
         """Return the items: those of the training data, or all."""
         items = self.prepared.items

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -18,7 +18,7 @@ from recsys_topk.datamodules.recflow.cache import DayCache
 from recsys_topk.datamodules.recflow.days import select_days
 from recsys_topk.datamodules.recflow.deployment import recflow_encoder, recflow_users
 from recsys_topk.datamodules.recflow.files import RecFlowFiles
-from recsys_topk.datamodules.recflow.layout import ITEM_IDS, REQUEST_IDS, find_layout, recflow_schema
+from recsys_topk.datamodules.recflow.layout import ITEM_IDS, REQUEST_IDS, LayoutChoice, find_layout, recflow_schema
 from recsys_topk.datamodules.recflow.shard import DayShard
 from recsys_topk.datamodules.recflow.vocabularies import recflow_vocabularies
 from recsys_topk.datamodules.schema import Schema
@@ -38,7 +38,8 @@ class RecFlowDataModule(CascadeDataModule):
         root: Folder or URL (any file system that fsspec knows) of the data set; None = a simulated world, made once in
             the user's cache folder.
         world: The simulated world used if `root` is None.
-        layout: Which sample groups make up a list.
+        layout: Which sample groups make up a list: ``"two-stage"``, ``"three-stage"``, or your own as plain data
+            (`find_layout`).
         train_days: A date or "FIRST:LAST", both included; None = all but the last two days.
         val_days: The same; None = the last day but one.
         test_days: The same; None = the last day. Also the days of `predict`.
@@ -75,7 +76,7 @@ class RecFlowDataModule(CascadeDataModule):
         self,
         root: str | None = None,
         world: WorldConfig = DEFAULT_WORLD,
-        layout: Literal["two-stage", "three-stage"] = "two-stage",
+        layout: LayoutChoice = "two-stage",
         train_days: str | None = None,
         val_days: str | None = None,
         test_days: str | None = None,
@@ -146,10 +147,15 @@ class RecFlowDataModule(CascadeDataModule):
                 f"to use with train_days, val_days and test_days"
             )
         default = {"train": available[:-2], "val": available[-2:-1], "test": available[-1:]}
-        return {
-            stage: select_days(available, wanted, default[stage], f"{stage}_days")
-            for stage, wanted in self.wanted_days.items()
-        }
+        found, wrong = {}, []
+        for stage, wanted in self.wanted_days.items():
+            try:
+                found[stage] = select_days(available, wanted, default[stage], f"{stage}_days")
+            except ValueError as error:
+                wrong.append(str(error))
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return found
 
     def prepare_data(self) -> None:
         """Prepare the days that are used and not prepared yet; called by Lightning in one process."""

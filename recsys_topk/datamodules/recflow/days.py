@@ -73,6 +73,6 @@ def select_days(available: Sequence[str], wanted: str | None, default: Sequence[
     missing = [day for day in days if day not in set(available)]
     if missing:
         there = f"{available[0]} .. {available[-1]} ({len(available)} days)" if available else "no days"
-        lacking = missing[0] if len(missing) == 1 else f"{missing[0]} and {len(missing) - 1} more"
+        lacking = ", ".join(missing[:7]) + (f" and {len(missing) - 7} more" if len(missing) > 7 else "")
         raise ValueError(f"{name}={wanted!r} asks for {lacking}, and the data hold {there}")
     return tuple(days)

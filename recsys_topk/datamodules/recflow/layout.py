@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from recsys_topk.datamodules.schema import Feature, Schema, Table
 from recsys_topk.datamodules.vocabulary import Vocabulary
+
+LayoutChoice: TypeAlias = dict[str, int | dict[str, int | None]] | str
+"""A name in `LAYOUTS`, or a layout as plain data; see `find_layout`."""
 
 SLOTS: Final = 10
 """Places a sample group has in a list."""
@@ -52,7 +55,7 @@ class Group:
 class Layout:
     """Which groups make up a list, best first, and which labels are positive.
 
-    Any number of groups works: a layout of your own is one more entry of `LAYOUTS`.
+    Any number of groups works; `find_layout` makes a layout of your own from plain data.
 
     Attributes:
         groups: The groups; each takes `SLOTS` columns of the list.
@@ -91,11 +94,34 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
 }
 
 
-def find_layout(name: str) -> Layout:
-    """Return the layout called `name`, or raise with the names there are."""
-    if name not in LAYOUTS:
-        raise ValueError(f"unknown layout {name!r}; available: {', '.join(LAYOUTS)}")
-    return LAYOUTS[name]
+def find_layout(choice: LayoutChoice) -> Layout:
+    """Return the layout with a name, or the one that plain data describe, as a config holds them.
+
+    Args:
+        choice: A name in `LAYOUTS`, or ``{"groups": {STAGE: LABEL, ...}, "positive_above": N}``, best group first; the
+            label None is `BEST_LABEL` minus the item's position.
+
+    Example:
+        >>> find_layout({"groups": {"rank_pos": None, "coarse_neg": 5}, "positive_above": 5}).slots
+        20
+    """
+    if isinstance(choice, str):
+        if choice not in LAYOUTS:
+            raise ValueError(
+                f"unknown layout {choice!r}; available: {', '.join(LAYOUTS)}, "
+                "or your own: {groups: {STAGE: LABEL, ...}, positive_above: N}"
+            )
+        return LAYOUTS[choice]
+    groups, above = choice.get("groups"), choice.get("positive_above")
+    if set(choice) != {"groups", "positive_above"} or not isinstance(groups, Mapping) or not isinstance(above, int):
+        raise ValueError(
+            "a layout must be {groups: {STAGE: LABEL, ...}, positive_above: N} with whole numbers (a label may be "
+            f"null where the data have positions), got {choice!r}"
+        )
+    layout = Layout(tuple(Group(stage, label) for stage, label in groups.items()), above)
+    if not any(group.label is None or group.label > above for group in layout.groups):
+        raise ValueError(f"no group of the layout has a label above positive_above={above}, so nothing is positive")
+    return layout
 
 
 def largest_id(field: str, count: int) -> int:

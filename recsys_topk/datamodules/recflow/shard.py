@@ -11,6 +11,7 @@ import torch
 from recsys_topk.datamodules.negatives import Catalogue
 from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
 from recsys_topk.datamodules.recflow.cache import PreparedDay
+from recsys_topk.datamodules.recflow.layout import stored_offset
 from recsys_topk.datamodules.shard import Shard, ShardBatch
 
 Array = npt.NDArray[Any]
@@ -45,6 +46,11 @@ class DayShard(Shard):
     def batch(self, rows: Array) -> ShardBatch:
         """Return some requests of the day."""
         return self.maker.make(self.day, rows)
+
+    def users(self, rows: Array) -> Array:
+        """Return `user_id` as the files hold it."""
+        stored: Array = self.day.stored_requests["user_id"][rows].astype(np.int64)
+        return stored - stored_offset("user_id")
 
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
         """Return the items of the day; an item with several rows of features has its first."""
