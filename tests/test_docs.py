@@ -23,7 +23,7 @@ from recsys_topk.runs import TrainingRun
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 TRAINING = ("fit", "validate", "test", "predict")
-TAKE_FIT_OPTIONS = ("demo", "compare", "stream", "experiment", "sweep", "prepare")
+TAKE_FIT_OPTIONS = ("demo", "compare", "stream", "experiment", "sweep", "prepare", "plan")
 
 
 def python_blocks(name: str) -> list[str]:
