@@ -144,12 +144,9 @@ def test_a_link_out_of_the_folder_is_refused(exported, tmp_path: Path) -> None:
 def test_a_manifest_of_another_export_is_refused(exported, tmp_path: Path) -> None:
     import shutil
 
-    folder, schema, stages = exported
+    folder, _, _ = exported
     mixed = tmp_path / "mixed"
     shutil.copytree(folder, mixed)
-    shutil.rmtree(mixed / "preranking")
-    write_stage(mixed, "preranking", "mlp", 3, models_of(stages["preranking"].float(), schema), programs=False)
-    shutil.copy(folder / "preranking" / "stage.json", mixed / "preranking")
     (mixed / "preranking" / "scores.onnx").write_bytes((folder / "ranking" / "scores.onnx").read_bytes())
     with pytest.raises(ManifestError, match="mixed from several"):
         read_manifest(mixed)
