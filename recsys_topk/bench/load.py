@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -26,12 +27,14 @@ class Load:
         latencies: Seconds of each answer.
         errors: Answers with another status than 200.
         exports: The exports that answered.
+        cpu: CPU seconds of the service meanwhile; None where the system does not say.
     """
 
     seconds: float
     latencies: list[float]
     errors: int
     exports: set[str]
+    cpu: float | None = None
 
     @property
     def rate(self) -> float:
@@ -43,8 +46,29 @@ class Load:
         return float(np.percentile(self.latencies, share)) * 1000
 
 
+@dataclass(frozen=True)
+class Service:
+    """A service in a process of its own.
+
+    Attributes:
+        port: On the loopback interface.
+        pid: The process.
+    """
+
+    port: int
+    pid: int
+
+    def cpu(self) -> float | None:
+        """Return the CPU seconds that it has used; None where there is no /proc."""
+        path = Path(f"/proc/{self.pid}/stat")
+        if not path.is_file():
+            return None
+        fields = path.read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def put_load(
-    port: int,
+    service: Service,
     users: int,
     concurrency: int,
     requests: int,
@@ -54,14 +78,18 @@ def put_load(
     """Ask for recommendations over some connections at once; stops after so many requests or seconds.
 
     Args:
-        port: Of the service, on the loopback interface.
+        service: The service.
         users: Users are named 0 to users - 1.
         concurrency: Connections.
         requests: Requests at most.
         seconds: Time at most.
         meanwhile: Runs beside it; the load lasts until it is done, but not longer than `seconds`.
     """
-    return asyncio.run(_put_load(port, users, concurrency, requests, seconds, meanwhile))
+    before = service.cpu()
+    found = asyncio.run(_put_load(service.port, users, concurrency, requests, seconds, meanwhile))
+    after = service.cpu()
+    found.cpu = None if before is None or after is None else after - before
+    return found
 
 
 async def _put_load(
@@ -103,9 +131,22 @@ async def _put_load(
     return found
 
 
+async def wait_for_export(service: Service, identity: str, seconds: float) -> None:
+    """Wait until a service answers by an export; not longer than some seconds."""
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        reader, writer = await asyncio.open_connection(HOST, service.port)
+        writer.write(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        if identity.encode() in answer:
+            return
+        await asyncio.sleep(0.1)
+
+
 @contextmanager
-def running_service(export: Path, index: Path | None) -> Iterator[int]:
-    """Run a service in a process of its own; yields its port."""
+def running_service(export: Path, index: Path | None) -> Iterator[Service]:
+    """Run a service in a process of its own, and stop it in the end."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_serve, args=(str(export), None if index is None else str(index), there))
@@ -113,7 +154,7 @@ def running_service(export: Path, index: Path | None) -> Iterator[int]:
     try:
         if not here.poll(300):
             raise RuntimeError("the service did not start within 300 s")
-        yield int(here.recv())
+        yield Service(int(here.recv()), int(process.pid or 0))
     finally:
         process.terminate()
         process.join(30)

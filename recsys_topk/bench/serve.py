@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import resource
 import tempfile
 import time
@@ -12,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from recsys_topk.bench.load import Load, put_load, running_service
+from recsys_topk.bench.load import Load, put_load, running_service, wait_for_export
 from recsys_topk.bench.result import BenchResult
 from recsys_topk.bench.serving_world import make_export, republish
 from recsys_topk.bench.timing import threads
 from recsys_topk.serving.index import CatalogueIndex, build_index, encode_catalogue
+from recsys_topk.serving.manifest import read_manifest
 from recsys_topk.serving.recommend import CascadeRecommender, search_exactly
 
 NUMBER = 30
@@ -46,8 +46,9 @@ def run(args: argparse.Namespace) -> BenchResult:
         make_export(export, args.items, args.users)
         rows, indexes = _searches(export, folder, kinds, args)
         index = indexes[kinds[0]]
-        inside = _inside(CascadeRecommender.from_export(export, index), args)
-        rows.append({"part": f"funnel in-process, {kinds[0]}", "requests/s": round(inside), "ratio": 1.0})
+        inside, cpu = _inside(CascadeRecommender.from_export(export, index), args)
+        row = {"part": f"funnel in-process, {kinds[0]}", "requests/s": round(inside), "ratio": 1.0, "cpu ms": cpu}
+        rows.append(row)
         rows += _service(export, index, folder, inside, args)
     return BenchResult(
         suite="serve",
@@ -58,7 +59,8 @@ def run(args: argparse.Namespace) -> BenchResult:
             f"approximate index); two_tower keeps 200, mlp keeps 30; one thread per model.",
             f"top-{NUMBER} ms: one request, wall time, median; recall of the {NUMBER} exact best, on request vectors.",
             "load: keep-alive connections from this machine; client and service share its cores. ratio: seconds per "
-            "answer of the service / of the funnel in-process (target: at most 2 with concurrency).",
+            "answer of the service / of the funnel in-process (target: at most 2 with concurrency). cpu ms: of the "
+            "process that answers, per answer.",
             f"peak resident size of the process that measures: "
             f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB.",
         ],
@@ -104,14 +106,14 @@ def _timed(search: Any, queries: Any) -> tuple[Any, float]:
     return np.stack(found), float(np.median(seconds))
 
 
-def _inside(recommender: CascadeRecommender, args: argparse.Namespace) -> float:
-    """Return answers per second of the funnel in this process."""
+def _inside(recommender: CascadeRecommender, args: argparse.Namespace) -> tuple[float, float]:
+    """Return answers per second of the funnel in this process, and CPU milliseconds per answer."""
     recommender.recommend([0])
-    began, number = time.perf_counter(), 0
+    began, cpu, number = time.perf_counter(), time.process_time(), 0
     while number < args.requests and time.perf_counter() - began < args.seconds:
         recommender.recommend([number % args.users])
         number += 1
-    return number / (time.perf_counter() - began)
+    return number / (time.perf_counter() - began), (time.process_time() - cpu) / number * 1000
 
 
 def _service(export: Path, index: Path, folder: Path, inside: float, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -121,10 +123,10 @@ def _service(export: Path, index: Path, folder: Path, inside: float, args: argpa
         link.symlink_to(target)
     rows = []
     levels = [int(text) for text in str(args.concurrency).split(",")]
-    with running_service(*links) as port:
-        put_load(port, args.users, 1, 10, args.seconds)
+    with running_service(*links) as service:
+        put_load(service, args.users, 1, 10, args.seconds)
         for level in levels:
-            load = put_load(port, args.users, level, args.requests, args.seconds)
+            load = put_load(service, args.users, level, args.requests, args.seconds)
             rows.append(_row(f"service, {level} at once", load, inside))
 
         async def publish() -> None:
@@ -133,9 +135,9 @@ def _service(export: Path, index: Path, folder: Path, inside: float, args: argpa
                 fresh = link.with_name("next")
                 fresh.symlink_to(target)
                 fresh.rename(link)
-            await asyncio.sleep(min(5.0, args.seconds / 4))
+            await wait_for_export(service, read_manifest(other[0], verify=False).identity, args.seconds)
 
-        load = put_load(port, args.users, levels[-1], args.requests, args.seconds, publish)
+        load = put_load(service, args.users, levels[-1], args.requests, args.seconds, publish)
         rows.append(_row(f"service, {levels[-1]} at once, reload", load, inside))
     return rows
 
@@ -145,6 +147,7 @@ def _row(part: str, load: Load, inside: float) -> dict[str, Any]:
         "part": part,
         "requests/s": round(load.rate),
         "ratio": inside / load.rate,
+        "cpu ms": None if load.cpu is None else load.cpu / len(load.latencies) * 1000,
         "p50 ms": load.percentile(50),
         "p95 ms": load.percentile(95),
         "p99 ms": load.percentile(99),

@@ -273,6 +273,11 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 f"{tables}, so gradient clipping would not reach them; "
                 f"use --model.embedding_optimizer same, or drop --trainer.gradient_clip_val"
             )
+        if self.trainer.precision == "16-mixed":
+            raise ValueError(
+                f"{tables}, from gradients that 16-mixed precision has scaled up; "
+                f"use --trainer.precision bf16-mixed, or --model.embedding_optimizer same"
+            )
 
     def on_train_batch_start(self, batch: CascadeBatch, batch_idx: int) -> None:
         """Bring the schedule's learning rate to the tables that update themselves inside the coming backward."""

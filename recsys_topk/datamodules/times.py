@@ -73,7 +73,7 @@ def microseconds(column: Any, unit: str, name: str = "time") -> tuple[npt.NDArra
         elif unit == "ns":
             column = pc.divide(column.cast(pa.int64()), 1000)
         elif pa.types.is_integer(kind):
-            column = pc.multiply(column.cast(pa.int64()), UNITS[unit])
+            column = pc.multiply_checked(column.cast(pa.int64()), UNITS[unit])
         else:
             exact = pc.multiply(column.cast(pa.float64()), float(UNITS[unit]))
             exact = pc.if_else(pc.is_finite(exact), exact, None)

@@ -74,7 +74,7 @@ def build_index(
         out: Folder to make; it must not exist.
         kind: ``"flat"`` searches exactly; ``"ivf"`` visits the nearest of sqrt(items) lists; ``"hnsw"`` walks a graph.
             None = flat up to 200,000 items, else hnsw.
-        effort: Lists to visit, or candidates to keep; more is slower and finds more. None = 16 lists or 128 candidates.
+        effort: Lists to visit, or candidates to keep; more is slower and finds more. None = 64 lists or 128 candidates.
         seed: Seed of the clusters and of the queries that the recall is measured with.
         threads: Threads of faiss and of the item tower.
         progress: Called with the number of items that were encoded.
@@ -200,7 +200,7 @@ def _filled(kind: IndexKind, vectors: Array, seed: int) -> Any:
 
 def _set_effort(index: Any, kind: IndexKind, effort: int | None) -> int:
     if kind == "ivf":
-        index.nprobe = min(effort or 16, index.nlist)
+        index.nprobe = min(effort or 64, index.nlist)
         return int(index.nprobe)
     if kind == "hnsw":
         index.hnsw.efSearch = effort or 128

@@ -179,6 +179,13 @@ def test_what_fused_tables_cannot_do_is_refused(tmp_path: Path, options: dict[st
         trainer(tmp_path, **options).fit(module(embedding_optimizer="rowwise_adagrad"), batches(1))
 
 
+def test_fused_tables_refuse_scaled_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitting = trainer(tmp_path)
+    monkeypatch.setattr(type(fitting), "precision", "16-mixed")  # on a CPU Lightning replaces it by bf16-mixed
+    with pytest.raises(ValueError, match="bf16-mixed, or --model"):
+        fitting.fit(module(embedding_optimizer="rowwise_adagrad"), batches(1))
+
+
 def test_clipping_and_accumulation_with_ordinary_optimizers(tmp_path: Path) -> None:
     """Two accumulated batches are one step on the mean of their gradients."""
     model, reference = module(optimizer="sgd", lr=0.1), module(optimizer="sgd", lr=0.1)

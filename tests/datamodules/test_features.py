@@ -309,3 +309,8 @@ def test_wrong_types_in_a_description_are_one_error(description: dict[str, Any],
 
 def test_bytes_are_left_out_of_a_guess() -> None:
     assert guess_feature("picture", pa.array([b"\xff\xd8", b"\xff\x00"])).feature is None
+
+
+def test_times_of_two_units_in_one_column_do_not_wrap() -> None:
+    with pytest.raises(ValueError, match="'at' is no time: overflow"):
+        microseconds(pa.array([1700000000, 1700000000000000]), "s", "at")

@@ -78,8 +78,8 @@ def main(folder: Path) -> None:
         if rank == 0:
             torch.save(result["weights"], folder / f"{case.name}.pt")
         found["cases"][case.name] = {key: result[key] for key in ("losses", "metrics", "digest")}
-    found["means"] = means.differences()
     if processes == 2:
+        found["means"] = means.differences()
         found["relay"] = relay(folder, processes)
         found["refused"] = refusals(folder, processes)
         found["meta"] = meta(folder, processes)

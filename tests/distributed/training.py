@@ -53,7 +53,7 @@ NORMED = tuple(
     StageConfig(s.kind, s.name, s.quota, {**s.options, "batch_norm": 0.9} if s.kind == "din" else s.options)
     for s in STAGES
 )
-MORE = {"table_wise adagrad", "row_wise rowwise_adagrad", "column_wise adagrad", "row_wise sgd"}
+MORE = {"table_wise adagrad", "row_wise rowwise_adagrad", "column_wise adagrad"}
 CASES = [
     Case("table_wise sgd", "table_wise", "sgd"),
     Case("table_wise adagrad", "table_wise", "adagrad", "adam"),
