@@ -162,14 +162,17 @@ class CascadeRecommender:
             raise ValueError(f"item {item!r} is left out because the user has had it")
         passages = self.funnel.run(requests, self._search, excluded=excluded)[0]
         verdicts = []
-        for number, (stage, passage) in enumerate(zip(self.funnel.stages, passages, strict=True)):
-            score = float(stage.scores(requests, self.items, np.array([[row]]))[0, 0])
+        for number, passage in enumerate(passages):
+            # The score and those it is ranked among come from one computation: others differ in rounding.
             if number:
-                rank = int((passage.scores > score).sum()) + 1
+                scores = passage.scores
+                score = float(scores[passage.rows == row][0])
             else:
-                out = excluded[0] if excluded is not None else np.empty(0, dtype=np.int64)
-                better = (int(((x[0] > score) & ~np.isin(rows, out)).sum()) for rows, x in self.funnel.chunks(requests))
-                rank = sum(better) + 1
+                scores = np.concatenate([found[0] for _, found in self.funnel.chunks(requests)])
+                score = float(scores[row])
+                if excluded is not None:
+                    scores = np.delete(scores, excluded[0])
+            rank = int((scores > score).sum()) + 1
             kept = passage.scores[: passage.quota]
             passed = bool((passage.kept == row).any())
             cut = float(kept[-1]) if len(kept) else -np.inf
