@@ -48,7 +48,11 @@ def test_the_loss_of_contributing_keeps_the_contract() -> None:
 
 
 def test_the_run_of_the_training_page_runs(tmp_path: Path, environment: dict[str, str]) -> None:
-    (code,) = python_blocks("docs/training.md")
+    check = """
+first = scores[0][0].masked_fill(~batch.mask[0], -torch.inf).topk(30).indices
+assert best.tolist() == [batch.item_id[batch.candidates[0][first[scores[1][0][first].argmax()]]].item()]
+"""
+    code = "\n".join([*python_blocks("docs/training.md"), check])
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
     )

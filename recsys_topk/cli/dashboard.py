@@ -5,6 +5,8 @@ Without a W&B key it is printed as JSON, or written with --out.
 
 from __future__ import annotations
 
+import os
+
 from recsys_topk.cli.console import echo, parser_of, warn, write_to
 from recsys_topk.reports.workspace import METRIC, save, spec, workspace
 from recsys_topk.runs.directory import offline_wandb
@@ -14,7 +16,9 @@ def main(argv: list[str]) -> None:
     """Save the workspace, or print or write it where there is no key or it is asked for."""
     parser = parser_of("dashboard", __doc__)
     parser.add_argument("--entity", help="user or team that owns the project (default: yours)")
-    parser.add_argument("--project", default="recsys-topk", help="the project (default: %(default)s)")
+    parser.add_argument(
+        "--project", default=os.environ.get("WANDB_PROJECT", "recsys-topk"), help="the project (default: %(default)s)"
+    )
     parser.add_argument(
         "--metric", default=METRIC, help="compare runs by this, e.g. joint_recall@5@50 (default: %(default)s)"
     )

@@ -14,6 +14,7 @@ from recsys_topk.files import write_whole
 from recsys_topk.runs.text import size_text
 
 Status = Literal["running", "interrupted", "failed", "finished"]
+WANDB_OPTIONS = ("project", "entity", "name", "group", "tags", "job_type", "mode", "notes")
 HANDED_DOWN = "RECSYS_TOPK_RUN"
 
 
@@ -159,9 +160,22 @@ def sync_line(path: Path) -> str:
     return f"{path}  (upload with: wandb sync {path})"
 
 
-def offline_wandb() -> bool:
-    """Return whether W&B must run offline: no key is known here, or the user said so."""
-    if os.environ.get("WANDB_MODE") in ("offline", "disabled"):
+def wandb_environment() -> dict[str, str]:
+    """Return the options of W&B that its environment variables set, by their name in a config (`wandb.NAME`)."""
+    variables = {name: f"WANDB_{name.upper()}" for name in WANDB_OPTIONS} | {"group": "WANDB_RUN_GROUP"}
+    found = {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
+    if found.get("mode") == "dryrun":  # the old name, which Lightning sets
+        found["mode"] = "offline"
+    return found
+
+
+def offline_wandb(mode: str | None = None) -> bool:
+    """Return whether W&B must run offline: no key is known here, or the user said so.
+
+    Args:
+        mode: What the user said; None = what WANDB_MODE holds.
+    """
+    if (mode or os.environ.get("WANDB_MODE")) in ("offline", "disabled", "dryrun"):
         return True
     if os.environ.get("WANDB_API_KEY"):
         return False

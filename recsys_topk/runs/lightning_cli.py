@@ -33,7 +33,7 @@ from recsys_topk.losses.base import RankingLoss
 from recsys_topk.registry import suggest
 from recsys_topk.runs.checkpoint import check_is_file, check_schema, read_checkpoint
 from recsys_topk.runs.config import KEYS, resolve, several
-from recsys_topk.runs.directory import RunDirectory, check_name, first_process, run_name
+from recsys_topk.runs.directory import WANDB_OPTIONS, RunDirectory, check_name, first_process, run_name
 from recsys_topk.runs.memory import keep_freed_memory
 from recsys_topk.runs.metrics_file import MetricsFile
 from recsys_topk.runs.parser_errors import plain_error
@@ -63,6 +63,9 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "log_checkpoints": (bool, False, "upload the weights of best and last to W&B after fit"),
     "save_every_minutes": (float, 5.0, "how often last.ckpt is saved inside an epoch"),
     "save_every_n_steps": (int | None, None, "save last.ckpt also at every so many steps"),
+    **{f"wandb.{name}": (str | None, None, f"{name} of the W&B run") for name in WANDB_OPTIONS},
+    "wandb.tags": (list[str] | str | None, None, "tags of the W&B run, with commas between"),
+    "wandb.mode": (Literal["online", "offline", "disabled"] | None, None, "disabled: no W&B run"),
 }
 
 
@@ -284,8 +287,9 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         """Return the loggers: CSV always, W&B too if asked for (offline without a key, so that nothing prompts)."""
         done = self.resumption.steps if self.resumption is not None and first_process() else None
         made: list[Logger] = [MetricsFile(self.directory.path, keep_before=done)]
-        if kind == "wandb":
-            made.append(make_wandb(self.directory))
+        options = self.config[self.command].wandb
+        if kind == "wandb" and options.mode != "disabled":
+            made.append(make_wandb(self.directory, vars(options)))
         return made
 
     def callbacks(self) -> list[Callback]:

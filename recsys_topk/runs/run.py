@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from recsys_topk.runs.checkpoint import config_of, describe_checkpoint, read_checkpoint
-from recsys_topk.runs.config import resolve
-from recsys_topk.runs.directory import RunDirectory, Status, first_process
+from recsys_topk.runs.config import resolve, several
+from recsys_topk.runs.directory import RunDirectory, Status, first_process, wandb_environment
 from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
 from recsys_topk.trust import reading
 from recsys_topk.trust.own_runs import remember
@@ -62,7 +62,12 @@ class TrainingRun:
         trust: Sequence[str] = (),
         say: Say = log.info,
     ) -> None:
-        self.config = dict(config)
+        # What is typed wins over the environment, and that over the files.
+        environment = {
+            key: value for key, value in wandb_environment().items() if key != "name" or "name" not in config
+        }
+        layers = [{"wandb": environment}] if environment else []
+        self.config = {**config, **({"config": [*several(config.get("config")), *layers]} if layers else {})}
         self.trust = (*trust, *trusted_by(config))
         self.say: Say = say if first_process() else lambda text: None
         self.resumption: Resumption | None = None

@@ -69,7 +69,8 @@ class Trial:
 
     def run(self, **trainer: Any) -> TrainingRun:
         """Return the run, not trained yet."""
-        made = TrainingRun({"config": [self.config, self.place, {"trainer": trainer}]}, trust=self.trust)
+        above = {"wandb": {**self.config.get("wandb", {}), "name": None}}  # each run has the name of its directory
+        made = TrainingRun({"config": [self.config, self.place, {"trainer": trainer}], **above}, trust=self.trust)
         if made.trainer.world_size > 1:
             raise ValueError(f"each run trains on one device, got {made.trainer.world_size}; use --trainer.devices 1")
         return made

@@ -20,14 +20,29 @@ KEPT = ("state_dict", "hyper_parameters", "datamodule_hyper_parameters", "epoch"
 LIGHTNING = "pytorch-lightning_version"
 
 
-def make_wandb(run: RunDirectory) -> WandbLogger:
-    """Return the logger of a run; a resumed run keeps the id that `run.json` or the environment holds."""
+PROJECT = "recsys-topk"
+
+
+def make_wandb(run: RunDirectory, options: Mapping[str, Any] | None = None) -> WandbLogger:
+    """Return the logger of a run; a resumed run keeps the id that `run.json` or the environment holds.
+
+    Args:
+        run: Where it writes.
+        options: Arguments of `wandb.init` by name (`WANDB_OPTIONS`); None = its default.
+    """
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    if isinstance(given.get("tags"), str):
+        given["tags"] = [tag.strip() for tag in given["tags"].split(",")]
     known = run.facts.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-    offline = offline_wandb()
+    offline = offline_wandb(given.pop("mode", None))
     # W&B reads its environment once in a process, so the mode is given too.
-    mode = {"mode": "offline"} if offline else {}
+    mode = {"mode": "offline" if offline else "online"}
     logger = WandbLogger(
-        name=run.path.name, id=known, save_dir=str(run.path), project="recsys-topk", offline=offline, **mode
+        **{"name": run.path.name, "project": PROJECT, **given},
+        id=known,
+        save_dir=str(run.path),
+        offline=offline,
+        **mode,
     )
     logger._wandb_init.pop("anonymous", None)  # Lightning passes it on, and W&B warns that it has no effect
     return logger
@@ -115,12 +130,16 @@ def log_once(
         pictures: PNG images by key.
         pages: HTML files by key.
     """
+    if os.environ.get("WANDB_MODE") == "disabled":
+        return
+
     import wandb
 
     with (
         tempfile.TemporaryDirectory() as scratch,
         wandb.init(
-            project="recsys-topk", name=name, group=name, job_type=job, config=dict(config), dir=str(folder.resolve()),
+            project=os.environ.get("WANDB_PROJECT", PROJECT), name=name, group=name, job_type=job,
+            config=dict(config), dir=str(folder.resolve()),
             mode="offline" if offline_wandb() else "online", settings=wandb.Settings(silent=True),
         ) as run,
     ):  # fmt: skip

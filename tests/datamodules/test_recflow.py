@@ -195,7 +195,7 @@ def test_state_without_a_trainer(make: Any) -> None:
     for _ in range(6):
         next(stream)
     state = data.state_dict()
-    assert state == {"seed": 42, "epoch": 0, "shard": "2024-01-14", "offset": 32}
+    assert state == {"seed": 42, "epoch": 0, "shard": "2024-01-14", "offset": 32, "global_batch": 32}
     left = [batch.request_id.tolist() for batch in stream]
     other = make()
     other.load_state_dict(state)

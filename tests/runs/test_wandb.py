@@ -17,6 +17,7 @@ from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cli.main import main
 from recsys_topk.datamodules import RecFlowDataModule
 from recsys_topk.losses import get
+from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.directory import RunDirectory, run_name
 from recsys_topk.runs.wandb_logging import make_wandb
 from tests import wandb_files
@@ -25,6 +26,7 @@ from tests.conftest import TINY_WORLD, Result
 
 Command = Callable[..., Result]
 JOINT = "val/joint_recall@10@20"
+ENVIRONMENT = ["environment", "file", "environment"]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,34 @@ def test_a_run_is_offline_whatever_the_process_did_before(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("runs/x/wandb/offline-run-*"))
+
+
+def test_typed_options_of_wandb_win_over_the_environment_and_that_over_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.yaml").write_text("wandb: {project: file, entity: file, notes: file}\nname: file\n")
+    for name in ("PROJECT", "ENTITY", "NAME", "TAGS"):
+        monkeypatch.setenv(f"WANDB_{name}", "environment")
+    monkeypatch.setenv("WANDB_MODE", "dryrun")
+    given: dict[str, Any] = {"config": str(tmp_path / "mine.yaml"), "wandb": {"project": "typed"}}
+    found = TrainingRun(given).options()["wandb"]
+    assert [found[name] for name in ("project", "entity", "notes", "name")] == ["typed", *ENVIRONMENT]
+    assert found["mode"] == "offline"
+    assert TrainingRun({**given, "name": "typed"}).options()["wandb"]["name"] is None  # the name of the directory
+    logger = make_wandb(RunDirectory(tmp_path, "x"), {**found, "mode": "offline", "tags": "a, b"})
+    expected = {"project": "typed", "entity": "environment", "notes": "file", "name": "environment", "tags": ["a", "b"]}
+    assert expected.items() <= logger._wandb_init.items()
+    assert make_wandb(RunDirectory(tmp_path, "y"))._wandb_init["project"] == "recsys-topk"
+
+
+def test_wandb_that_is_disabled_writes_nothing(
+    in_process: Command, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    done = in_process(tmp_path, "fit", "--logger=wandb", "--trainer.limit_train_batches=1", "--name=x", *TINY_WORLD)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.rglob("wandb"))
+    assert (tmp_path / "runs" / "x" / "metrics.csv").is_file()
 
 
 @pytest.fixture(scope="module")
