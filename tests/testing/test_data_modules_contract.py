@@ -1,5 +1,7 @@
 """Every registered data module keeps the contract, and so does one of tensors in memory with all kinds of features."""
 
+from pathlib import Path
+
 import pytest
 from in_memory import InMemory
 
@@ -16,8 +18,12 @@ def recflow(tmp_path_factory):
     return lambda **options: RecFlowDataModule(**shared, **options)
 
 
-def test_every_registered_data_module_is_checked_here():
-    assert set(registry.available()) == {"recflow"}
+def test_every_registered_data_module_is_checked_somewhere():
+    checked = {"recflow": __file__, "interactions": "test_interactions.py", "lists": "test_lists.py"}
+    assert set(registry.available()) == set(checked)
+    for name in ("interactions", "lists"):
+        text = (Path(__file__).parents[1] / "datamodules" / checked[name]).read_text()
+        assert "check_data_module(" in text, name
 
 
 @pytest.mark.parametrize("layout", ["two-stage", "three-stage"])
