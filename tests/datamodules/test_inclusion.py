@@ -159,7 +159,7 @@ def test_parts_of_a_mix_are_distinct_and_come_in_the_given_numbers() -> None:
 
 
 def test_mistakes_in_a_mix_are_named() -> None:
-    with pytest.raises(ValueError, match="negative_source must be one of in_batch, .*, got 'hard'"):
+    with pytest.raises(ValueError, match=r"negative_source must be one of in_batch, .*, got 'hard'"):
         check_mix("hard", 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"how many negatives come from in_batch.*got 'hard': 3"):
         check_mix({"hard": 3}, 0)  # type: ignore[dict-item]
