@@ -9,7 +9,9 @@ Importing this module imports neither torch nor any optional dependency; the pub
 - `recsys_topk.losses`: ranking losses behind one interface (torch and numpy only)
 - `recsys_topk.metrics`: joint and per-stage recall, NDCG, Kendall tau
 - `recsys_topk.cascades`: TorchRec stages, objectives and the LightningModule
-- `recsys_topk.datamodules`: the batch, its schema, RecFlow, its simulator, negative expansion
+- `recsys_topk.datamodules`: the batch, its schema, your own interactions and lists, RecFlow, its simulator, negatives
+- `recsys_topk.strategies`: sharded TorchRec tables as a Lightning strategy
+- `recsys_topk.serving`: export of the stages, index, recommendations and HTTP service (the last three without torch)
 - `recsys_topk.runs`: a training run as an object, many runs, statistics over them
 - `recsys_topk.reference`: what published code computes, faults included
 """
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from recsys_topk.datamodules import CascadeBatch as CascadeBatch
     from recsys_topk.datamodules import CascadeDataModule as CascadeDataModule
     from recsys_topk.datamodules import Feature as Feature
+    from recsys_topk.datamodules import InteractionsDataModule as InteractionsDataModule
+    from recsys_topk.datamodules import ListsDataModule as ListsDataModule
     from recsys_topk.datamodules import RecFlowDataModule as RecFlowDataModule
     from recsys_topk.datamodules import Schema as Schema
     from recsys_topk.datamodules import Table as Table
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
     from recsys_topk.operators import SoftSelection as SoftSelection
     from recsys_topk.operators import TopKOperator as TopKOperator
     from recsys_topk.runs import TrainingRun as TrainingRun
+    from recsys_topk.serving.recommend import CascadeRecommender as CascadeRecommender
+    from recsys_topk.strategies.torchrec import TorchRecStrategy as TorchRecStrategy
 
 __version__ = "0.2.0.dev0"
 
@@ -46,9 +52,12 @@ _HOME = {
     "CascadeDataModule": "datamodules",
     "CascadeModule": "cascades",
     "CascadeObjective": "cascades",
+    "CascadeRecommender": "serving.recommend",
     "DFTopKLoss": "losses",
     "Feature": "datamodules",
+    "InteractionsDataModule": "datamodules",
     "JointRecall": "metrics",
+    "ListsDataModule": "datamodules",
     "ObjectiveOutput": "cascades",
     "RankingLoss": "losses",
     "RecFlowDataModule": "datamodules",
@@ -59,6 +68,7 @@ _HOME = {
     "StageConfig": "cascades",
     "Table": "datamodules",
     "TopKOperator": "operators",
+    "TorchRecStrategy": "strategies.torchrec",
     "TrainingRun": "runs",
 }
 

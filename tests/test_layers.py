@@ -41,7 +41,17 @@ ALLOWED["bench"] = {*ALLOWED["runs"], "runs"}
 ALLOWED["experiments"] = {*ALLOWED["runs"], "runs", "reports"}
 ALLOWED["cli"] = {*LIBRARY, "runs", "reports", "bench", "experiments"}
 ALLOWED["__main__"] = {"cli"}
-ALLOWED["__init__"] = {"losses", "operators", "cascades", "datamodules", "metrics", "runs", "ops"}
+ALLOWED["__init__"] = {
+    "serving",
+    "strategies",
+    "losses",
+    "operators",
+    "cascades",
+    "datamodules",
+    "metrics",
+    "runs",
+    "ops",
+}
 
 # Packages that need torch and numpy only, and what they must not import.
 LIGHT = {*BASE, "ops", "operators", "losses"}
