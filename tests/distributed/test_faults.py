@@ -75,3 +75,10 @@ def test_a_killed_process_ends_the_run_and_torchrun_resumes_it(
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.name.startswith("two")] == ["two"]
     for column in ("train/loss", "val/joint_recall@10@20"):
         assert rows(run, column) == pytest.approx(rows(tmp_path / "runs" / "one", column), abs=1e-5)
+
+    # A checkpoint of sharded tables exports as any other: the export is compared with it on real requests.
+    served = in_process(
+        tmp_path, "export", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--out", "served", "--no-programs"
+    )
+    assert served.returncode == 0, served.stderr
+    assert (tmp_path / "served" / "manifest.json").is_file()
