@@ -1,11 +1,11 @@
 """The config of a run: a plain dict, built from packaged configs, files and options, with names in place of classes.
 
 A config has the keys of LightningCLI (`model`, `data`, `trainer`, `seed_everything`, `ckpt_path`) and those of a run
-(`out`, `name`, `logger`, ...). Five keys are shorter ways to say something:
+(`out`, `name`, `logger`, ...). Six keys are short forms:
 
 - `config`: a name, a file, a dict, or a list of them, merged below the other keys in their order;
 - `trust`: packages that the files may name classes of (`recsys_topk.trust`);
-- `loss` and `objective`: the same as `model.loss` and `model.objective`;
+- `loss`, `objective` and `lr_scheduler`: the same as `model.loss`, `model.objective` and `model.lr_scheduler`;
 - `losses`: options for losses that are chosen by name, ``{"lapsum": {"tau": 5}}``, used for the loss that the merged
   config chooses, whatever the order; options given for the chosen loss itself win.
 
@@ -31,6 +31,7 @@ CONFIGS = "recsys_topk.runs.configs"
 # Arguments that the run itself gives to a class.
 GIVEN = ("self", "loss", "stages")
 KEYS = ("loss", "objective", "data")
+SHORT = ("loss", "objective", "lr_scheduler")
 TORCHREC = "recsys_topk.strategies.torchrec.TorchRecStrategy"
 DEFAULTS = {"loss": "dftopk", "data": "recflow"}
 
@@ -75,7 +76,7 @@ def read_config(name: str) -> dict[str, Any]:
 def _check_shape(content: Mapping[Any, Any], source: str) -> None:
     """Raise if a part of a config is not of the kind that `resolve` takes."""
     kinds: dict[str, tuple[type, ...]] = dict.fromkeys(("model", "losses", "init_args"), (Mapping,))
-    kinds |= dict.fromkeys((*KEYS, "trainer"), (Mapping, str))
+    kinds |= dict.fromkeys((*KEYS, "trainer", "lr_scheduler"), (Mapping, str))
     losses = content.get("losses")
     inner = (content.get("model"), losses, content.get("trainer"))
     parts = [content, *(part for part in inner if isinstance(part, Mapping))]
@@ -144,6 +145,10 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
         given = {**(by_loss.get(cls, {}) if key == "loss" else {}), **chosen.get("init_args", {})}
         check_options(key, cls, given)
         holder[key] = {"class_path": class_path(cls), "init_args": given}
+    if model.get("lr_scheduler") is not None:
+        from recsys_topk.cascades.schedules import describe_schedule
+
+        model["lr_scheduler"] = describe_schedule(model["lr_scheduler"])
     return merged
 
 
@@ -233,9 +238,9 @@ def _layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with `loss` and `objective` below `model`, each part with its class path and `init_args`."""
-    short = {key: layer[key] for key in ("loss", "objective") if layer.get(key) is not None}
-    long = {key: value for key, value in layer.items() if key not in ("loss", "objective")}
+    """Return a config with its short forms below `model`, each part with its class path and `init_args`."""
+    short = {key: layer[key] for key in SHORT if layer.get(key) is not None}
+    long = {key: value for key, value in layer.items() if key not in SHORT}
     if short or long.get("model"):
         from recsys_topk.cascades.upgrade import upgrade
 
@@ -245,7 +250,7 @@ def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
         strategy = dict(trainer["strategy"])
         if strategy.get("class_path") == "torchrec":  # Lightning's parser knows names of classes only
             long["trainer"] = {**trainer, "strategy": {**strategy, "class_path": TORCHREC}}
-    for key in KEYS:
+    for key in (*KEYS, "lr_scheduler"):
         holder = long if key == "data" else long.get("model", {})
         part = holder.get(key)
         if part is None:
@@ -253,7 +258,9 @@ def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
         part = {"class_path": part} if isinstance(part, str) else dict(part)
         name, options = part.pop("class_path", None), {**(part.pop("init_args", None) or {}), **part}
         holder[key] = {"init_args": options}
-        if name is not None:
+        if name is not None and key == "lr_scheduler":
+            holder[key]["class_path"] = str(name).removeprefix("torch.optim.lr_scheduler.")
+        elif name is not None:
             holder[key]["class_path"] = class_path(registry_of(key).resolve(str(name)))
     return long
 
