@@ -2,8 +2,8 @@
 
 compare trains each in one go and tests it, with spread and a paired test. stream takes the days in order: it tests on
 each with what was learned before it, then trains on it (--trainer.max_epochs passes); the first day is trained on only;
-optimizer and schedule carry over. What is finished is kept: an interrupted command, or a stream that has got new days,
-is resumed. Further options go to every `recsys-topk fit`.
+optimizer and schedule carry over. Finished runs are kept: the same command resumes after an interruption, and a stream
+also when there are new days. Further options go to every `recsys-topk fit`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from recsys_topk.cli.arguments import typed
 from recsys_topk.cli.console import echo, parser_of
 from recsys_topk.runs.provenance import provenance
+from recsys_topk.runs.run import TrainingRun
 from recsys_topk.runs.trials import Competition, by_name
 from recsys_topk.trust.typed import import_from_here, trusted_by
 
@@ -50,4 +51,7 @@ def read(argv: list[str], command: str) -> Competition:
         variants[label] = typed(shlex.split(chosen))
     common = typed(further)
     import_from_here(name for config in (common, *variants.values()) for name in trusted_by(config))
+    for number, variant in enumerate(variants.values()):
+        if number == 0 or set(variant) - {"loss", "objective"}:  # names of losses are checked later
+            TrainingRun({"config": [common, variant]}).options("fit")
     return Competition(variants, common, options.seeds, Path(options.out), options.jobs, options.logger)

@@ -1,7 +1,7 @@
 """Run the paper's experiments: on a simulated world, or, with --data.root, on RecFlow.
 
-Each is a few comparisons, streams or benchmarks, printed as the commands that do the same. What is finished is kept: an
-interrupted command is resumed. Further options go to every `recsys-topk fit`.
+Each is a few comparisons, streams or benchmarks, printed as the commands that do the same. Finished runs are kept: the
+same command resumes after an interruption. Further options go to every `recsys-topk fit`.
 """
 
 from __future__ import annotations

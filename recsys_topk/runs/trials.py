@@ -22,9 +22,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from recsys_topk.runs.config import flat, registry_of, resolve
-from recsys_topk.runs.run import Say, TrainingRun
+from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.trust import reading
 from recsys_topk.trust.typed import trusted_by
+
+
+class TrialsFailedError(ValueError):
+    """Some of the runs of a command failed; the others are kept."""
+
+    exit_status = 1
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ class Competition:
                 with reading(trusted_by(given)) as trust:
                     config = resolve(given)
                 where = {"out": str(self.out / "runs"), "name": name, "logger": self.logger}
-                shown = {**where, "trainer": {"enable_progress_bar": False}}
+                shown = {**where, "baselines": False, "trainer": {"enable_progress_bar": False}}
                 made.append(Trial(label, seed, config, shown, self.out / place / f"{name}.json", trust))
         return made
 
@@ -156,8 +162,8 @@ def by_label(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     return found
 
 
-Tell: TypeAlias = Callable[[Any], None]
-Work: TypeAlias = Callable[[Trial, Tell], None]
+Send: TypeAlias = Callable[[Any], None]
+Work: TypeAlias = Callable[[Trial, Send], None]
 
 
 def run_all(
@@ -166,8 +172,8 @@ def run_all(
     total: int,
     competition: Competition,
     done: Callable[[Trial], str],
-    say: Say,
-    heard: Callable[[Trial, Any], None] = lambda trial, message: None,
+    log_line: LogLine,
+    on_message: Callable[[Trial, Any], None] = lambda trial, message: None,
 ) -> None:
     """Run `todo` with a line for each that also says how much time is left; raise at the end if some failed.
 
@@ -177,30 +183,30 @@ def run_all(
         total: The number of runs with those that are there already.
         competition: Says how many processes at a time; its folder names the W&B group.
         done: Returns what to say of a run that is over.
-        say: Takes the lines.
-        heard: Called with what a process has to tell.
+        log_line: Takes the lines.
+        on_message: Called with what a process has to tell.
     """
     there, failures, start = total - len(todo), [], time.monotonic()
     if there:
-        say(f"{there} of {total} runs are there already")
-    outcomes = in_processes(work, todo, competition.jobs, competition.out.name, heard)
+        log_line(f"{there} of {total} runs are there already")
+    outcomes = in_processes(work, todo, competition.jobs, competition.out.name, on_message)
     for number, (trial, failure) in enumerate(outcomes, start=there + 1):
         head = f"[{number}/{total}] {trial.label}, seed {trial.seed}"
         if failure is None:
             left = (time.monotonic() - start) / (number - there) * (total - number)
             shown = f" | about {left / 60:.0f} min left" if left > 90 else f" | about {left:.0f} s left"
-            say(f"{head}: {done(trial)}{shown if number < total else ''}")
+            log_line(f"{head}: {done(trial)}{shown if number < total else ''}")
         else:
             failures.append(f"{trial.label}, seed {trial.seed}: {failure}")
-            say(f"{head}: {failure} (more in {trial.log})")
+            log_line(f"{head}: {failure} (more in {trial.log})")
     if failures:
-        raise ValueError(
+        raise TrialsFailedError(
             f"{len(failures)} runs failed; the first: {failures[0]}. Correct it and run the same command again"
         )
 
 
 def in_processes(
-    work: Work, todo: Sequence[Trial], jobs: int, group: str, heard: Callable[[Trial, Any], None]
+    work: Work, todo: Sequence[Trial], jobs: int, group: str, on_message: Callable[[Trial, Any], None]
 ) -> Iterator[tuple[Trial, str | None]]:
     """Do `work` for each run in a process of its own; yield each when it is over, with the reason if it failed."""
     context: Any = multiprocessing.get_context("forkserver")
@@ -234,7 +240,7 @@ def in_processes(
                 if kind == "failed":
                     reasons[connection] = message
                 else:
-                    heard(trial, message)
+                    on_message(trial, message)
     finally:
         for _, process in running.values():
             process.terminate()
