@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         half_tables=given.half_tables,
         programs=not given.no_programs,
         trust=given.trust,
-        say=echo,
+        log_line=echo,
     )
     rows = [
         {

@@ -15,8 +15,8 @@ from recsys_topk.trust.own_runs import recall
 
 # Options that may differ from the run's. These say how long to train, where things are and what is shown or kept.
 FREE = (
-    "out", "name", "logger", "wandb", "log_checkpoints", "save_every_minutes", "save_every_n_steps", "ckpt_path",
-    "weights_only",
+    "out", "name", "logger", "wandb", "log_checkpoints", "baselines", "save_every_minutes", "save_every_n_steps",
+    "ckpt_path", "weights_only",
     "trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.min_epochs", "trainer.min_steps",
     "trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.log_every_n_steps", "trainer.profiler",
     "trainer.default_root_dir", "data.num_workers", "data.cache_dir", "data.eval_batch_size",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from recsys_topk.runs.lightning_cli import CascadeCLI
 
 Command: TypeAlias = Literal["fit", "validate", "test", "predict"]
-Say: TypeAlias = Callable[[str], None]
+LogLine: TypeAlias = Callable[[str], None]
 
 # Errors of the user's or of the data, not of the program; the command line shows them as one line.
 REFUSALS = (ValueError, OSError, ImportError)
@@ -45,7 +45,7 @@ class TrainingRun:
             checkpoint inside its directory. Its options are restored; `config` may change how long it trains.
         trust: Packages whose classes a config file, checkpoint or run directory may name, e.g. ``["my_package"]``; see
             `recsys_topk.trust`. Those of the classes that `config` names itself are trusted.
-        say: Takes what is worth telling people, a line at a time; by default it is logged.
+        log_line: Takes one line of text for people at a time; by default it is logged.
 
     Example::
 
@@ -60,7 +60,7 @@ class TrainingRun:
         *,
         resume: str | Path | None = None,
         trust: Sequence[str] = (),
-        say: Say = log.info,
+        log_line: LogLine = log.info,
     ) -> None:
         # What is typed wins over the environment, and that over the files.
         environment = {
@@ -69,7 +69,7 @@ class TrainingRun:
         layers = [{"wandb": environment}] if environment else []
         self.config = {**config, **({"config": [*several(config.get("config")), *layers]} if layers else {})}
         self.trust = (*trust, *trusted_by(config))
-        self.say: Say = say if first_process() else lambda text: None
+        self.log_line: LogLine = log_line if first_process() else lambda text: None
         self.resumption: Resumption | None = None
         self._parts: CascadeCLI | None = None
         if resume is not None:
@@ -137,7 +137,7 @@ class TrainingRun:
         parts = self.parts("fit")
 
         from recsys_topk.callbacks.resume_point import TrainingStoppedError
-        from recsys_topk.runs.lost_process import watching
+        from recsys_topk.runs.lost_process import watch_processes
         from recsys_topk.runs.summary import announce, report_end, report_stop
         from recsys_topk.runs.wandb_logging import wandb_loggers
 
@@ -150,7 +150,7 @@ class TrainingRun:
         refused = False
         try:
             announce(self, "fit")
-            with _weights_fit(), watching(self):
+            with _weights_fit(), watch_processes(self):
                 self.trainer.fit(**{**parts._prepare_subcommand_kwargs("fit"), **parts.loading})
             status = "finished"
         except (TrainingStoppedError, SystemExit) as stop:
@@ -229,7 +229,7 @@ class TrainingRun:
             from recsys_topk.runs.index_search import IndexedCatalogue
 
             options["searches"] = {"index": IndexedCatalogue(index, export, self.data)}
-        callback = CorpusMetrics(**options, say=self.say, file=self.directory.path / "corpus.json")
+        callback = CorpusMetrics(**options, log_line=self.log_line, file=self.directory.path / "corpus.json")
         self.trainer.callbacks.append(callback)
         try:
             yield
@@ -241,13 +241,13 @@ class TrainingRun:
             config, lines = self._config(command)
             resolve(config)  # names are checked before Lightning is imported
             for line in lines if build else ():
-                self.say(line)
+                self.log_line(line)
 
             from recsys_topk.runs.lightning_cli import CascadeCLI
             from recsys_topk.trust.guard import guarded
 
             with guarded():
-                return CascadeCLI(command, config, self.resumption, self.say, build)
+                return CascadeCLI(command, config, self.resumption, self.log_line, build)
 
     def _config(self, command: Command) -> tuple[dict[str, Any], Sequence[str]]:
         """Return the config, above that of the run to resume or of the checkpoint, and lines on what is restored."""
