@@ -191,6 +191,10 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         """Return the names of items as `serving_items` has them, given ids as batches and catalogues have them."""
         return item_id
 
+    def request_names(self, shard: str, request_id: Array) -> Array:
+        """Return what the source calls some requests of a shard, given ids as batches have them."""
+        return request_id
+
     def serving_users(self, items: ItemTable) -> UserTable | None:
         """Return the newest state of each user for an export, or None if users are not known by name.
 
