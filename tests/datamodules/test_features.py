@@ -203,7 +203,7 @@ def test_numbers_that_are_dates_are_read_as_dates() -> None:
     assert dt.datetime.fromtimestamp(time[0] / 1e6, dt.timezone.utc).isoformat() == "2024-02-29T23:30:15+00:00"
     assert missing.tolist() == [False, True]
     assert describe_times("yyyymmdd", 0, expected[-1]) == "dates written yyyymmdd, 1970-01-01 to 2099-12-31"
-    assert guess_unit(pa.array(range(20231115))) == "s"  # a counter, not dates
+    assert guess_unit(pa.array(np.arange(0, 20231115, 1000))) == "s"  # a counter, not dates
     assert guess_feature("start_date", pa.array([20231114, 20231115])).feature.kind == "time"
 
 

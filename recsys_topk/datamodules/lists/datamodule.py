@@ -313,7 +313,7 @@ class ListsDataModule(CascadeDataModule):
         if svmlight:
             return Description.from_plain(DESCRIPTION)
         readers, _, _ = open_sources({0: self._sources[0]}, self._types, self._given)
-        return guess_columns(readers[0], roles)
+        return guess_columns(readers[0], roles).description
 
     def _rule(self, readers: dict[int, Any], roles: dict[str, str]) -> SplitRule:
         """Return how requests are split that no file assigns."""
