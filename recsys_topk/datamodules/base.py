@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -142,6 +143,11 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     def facts(self) -> list[str]:
         """Return lines for people that say what was prepared, and what was guessed for it."""
         return []
+
+    @property
+    def prepared_folders(self) -> dict[str, Path]:
+        """The folders of the prepared data by name; their paths hold a fingerprint of the source. Empty = none."""
+        return {}
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:

@@ -259,6 +259,11 @@ class InteractionsDataModule(CascadeDataModule):
         """How raw features become ids and values."""
         return self.prepared.encoder
 
+    @property
+    def prepared_folders(self) -> dict[str, Path]:
+        """The one folder of all splits."""
+        return {"prepared": self.prepared.folder}
+
     def open_shard(self, name: str) -> InteractionsShard:
         """Return a split."""
         return InteractionsShard(name, self.prepared, self.schema, self.history_length, self.repeats)

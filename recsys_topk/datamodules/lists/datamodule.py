@@ -271,6 +271,11 @@ class ListsDataModule(CascadeDataModule):
             )
         return lines
 
+    @property
+    def prepared_folders(self) -> dict[str, Path]:
+        """The one folder of all splits."""
+        return {"prepared": self.prepared.folder}
+
     def open_shard(self, name: str) -> ListsShard:
         """Return a split."""
         history = bool(self.prepared.encoder.description.history)
