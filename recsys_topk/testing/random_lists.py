@@ -93,7 +93,7 @@ def random_lists(seed: int, number: int, most: int = BATCH, cost: str = "n") -> 
 
     longest = pick((40, 130, 300)) if bool(chance(0.1, 1)) else 12
     n = int(torch.randint(1, longest + 1, (), generator=draw))
-    work = _WORK.get(cost, lambda n: n * n)(n)
+    work = _WORK[cost](n) if cost in _WORK else n * n
     rows = max(1, min(BATCH, 64 << min(number // 16, 10), most, int(LARGEST / work)))
     dtype, column = pick(DTYPES), (rows, 1)
     drawn = torch.randn(rows, n, generator=draw, dtype=torch.float64)
