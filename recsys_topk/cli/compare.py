@@ -12,8 +12,8 @@ import importlib
 import shlex
 from pathlib import Path
 
-from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.arguments import parse_options
+from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.runs.provenance import provenance
 from recsys_topk.runs.run import TrainingRun
 from recsys_topk.runs.trials import Competition, by_name
@@ -23,14 +23,14 @@ from recsys_topk.trust.typed import import_from_here, trusted_by
 def main(argv: list[str]) -> None:
     """Run what has not been run yet, then print and write the table and the plots; `argv` starts with the command."""
     command, *rest = argv
-    competition = read(rest, command)
+    competition = read_competition(rest, command)
     run = getattr(importlib.import_module(f"recsys_topk.experiments.{command}"), command)
     run(competition, provenance(["recsys-topk", *argv]), echo)
 
 
-def read(argv: list[str], command: str) -> Competition:
+def read_competition(argv: list[str], command: str) -> Competition:
     """Return what a command that trains several competitors was asked for."""
-    parser = parser_of(command, __doc__)
+    parser = make_parser(command, __doc__)
     parser.add_argument("--losses", default="", help="names of losses or published objectives, with commas between")
     parser.add_argument(
         "--variant", action="append", default=[], metavar="LABEL=OPTIONS",
@@ -48,8 +48,8 @@ def read(argv: list[str], command: str) -> Competition:
             raise ValueError(f"--variant must be LABEL=OPTIONS, with no = in the label, got {text!r}")
         if label in variants:
             raise ValueError(f"two competitors are called {label!r}; give one of them another label")
-        variants[label] = typed(shlex.split(chosen))
-    common = typed(further)
+        variants[label] = parse_options(shlex.split(chosen))
+    common = parse_options(further)
     import_from_here(name for config in (common, *variants.values()) for name in trusted_by(config))
     for number, variant in enumerate(variants.values()):
         if number == 0 or set(variant) - {"loss", "objective"}:  # names of losses are checked later

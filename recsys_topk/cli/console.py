@@ -15,7 +15,7 @@ class CommandParser(argparse.ArgumentParser):
         raise ValueError(f"{message}; see {self.prog} --help")
 
 
-def parser_of(command: str, description: str | None, **settings: Any) -> argparse.ArgumentParser:
+def make_parser(command: str, description: str | None, **settings: Any) -> argparse.ArgumentParser:
     """Return the parser of a command; its options cannot be shortened, because further ones may go to `fit`.
 
     Args:

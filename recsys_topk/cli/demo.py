@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.arguments import parse_options
+from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.runs import TrainingRun
 
 
 def main(argv: list[str]) -> None:
     """Run the demonstration; options it does not know are passed to `fit`."""
-    parser = parser_of("demo", __doc__)
+    parser = make_parser("demo", __doc__)
     parser.add_argument("--loss", default="dftopk", help="see `recsys-topk losses` (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=3, help="passes over the training days (default: %(default)s)")
     parser.add_argument("--out", default="runs", help="folder in which the run gets its own (default: %(default)s)")
     options, further = parser.parse_known_args(argv)
     demo = {"config": "simulated", "loss": options.loss, "out": options.out, "name": "demo"}
     epochs = {"trainer": {"max_epochs": options.epochs}}
-    trained = TrainingRun({"config": [demo, epochs, typed(further)]}, log_line=echo)
+    trained = TrainingRun({"config": [demo, epochs, parse_options(further)]}, log_line=echo)
     trained.fit()
     folder = trained.directory.path
     checkpoint = folder / "checkpoints" / "best.ckpt"

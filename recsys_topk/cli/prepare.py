@@ -9,14 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from time import perf_counter
 
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.console import echo, make_parser
 
 
 def main(argv: list[str]) -> int:
     """Prepare with a progress bar over the bytes of the source, and an estimate of the size from what is done."""
     if any(text.partition("=")[0] == "--data" for text in argv):
         return prepare_any(argv)
-    parser = parser_of("prepare", __doc__)
+    parser = make_parser("prepare", __doc__)
     parser.add_argument(
         "--data.root", dest="root", required=True, help="folder or URL that holds all_stage or data/all_stage"
     )
@@ -54,12 +54,12 @@ def main(argv: list[str]) -> int:
 
 def prepare_any(argv: list[str]) -> int:
     """Prepare the data of any data module, with its options as `fit` takes them."""
-    from recsys_topk.cli.arguments import typed
+    from recsys_topk.cli.arguments import parse_options
     from recsys_topk.datamodules.base import CascadeDataModule
     from recsys_topk.runs.run import TrainingRun
     from recsys_topk.spec import build
 
-    config = typed(argv)
+    config = parse_options(argv)
     other = sorted(set(config) - {"data", "trust", "config"})
     if other:
         raise ValueError(f"prepare takes options of the data (--data NAME --data.OPTION VALUE), got --{other[0]}")

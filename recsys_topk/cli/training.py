@@ -9,9 +9,9 @@ from typing import cast
 import yaml
 
 from recsys_topk import __version__
-from recsys_topk.cli.arguments import typed
+from recsys_topk.cli.arguments import parse_options
 from recsys_topk.cli.console import echo
-from recsys_topk.cli.corpus_options import take_corpus
+from recsys_topk.cli.corpus_options import split_corpus_options
 from recsys_topk.cli.main import COMMANDS
 from recsys_topk.registry import Registry
 from recsys_topk.runs.config import DEFAULTS, KEYS, registry_of
@@ -27,9 +27,9 @@ def main(argv: list[str]) -> None:
     if text is not None:
         echo(text)
         return
-    rest, corpus = take_corpus(command, rest)
+    rest, corpus = split_corpus_options(command, rest)
     print_config = [argument for argument in rest if argument.partition("=")[0] == "--print_config"]
-    config = typed([argument for argument in rest if argument not in print_config])
+    config = parse_options([argument for argument in rest if argument not in print_config])
     resume = config.pop("resume", None)
     if resume is not None and command != "fit":
         raise ValueError(f"--resume goes with fit; {command} takes --ckpt_path FILE")
@@ -39,8 +39,8 @@ def main(argv: list[str]) -> None:
     import_from_here(run.trust)
     if print_config:
         echo(yaml.safe_dump(run.options(command), sort_keys=False).rstrip())
-    elif run.nothing_left:
-        echo(run.nothing_left)
+    elif run.finished_message:
+        echo(run.finished_message)
     else:
         getattr(run, command)(**({} if corpus is None else {"corpus": corpus}))
 
@@ -59,7 +59,7 @@ def requested_help(command: Command, rest: list[str]) -> str | None:
         if asked:
             before, after = rest[: rest.index(asked[0])], rest[rest.index(asked[0]) + 1 :]
             name = asked[0].partition("=")[2] or next((text for text in after[:1] if not text.startswith("--")), "")
-            return class_help(key, registry_of(key), name or typed([*before, *after]).get(key))
+            return class_help(key, registry_of(key), name or parse_options([*before, *after]).get(key))
     return None
 
 

@@ -12,7 +12,7 @@ from recsys_topk.reports import plots
 from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.runs.statistics import Runs, metric_names, summarise
 from recsys_topk.runs.text import table
-from recsys_topk.runs.trials import Competition, Send, Trial, by_label, run_all, timed
+from recsys_topk.runs.trials import Competition, Send, Trial, by_label, measure_seconds, run_all
 from recsys_topk.runs.wandb_logging import log_once
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def train_and_test(trial: Trial, send: Send) -> None:
     """
     run = trial.run()
     run.data.prepare_data()
-    seconds = timed(run.fit)
+    seconds = measure_seconds(run.fit)
     metrics = {name: value for name, value in run.test().items() if name.startswith("test/")}
     found = {"seconds": seconds, "metrics": metrics, "device": device(run), "config": _given(run.parts().options)}
     write_whole(trial.target, json.dumps({**trial.identity(), **found}, indent=1))

@@ -13,7 +13,7 @@ from typing import Any
 
 from recsys_topk.experiments.definition import Experiment, Size, Step
 from recsys_topk.files import write_whole
-from recsys_topk.runs.config import several
+from recsys_topk.runs.config import as_list
 from recsys_topk.runs.provenance import provenance
 from recsys_topk.runs.run import LogLine
 from recsys_topk.runs.trials import Competition
@@ -98,7 +98,7 @@ class ExperimentRun:
     def _competition(self, step: Step) -> Competition:
         further = dict(self.further)
         logger = further.pop("logger", "csv")
-        common = {**further, "config": [step.common, *several(further.get("config"))]}
+        common = {**further, "config": [step.common, *as_list(further.get("config"))]}
         return Competition(step.variants, common, step.seeds, self.folder, self.jobs, logger)
 
 

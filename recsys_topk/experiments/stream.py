@@ -17,7 +17,7 @@ from recsys_topk.runs.directory import offline_wandb
 from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.runs.statistics import Runs, curves, means
 from recsys_topk.runs.text import table
-from recsys_topk.runs.trials import Competition, Send, Trial, by_label, run_all, timed
+from recsys_topk.runs.trials import Competition, Send, Trial, by_label, measure_seconds, run_all
 from recsys_topk.runs.wandb_lineage import use_data
 from recsys_topk.runs.wandb_logging import wandb_loggers
 
@@ -88,7 +88,7 @@ def stream_days(trial: Trial, send: Send) -> None:
             (measured,) = run.trainer.test(run.model, datamodule=step.data, ckpt_path=before, verbose=False)
             entry |= _metrics(measured)
         run.trainer.fit_loop.max_epochs = epochs * (number + 1)
-        entry["seconds"] = timed(_fit, run, step.data, before)
+        entry["seconds"] = measure_seconds(_fit, run, step.data, before)
         _save(run, trial.target, record, entry)
         _log_day(run, entry, number + 1)
         send(entry)

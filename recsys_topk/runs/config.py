@@ -110,7 +110,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         appends = isinstance(key, str) and key.endswith("+")
         before = merged.get(key[:-1] if appends else key)
         if appends:
-            merged[key[:-1]] = [*several(before), *several(value)]
+            merged[key[:-1]] = [*as_list(before), *as_list(value)]
         elif isinstance(value, Mapping):
             merged[key] = merge(before if isinstance(before, Mapping) else {}, value)
         else:
@@ -166,29 +166,29 @@ def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
             )
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a config as dotted keys and values, without the level of `init_args`.
 
     Example:
-        >>> flat({"loss": {"class_path": "dftopk", "init_args": {"tau": 1}}, "model": {"lr": 0.1}})
+        >>> flatten_config({"loss": {"class_path": "dftopk", "init_args": {"tau": 1}}, "model": {"lr": 0.1}})
         {'loss': 'dftopk', 'loss.tau': 1, 'model.lr': 0.1}
     """
     found: dict[str, Any] = {}
     for name, value in config.items():
         key = prefix if name in ("class_path", "init_args") and prefix else f"{prefix}.{name}".lstrip(".")
         if isinstance(value, Mapping) and value:
-            found |= flat(value, key)
+            found |= flatten_config(value, key)
         elif not (name == "init_args" and prefix):
             found[key] = value
     return found
 
 
-def put(config: dict[str, Any], key: str, value: Any) -> None:
+def set_option(config: dict[str, Any], key: str, value: Any) -> None:
     """Set the option with a dotted key; options of a class go to its `init_args`.
 
     Example:
         >>> config = {"loss": "dftopk"}
-        >>> put(config, "loss.tau", 2)
+        >>> set_option(config, "loss.tau", 2)
         >>> config
         {'loss': {'class_path': 'dftopk', 'init_args': {'tau': 2}}}
     """
@@ -200,7 +200,7 @@ def put(config: dict[str, Any], key: str, value: Any) -> None:
         last = found[-1] if isinstance(found, list) else found
         inner: Any = {"class_path": last, "init_args": {}} if isinstance(last, str) else last or {}
         config[name] = [*found[:-1], inner] if isinstance(found, list) else inner
-        put(inner.get("init_args", inner), rest, value)
+        set_option(inner.get("init_args", inner), rest, value)
     elif name.endswith("+"):
         config[name] = [*config.get(name, []), value]
     elif isinstance(before, dict) and isinstance(value, str):
@@ -216,16 +216,21 @@ def as_options(config: Mapping[str, Any]) -> list[str]:
         >>> as_options({"config": "simulated", "loss": {"class_path": "dftopk", "tau": 9}})
         ['--config', 'simulated', '--loss', 'dftopk', '--loss.tau', '9']
     """
-    return [part for key, value in flat(config).items() for one in several(value) for part in (f"--{key}", str(one))]
+    return [
+        part
+        for key, value in flatten_config(config).items()
+        for one in as_list(value)
+        for part in (f"--{key}", str(one))
+    ]
 
 
-def several(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """Return a value that may be one, several or None as a list."""
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for below in several(config.get("config")):
+    for below in as_list(config.get("config")):
         if isinstance(below, Mapping):
             yield from _layers(below)
         elif isinstance(below, (str, Path)):

@@ -32,7 +32,7 @@ from recsys_topk.files import write_whole
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.registry import suggest
 from recsys_topk.runs.checkpoint import check_is_file, check_schema, read_checkpoint
-from recsys_topk.runs.config import KEYS, resolve, several
+from recsys_topk.runs.config import KEYS, as_list, resolve
 from recsys_topk.runs.directory import WANDB_OPTIONS, RunDirectory, check_name, first_process, run_name
 from recsys_topk.runs.memory import keep_freed_memory
 from recsys_topk.runs.metrics_file import MetricsFile
@@ -164,7 +164,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         return found
 
     @property
-    def loading(self) -> dict[str, Any]:
+    def checkpoint_options(self) -> dict[str, Any]:
         """What the trainer's methods take to load the checkpoint: the file that was checked, safely unpickled.
 
         The path is absolute because Lightning downloads what begins with "http" and knows words such as "last".
@@ -254,7 +254,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         """Build the trainer with the run's directory, loggers and callbacks."""
         options = self.config[self.command]
         wanted = self._get(self.config_init, "trainer")
-        check_monitors(several(wanted.get("callbacks")), self.model)
+        check_monitors(as_list(wanted.get("callbacks")), self.model)
         if options.model.stages is None:  # config.yaml names the stages, whatever later versions choose by themselves
             options.model.stages = [config.to_dict() for config in self.model.cascade.configs]
         if options.ckpt_path is not None:
@@ -269,8 +269,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         if wanted.get("logger") in (None, True):
             kwargs["logger"] = self.loggers(options.logger)
         kwargs["default_root_dir"] = str(self.directory.path)
-        kwargs["callbacks"] = [*several(wanted.get("callbacks")), *self.callbacks()]
-        plugins = several(wanted.get("plugins"))
+        kwargs["callbacks"] = [*as_list(wanted.get("callbacks")), *self.callbacks()]
+        plugins = as_list(wanted.get("plugins"))
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, WholeFileIO()]
         try:

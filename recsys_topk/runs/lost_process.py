@@ -60,7 +60,7 @@ def watch_processes(run: TrainingRun) -> Iterator[None]:
         time.sleep(5 * PERIOD)  # the kernel reports the end of a process a moment later
         alone = not first_process() and os.getppid() != parent
         if alone:  # the first process is dead and cannot record it
-            run.directory.record(anyway=True, status="failed")
+            run.directory.record(from_any_process=True, status="failed")
         raise LostProcessError(_explanation(run), quiet=not first_process() and not alone) from error
     finally:
         over.set()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from recsys_topk.runs.checkpoint import config_of, describe_checkpoint, read_checkpoint
+from recsys_topk.runs.checkpoint import config_from_checkpoint, describe_checkpoint, read_checkpoint
 from recsys_topk.runs.config import resolve
 from recsys_topk.runs.directory import RunDirectory, Status, first_process, with_wandb_environment
 from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
@@ -76,7 +76,7 @@ class TrainingRun:
             self.trust = (*self.trust, *self.resumption.trust)
 
     @property
-    def nothing_left(self) -> str | None:
+    def finished_message(self) -> str | None:
         """Why there is nothing to resume, None if there is something."""
         found = self.resumption
         if found is None or not found.finished:
@@ -134,7 +134,7 @@ class TrainingRun:
 
         from recsys_topk.callbacks.resume_point import TrainingStoppedError
         from recsys_topk.runs.lost_process import watch_processes
-        from recsys_topk.runs.summary import announce, report_end, report_stop
+        from recsys_topk.runs.summary import report_end, report_start, report_stop
         from recsys_topk.runs.wandb_lineage import run_facts
         from recsys_topk.runs.wandb_logging import wandb_loggers
 
@@ -146,9 +146,9 @@ class TrainingRun:
         status: Status = "failed"
         refused = False
         try:
-            announce(self, "fit")
+            report_start(self, "fit")
             with _weights_fit(), watch_processes(self):
-                self.trainer.fit(**{**parts._prepare_subcommand_kwargs("fit"), **parts.loading})
+                self.trainer.fit(**{**parts._prepare_subcommand_kwargs("fit"), **parts.checkpoint_options})
             status = "finished"
         except (TrainingStoppedError, SystemExit) as stop:
             if not self.trainer.interrupted:
@@ -194,13 +194,13 @@ class TrainingRun:
     def _measure(self, command: Command, corpus: Mapping[str, Any] | None = None) -> dict[str, float]:
         own = self.parts(command).command != "fit"
 
-        from recsys_topk.runs.summary import announce, report_end
+        from recsys_topk.runs.summary import report_end, report_start
 
         quietly = {"return_predictions": False} if command == "predict" else {"verbose": False}
-        loading = self.parts().loading if own else {}
+        loading = self.parts().checkpoint_options if own else {}
         try:
             if own:
-                announce(self, command)
+                report_start(self, command)
             with _weights_fit(), self._whole_catalogue(corpus):
                 getattr(self.trainer, command)(self.model, datamodule=self.data, **loading, **quietly)
         except SystemExit:
@@ -258,7 +258,7 @@ class TrainingRun:
             example = f"recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"
             raise ValueError(f"{command} needs a trained model: {example}")
         content = read_checkpoint(checkpoint)
-        return {"config": [config_of(content), self.config]}, describe_checkpoint(checkpoint, content)
+        return {"config": [config_from_checkpoint(content), self.config]}, describe_checkpoint(checkpoint, content)
 
 
 @contextmanager

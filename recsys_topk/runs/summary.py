@@ -38,7 +38,7 @@ def table_rows(model: Any) -> list[dict[str, object]]:
     return rows
 
 
-def announce(run: TrainingRun, command: Command) -> None:
+def report_start(run: TrainingRun, command: Command) -> None:
     """Log what is trained or measured, how large it is, and where the run goes."""
     model = run.model
     stages = " -> ".join(f"{config.name} ({config.kind}, {config.quota})" for config in model.cascade.configs)
@@ -87,7 +87,9 @@ def report_metrics(run: TrainingRun, split: Split, metrics: Mapping[str, float])
     """
     model, data = run.model, run.data
     found = Baselines({}, 0)
-    where = f"{split} {', '.join(data.splits[split])}: lists of {data.list_length(split)}"
+    shards = [name for name in data.splits[split] if name != split]
+    days = f" {' to '.join(dict.fromkeys((shards[0], shards[-1])))}" if shards else ""
+    where = f"{split}{days}: lists of {data.list_length(split)}"
     if run.parts().options["baselines"]:
         batches = run.trainer.num_val_batches if split == "val" else run.trainer.num_test_batches
         try:

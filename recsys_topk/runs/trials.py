@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from recsys_topk.runs.config import flat, registry_of, resolve
+from recsys_topk.runs.config import flatten_config, registry_of, resolve
 from recsys_topk.runs.directory import with_wandb_environment
 from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.trust import reading
@@ -59,7 +59,7 @@ class Trial:
         if not self.target.is_file():
             return {}
         found: dict[str, Any] = json.loads(self.target.read_text(encoding="utf-8"))
-        then, now = flat(found.get("given", {})), flat(self.identity()["given"])
+        then, now = flatten_config(found.get("given", {})), flatten_config(self.identity()["given"])
         changed = [key for key in {**then, **now} if str(then.get(key)) != str(now.get(key))]
         if changed:
             what = ", ".join(f"--{key} was {then.get(key)!r} and is {now.get(key)!r} now" for key in changed[:3])
@@ -253,7 +253,7 @@ def in_processes(
             process.kill()
 
 
-def timed(train: Callable[..., Any], *arguments: Any) -> float:
+def measure_seconds(train: Callable[..., Any], *arguments: Any) -> float:
     """Call what trains and return the seconds it took."""
     start = time.perf_counter()
     train(*arguments)

@@ -69,7 +69,7 @@ def test_a_scheduled_run_is_resumed_to_the_last_bit(here: Path) -> None:
 def test_early_stopping_stops_when_nothing_is_learned(here: Path) -> None:
     recipe("early-stopping", model={"lr": 0.0}).fit()
     facts = json.loads((here / "runs" / "early-stopping" / "run.json").read_text())
-    assert facts == {"status": "finished", "steps": 16, "epochs": 4}  # the first, and three that were not better
+    assert (facts["status"], facts["steps"], facts["epochs"]) == ("finished", 16, 4)  # the first, and three not better
 
 
 def test_early_stopping_on_a_metric_that_is_not_measured_is_refused(here: Path) -> None:
