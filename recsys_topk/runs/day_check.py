@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from recsys_topk.runs.config import layers, merge
+from recsys_topk.trust import from_file, reading
+from recsys_topk.trust.typed import trusted_by
 
 _RECFLOW: Final = (
     "recflow",
@@ -22,6 +24,10 @@ def check_days(config: Mapping[str, Any], *, split: bool = True) -> None:
         config: The config of a run.
         split: Whether there must be enough days to train and to test on.
     """
+    if not from_file():  # in a `TrainingRun`, it has said what is trusted
+        with reading(trusted_by(config)):
+            check_days(config, split=split)
+        return
     data: dict[str, Any] = {}
     for layer in layers(config):
         part = layer.get("data")

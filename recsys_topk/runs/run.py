@@ -240,7 +240,8 @@ class TrainingRun:
     def _read(self, command: Command, build: bool) -> CascadeCLI:
         with reading(self.trust):
             config, lines = self._config(command)
-            check_days(config, split=build)
+            if build:
+                check_days(config)
             resolve(config)  # names are checked before Lightning is imported
             for line in lines if build else ():
                 self.say(line)
