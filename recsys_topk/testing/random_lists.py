@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.float32, torch.float64, torch.float16, torch.bflo
 SCALES = (0.0, 1e-3, 1.0, 1.0, 10.0, 1e3, 1e5, 1e7, 1e30)
 OFFSETS = (0.0, 0.0, 0.0, 1.0, -1e3, 1e6, -1e7)
 
-# What a list of n items costs, by the `cost` of a loss or operator; k is at most n + 1.
+# What a list of n items costs, by the `cost` of a loss or operator; n^2 for any other (k is at most n + 1).
 _WORK: dict[str, Callable[[int], float]] = {
     "n": lambda n: n,
     "n log n": lambda n: n * math.log2(n + 1),
@@ -93,7 +93,7 @@ def random_lists(seed: int, number: int, most: int = BATCH, cost: str = "n") -> 
 
     longest = pick((40, 130, 300)) if bool(chance(0.1, 1)) else 12
     n = int(torch.randint(1, longest + 1, (), generator=draw))
-    work = _WORK.get(cost, lambda n: n * n)(n)
+    work = _WORK[cost](n) if cost in _WORK else n * n
     rows = max(1, min(BATCH, 64 << min(number // 16, 10), most, int(LARGEST / work)))
     dtype, column = pick(DTYPES), (rows, 1)
     drawn = torch.randn(rows, n, generator=draw, dtype=torch.float64)
