@@ -162,12 +162,8 @@ class InteractionsShard(Shard):
         features = _part(items, "ids", chosen, np.int32)
         values = _part(items, "values", chosen, np.float32)
         item_id, count = items["item_id"][chosen].copy(), items["count"][chosen].copy()
-        return Catalogue(
-            torch.from_numpy(item_id).to(device),
-            torch.from_numpy(features).to(device),
-            torch.from_numpy(count).to(device),
-            torch.from_numpy(values).to(device) if values.shape[1] else NO_VALUES.to(device),
-        )
+        made = [torch.from_numpy(column) for column in (item_id, features, count)]
+        return Catalogue(*made, torch.from_numpy(values) if values.shape[1] else NO_VALUES).to(device)
 
     def excluded(self, rows: Array) -> Tensor | None:
         """Return what the user had before, as rows of the catalogue; in training, all that the user has there.
