@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -144,6 +145,11 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         return []
 
     @property
+    def prepared_folders(self) -> dict[str, Path]:
+        """The folders of the prepared data by name; their paths hold a fingerprint of the source. Empty = none."""
+        return {}
+
+    @property
     def vocabularies(self) -> dict[str, Vocabulary]:
         """How raw ids become rows, by table, for sources that map them; their fingerprints stand in the schema."""
         return {}
@@ -190,6 +196,10 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     def item_names(self, item_id: Array) -> Array:
         """Return the names of items as `serving_items` has them, given ids as batches and catalogues have them."""
         return item_id
+
+    def request_names(self, shard: str, request_id: Array) -> Array:
+        """Return what the source calls some requests of a shard, given ids as batches have them."""
+        return request_id
 
     def serving_users(self, items: ItemTable) -> UserTable | None:
         """Return the newest state of each user for an export, or None if users are not known by name.

@@ -38,7 +38,8 @@ def compare(competition: Competition, facts: Mapping[str, Any], say: Say) -> Non
     written, figures = write_results(folder, "comparison", content, rows, lambda: draw(rows), say)
     if competition.logger == "wandb":
         pictures = {name: plots.png(figure) for name, figure in figures.items()}
-        log_once(folder, "compare", folder.name, facts, {"comparison": rows}, pictures)
+        options = trials[0].place["wandb"]
+        log_once(folder, "compare", folder.name, facts, {"comparison": rows}, pictures, options=options)
     say(written)
 
 

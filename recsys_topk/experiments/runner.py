@@ -13,6 +13,7 @@ from typing import Any
 
 from recsys_topk.experiments.definition import Experiment, Size, Step
 from recsys_topk.files import write_whole
+from recsys_topk.runs.config import several
 from recsys_topk.runs.provenance import provenance
 from recsys_topk.runs.run import Say
 from recsys_topk.runs.trials import Competition
@@ -95,8 +96,10 @@ class ExperimentRun:
         execute(self._competition(step), provenance(["recsys-topk", *command]), say)
 
     def _competition(self, step: Step) -> Competition:
-        common = {"config": [step.common, self.further]}
-        return Competition(step.variants, common, step.seeds, self.folder, self.jobs)
+        further = dict(self.further)
+        logger = further.pop("logger", "csv")
+        common = {**further, "config": [step.common, *several(further.get("config"))]}
+        return Competition(step.variants, common, step.seeds, self.folder, self.jobs, logger)
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from recsys_topk.runs.run import Say, TrainingRun
 from recsys_topk.runs.statistics import Runs, curves, means
 from recsys_topk.runs.text import table
 from recsys_topk.runs.trials import Competition, Tell, Trial, by_label, run_all, timed
+from recsys_topk.runs.wandb_lineage import use_data
 from recsys_topk.runs.wandb_logging import wandb_loggers
 
 # There is no validation day in a stream, and `stream_days` keeps checkpoints of its own.
@@ -33,7 +34,7 @@ def stream(competition: Competition, facts: Mapping[str, Any], say: Say) -> None
         facts: Where the numbers come from (`recsys_topk.runs.provenance`).
         say: Takes the lines and the table.
     """
-    trials = competition.trials("days")
+    trials = competition.trials("days", job="stream")
     collect(trials)  # raises before anything runs if one of them was made with other options
 
     def heard(trial: Trial, entry: Mapping[str, Any]) -> None:
@@ -91,6 +92,8 @@ def stream_days(trial: Trial, tell: Tell) -> None:
         _save(run, trial.target, record, entry)
         _log_day(run, entry, number + 1)
         tell(entry)
+    for logger in wandb_loggers(run.trainer.loggers):
+        use_data(logger.experiment, run.data)
 
 
 def _fit(run: TrainingRun, data: Any, checkpoint: str | None) -> None:

@@ -7,10 +7,12 @@ import itertools
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from recsys_topk.files import write_whole
+from recsys_topk.runs.config import several
 from recsys_topk.runs.text import size_text
 
 Status = Literal["running", "interrupted", "failed", "finished"]
@@ -167,6 +169,19 @@ def wandb_environment() -> dict[str, str]:
     if found.get("mode") == "dryrun":  # the old name, which Lightning sets
         found["mode"] = "offline"
     return found
+
+
+def with_wandb_environment(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with the environment's options of W&B in it: below what is typed, above the files.
+
+    Example:
+        >>> os.environ["WANDB_NOTES"] = "said here"
+        >>> with_wandb_environment({"config": "simulated", "wandb": {"project": "mine"}})
+        {'config': ['simulated', {'wandb': {'notes': 'said here'}}], 'wandb': {'project': 'mine'}}
+        >>> del os.environ["WANDB_NOTES"]
+    """
+    found = {key: value for key, value in wandb_environment().items() if key != "name" or "name" not in config}
+    return {**config, **({"config": [*several(config.get("config")), {"wandb": found}]} if found else {})}
 
 
 def offline_wandb(mode: str | None = None) -> bool:

@@ -107,7 +107,7 @@ class SaveConfig(SaveConfigCallback):  # type: ignore[misc]  # lightning is unty
         for logger in wandb_loggers(trainer.loggers):
             # The plain names, because a class path depends on how the loss was chosen.
             trained = pl_module.loss.name if pl_module.objective.uses_loss else pl_module.objective.name
-            names = {"loss": trained, "objective": pl_module.objective.name}
+            names = {"loss": trained, "objective": pl_module.objective.name, "monitor": pl_module.monitor}
             recalls = [f"val/{name}" for name in pl_module.metrics["val"]]
             describe_run(logger, {**yaml.safe_load(text), **names}, recalls)
 
@@ -287,9 +287,9 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         """Return the loggers: CSV always, W&B too if asked for (offline without a key, so that nothing prompts)."""
         done = self.resumption.steps if self.resumption is not None and first_process() else None
         made: list[Logger] = [MetricsFile(self.directory.path, keep_before=done)]
-        options = self.config[self.command].wandb
-        if kind == "wandb" and options.mode != "disabled":
-            made.append(make_wandb(self.directory, vars(options)))
+        options = self.config[self.command]
+        if kind == "wandb" and options.wandb.mode != "disabled":
+            made.append(make_wandb(self.directory, vars(options.wandb), self.command, options.ckpt_path))
         return made
 
     def callbacks(self) -> list[Callback]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from recsys_topk.runs.checkpoint import config_of, describe_checkpoint, read_checkpoint
-from recsys_topk.runs.config import resolve, several
-from recsys_topk.runs.directory import RunDirectory, Status, first_process, wandb_environment
+from recsys_topk.runs.config import resolve
+from recsys_topk.runs.directory import RunDirectory, Status, first_process, with_wandb_environment
 from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
 from recsys_topk.trust import reading
 from recsys_topk.trust.own_runs import remember
@@ -63,11 +63,7 @@ class TrainingRun:
         say: Say = log.info,
     ) -> None:
         # What is typed wins over the environment, and that over the files.
-        environment = {
-            key: value for key, value in wandb_environment().items() if key != "name" or "name" not in config
-        }
-        layers = [{"wandb": environment}] if environment else []
-        self.config = {**config, **({"config": [*several(config.get("config")), *layers]} if layers else {})}
+        self.config = with_wandb_environment(config)
         self.trust = (*trust, *trusted_by(config))
         self.say: Say = say if first_process() else lambda text: None
         self.resumption: Resumption | None = None
@@ -139,13 +135,14 @@ class TrainingRun:
         from recsys_topk.callbacks.resume_point import TrainingStoppedError
         from recsys_topk.runs.lost_process import watching
         from recsys_topk.runs.summary import announce, report_end, report_stop
+        from recsys_topk.runs.wandb_lineage import run_facts
         from recsys_topk.runs.wandb_logging import wandb_loggers
 
         self.directory.claim()
         own = remember(self.directory.path, self.trust) if first_process() else {}
-        self.directory.record(status="running", **own)
+        self.directory.record(status="running", monitor=self.model.monitor, **own)
         for logger in wandb_loggers(self.trainer.loggers):
-            self.directory.record(wandb_id=logger.version)
+            self.directory.record(**run_facts(logger))
         status: Status = "failed"
         refused = False
         try:

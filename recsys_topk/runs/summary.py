@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint
 from recsys_topk.cascades.features import table_sizes
 from recsys_topk.runs.directory import first_process
-from recsys_topk.runs.metrics_file import MetricsFile, read_rows
+from recsys_topk.runs.metrics_file import MetricsFile
 from recsys_topk.runs.text import size_text, table
-from recsys_topk.runs.wandb_logging import log_summary, log_weights, wandb_loggers
+from recsys_topk.runs.wandb_logging import log_end
 
 if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, TrainingRun
@@ -64,15 +64,7 @@ def report_end(run: TrainingRun, command: Command) -> None:
     best = next((part for part in run.trainer.checkpoint_callbacks if isinstance(part, BestCheckpoint)), None)
     if command == "fit" and best is not None and best.best_model_score is not None:
         run.say(f"best {best.monitor} {float(best.best_model_score):.4f} (best.ckpt)")
-    path = run.directory.path
-    for logger in wandb_loggers(run.trainer.loggers):
-        key = f"tables/{'val' if command in ('fit', 'validate') else command}"
-        logger.log_table(key, columns=["metric", "value"], data=[list(item) for item in shown.items()])
-        if command == "fit":
-            log_summary(logger, read_rows(path / "metrics.csv"))
-            found = {label: path / "checkpoints" / f"{label}.ckpt" for label in ("best", "last")}
-            if run.parts().config["fit"].log_checkpoints:
-                log_weights(logger, path.name, {k: file for k, file in found.items() if file.is_file()}, shown)
+    log_end(run, command, shown)
     if command == run.parts().command:
         run.say("\n  ".join(["written:", *run.directory.files()]))
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from recsys_topk.runs.config import flat, registry_of, resolve
+from recsys_topk.runs.directory import with_wandb_environment
 from recsys_topk.runs.run import Say, TrainingRun
 from recsys_topk.trust import reading
 from recsys_topk.trust.typed import trusted_by
@@ -69,7 +70,7 @@ class Trial:
 
     def run(self, **trainer: Any) -> TrainingRun:
         """Return the run, not trained yet."""
-        above = {"wandb": {**self.config.get("wandb", {}), "name": None}}  # each run has the name of its directory
+        above = {"wandb": self.place["wandb"]}  # on top, because the environment stands between files and what is typed
         made = TrainingRun({"config": [self.config, self.place, {"trainer": trainer}], **above}, trust=self.trust)
         if made.trainer.world_size > 1:
             raise ValueError(f"each run trains on one device, got {made.trainer.world_size}; use --trainer.devices 1")
@@ -101,11 +102,12 @@ class Competition:
     jobs: int = 1
     logger: Literal["csv", "wandb"] = "csv"
 
-    def trials(self, place: str) -> list[Trial]:
+    def trials(self, place: str, job: str = "train") -> list[Trial]:
         """Return the runs, seed by seed; raise on a mistake in any of them.
 
         Args:
             place: Name of the folder with their files.
+            job: Type of their W&B runs. Their group is called after the folder of the results.
         """
         for name in ("seeds", "jobs"):
             if getattr(self, name) < 1:
@@ -122,10 +124,12 @@ class Competition:
             for label, variant in self.variants.items():
                 name = f"{file_name(label)}-s{seed}"
                 seeded = {"seed_everything": seed, "data": {"seed": seed}}
-                given = {"config": [self.common, variant, seeded]}
+                grouped = {"wandb": {"group": self.out.resolve().name, "job_type": job}}
+                given = {"config": [grouped, with_wandb_environment(self.common), variant, seeded]}
                 with reading(trusted_by(given)) as trust:
                     config = resolve(given)
-                where = {"out": str(self.out / "runs"), "name": name, "logger": self.logger}
+                own = {**config.pop("wandb"), "name": None}  # each run has the name of its directory
+                where = {"out": str(self.out / "runs"), "name": name, "logger": self.logger, "wandb": own}
                 shown = {**where, "trainer": {"enable_progress_bar": False}}
                 made.append(Trial(label, seed, config, shown, self.out / place / f"{name}.json", trust))
         return made
@@ -175,7 +179,7 @@ def run_all(
         work: What a process does.
         todo: The runs to do.
         total: The number of runs with those that are there already.
-        competition: Says how many processes at a time; its folder names the W&B group.
+        competition: Says how many processes at a time.
         done: Returns what to say of a run that is over.
         say: Takes the lines.
         heard: Called with what a process has to tell.
@@ -183,7 +187,7 @@ def run_all(
     there, failures, start = total - len(todo), [], time.monotonic()
     if there:
         say(f"{there} of {total} runs are there already")
-    outcomes = in_processes(work, todo, competition.jobs, competition.out.name, heard)
+    outcomes = in_processes(work, todo, competition.jobs, heard)
     for number, (trial, failure) in enumerate(outcomes, start=there + 1):
         head = f"[{number}/{total}] {trial.label}, seed {trial.seed}"
         if failure is None:
@@ -200,12 +204,12 @@ def run_all(
 
 
 def in_processes(
-    work: Work, todo: Sequence[Trial], jobs: int, group: str, heard: Callable[[Trial, Any], None]
+    work: Work, todo: Sequence[Trial], jobs: int, heard: Callable[[Trial, Any], None]
 ) -> Iterator[tuple[Trial, str | None]]:
     """Do `work` for each run in a process of its own; yield each when it is over, with the reason if it failed."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["recsys_topk.runs.lightning_cli", "numba"])
-    environment = {"WANDB_RUN_GROUP": group, **os.environ}
+    environment = dict(os.environ)
     environment.pop("WANDB_SERVICE", None)  # W&B's helper of this process, if any, knows nothing of the others
     settings = (environment, 1 if jobs > 1 else None, multiprocessing.get_start_method(allow_none=True))
     waiting, running, reasons = iter(todo), dict[Any, tuple[Trial, Any]](), dict[Any, str]()

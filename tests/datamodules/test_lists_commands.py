@@ -64,3 +64,6 @@ def test_a_funnel_log_becomes_a_cascade(
     expected = sum((row["timestamp"] - 1_700_000_000) // 60 in newest for row in rows)
     found = pq.read_table(tmp_path / "runs" / "predict-predicted" / "predictions.parquet")
     assert found.num_rows == expected
+    own = [row for row in rows if (row["timestamp"] - 1_700_000_000) // 60 in newest]
+    named = {(row["request_id"], row["user_id"], row["item_id"]) for row in own}
+    assert set(zip(*(found[name].to_pylist() for name in ("request_id", "user_id", "item_id")), strict=True)) == named

@@ -174,6 +174,9 @@ def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
     assert len(list((compared / "c" / "runs").glob("*/wandb/offline-run-*"))) == 1
     (file,) = (compared / "c" / "wandb").glob("offline-run-*/*.wandb")
     found = wandb_files.records(file)
+    (trained,) = (compared / "c" / "runs").glob("*/wandb/offline-run-*/*.wandb")
+    runs = [next(r.run for r in wandb_files.records(path) if r.HasField("run")) for path in (file, trained)]
+    assert [(run.run_group, run.job_type) for run in runs] == [("c", "compare"), ("c", "train")]
     assert wandb_files.config(found)["command"] == ["recsys-topk", *COMMAND, "--logger", "wandb"]
     (row,) = wandb_files.history(found)
     assert row["comparison/nrows"] == 2

@@ -164,6 +164,11 @@ class RecFlowDataModule(CascadeDataModule):
             rank_zero_info(f"preparing {len(missing)} days of {self.cache.files.folder} in {self.cache.folder} (once)")
             self.cache.prepare(missing)
 
+    @property
+    def prepared_folders(self) -> dict[str, Path]:
+        """The folder of each day that is used."""
+        return {day: self.cache.path(day) for days in self.splits.values() for day in days}
+
     def open_shard(self, name: str) -> DayShard:
         """Return a prepared day."""
         return DayShard(self.cache.open(name, self._mapped), self._maker)
