@@ -163,7 +163,9 @@ class InteractionsShard(Shard):
         values = _part(items, "values", chosen, np.float32)
         item_id, count = items["item_id"][chosen].copy(), items["count"][chosen].copy()
         made = [torch.from_numpy(column) for column in (item_id, features, count)]
-        return Catalogue(*made, torch.from_numpy(values) if values.shape[1] else NO_VALUES).to(device)
+        return Catalogue(made[0], made[1], made[2], torch.from_numpy(values) if values.shape[1] else NO_VALUES).to(
+            device
+        )
 
     def excluded(self, rows: Array) -> Tensor | None:
         """Return what the user had before, as rows of the catalogue; in training, all that the user has there.
