@@ -198,8 +198,9 @@ class RankingLoss(Recorded, nn.Module, ABC):
         """Return the loss of a batch of lists.
 
         Lists are rows with a mask, or stand in 1-D tensors with `list_ids` or `lengths`. Flat lists are batched by
-        length, with less than two padded places per item; the value and the gradient are those of the rows. Their
-        lengths are read on the host.
+        length, with less than two padded places per item; the value and the gradient are those of the rows. The host
+        needs their lengths: it waits once per call for `list_ids` or `lengths` on a GPU, and for nothing if they are on
+        the CPU.
 
         Args:
             scores: (B, N), any floating dtype; (T,) for flat lists.
@@ -208,8 +209,9 @@ class RankingLoss(Recorded, nn.Module, ABC):
             k: Overrides the `k` of the constructor: one int, or one int per list, (B,).
             weights: (B,), the weight of each list in the mean.
             list_ids: (T,) integers, the list of each item, in any order. What is per list (`k`, `weights`, the result
-                without a reduction) is in the order of the sorted ids, as in ``torch.unique(list_ids)``.
-            lengths: (B,) integers, the number of items of each list, list after list.
+                without a reduction) is in the order of the sorted ids, as in ``torch.unique(list_ids)``. On the device
+                of the scores or on the CPU.
+            lengths: (B,) integers, the number of items of each list, list after list; on either device, or a list.
 
         Returns:
             A scalar, or (B,) under ``reduction="none"``; float32 (float64 for float64 scores).
@@ -238,7 +240,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
             y = labels.to(x.dtype)
-            empty = (lists.lengths == 0).nonzero()[:, 0]
+            empty = lists.empty()
             places, values = [empty], [x.new_zeros(len(empty)) + x[:0].sum()]
             counted = torch.zeros(number, dtype=torch.bool, device=x.device)
             positives = torch.zeros(number, dtype=torch.int64, device=x.device)
