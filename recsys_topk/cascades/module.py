@@ -18,6 +18,7 @@ from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutp
 from recsys_topk.cascades.objectives.base import registry as objectives
 from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, table_collections, warm_up
 from recsys_topk.cascades.sampled_negatives import check_correction, check_negatives, keep_hard
+from recsys_topk.cascades.schedules import describe_schedule, make_schedule
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import is_fused
 from recsys_topk.cascades.upgrade import upgrade
@@ -61,6 +62,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         embedding_lr: Learning rate of such tables; None = `lr`.
         optimizer_options: Further arguments of the optimizer, e.g. ``{"eps": 1e-12}``.
         warmup_steps: Steps over which the learning rate rises to `lr`.
+        lr_scheduler: A schedule of `torch.optim.lr_scheduler`: its name, or a mapping with `class_path` and `init_args`
+            (`recsys_topk.cascades.schedules`); None = a constant learning rate after the warm-up.
         validate: Raise on NaN or infinity among the scores instead of training on; off the CPU one step later.
         hard_negatives: Of the sampled negatives of each list, train only on so many that the first stage scores highest
             at that step (no gradient flows through the choice), and on the first `random_negatives`; 0 = on all.
@@ -86,6 +89,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         embedding_lr: float | None = None,
         optimizer_options: Mapping[str, Any] | None = None,
         warmup_steps: int = 0,
+        lr_scheduler: Mapping[str, Any] | str | None = None,
         validate: bool = True,
         metrics: Sequence[MetricEntry] | None = None,
         monitor: str | None = None,
@@ -134,6 +138,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 "embedding_lr": embedding_lr,
                 "optimizer_options": dict(optimizer_options or {}),
                 **counts,
+                "lr_scheduler": None if lr_scheduler is None else describe_schedule(lr_scheduler),
                 "validate": validate,
                 "metrics": None if metrics is None else [e if isinstance(e, str) else dict(e) for e in metrics],
                 "monitor": monitor,
@@ -229,13 +234,27 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         return {name: column[batch.mask].cpu() for name, column in columns.items()}
 
     def configure_optimizers(self) -> Any:
-        """Build the optimizer and its warm-up."""
+        """Build the optimizer, its warm-up and its schedule."""
         options = self.hparams
         made = make_optimizer(options["optimizer"], self, options["lr"], options["optimizer_options"])
+        if options["lr_scheduler"] is not None:
+            known: dict[str, Any] = {"warmup_steps": options["warmup_steps"], "monitor": f"val/{self.monitor}"}
+            described = make_schedule(made, options["lr_scheduler"], length=self._training_length, **known)
+            return {"optimizer": made, "lr_scheduler": described}
         if not options["warmup_steps"]:
             return made
         schedule = warm_up(made, options["warmup_steps"])
         return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _training_length(self, interval: str) -> int:
+        """Return how many optimizer steps or epochs the trainer is going to run."""
+        length = self.trainer.max_epochs if interval == "epoch" else self.trainer.estimated_stepping_batches
+        if length is None or not 0 < length < float("inf"):
+            raise ValueError(
+                "the length of the schedule is that of the training, which has no end; give --trainer.max_epochs, or "
+                "the length (--lr_scheduler.T_max, total_steps or total_iters)"
+            )
+        return int(length)
 
     def setup(self, stage: str) -> None:
         """Refuse data whose ids have other rows than those that the model was built for."""
