@@ -130,7 +130,7 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
             return resolve(config)
     by_loss: dict[type, dict[str, Any]] = {}
     merged: dict[str, Any] = {}
-    for layer in _layers(config):
+    for layer in layers(config):
         for name, options in (layer.pop("losses", None) or {}).items():
             by_loss.setdefault(registry_of("loss").resolve(name), {}).update(options)
         merged = merge(merged, _long_form(layer))
@@ -229,10 +229,11 @@ def as_list(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what a config is merged from, lowest first: the configs that it names, and its own keys."""
     for below in as_list(config.get("config")):
         if isinstance(below, Mapping):
-            yield from _layers(below)
+            yield from layers(below)
         elif isinstance(below, (str, Path)):
             yield read_config(str(below))
         else:

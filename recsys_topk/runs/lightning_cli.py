@@ -306,7 +306,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             made.append(RichProgress(pace) if sys.stdout.isatty() else PlainProgress(pace, self.log_line))
         if self.command == "fit" and wanted.get("enable_checkpointing") is not False:
             folder = self.directory.path / "checkpoints"
-            if wanted.get("limit_val_batches") != 0:
+            if wanted.get("limit_val_batches") != 0 and self.datamodule.splits["val"]:
                 made.append(BestCheckpoint(folder, f"val/{self.model.monitor}"))
             made.append(ResumePoint(folder, options.save_every_minutes, options.save_every_n_steps))
         if self.command == "predict":

@@ -10,7 +10,7 @@ import warnings
 NOTICES = (
     "Failed to import: fbgemm_gpu|is now DEPRECATED|does not have many workers|LeafSpec|The number of training batches|"
     "torch.distributed.(reduce_scatter_tensor|all_gather_into_tensor)|deprecating ShardedTensor|"
-    "Checkpoint directory|callbacks used to create the checkpoint"
+    "Checkpoint directory|callbacks used to create the checkpoint|Total length of `list` across ranks is zero"
 )
 GREETINGS = re.compile(
     "(GPU|TPU|HPU) available|💡|`Trainer.|Restor(ing|ed)|Loaded model weights|Loading `train_dataloader`|Using|"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from recsys_topk.runs.checkpoint import config_from_checkpoint, describe_checkpoint, read_checkpoint
 from recsys_topk.runs.config import resolve
+from recsys_topk.runs.day_check import check_days
 from recsys_topk.runs.directory import RunDirectory, Status, first_process, with_wandb_environment
 from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
 from recsys_topk.trust import reading
@@ -236,6 +237,8 @@ class TrainingRun:
     def _read(self, command: Command, build: bool) -> CascadeCLI:
         with reading(self.trust):
             config, lines = self._config(command)
+            if build:
+                check_days(config)
             resolve(config)  # names are checked before Lightning is imported
             for line in lines if build else ():
                 self.log_line(line)

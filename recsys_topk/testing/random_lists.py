@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.float32, torch.float64, torch.float16, torch.bflo
 SCALES = (0.0, 1e-3, 1.0, 1.0, 10.0, 1e3, 1e5, 1e7, 1e30)
 OFFSETS = (0.0, 0.0, 0.0, 1.0, -1e3, 1e6, -1e7)
 
-# What a list of n items costs, by the `cost` of a loss or operator; k is at most n + 1.
+# What a list of n items costs, by the `cost` of a loss or operator; n^2 for any other (k is at most n + 1).
 _WORK: dict[str, Callable[[int], float]] = {
     "n": lambda n: n,
     "n log n": lambda n: n * math.log2(n + 1),
