@@ -71,16 +71,16 @@ def measure_baselines(
                 inputs: Any = scores[name] if metric.stage is not None else [scores[name]] * len(model.cascade.quotas)
                 metric.update(inputs, batch.labels, batch.mask)
         requests += batch.size
-    found = {name: {key: float(metric.compute()) for key, metric in own.items()} for name, own in metrics.items()}
+    # `compute` would add up the sums of all processes, and only one of them is here.
+    found = {name: {key: float(m.total / m.count) for key, m in own.items()} for name, own in metrics.items()}
     return Baselines(found, requests)
 
 
 def _metrics(model: CascadeModule, split: Split) -> dict[str, ListMean]:
-    """Return new metrics like those of a model, on the CPU and for this process alone."""
+    """Return new metrics like those of a model, on the CPU."""
     made: dict[str, ListMean] = {}
     for name, metric in dict(model.metrics[split].items()).items():  # type: ignore[operator]
         if metric.higher_is_better is not None:  # selection_mass measures the operator of the loss, not a ranking
             made[name] = copy.deepcopy(metric).cpu()
-            made[name].sync_on_compute = False
             made[name].reset()
     return made

@@ -156,7 +156,7 @@ def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
     (trials / "list-net-s0.json").unlink()
     again = in_process(compared, *COMMAND, "--logger", "wandb")
     assert again.returncode == 0, again.stderr
-    assert "3 of 4 runs are there already" in again.stdout
+    assert "3 of 4 runs are finished already" in again.stdout
     after = {path.name: path.read_text() for path in trials.glob("*.json")}
     assert {name for name in before if after[name] == before[name]} == before.keys() - {"list-net-s0.json"}
     one, two = (json.loads(found["list-net-s0.json"]) for found in (before, after))
