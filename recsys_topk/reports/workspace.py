@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-METRIC = "joint_recall@10@20"  # of the default cascade
+METRIC = "joint_recall@10@20"  # the joint recall of the default cascade
 STEP = "trainer/global_step"
-MOST_RUNS = 100  # in one panel; W&B's own default is 10
+MOST_RUNS = 100  # per panel; the default of W&B is 10
 DIAGNOSTICS = "--trainer.callbacks+=recsys_topk.callbacks.diagnostics.Diagnostics"
 
 
@@ -20,10 +20,10 @@ def workspace(entity: str, project: str, metric: str = METRIC) -> Any:
     Args:
         entity: User or team that owns the project.
         project: The project.
-        metric: The metric that runs are compared by, without ``val/``.
+        metric: The metric by which runs are compared, without ``val/``.
     """
     with warnings.catch_warnings():
-        # The package declares its models in pydantic's old way, and says so seven times.
+        # The package declares its models in the old style of pydantic, which warns seven times.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message="Pydantic V1 style")
         try:
             import wandb_workspaces.reports.v2 as wr
@@ -48,7 +48,7 @@ def workspace(entity: str, project: str, metric: str = METRIC) -> Any:
 
 
 def _made(wr: Any, given: Any) -> Any:
-    """Return what a part of workspace.yaml stands for: a panel, or a value of one."""
+    """Return the object for a part of workspace.yaml: a panel, or a value of a panel."""
     if isinstance(given, list):
         return [_made(wr, part) for part in given]
     if isinstance(given, dict):
@@ -74,4 +74,4 @@ def save(entity: str | None, project: str, metric: str = METRIC) -> str:
         saved = workspace(str(owner), project, metric).save()
         return str(saved.url)
     except (wandb.Error, OSError, RuntimeError) as error:
-        raise ValueError(f"W&B did not take the workspace for {entity or 'you'}/{project}: {error}") from error
+        raise ValueError(f"W&B rejected the workspace for {entity or 'you'}/{project}: {error}") from error
