@@ -18,6 +18,7 @@ from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutp
 from recsys_topk.cascades.objectives.base import registry as objectives
 from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, table_collections, warm_up
 from recsys_topk.cascades.sampled_negatives import check_logq_correction, check_negatives, keep_hard_negatives
+from recsys_topk.cascades.schedules import describe_schedule, make_schedule
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import is_fused
 from recsys_topk.cascades.upgrade import upgrade
@@ -61,6 +62,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         embedding_lr: Learning rate of tables that are updated inside backward; None = `lr`.
         optimizer_options: Further arguments of the optimizer, e.g. ``{"eps": 1e-12}``.
         warmup_steps: Number of steps in which the learning rate rises to `lr`.
+        lr_scheduler: A schedule of `torch.optim.lr_scheduler`: its name, or a mapping with `class_path` and `init_args`
+            (`recsys_topk.cascades.schedules`); None = a constant learning rate after the warm-up.
         validate: Raise on NaN or infinity among the scores. On devices other than the CPU the error comes one step
             later.
         hard_negatives: Number of sampled negatives per list to train on, those with the highest scores of the first
@@ -87,6 +90,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         embedding_lr: float | None = None,
         optimizer_options: Mapping[str, Any] | None = None,
         warmup_steps: int = 0,
+        lr_scheduler: Mapping[str, Any] | str | None = None,
         validate: bool = True,
         metrics: Sequence[MetricEntry] | None = None,
         monitor: str | None = None,
@@ -135,6 +139,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 "embedding_lr": embedding_lr,
                 "optimizer_options": dict(optimizer_options or {}),
                 **counts,
+                "lr_scheduler": None if lr_scheduler is None else describe_schedule(lr_scheduler),
                 "validate": validate,
                 "metrics": None if metrics is None else [e if isinstance(e, str) else dict(e) for e in metrics],
                 "monitor": monitor,
@@ -230,13 +235,27 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         return {name: column[batch.mask].cpu() for name, column in columns.items()}
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer, with a warm-up schedule if configured."""
+        """Return the optimizer, with its warm-up and schedule if they are configured."""
         options = self.hparams
         made = make_optimizer(options["optimizer"], self, options["lr"], options["optimizer_options"])
+        if options["lr_scheduler"] is not None:
+            known: dict[str, Any] = {"warmup_steps": options["warmup_steps"], "monitor": f"val/{self.monitor}"}
+            described = make_schedule(made, options["lr_scheduler"], length=self._training_length, **known)
+            return {"optimizer": made, "lr_scheduler": described}
         if not options["warmup_steps"]:
             return made
         schedule = warm_up(made, options["warmup_steps"])
         return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _training_length(self, interval: str) -> int:
+        """Return how many optimizer steps or epochs the trainer is going to run."""
+        length = self.trainer.max_epochs if interval == "epoch" else self.trainer.estimated_stepping_batches
+        if length is None or not 0 < length < float("inf"):
+            raise ValueError(
+                "the length of the schedule is that of the training, which has no end; give --trainer.max_epochs, or "
+                "the length (--lr_scheduler.T_max, total_steps or total_iters)"
+            )
+        return int(length)
 
     def setup(self, stage: str) -> None:
         """Raise if the data has a different vocabulary (mapping from ids to table rows) than the model."""

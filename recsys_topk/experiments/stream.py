@@ -14,10 +14,11 @@ from recsys_topk.experiments.compare import write_results
 from recsys_topk.files import write_whole
 from recsys_topk.reports.sections import stream_figures
 from recsys_topk.runs.directory import offline_wandb
-from recsys_topk.runs.run import Say, TrainingRun
+from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.runs.statistics import Runs, curves, means
 from recsys_topk.runs.text import table
-from recsys_topk.runs.trials import Competition, Tell, Trial, by_label, run_all, timed
+from recsys_topk.runs.trials import Competition, Send, Trial, by_label, measure_seconds, run_all
+from recsys_topk.runs.wandb_lineage import use_data
 from recsys_topk.runs.wandb_logging import wandb_loggers
 
 # A stream has no validation day, and `stream_days` writes its own checkpoints.
@@ -25,34 +26,34 @@ PROTOCOL = {"limit_val_batches": 0, "enable_checkpointing": False, "num_sanity_v
 _SEED_STEP = 1_000_003
 
 
-def stream(competition: Competition, facts: Mapping[str, Any], say: Say) -> None:
+def stream(competition: Competition, facts: Mapping[str, Any], log_line: LogLine) -> None:
     """Run the days that have no result yet, print one line per day, then print and write the curves.
 
     Args:
         competition: The variants to compare.
         facts: Provenance of the numbers (`recsys_topk.runs.provenance`).
-        say: Called with each line of progress and with the table.
+        log_line: Called with each line of progress and with the table.
     """
-    trials = competition.trials("days")
+    trials = competition.trials("days", job="stream")
     collect(trials)  # raises before the first run if a file was made with other options
 
     def report_day(trial: Trial, entry: Mapping[str, Any]) -> None:
         measured = [f"{name} {value:.4f}" for name, value in entry.get("metrics", {}).items()]
         head = f"{trial.label}, seed {trial.seed}, {entry['day']}"
-        say(f"{head}: {', '.join(measured) or 'trained, not tested'} ({entry['seconds']:.0f} s)")
+        log_line(f"{head}: {', '.join(measured) or 'trained, not tested'} ({entry['seconds']:.0f} s)")
 
     def report_trial(trial: Trial) -> str:
-        write(competition.out, {**facts, "runs": collect(trials)}, say)
+        write(competition.out, {**facts, "runs": collect(trials)}, log_line)
         joint = [next(iter(entry["metrics"].values())) for entry in trial.read()["days"]]
         return f"{len(joint)} days tested, mean {statistics.fmean(joint) if joint else float('nan'):.4f}"
 
-    run_all(stream_days, trials, len(trials), competition, report_trial, say, report_day)
+    run_all(stream_days, trials, len(trials), competition, report_trial, log_line, report_day)
     runs = collect(trials)
-    say(table(curve_table(runs)))
-    say(write(competition.out, {**facts, "runs": runs}, say))
+    log_line(table(curve_table(runs)))
+    log_line(write(competition.out, {**facts, "runs": runs}, log_line))
 
 
-def stream_days(trial: Trial, tell: Tell) -> None:
+def stream_days(trial: Trial, send: Send) -> None:
     """Resume a stream and run it to the last day of the data. Save a checkpoint and report the result after each day.
 
     Every day starts by loading the checkpoint of the previous day (weights, optimizer, schedule) and by setting the
@@ -88,10 +89,12 @@ def stream_days(trial: Trial, tell: Tell) -> None:
             (measured,) = run.trainer.test(run.model, datamodule=step.data, ckpt_path=before, verbose=False)
             entry |= _metrics(measured)
         run.trainer.fit_loop.max_epochs = epochs * (number + 1)
-        entry["seconds"] = timed(_fit, run, step.data, before)
+        entry["seconds"] = measure_seconds(_fit, run, step.data, before)
         _save(run, trial.target, record, entry)
         _log_day(run, entry, number + 1)
-        tell(entry)
+        send(entry)
+    for logger in wandb_loggers(run.trainer.loggers):
+        use_data(logger.experiment, run.data)
 
 
 def _fit(run: TrainingRun, data: Any, checkpoint: str | None) -> None:
@@ -166,7 +169,7 @@ def curve_table(runs: Runs) -> list[dict[str, Any]]:
     return [*rows, {"day": "mean", **mean}] if rows else []
 
 
-def write(folder: Path, content: Mapping[str, Any], say: Say) -> str:
+def write(folder: Path, content: Mapping[str, Any], log_line: LogLine) -> str:
     """Write stream.json, stream.csv (one line per run and day) and stream.svg. Return a line that names the files."""
     runs: Runs = content["runs"]
     lines = [
@@ -174,4 +177,4 @@ def write(folder: Path, content: Mapping[str, Any], say: Say) -> str:
          "seconds": entry["seconds"], **entry["metrics"]}
         for label, records in runs.items() for record in records for entry in record["days"]
     ]  # fmt: skip
-    return write_results(folder, "stream", content, lines, lambda: stream_figures(runs), say)[0]
+    return write_results(folder, "stream", content, lines, lambda: stream_figures(runs), log_line)[0]

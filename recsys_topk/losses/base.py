@@ -201,7 +201,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
 
         Lists are rows with a mask, or flat 1-D tensors with `list_ids` or `lengths`. Flat lists are batched by length,
         with fewer than two padded items per item. The value and the gradient equal those of padded rows. The lengths of
-        flat lists are read on the host.
+        flat lists are read on the host: a GPU is waited for once per call, unless `list_ids` or `lengths` is on the
+        CPU.
 
         Args:
             scores: (B, N), any floating dtype; (T,) for flat lists.
@@ -211,8 +212,10 @@ class RankingLoss(Recorded, nn.Module, ABC):
             k: Overrides the `k` of the constructor: one int, or one int per list, (B,).
             weights: (B,), the weight of each list in the mean.
             list_ids: (T,) integers, the list of each item, in any order. Values per list (`k`, `weights`, and the
-                result of ``reduction="none"``) are in the order of the sorted ids, as in ``torch.unique(list_ids)``.
-            lengths: (B,) integers, the number of items of each list; the lists are stored one after the other.
+                result of ``reduction="none"``) are in the order of the sorted ids, as in ``torch.unique(list_ids)``. On
+                the device of the scores or on the CPU.
+            lengths: (B,) integers, the number of items of each list; the lists are stored one after the other. On the
+                device of the scores, on the CPU, or a Python list.
 
         Returns:
             A scalar, or (B,) for ``reduction="none"``; float32 (float64 for float64 scores).
@@ -241,7 +244,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
             y = labels.to(x.dtype)
-            empty = (lists.lengths == 0).nonzero()[:, 0]
+            empty = lists.empty()
             places, values = [empty], [x.new_zeros(len(empty)) + x[:0].sum()]
             counted = torch.zeros(number, dtype=torch.bool, device=x.device)
             positives = torch.zeros(number, dtype=torch.int64, device=x.device)

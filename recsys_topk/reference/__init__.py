@@ -10,8 +10,9 @@ These classes have no registry name. Use the class path, e.g. ``--objective recs
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from recsys_topk.lazy import attach
 
 if TYPE_CHECKING:
     from recsys_topk.reference.arf import PublishedARF, PublishedARFV2
@@ -28,17 +29,12 @@ __all__ = [
     "PublishedRecall",
 ]
 
-_MODULES = {
-    "PublishedARF": "arf",
-    "PublishedARFV2": "arf",
-    "PublishedICC": "icc",
-    "PublishedJoint": "joint",
-    "PublishedJointRecall": "recall",
-    "PublishedRecall": "recall",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "arf": ["PublishedARF", "PublishedARFV2"],
+        "icc": ["PublishedICC"],
+        "joint": ["PublishedJoint"],
+        "recall": ["PublishedJointRecall", "PublishedRecall"],
+    },
+)

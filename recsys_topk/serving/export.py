@@ -59,7 +59,7 @@ def export_cascade(
     half_tables: bool = False,
     programs: bool = True,
     facts: Mapping[str, Any] | None = None,
-    say: Callable[[str], object] = lambda text: None,
+    log_line: Callable[[str], object] = lambda text: None,
 ) -> ExportReport:
     """Write a trained cascade for serving: one folder per stage, the catalogue, users, encoder and a manifest.
 
@@ -72,7 +72,7 @@ def export_cascade(
         half_tables: Store embedding tables in float16. This halves their size; the loss of recall is reported.
         programs: Also write torch programs (``.pt2``).
         facts: Further entries of the manifest, e.g. the source of the weights.
-        say: Called with one line of text per step.
+        log_line: Called with one line of text per step.
     """
     out = Path(out)
     if out.exists():
@@ -83,7 +83,7 @@ def export_cascade(
     with whole_folder(out) as folder:
         entries = []
         for config, stage in zip(model.cascade.configs, stages.values(), strict=True):
-            say(f"exporting stage {config.name} ({config.kind})")
+            log_line(f"exporting stage {config.name} ({config.kind})")
             models = models_of(stage, model.schema)
             if half_tables:
                 halve_tables(models)
@@ -95,7 +95,7 @@ def export_cascade(
             recalls = _recalls(model, lambda batch: [score(batch) for score in scores.values()], batches)
         else:
             check(agreement)
-        say("writing the catalogue")
+        log_line("writing the catalogue")
         items = data.serving_items()
         items.write(folder / ITEMS)
         users = data.serving_users(items)

@@ -39,7 +39,7 @@ def read_yaml(text: str, source: str) -> Any:
     try:
         return yaml.load(text, Loader=_PARSER)  # a safe loader
     except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{source} is not valid YAML: {_plain(error)}") from error
 
 
 def read_yaml_file(path: Path) -> Any:
@@ -86,7 +86,12 @@ def check_bounds(text: str, source: str) -> None:
             if total > MAX_VALUES:
                 raise _refuse(source, f"it has more than {MAX_VALUES:,} values")
     except yaml.YAMLError as error:
-        raise ValueError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{source} is not valid YAML: {_plain(error)}") from error
+
+
+def _plain(error: Exception) -> str:
+    """Return an error of the YAML parser as one line, without the name that it gives to text."""
+    return " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
 
 
 def inspect_config(content: Any, source: str, trust: tuple[str, ...] = ()) -> None:

@@ -75,7 +75,7 @@ def test_numbers_alone_train_resume_test_and_predict(here: Path) -> None:
     said: list[str] = []
     loss = "dftopk"
     model = {**CONFIG["model"], "embedding_optimizer": "rowwise_adagrad", "share_embeddings": True, "warmup_steps": 3}
-    whole = TrainingRun({**CONFIG, "loss": loss, "model": model, "name": "whole"}, say=said.append)
+    whole = TrainingRun({**CONFIG, "loss": loss, "model": model, "name": "whole"}, log_line=said.append)
     metrics = whole.fit()
     assert "no embedding tables" in "\n".join(said)
     untrained = {**CONFIG, "loss": loss, "model": {**model, "lr": 0.0}, "name": "untrained"}

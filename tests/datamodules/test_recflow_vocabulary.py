@@ -22,9 +22,9 @@ FIELDS = (*REQUEST_IDS, *ITEM_IDS)
 
 
 @pytest.fixture(scope="module")
-def make(world_root: Path, world_cache: DayCache) -> Any:
+def make(world_root: Path, day_cache: DayCache) -> Any:
     def made(**options: Any) -> RecFlowDataModule:
-        folder = str(world_cache.folder.parent)
+        folder = str(day_cache.folder.parent)
         data = RecFlowDataModule(
             str(world_root), cache_dir=folder, batch_size=64, eval_negatives=5, shuffle=False, **options
         )

@@ -64,7 +64,7 @@ def test_long_and_short_lists_are_equal_to_padded_rows(name, reduction):
     ids=["1 to 10,000", "one long list", "just above powers of two", "one long list per bucket"],
 )
 def test_less_than_two_places_per_item(lengths):
-    places = sum(bucket.items.numel() for bucket in FlatLists(lengths, None).buckets())
+    places = sum(bucket.items.numel() for bucket in FlatLists(lengths, None, lengths.device).buckets())
     assert places < 2 * int(lengths.sum())
 
 
