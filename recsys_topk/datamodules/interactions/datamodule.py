@@ -219,8 +219,9 @@ class InteractionsDataModule(CascadeDataModule):
     def prepare(self, progress: Progress | None = None) -> bool:
         """Prepare the data if they are not prepared yet.
 
-        The folder appears by a rename when it is whole: a process that is killed or fails leaves nothing that counts,
-        and a second process waits for the first.
+        The folder appears by a rename when it is whole, and a second process waits for the first. A process that was
+        interrupted or killed is resumed: files and groups of rows that were read, and parts that were sorted, are not
+        read and sorted again.
 
         Args:
             progress: Told how far it is; None = a progress bar on a terminal.
@@ -237,7 +238,7 @@ class InteractionsDataModule(CascadeDataModule):
             with self.progress_of() as told:
                 Preparation(plan, folder, progress or told).run()
 
-        made = make_once(target, write)
+        made = make_once(target, write, resume=True)
         for line in self.facts() if made else ():
             rank_zero_info(line)
         return made
