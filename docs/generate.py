@@ -1,4 +1,4 @@
-"""Pages that are made from the registries: one per loss and operator, with its facts and a plot, and the API."""
+"""Generate pages from the registries: one page per loss and operator with its properties and a plot, and the API."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MODULES = {
 
 
 def write_pages(folder: Path) -> None:
-    """Write all generated pages; files whose content is the same are left alone, so that Sphinx need not read them."""
+    """Write all generated pages. Unchanged files are not rewritten, so that Sphinx does not read them again."""
     for kind, registry, plot, facts in (
         ("losses", losses, loss_plot, ("family", "label_kind", "cost", "requires_k", "paper")),
         (
@@ -94,7 +94,7 @@ def class_page(name: str, cls: type, facts: tuple[str, ...]) -> str:
 def index_page(kind: str, summaries: dict[str, str]) -> str:
     """Return the list of losses or of operators."""
     rows = [f"| [{name}]({name}.md) | {words} |" for name, words in summaries.items()]
-    table = ["| name | what it is |", "|---|---|", *rows]
+    table = ["| name | description |", "|---|---|", *rows]
     tree = ["```{toctree}", ":hidden:", "", *summaries, "```"]
     title = {"losses": "All losses", "operators": "All operators"}[kind]
     return "\n".join([f"# {title}", "", *table, "", *tree, ""])
@@ -117,14 +117,14 @@ def summary(cls: type) -> str:
 
 
 def text(fact: str, value: Any) -> str:
-    """Return a fact about a class as a table shows it."""
+    """Return a property of a class as table text."""
     if fact == "cost":
         return f"O({value})"
     return {True: "yes", False: "no", None: ""}.get(value, str(value))
 
 
 def plot_text(cls: type) -> str:
-    """Return what the plot of a class shows, for those who cannot see it."""
+    """Return the alternative text of the plot of a class."""
     return f"{cls.__name__}: value and gradient as the score of one item moves from -4 to 4"
 
 
@@ -171,7 +171,7 @@ def draw(
 
 
 def write(path: Path, content: str) -> None:
-    """Write a page if it changed."""
+    """Write a page if its content changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_text(encoding="utf-8") != content:
         path.write_text(content, encoding="utf-8")

@@ -120,7 +120,7 @@ def help_of(command: str, *suite: str) -> str:
 
 @lru_cache
 def parse_as_fit(*arguments: str) -> None:
-    """Parse options as `recsys-topk fit` does; what names a file of the reader's is left out."""
+    """Parse options as `recsys-topk fit` does, without options that name a file of the reader."""
     asked = [text for text in arguments if text.endswith(("help", "help_all"))]
     if asked or not arguments:
         return
