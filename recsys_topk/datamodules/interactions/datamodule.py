@@ -14,7 +14,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
 from recsys_topk.datamodules.base import CascadeDataModule
-from recsys_topk.datamodules.deployment import ItemTable, UserTable
+from recsys_topk.datamodules.deployment import ItemTable, UserTable, source_names
 from recsys_topk.datamodules.description_guess import GuessedTables, find_roles, guess_description
 from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
 from recsys_topk.datamodules.features import Description
@@ -25,7 +25,7 @@ from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptio
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
 from recsys_topk.datamodules.interactions.tables import Tables, open_tables
 from recsys_topk.datamodules.negatives import NegativeMix
-from recsys_topk.datamodules.progress import Progress, StepBars
+from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.reading import Source, TableReader, open_table
 from recsys_topk.datamodules.schema import Schema
 from recsys_topk.datamodules.times import parse_time
@@ -52,8 +52,8 @@ class InteractionsDataModule(CascadeDataModule):
         test: The same for testing.
         user: The column of the user; None = guessed from its name, and said. The same holds for the other columns.
         item: The column of the item.
-        time: The column of the time: seconds, milliseconds, ISO 8601 text or datetimes. Without one, the rows are taken
-            to be in order.
+        time: The column of the time: seconds, milliseconds, ISO 8601 text, datetimes or dates such as 20231114. Without
+            one, the rows are taken to be in order.
         rating: The column of the rating, used with `min_rating`.
         weight: A column of weights above 0, which become the labels of positives; None = all are 1.
         split_column: A column that says train, val or test; with it the split is given.
@@ -234,8 +234,8 @@ class InteractionsDataModule(CascadeDataModule):
 
         def write(folder: Path) -> None:
             rank_zero_info(f"preparing {plan.tables.interactions.name} in {target} (once)")
-            with StepBars() as bars:
-                Preparation(plan, folder, progress or bars).run()
+            with self.progress_of() as told:
+                Preparation(plan, folder, progress or told).run()
 
         made = make_once(target, write)
         for line in self.facts() if made else ():
@@ -274,8 +274,7 @@ class InteractionsDataModule(CascadeDataModule):
 
     def item_names(self, item_id: Any) -> Any:
         """Return what the source calls some items."""
-        items = self.prepared.items["item_id"]
-        return interactions_items(self.prepared).names[np.searchsorted(items, item_id)]
+        return source_names(self.prepared.item_ids[np.searchsorted(self.prepared.items["item_id"], item_id)])
 
     def serving_users(self, items: ItemTable) -> UserTable:
         """Return each user after the last interaction that is known."""

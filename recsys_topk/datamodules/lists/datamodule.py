@@ -9,10 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
 from recsys_topk.datamodules.base import CascadeDataModule
-from recsys_topk.datamodules.deployment import ItemTable, UserTable
+from recsys_topk.datamodules.deployment import ItemTable, UserTable, source_names
 from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
 from recsys_topk.datamodules.features import Description
 from recsys_topk.datamodules.folders import cache_home, make_once
@@ -25,7 +26,7 @@ from recsys_topk.datamodules.lists.shard import ListsShard, PreparedLists
 from recsys_topk.datamodules.lists.sources import describe_source, open_sources, split_files
 from recsys_topk.datamodules.lists.svmlight import DESCRIPTION
 from recsys_topk.datamodules.negatives import NegativeSource
-from recsys_topk.datamodules.progress import Progress, StepBars
+from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.reading import Source
 from recsys_topk.datamodules.schema import LabelKind, Schema
 from recsys_topk.datamodules.times import parse_time
@@ -55,7 +56,7 @@ class ListsDataModule(CascadeDataModule):
         label: The column of labels, finite and >= 0; bigger is better.
         stage: The column of the stage reached, used with `labels`.
         position: The column of the position, used with `labels`.
-        time: The column of the time: seconds, milliseconds, ISO 8601 text or datetimes.
+        time: The column of the time: seconds, milliseconds, ISO 8601 text, datetimes or dates such as 20231114.
         user: The column of the user.
         history: A column with the list of the user's last items, oldest first.
         split_column: A column that says train, val or test.
@@ -244,8 +245,8 @@ class ListsDataModule(CascadeDataModule):
 
         def write(folder: Path) -> None:
             rank_zero_info(f"preparing {plan.name} in {target} (once)")
-            with StepBars() as bars:
-                Preparation(plan, folder, progress or bars).run()
+            with self.progress_of() as told:
+                Preparation(plan, folder, progress or told).run()
 
         made = make_once(target, write)
         self._prepared = PreparedLists(target)
@@ -288,7 +289,16 @@ class ListsDataModule(CascadeDataModule):
     def item_names(self, item_id: Any) -> Any:
         """Return what the source calls some items."""
         names = self.prepared.item_ids
-        return item_id if names is None else _named(names[item_id])
+        return item_id if names is None else source_names(names[item_id])
+
+    def request_names(self, shard: str, request_id: Any) -> Any:
+        """Return what the source calls some requests of a split."""
+        names = self.prepared.request_ids(shard)
+        if names is None:
+            return request_id
+        own = self.prepared.table(shard)["request_id"]
+        order = np.argsort(own)
+        return source_names(names[order[np.searchsorted(own, request_id, sorter=order)]])
 
     def serving_users(self, items: ItemTable) -> UserTable | None:
         """Return the newest request of each user, or None if no column says who the user is."""
@@ -308,7 +318,7 @@ class ListsDataModule(CascadeDataModule):
         if svmlight:
             return Description.from_plain(DESCRIPTION)
         readers, _, _ = open_sources({0: self._sources[0]}, self._types, self._given)
-        return guess_columns(readers[0], roles)
+        return guess_columns(readers[0], roles).description
 
     def _rule(self, readers: dict[int, Any], roles: dict[str, str]) -> SplitRule:
         """Return how requests are split that no file assigns."""
@@ -362,7 +372,3 @@ def _check_history(described: Description, roles: dict[str, str]) -> None:
                 f"the history is a list of items, so {roles['item']} is all that is known of a view; take "
                 f"{feature.name!r} out of the description of the history"
             )
-
-
-def _named(names: Any) -> Any:
-    return names if names.dtype.kind in "iu" else names.astype(str)

@@ -120,6 +120,10 @@ class ListsShard(Shard):
         made |= {name: torch.from_numpy(block) if block.shape[1] else NO_VALUES for name, block in values.items()}
         return ShardBatch(**made)
 
+    def users(self, rows: Array) -> Array | None:
+        """Return the users as the source calls them; texts, and None where it is missing, if some request has none."""
+        return None if self._users is None else self._users[rows]
+
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
         """Return the items of the split; an item with several rows of features has its first."""
         items, first = self._items, self._first_rows
@@ -131,6 +135,13 @@ class ListsShard(Shard):
         return Catalogue(made[0], made[1], made[2], torch.from_numpy(values) if values.shape[1] else NO_VALUES).to(
             device
         )
+
+    @cached_property
+    def _users(self) -> Array | None:
+        users = self.prepared.user_ids(self.name)
+        if users is None or users.dtype.kind in "iuU" or all(isinstance(user, str) for user in users):
+            return users
+        return np.array([_user_text(user) for user in users.tolist()], dtype=object)
 
     @cached_property
     def _requests(self) -> dict[str, Array]:
@@ -167,6 +178,13 @@ class ListsShard(Shard):
         steps = np.arange(self.history_length)
         newest = (self._requests["view_start"][rows] + full - length)[:, None] + steps
         return self._views[np.where(steps < length[:, None], newest, -1)].astype(np.int64), length.astype(np.int64)
+
+
+def _user_text(user: Any) -> str | None:
+    """Return a user as text; integers are stored as floats where some user is missing."""
+    if user is None or user != user:
+        return None
+    return str(int(user)) if isinstance(user, float) and user.is_integer() else str(user)
 
 
 def _block(table: dict[str, Array], kind: str, rows: Array, dtype: Any) -> Array:
