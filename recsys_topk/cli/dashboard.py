@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from recsys_topk.cli.console import echo, parser_of, warn, write_to
+from recsys_topk.cli.console import echo, make_parser, warn, write_to
 from recsys_topk.reports.workspace import (
     METRIC,
     default_entity,
@@ -24,7 +24,7 @@ from recsys_topk.runs.directory import offline_wandb
 
 def main(argv: list[str]) -> None:
     """Save the workspace, or print or write it where there is no key or it is asked for."""
-    parser = parser_of("dashboard", __doc__)
+    parser = make_parser("dashboard", __doc__)
     parser.add_argument("--entity", help="user or team that owns the project (default: yours)")
     parser.add_argument(
         "--project", default=os.environ.get("WANDB_PROJECT", "recsys-topk"), help="the project (default: %(default)s)"

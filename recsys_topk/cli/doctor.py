@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recsys_topk import __version__
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.runs.provenance import installed
 from recsys_topk.runs.text import table
 
@@ -92,7 +92,7 @@ def _python(code: str) -> tuple[int, str]:
 
 def main(argv: list[str]) -> int:
     """Print the report; return 1 if something does not fit."""
-    parser = parser_of("doctor", __doc__)
+    parser = make_parser("doctor", __doc__)
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     options = parser.parse_args(argv)
     versions, (status, said) = installed(), _python(PROBE)

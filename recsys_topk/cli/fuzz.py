@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsys_topk.cli.console import echo, parser_of, warn
+from recsys_topk.cli.console import echo, make_parser, warn
 from recsys_topk.files import write_whole
 from recsys_topk.runs.text import table
 
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
 
     from recsys_topk.testing.fuzz import fuzz_one, fuzz_subjects
 
-    parser = parser_of(
+    parser = make_parser(
         "fuzz", "Try random lists (masks, ties, extremes, half precision, k per list) on losses and operators."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="losses and operators; all by default")

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 import recsys_topk
-from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.console import echo, parser_of, write_to
+from recsys_topk.cli.arguments import parse_options
+from recsys_topk.cli.console import echo, make_parser, write_to
 from recsys_topk.registry import suggest
 from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.text import table
@@ -52,7 +52,7 @@ def with_options(text: str, further: list[str]) -> str:
 
 def main(argv: list[str]) -> None:
     """List the sweeps, or print one."""
-    parser = parser_of(
+    parser = make_parser(
         "sweep",
         __doc__,
         usage="recsys-topk sweep [NAME] [--out FILE] [options of fit ...]",
@@ -97,7 +97,7 @@ def check(further: list[str], varied: set[str]) -> str:
         name = option.partition("=")[0].removeprefix("--")
         if option.startswith("--") and name in varied:
             raise ValueError(f"the sweep sets --{name} itself in every run; change it in the file, under `parameters`")
-    return monitored(TrainingRun(typed(further)).options()["model"])
+    return monitored(TrainingRun(parse_options(further)).options()["model"])
 
 
 def monitored(model: Mapping[str, Any]) -> str:

@@ -9,38 +9,38 @@ from typing import TYPE_CHECKING, Any
 
 from recsys_topk.files import csv_text, write_whole
 from recsys_topk.reports import plots
-from recsys_topk.runs.run import Say, TrainingRun
+from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.runs.statistics import Runs, metric_names, summarise
 from recsys_topk.runs.text import table
-from recsys_topk.runs.trials import Competition, Tell, Trial, by_label, run_all, timed
+from recsys_topk.runs.trials import Competition, Send, Trial, by_label, measure_seconds, run_all
 from recsys_topk.runs.wandb_logging import log_once
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def compare(competition: Competition, facts: Mapping[str, Any], say: Say) -> None:
+def compare(competition: Competition, facts: Mapping[str, Any], log_line: LogLine) -> None:
     """Run what has not been run yet, then show and write the table and the plots.
 
     Args:
         competition: Who competes.
         facts: Where the numbers come from (`recsys_topk.runs.provenance`).
-        say: Takes the lines and the table.
+        log_line: Takes the lines and the table.
     """
     trials = competition.trials("trials")
     todo = [trial for trial in trials if not trial.read()]
-    run_all(train_and_test, todo, len(trials), competition, outcome, say)
+    run_all(train_and_test, todo, len(trials), competition, outcome, log_line)
     results = {label: [trial.read() for trial in runs] for label, runs in by_label(trials).items()}
     rows = comparison_rows(results)
-    say(table(rows))
+    log_line(table(rows))
     folder = competition.out
     content = {"rows": rows, "runs": results, **facts}
-    written, figures = write_results(folder, "comparison", content, rows, lambda: draw(rows), say)
+    written, figures = write_results(folder, "comparison", content, rows, lambda: draw(rows), log_line)
     if competition.logger == "wandb":
         pictures = {name: plots.png(figure) for name, figure in figures.items()}
         options = trials[0].place["wandb"]
         log_once(folder, "compare", folder.name, facts, {"comparison": rows}, pictures, options=options)
-    say(written)
+    log_line(written)
 
 
 def write_results(
@@ -49,7 +49,7 @@ def write_results(
     content: Mapping[str, Any],
     rows: Sequence[Mapping[str, Any]],
     draw: Callable[[], Mapping[str, Figure]],
-    say: Say,
+    log_line: LogLine,
 ) -> tuple[str, Mapping[str, Figure]]:
     """Write NAME.json, NAME.csv and the plots as SVG; return a line that names the files, and the plots.
 
@@ -59,12 +59,12 @@ def write_results(
         content: The JSON file.
         rows: The CSV file.
         draw: Returns the plots by file name. They are left out, with a line, where matplotlib is missing.
-        say: Takes that line.
+        log_line: Takes that line.
     """
     try:
         figures = draw()
     except ImportError as error:
-        say(f"no plots: {error}")
+        log_line(f"no plots: {error}")
         figures = {}
     files = {f"{name}.json": json.dumps(content, indent=1), f"{name}.csv": csv_text(rows)}
     files |= {f"{plot}.svg": plots.svg(figure) for plot, figure in figures.items()}
@@ -73,14 +73,14 @@ def write_results(
     return f"written: {', '.join(str(folder / file) for file in files)}", figures
 
 
-def train_and_test(trial: Trial, tell: Tell) -> None:
+def train_and_test(trial: Trial, send: Send) -> None:
     """Train one run, test it, and write what was measured to its file.
 
     `seconds` is the time of the training alone: the data are prepared before.
     """
     run = trial.run()
     run.data.prepare_data()
-    seconds = timed(run.fit)
+    seconds = measure_seconds(run.fit)
     metrics = {name: value for name, value in run.test().items() if name.startswith("test/")}
     found = {"seconds": seconds, "metrics": metrics, "device": device(run), "config": _given(run.parts().options)}
     write_whole(trial.target, json.dumps({**trial.identity(), **found}, indent=1))

@@ -15,7 +15,7 @@ import yaml
 
 from recsys_topk.registry import suggest
 from recsys_topk.reports.paper import EXPERIMENTS
-from recsys_topk.runs.config import as_options, put
+from recsys_topk.runs.config import as_options, set_option
 
 Size = Literal["small", "full"]
 SIZES: tuple[Size, ...] = ("small", "full")
@@ -116,7 +116,7 @@ def _step(entry: Mapping[str, Any], seeds: int | None, only: Sequence[str]) -> S
             label = name if value is None else f"{name}, {each['label']} {value:g}"
             made[label] = deepcopy(config)
             if value is not None:
-                put(made[label], each["option"], value)
+                set_option(made[label], each["option"], value)
                 points[label] = (name, float(value))
     result = "comparison.json" if entry["run"] == "compare" else "stream.json"
     return Step(entry["run"], result, entry["common"], made, entry["seeds"] if seeds is None else seeds, points)

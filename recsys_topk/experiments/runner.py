@@ -13,9 +13,9 @@ from typing import Any
 
 from recsys_topk.experiments.definition import Experiment, Size, Step
 from recsys_topk.files import write_whole
-from recsys_topk.runs.config import several
+from recsys_topk.runs.config import as_list
 from recsys_topk.runs.provenance import provenance
-from recsys_topk.runs.run import Say
+from recsys_topk.runs.run import LogLine
 from recsys_topk.runs.trials import Competition
 
 RECORD = "experiment.json"
@@ -49,7 +49,7 @@ class ExperimentRun:
             if step.run != "bench":
                 self._competition(step).trials("trials")
 
-    def run(self, say: Say) -> None:
+    def run(self, log_line: LogLine) -> None:
         """Run the steps that are not finished, and record what was run in ``experiment.json``."""
         old = read_record(self.folder)
         name = self.experiment.name
@@ -59,15 +59,15 @@ class ExperimentRun:
         for step in self.steps:
             entry = self._finished(old, step)
             if entry is not None:
-                say(f"kept: {self.folder / step.result}")
+                log_line(f"kept: {self.folder / step.result}")
                 record["steps"].append(entry)
                 continue
             entry = self._entry(step)
-            say(f"$ recsys-topk {shlex.join(entry['command'])}")
+            log_line(f"$ recsys-topk {shlex.join(entry['command'])}")
             record["steps"].append(entry)
             write_whole(self.folder / RECORD, json.dumps(record, indent=1))
             before = time.monotonic()
-            self._run(step, entry["command"], say)
+            self._run(step, entry["command"], log_line)
             entry["seconds"] = time.monotonic() - before
             write_whole(self.folder / RECORD, json.dumps(record, indent=1))
         record["reference"] = old.get("reference") or reference(self.folder)
@@ -86,19 +86,19 @@ class ExperimentRun:
                 return dict(entry)
         return None
 
-    def _run(self, step: Step, command: Sequence[str], say: Say) -> None:
+    def _run(self, step: Step, command: Sequence[str], log_line: LogLine) -> None:
         if step.run == "bench":
             text, content = self.bench(step.suite, step.common)
-            say(text)
+            log_line(text)
             write_whole(self.folder / step.result, content)
             return
         execute = getattr(importlib.import_module(f"recsys_topk.experiments.{step.run}"), step.run)
-        execute(self._competition(step), provenance(["recsys-topk", *command]), say)
+        execute(self._competition(step), provenance(["recsys-topk", *command]), log_line)
 
     def _competition(self, step: Step) -> Competition:
         further = dict(self.further)
         logger = further.pop("logger", "csv")
-        common = {**further, "config": [step.common, *several(further.get("config"))]}
+        common = {**further, "config": [step.common, *as_list(further.get("config"))]}
         return Competition(step.variants, common, step.seeds, self.folder, self.jobs, logger)
 
 

@@ -14,10 +14,10 @@ from recsys_topk.experiments.compare import write_results
 from recsys_topk.files import write_whole
 from recsys_topk.reports.sections import stream_figures
 from recsys_topk.runs.directory import offline_wandb
-from recsys_topk.runs.run import Say, TrainingRun
+from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.runs.statistics import Runs, curves, means
 from recsys_topk.runs.text import table
-from recsys_topk.runs.trials import Competition, Tell, Trial, by_label, run_all, timed
+from recsys_topk.runs.trials import Competition, Send, Trial, by_label, measure_seconds, run_all
 from recsys_topk.runs.wandb_lineage import use_data
 from recsys_topk.runs.wandb_logging import wandb_loggers
 
@@ -26,34 +26,34 @@ PROTOCOL = {"limit_val_batches": 0, "enable_checkpointing": False, "num_sanity_v
 _SEED_STEP = 1_000_003
 
 
-def stream(competition: Competition, facts: Mapping[str, Any], say: Say) -> None:
+def stream(competition: Competition, facts: Mapping[str, Any], log_line: LogLine) -> None:
     """Run the days that have not been run yet, with a line for each, then show and write the curves.
 
     Args:
         competition: Who competes.
         facts: Where the numbers come from (`recsys_topk.runs.provenance`).
-        say: Takes the lines and the table.
+        log_line: Takes the lines and the table.
     """
     trials = competition.trials("days", job="stream")
     collect(trials)  # raises before anything runs if one of them was made with other options
 
-    def heard(trial: Trial, entry: Mapping[str, Any]) -> None:
+    def on_message(trial: Trial, entry: Mapping[str, Any]) -> None:
         measured = [f"{name} {value:.4f}" for name, value in entry.get("metrics", {}).items()]
         head = f"{trial.label}, seed {trial.seed}, {entry['day']}"
-        say(f"{head}: {', '.join(measured) or 'trained on only'} ({entry['seconds']:.0f} s)")
+        log_line(f"{head}: {', '.join(measured) or 'trained on only'} ({entry['seconds']:.0f} s)")
 
     def done(trial: Trial) -> str:
-        write(competition.out, {**facts, "runs": collect(trials)}, say)
+        write(competition.out, {**facts, "runs": collect(trials)}, log_line)
         joint = [next(iter(entry["metrics"].values())) for entry in trial.read()["days"]]
         return f"{len(joint)} days tested, mean {statistics.fmean(joint) if joint else float('nan'):.4f}"
 
-    run_all(stream_days, trials, len(trials), competition, done, say, heard)
+    run_all(stream_days, trials, len(trials), competition, done, log_line, on_message)
     runs = collect(trials)
-    say(table(curve_table(runs)))
-    say(write(competition.out, {**facts, "runs": runs}, say))
+    log_line(table(curve_table(runs)))
+    log_line(write(competition.out, {**facts, "runs": runs}, log_line))
 
 
-def stream_days(trial: Trial, tell: Tell) -> None:
+def stream_days(trial: Trial, send: Send) -> None:
     """Resume a stream where it was, to the last day of the data; after each day save everything and tell it.
 
     Every day begins by loading the checkpoint of the day before (weights, optimizer, schedule) and by seeding the
@@ -88,10 +88,10 @@ def stream_days(trial: Trial, tell: Tell) -> None:
             (measured,) = run.trainer.test(run.model, datamodule=step.data, ckpt_path=before, verbose=False)
             entry |= _metrics(measured)
         run.trainer.fit_loop.max_epochs = epochs * (number + 1)
-        entry["seconds"] = timed(_fit, run, step.data, before)
+        entry["seconds"] = measure_seconds(_fit, run, step.data, before)
         _save(run, trial.target, record, entry)
         _log_day(run, entry, number + 1)
-        tell(entry)
+        send(entry)
     for logger in wandb_loggers(run.trainer.loggers):
         use_data(logger.experiment, run.data)
 
@@ -168,7 +168,7 @@ def curve_table(runs: Runs) -> list[dict[str, Any]]:
     return [*rows, {"day": "mean", **mean}] if rows else []
 
 
-def write(folder: Path, content: Mapping[str, Any], say: Say) -> str:
+def write(folder: Path, content: Mapping[str, Any], log_line: LogLine) -> str:
     """Write stream.json, stream.csv (a line for each run and day) and stream.svg; return a line that names them."""
     runs: Runs = content["runs"]
     lines = [
@@ -176,4 +176,4 @@ def write(folder: Path, content: Mapping[str, Any], say: Say) -> str:
          "seconds": entry["seconds"], **entry["metrics"]}
         for label, records in runs.items() for record in records for entry in record["days"]
     ]  # fmt: skip
-    return write_results(folder, "stream", content, lines, lambda: stream_figures(runs), say)[0]
+    return write_results(folder, "stream", content, lines, lambda: stream_figures(runs), log_line)[0]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from recsys_topk.files import write_whole
-from recsys_topk.runs.config import several
+from recsys_topk.runs.config import as_list
 from recsys_topk.runs.text import size_text
 
 Status = Literal["running", "interrupted", "failed", "finished"]
@@ -90,9 +90,9 @@ class RunDirectory:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def record(self, *, anyway: bool = False, **facts: Any) -> None:
-        """Add to what is known of the run; a process that is not the first one does so only if it must (`anyway`)."""
-        if first_process() or (anyway and self.path.is_dir()):
+    def record(self, *, from_any_process: bool = False, **facts: Any) -> None:
+        """Add to what is known of the run; a process that is not the first one does so only with `from_any_process`."""
+        if first_process() or (from_any_process and self.path.is_dir()):
             write_whole(self.path / "run.json", json.dumps({**self.facts, **facts}, indent=1) + "\n")
 
     @property
@@ -181,7 +181,7 @@ def with_wandb_environment(config: Mapping[str, Any]) -> dict[str, Any]:
         >>> del os.environ["WANDB_NOTES"]
     """
     found = {key: value for key, value in wandb_environment().items() if key != "name" or "name" not in config}
-    return {**config, **({"config": [*several(config.get("config")), {"wandb": found}]} if found else {})}
+    return {**config, **({"config": [*as_list(config.get("config")), {"wandb": found}]} if found else {})}
 
 
 def offline_wandb(mode: str | None = None) -> bool:

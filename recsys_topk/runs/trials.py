@@ -21,11 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from recsys_topk.runs.config import flat, registry_of, resolve
+from recsys_topk.runs.config import flatten_config, registry_of, resolve
 from recsys_topk.runs.directory import with_wandb_environment
-from recsys_topk.runs.run import Say, TrainingRun
+from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.trust import reading
 from recsys_topk.trust.typed import trusted_by
+
+
+class TrialsFailedError(ValueError):
+    """Some of the runs of a command failed; the others are kept."""
+
+    exit_status = 1
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class Trial:
         if not self.target.is_file():
             return {}
         found: dict[str, Any] = json.loads(self.target.read_text(encoding="utf-8"))
-        then, now = flat(found.get("given", {})), flat(self.identity()["given"])
+        then, now = flatten_config(found.get("given", {})), flatten_config(self.identity()["given"])
         changed = [key for key in {**then, **now} if str(then.get(key)) != str(now.get(key))]
         if changed:
             what = ", ".join(f"--{key} was {then.get(key)!r} and is {now.get(key)!r} now" for key in changed[:3])
@@ -130,7 +136,7 @@ class Competition:
                     config = resolve(given)
                 own = {**config.pop("wandb"), "name": None}  # each run has the name of its directory
                 where = {"out": str(self.out / "runs"), "name": name, "logger": self.logger, "wandb": own}
-                shown = {**where, "trainer": {"enable_progress_bar": False}}
+                shown = {**where, "baselines": False, "trainer": {"enable_progress_bar": False}}
                 made.append(Trial(label, seed, config, shown, self.out / place / f"{name}.json", trust))
         return made
 
@@ -160,8 +166,8 @@ def by_label(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     return found
 
 
-Tell: TypeAlias = Callable[[Any], None]
-Work: TypeAlias = Callable[[Trial, Tell], None]
+Send: TypeAlias = Callable[[Any], None]
+Work: TypeAlias = Callable[[Trial, Send], None]
 
 
 def run_all(
@@ -170,8 +176,8 @@ def run_all(
     total: int,
     competition: Competition,
     done: Callable[[Trial], str],
-    say: Say,
-    heard: Callable[[Trial, Any], None] = lambda trial, message: None,
+    log_line: LogLine,
+    on_message: Callable[[Trial, Any], None] = lambda trial, message: None,
 ) -> None:
     """Run `todo` with a line for each that also says how much time is left; raise at the end if some failed.
 
@@ -181,30 +187,30 @@ def run_all(
         total: The number of runs with those that are there already.
         competition: Says how many processes at a time.
         done: Returns what to say of a run that is over.
-        say: Takes the lines.
-        heard: Called with what a process has to tell.
+        log_line: Takes the lines.
+        on_message: Called with what a process has to tell.
     """
     there, failures, start = total - len(todo), [], time.monotonic()
     if there:
-        say(f"{there} of {total} runs are there already")
-    outcomes = in_processes(work, todo, competition.jobs, heard)
+        log_line(f"{there} of {total} runs are there already")
+    outcomes = in_processes(work, todo, competition.jobs, on_message)
     for number, (trial, failure) in enumerate(outcomes, start=there + 1):
         head = f"[{number}/{total}] {trial.label}, seed {trial.seed}"
         if failure is None:
             left = (time.monotonic() - start) / (number - there) * (total - number)
             shown = f" | about {left / 60:.0f} min left" if left > 90 else f" | about {left:.0f} s left"
-            say(f"{head}: {done(trial)}{shown if number < total else ''}")
+            log_line(f"{head}: {done(trial)}{shown if number < total else ''}")
         else:
             failures.append(f"{trial.label}, seed {trial.seed}: {failure}")
-            say(f"{head}: {failure} (more in {trial.log})")
+            log_line(f"{head}: {failure} (more in {trial.log})")
     if failures:
-        raise ValueError(
+        raise TrialsFailedError(
             f"{len(failures)} runs failed; the first: {failures[0]}. Correct it and run the same command again"
         )
 
 
 def in_processes(
-    work: Work, todo: Sequence[Trial], jobs: int, heard: Callable[[Trial, Any], None]
+    work: Work, todo: Sequence[Trial], jobs: int, on_message: Callable[[Trial, Any], None]
 ) -> Iterator[tuple[Trial, str | None]]:
     """Do `work` for each run in a process of its own; yield each when it is over, with the reason if it failed."""
     context: Any = multiprocessing.get_context("forkserver")
@@ -238,7 +244,7 @@ def in_processes(
                 if kind == "failed":
                     reasons[connection] = message
                 else:
-                    heard(trial, message)
+                    on_message(trial, message)
     finally:
         for _, process in running.values():
             process.terminate()
@@ -247,7 +253,7 @@ def in_processes(
             process.kill()
 
 
-def timed(train: Callable[..., Any], *arguments: Any) -> float:
+def measure_seconds(train: Callable[..., Any], *arguments: Any) -> float:
     """Call what trains and return the seconds it took."""
     start = time.perf_counter()
     train(*arguments)

@@ -145,7 +145,7 @@ def test_it_validates_and_optimises_the_joint_recall(path: Path) -> None:
 @each_sweep
 def test_what_it_draws_is_what_fit_takes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In this process: importing the trainer anew for each run would take minutes."""
-    from recsys_topk.cli.arguments import typed
+    from recsys_topk.cli.arguments import parse_options
     from recsys_topk.losses.base import registry
     from recsys_topk.runs.config import resolve
 
@@ -153,7 +153,7 @@ def test_what_it_draws_is_what_fit_takes(path: Path, capsys: pytest.CaptureFixtu
     drawn = draw(sweep)
     assert len(drawn) == len({str(run) for run in drawn})
     for run in drawn:
-        resolve(typed(agent_command(sweep, run)[2:]))  # knows every loss and config
+        resolve(parse_options(agent_command(sweep, run)[2:]))  # knows every loss and config
     for run in worth_parsing(drawn):
         assert main([*agent_command(sweep, run)[1:], "--print_config"]) == 0
         printed = capsys.readouterr()

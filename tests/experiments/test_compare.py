@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recsys_topk.cli.arguments import typed
+from recsys_topk.cli.arguments import parse_options
 from recsys_topk.files import write_whole
 from recsys_topk.runs.statistics import paired_p_value, summarise
 from recsys_topk.runs.trials import Competition, by_name
@@ -188,7 +188,7 @@ def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
 
 def finished(folder: Path, *further: str) -> None:
     """Write the file of a run as if it were over."""
-    (trial,) = Competition(by_name(["dftopk"]), typed(further), seeds=1, out=folder).trials("trials")
+    (trial,) = Competition(by_name(["dftopk"]), parse_options(further), seeds=1, out=folder).trials("trials")
     write_whole(trial.target, json.dumps({**trial.identity(), **made_up(0.5)[0]}))
 
 

@@ -41,11 +41,11 @@ def contract(device: str, quick: bool) -> list[Row]:
     rows = []
     for name, loss in losses.registry.classes().items():
         if not quick or name == "lapsum":
-            rules = ["masked items are inert", "k may differ from list to list"] if quick else None
+            rules = ["masked items have no effect", "k can be given per list"] if quick else None
             rows.append(row("contract", f"loss {name}", lambda c=loss, r=rules: check_loss(c, rules=r, device=device)))
     for name, operator in operators.registry.classes().items():
         if not quick or name == "sparse":
-            rules = ["masked items are inert", "ties are fair"] if quick else None
+            rules = ["masked items have no effect", "ties are fair"] if quick else None
             run = lambda c=operator, r=rules: check_operator(c, rules=r, device=device)  # noqa: E731
             rows.append(row("contract", f"operator {name}", run))
     for name in ("dftopk",) if quick else ("dftopk", "sigmoid", "lapsum"):

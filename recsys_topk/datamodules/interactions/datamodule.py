@@ -25,7 +25,7 @@ from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptio
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
 from recsys_topk.datamodules.interactions.tables import Tables, open_tables
 from recsys_topk.datamodules.negatives import NegativeMix
-from recsys_topk.datamodules.progress import Progress, StepBars
+from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.reading import Source, TableReader, open_table
 from recsys_topk.datamodules.schema import Schema
 from recsys_topk.datamodules.times import parse_time
@@ -234,8 +234,8 @@ class InteractionsDataModule(CascadeDataModule):
 
         def write(folder: Path) -> None:
             rank_zero_info(f"preparing {plan.tables.interactions.name} in {target} (once)")
-            with StepBars() as bars:
-                Preparation(plan, folder, progress or bars).run()
+            with self.progress_of() as told:
+                Preparation(plan, folder, progress or told).run()
 
         made = make_once(target, write)
         for line in self.facts() if made else ():

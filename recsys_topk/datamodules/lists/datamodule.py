@@ -26,7 +26,7 @@ from recsys_topk.datamodules.lists.shard import ListsShard, PreparedLists
 from recsys_topk.datamodules.lists.sources import describe_source, open_sources, split_files
 from recsys_topk.datamodules.lists.svmlight import DESCRIPTION
 from recsys_topk.datamodules.negatives import NegativeSource
-from recsys_topk.datamodules.progress import Progress, StepBars
+from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.reading import Source
 from recsys_topk.datamodules.schema import LabelKind, Schema
 from recsys_topk.datamodules.times import parse_time
@@ -245,8 +245,8 @@ class ListsDataModule(CascadeDataModule):
 
         def write(folder: Path) -> None:
             rank_zero_info(f"preparing {plan.name} in {target} (once)")
-            with StepBars() as bars:
-                Preparation(plan, folder, progress or bars).run()
+            with self.progress_of() as told:
+                Preparation(plan, folder, progress or told).run()
 
         made = make_once(target, write)
         self._prepared = PreparedLists(target)
