@@ -9,11 +9,11 @@ Importing this module imports neither torch nor any optional dependency; the pub
 - `recsys_topk.losses`: ranking losses behind one interface (torch and numpy only)
 - `recsys_topk.metrics`: joint and per-stage recall, NDCG, Kendall tau
 - `recsys_topk.cascades`: TorchRec stages, objectives and the LightningModule
-- `recsys_topk.datamodules`: the batch, its schema, your own interactions and lists, RecFlow, its simulator, negatives
+- `recsys_topk.datamodules`: batches and schemas, your own interactions and lists, RecFlow, its simulator, negatives
 - `recsys_topk.strategies`: sharded TorchRec tables as a Lightning strategy
 - `recsys_topk.serving`: export of the stages, index, recommendations and HTTP service (the last three without torch)
-- `recsys_topk.runs`: a training run as an object, many runs, statistics over them
-- `recsys_topk.reference`: what published code computes, faults included
+- `recsys_topk.runs`: a training run as an object, groups of runs, statistics over runs
+- `recsys_topk.reference`: published code reproduced exactly, including its faults
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.corpus_options import take_corpus
+from recsys_topk.cli.arguments import parse_options
+from recsys_topk.cli.corpus_options import split_corpus_options
 from recsys_topk.cli.main import COMMANDS, main
 from recsys_topk.runs import TrainingRun
 
@@ -124,7 +124,7 @@ def parse_as_fit(*arguments: str) -> None:
     asked = [text for text in arguments if text.endswith(("help", "help_all"))]
     if asked or not arguments:
         return
-    config = typed([*arguments, "..."] if arguments[-1].startswith("--") else arguments)
+    config = parse_options([*arguments, "..."] if arguments[-1].startswith("--") else arguments)
     for name in ("ckpt_path", "resume"):
         config.pop(name, None)
     if not config:
@@ -138,7 +138,7 @@ def test_commands_parse(name: str) -> None:
     for command, *rest in commands_of(name):
         assert command in COMMANDS, command
         if command in TRAINING:
-            parse_as_fit(*take_corpus(command, rest)[0])
+            parse_as_fit(*split_corpus_options(command, rest)[0])
             continue
         text = help_of(command, *(rest[:1] if command == "bench" else []))
         options = [word.partition("=")[0] for word in rest if word.startswith("--")]

@@ -20,7 +20,7 @@ import yaml
 from recsys_topk import trust
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.stage import StageConfig
-from recsys_topk.cli.arguments import typed
+from recsys_topk.cli.arguments import parse_options
 from recsys_topk.cli.main import main
 from recsys_topk.losses import DFTopKLoss, RankingLoss
 from recsys_topk.losses import registry as losses
@@ -422,8 +422,12 @@ def test_a_checkpoint_is_not_downloaded(refuses: Callable[..., str], tmp_path: P
     decoy.parent.mkdir(parents=True)
     shutil.copy(CHECKPOINT, decoy)
     url = "http://127.0.0.1:9/x.ckpt"
-    typed = ["--config", str(FIXTURES / "small.yaml"), "--ckpt_path", url]
-    for arguments in (["fit", *typed], ["test", *typed], ["test", "--config", f"ckpt_path: {url}", *typed[2:]]):
+    parse_options = ["--config", str(FIXTURES / "small.yaml"), "--ckpt_path", url]
+    for arguments in (
+        ["fit", *parse_options],
+        ["test", *parse_options],
+        ["test", "--config", f"ckpt_path: {url}", *parse_options[2:]],
+    ):
         refuses(*arguments, names=(url, "local file"))
 
 
@@ -581,8 +585,8 @@ def test_what_is_typed_is_trusted_and_recorded_so_that_resuming_needs_no_flag(
 ) -> None:
     monkeypatch.setenv("RECSYS_TOPK_CACHE", str(world_cache))
     quick = [*TINY_WORLD, "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=0", "--name=mine"]
-    typed = ["--loss", "evil_payload.MyLoss", "--trainer.callbacks+=evil_payload.Evil"]
-    assert main(["fit", *typed, *quick]) == 0
+    parse_options = ["--loss", "evil_payload.MyLoss", "--trainer.callbacks+=evil_payload.Evil"]
+    assert main(["fit", *parse_options, *quick]) == 0
     facts = json.loads(Path("runs/mine/run.json").read_text())
     assert facts["trusted"] == ["evil_payload"]
     monkeypatch.delenv("RECSYS_TOPK_RUN", raising=False)
@@ -699,7 +703,7 @@ def test_modules_of_installed_plugins_are_allowed(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_what_is_trusted_by_typing(arguments: list[str], expected: tuple[str, ...]) -> None:
-    assert sorted(trusted_by(typed(arguments))) == sorted(expected)
+    assert sorted(trusted_by(parse_options(arguments))) == sorted(expected)
 
 
 def test_cycles_and_odd_values_in_a_checkpoint_end() -> None:

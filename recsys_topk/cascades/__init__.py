@@ -1,4 +1,4 @@
-"""Cascades: TorchRec stages, joint objectives, the LightningModule. Names are imported on first use."""
+"""Cascades: TorchRec stages, objectives and the LightningModule. Names are imported on first use."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.console import echo, make_parser
 
 OPTIONS = {
     "--config FILE|NAME": "a config of `fit`; its options of the data are used",
@@ -23,22 +23,22 @@ OPTIONS = {
 
 def main(argv: list[str]) -> int:
     """Prepare the data of any data module, with its options as `fit` takes them and a progress bar."""
-    parser = parser_of("prepare", __doc__)
+    parser = make_parser("prepare", __doc__)
     for option, text in OPTIONS.items():
         name, _, metavar = option.partition(" ")
         parser.add_argument(name, metavar=metavar, help=text)
     if {"-h", "--help"} & set(argv):
         parser.parse_args(["--help"])
-    from recsys_topk.cli.arguments import typed
-    from recsys_topk.cli.training import wanted_help
+    from recsys_topk.cli.arguments import parse_options
+    from recsys_topk.cli.training import requested_help
     from recsys_topk.runs.day_check import check_days
     from recsys_topk.runs.run import TrainingRun
 
-    asked = wanted_help("fit", argv)
+    asked = requested_help("fit", argv)
     if asked is not None:
         echo(asked)
         return 0
-    config = typed(argv)
+    config = parse_options(argv)
     other = sorted(set(config) - {"data", "trust", "config"})
     if other:
         raise ValueError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recsys_topk.cli.console import echo, parser_of, write_to
+from recsys_topk.cli.console import echo, make_parser, write_to
 
 ROLES = ("user", "item", "time", "rating")
 ROLES_OF_LISTS = ("user", "item", "time", "request", "label", "stage", "position", "history")
@@ -17,7 +17,7 @@ ROLES_OF_LISTS = ("user", "item", "time", "request", "label", "stage", "position
 
 def main(argv: list[str]) -> int:
     """Print the guesses, and print or write the YAML."""
-    parser = parser_of("schema", __doc__)
+    parser = make_parser("schema", __doc__)
     parser.add_argument("files", nargs="+", metavar="FILE", help="files or a folder: interactions, users, items; lists")
     parser.add_argument("--data", choices=("interactions", "lists"), help="what the files hold (default: as it seems)")
     for role in dict.fromkeys((*ROLES, *ROLES_OF_LISTS)):

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -157,6 +158,11 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         else:
             with StepBars(unit) as bars:
                 yield bars
+
+    @property
+    def prepared_folders(self) -> dict[str, Path]:
+        """The folders of the prepared data by name; their paths hold a fingerprint of the source. Empty = none."""
+        return {}
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:

@@ -91,6 +91,11 @@ class PreparedDataModule(CascadeDataModule):
         """How raw features become ids and values."""
         return self.prepared_files().encoder
 
+    @property
+    def prepared_folders(self) -> dict[str, Path]:
+        """The one folder of all splits."""
+        return {"prepared": self.prepared_files().folder}
+
     def prepare_data(self) -> None:
         """Prepare the data if they are not prepared yet; called by Lightning in one process."""
         self.prepare()

@@ -1,4 +1,4 @@
-"""Metrics of lists and cascades: `functional` needs torch only, the classes keep state with torchmetrics.
+"""Metrics of lists and cascades. `functional` needs torch only; the classes are torchmetrics metrics.
 
 The classes are imported on first use, so that `recsys_topk.metrics.functional` works without torchmetrics.
 """

@@ -1,11 +1,11 @@
-"""What the published research code computes, faults included; needed only to compare with its figures.
+"""The published research code reproduced with its faults, for comparisons with its figures only.
 
-These classes are in no table of names: give the class path, e.g. ``--objective recsys_topk.reference.PublishedJoint``.
+These classes have no registry name. Use the class path, e.g. ``--objective recsys_topk.reference.PublishedJoint``.
 
 - `PublishedJoint`, `PublishedICC`: objectives of `recsys_topk.cascades.objectives`
 - `PublishedARF`, `PublishedARFV2`: losses of `recsys_topk.losses`
 - `PublishedRecall`, `PublishedJointRecall`: metrics of `recsys_topk.metrics`
-- `recsys_topk.reference.research_reader`: RecFlow read one request at a time, the yardstick of `bench data`
+- `recsys_topk.reference.research_reader`: reads RecFlow one request at a time, the baseline of `bench data`
 """
 
 from __future__ import annotations

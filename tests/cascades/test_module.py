@@ -173,7 +173,7 @@ def test_an_interrupted_prediction_leaves_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"accumulate_grad_batches": 2}, "accumulated"), ({"gradient_clip_val": 1.0}, "clipping would not reach")],
+    [({"accumulate_grad_batches": 2}, "accumulated"), ({"gradient_clip_val": 1.0}, "clipping would not apply")],
 )
 def test_what_fused_tables_cannot_do_is_refused(tmp_path: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -329,7 +329,7 @@ def test_gains_of_a_configured_ndcg_follow_the_labels() -> None:
     [
         ({"metrics": ["recal"]}, "did you mean 'recall'"),
         ({"metrics": [{"metric": "recall", "kk": 3}]}, "metric 'recall' has no option 'kk'; did you mean 'k'"),
-        ({"metrics": [{"metric": "recall", "stage": "rerank"}]}, "names stage 'rerank'; the stages are retrieval"),
+        ({"metrics": [{"metric": "recall", "stage": "rerank"}]}, "unknown stage 'rerank'; the stages are retrieval"),
         ({"metrics": [{"metric": "joint_recall", "stage": "ranking"}]}, "measures the whole cascade"),
         ({"metrics": ["recall", "recall"]}, "two metrics would be logged as 'retrieval_recall@3@8'"),
         ({"metrics": [{"k": 3}]}, "or a mapping such as"),
@@ -426,7 +426,7 @@ def test_a_k_that_covers_every_list_is_refused_before_training(
 
 
 def test_a_k_that_covers_every_list_raises_at_the_end_of_the_first_epoch_if_the_data_do_not_say(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the best 12 of each list and training lists have at most 12 items"):
+    with pytest.raises(ValueError, match="the best 12 items of each list, but training lists have at most 12 items"):
         trainer(tmp_path, max_epochs=2).fit(CascadeModule(SCHEMA, WIDE, k=12), batches(2))
     trainer(tmp_path).fit(CascadeModule(SCHEMA, WIDE, k=11), batches(2))
 
@@ -446,7 +446,7 @@ def test_data_without_positives_raise_once_after_a_hundred_batches_or_an_epoch(t
 
 
 def test_constructor_refuses_sizes_that_train_nothing() -> None:
-    with pytest.raises(ValueError, match=r"k must be at least 1, .*got k=0"):
+    with pytest.raises(ValueError, match=r"k, the number of items .* must be at least 1, got 0"):
         CascadeModule(SCHEMA, STAGES, k=0)
     with pytest.raises(ValueError, match="at least 1"):
         CascadeModule(SCHEMA, STAGES, dim=0)

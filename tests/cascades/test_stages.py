@@ -138,13 +138,13 @@ def test_schema_mistakes_are_named() -> None:
 
 def test_cascade_mistakes_are_named() -> None:
     two_tower = StageConfig("two_tower", "retrieval", 30)
-    with pytest.raises(ValueError, match="can pass on at most"):
+    with pytest.raises(ValueError, match="must not exceed that of the stage before it"):
         Cascade(SCHEMA, [two_tower, StageConfig("din", "ranking", 40)])
-    with pytest.raises(ValueError, match="must differ"):
+    with pytest.raises(ValueError, match="must be unique"):
         Cascade(SCHEMA, [two_tower, two_tower])
     with pytest.raises(ValueError, match="did you mean 'two_tower'"):
         Cascade(SCHEMA, [StageConfig("two_towers", "retrieval", 30)])
-    with pytest.raises(ValueError, match="does not take these options"):
+    with pytest.raises(ValueError, match="does not accept these options"):
         Cascade(SCHEMA, [StageConfig("din", "ranking", 20, {"hiden": [3]})])
     with pytest.raises(ValueError, match="at least one item"):
         StageConfig("din", "ranking", 0)

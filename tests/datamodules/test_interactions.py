@@ -16,6 +16,7 @@ from recsys_topk.cli.main import main
 from recsys_topk.datamodules.interactions import preparation, spill
 from recsys_topk.datamodules.interactions.datamodule import InteractionsDataModule
 from recsys_topk.testing import check_data_module
+from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 
 SPLITS = ("train", "val", "test")
 
@@ -241,6 +242,13 @@ def test_features_are_of_the_right_user_item_and_context(tmp_path: Path) -> None
     assert data.catalogue("test").item_id.tolist() == list(range(60))
     train = set(frame.item_id[: int(0.8 * len(frame))])
     assert set(data.catalogue("train").item_id.tolist()) == train
+
+
+def test_popular_negatives_do_not_ask_the_device_for_their_number(tmp_path: Path) -> None:
+    catalogue = small(tmp_path).catalogue("train", DEVICE)
+    with no_host_reads():
+        tickets = catalogue.popular.tickets
+    assert tickets == small(tmp_path).catalogue("train").popular.tickets
 
 
 def test_negatives_of_training_are_items_of_training(tmp_path: Path) -> None:

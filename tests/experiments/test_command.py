@@ -31,7 +31,7 @@ def test_an_experiment_runs_is_kept_and_is_reported(recsys_topk: Callable[..., R
 
     again = recsys_topk(*command)
     assert again.returncode == 0, again.stderr
-    assert "kept: p/main-table/comparison.json" in again.stdout
+    assert "already finished: p/main-table/comparison.json" in again.stdout
     assert "$ recsys-topk" not in again.stdout
 
     # The page says what is missing of an experiment.
@@ -39,7 +39,7 @@ def test_an_experiment_runs_is_kept_and_is_reported(recsys_topk: Callable[..., R
     (tmp_path / "p" / "main-table" / "trials" / "lapsum-s0.json").unlink()
     page = recsys_topk("report", "p", "--out", "page.html")
     assert page.returncode == 0, page.stderr
-    assert "missing: 1 of 2 runs are not there yet" in page.stdout
+    assert "missing: 1 of 2 runs are not finished" in page.stdout
     text = (tmp_path / "page.html").read_text()
     assert "The main table" in text
     assert "Missing: 1 of 2 runs" in text

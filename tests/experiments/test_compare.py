@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recsys_topk.cli.arguments import typed
+from recsys_topk.cli.arguments import parse_options
 from recsys_topk.files import write_whole
 from recsys_topk.runs.statistics import paired_p_value, summarise
 from recsys_topk.runs.trials import Competition, by_name
@@ -156,7 +156,7 @@ def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
     (trials / "list-net-s0.json").unlink()
     again = in_process(compared, *COMMAND, "--logger", "wandb")
     assert again.returncode == 0, again.stderr
-    assert "3 of 4 runs are there already" in again.stdout
+    assert "3 of 4 runs are finished already" in again.stdout
     after = {path.name: path.read_text() for path in trials.glob("*.json")}
     assert {name for name in before if after[name] == before[name]} == before.keys() - {"list-net-s0.json"}
     one, two = (json.loads(found["list-net-s0.json"]) for found in (before, after))
@@ -174,6 +174,9 @@ def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
     assert len(list((compared / "c" / "runs").glob("*/wandb/offline-run-*"))) == 1
     (file,) = (compared / "c" / "wandb").glob("offline-run-*/*.wandb")
     found = wandb_files.records(file)
+    (trained,) = (compared / "c" / "runs").glob("*/wandb/offline-run-*/*.wandb")
+    runs = [next(r.run for r in wandb_files.records(path) if r.HasField("run")) for path in (file, trained)]
+    assert [(run.run_group, run.job_type) for run in runs] == [("c", "compare"), ("c", "train")]
     assert wandb_files.config(found)["command"] == ["recsys-topk", *COMMAND, "--logger", "wandb"]
     (row,) = wandb_files.history(found)
     assert row["comparison/nrows"] == 2
@@ -185,7 +188,7 @@ def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
 
 def finished(folder: Path, *further: str) -> None:
     """Write the file of a run as if it were over."""
-    (trial,) = Competition(by_name(["dftopk"]), typed(further), seeds=1, out=folder).trials("trials")
+    (trial,) = Competition(by_name(["dftopk"]), parse_options(further), seeds=1, out=folder).trials("trials")
     write_whole(trial.target, json.dumps({**trial.identity(), **made_up(0.5)[0]}))
 
 

@@ -203,7 +203,7 @@ def test_new_days_are_gone_on_with_and_lost_ones_are_not(
     first.unlink()
     done = in_process(tmp_path, *command)
     assert done.returncode == 2
-    assert f"has learned {', '.join(DAYS)}, and the data now hold {', '.join(DAYS[1:])}" in done.stderr
+    assert f"was trained on {', '.join(DAYS)}, but the data now has {', '.join(DAYS[1:])}" in done.stderr
 
 
 def test_a_stream_with_other_options_is_not_gone_on_with(streamed: Path, in_process: Callable[..., Result]) -> None:

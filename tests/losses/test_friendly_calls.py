@@ -50,7 +50,9 @@ def test_negative_integers_are_refused(k):
 
 
 def test_class_indices_are_told_to_become_one_hot():
-    with pytest.raises(ValueError, match=r"index of one positive item per list, pass one_hot\(labels, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"index of one positive item per list, pass torch.nn.functional.one_hot\(labels, 4\)"
+    ):
         DFTopKLoss(k=1)(X, torch.tensor([0, 2]))
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from recsys_topk import losses, operators
-from recsys_topk.losses import LapSumLoss, TopKLoss, of_operators
+from recsys_topk.losses import LapSumLoss, TopKLoss, operator_losses
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.base import registry as loss_registry
 from recsys_topk.losses.from_operator import loss_of
@@ -58,7 +58,7 @@ def test_every_operator_has_a_loss() -> None:
 def declared() -> dict[str, dict[str, str | None]]:
     """The arguments that type checkers see, by class: name to default."""
     found = {}
-    for node in ast.walk(ast.parse(Path(inspect.getfile(of_operators)).read_text())):
+    for node in ast.walk(ast.parse(Path(inspect.getfile(operator_losses)).read_text())):
         if isinstance(node, ast.ClassDef) and node.name.endswith("Loss"):
             (init,) = [one for one in node.body if isinstance(one, ast.FunctionDef)]
             names = [argument.arg for argument in init.args.args[1:]]
@@ -79,7 +79,7 @@ def test_arguments_have_types_and_descriptions() -> None:
     signature = inspect.signature(losses.registry.resolve("perturbed"))
     assert (signature.parameters["tau"].annotation, signature.parameters["seed"].annotation) == (float, int | None)
     text = losses.registry.resolve("perturbed").__doc__ or ""
-    assert "samples: Number of noised copies." in text
+    assert "samples: Number of noise samples." in text
     assert "k: How many items to select" in text
     assert "Berthet et al. 2020" in text
     with pytest.raises(TypeError, match="LapSumLoss has no option 'taus'; did you mean 'tau'"):
@@ -152,7 +152,7 @@ def test_options_must_have_names() -> None:
             raise NotImplementedError
 
     Vague.name = "vague"
-    with pytest.raises(TypeError, match=r"takes \*options; write the options out"):
+    with pytest.raises(TypeError, match=r"has \*options; declare each option as a parameter"):
         loss_of(Vague)
 
 
@@ -171,5 +171,5 @@ def test_a_loss_with_an_operator_object_is_described_by_plain_values() -> None:
 
 @pytest.mark.parametrize("operator", [{"tau": 1.0}, {"class_path": "lapsum", "tau": 1.0}])
 def test_a_description_of_an_operator_that_is_none_is_refused(operator: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="an operator is described by its class_path and init_args"):
+    with pytest.raises(ValueError, match="the description of an operator must have a class_path"):
         TopKLoss(operator)

@@ -286,7 +286,7 @@ def test_great_labels_do_not_overflow_the_exponential_gain(loss):
         (lambda: ListNetLoss(target="onehot"), "target must be"),
         (lambda: SoftmaxLoss(against="others"), "against must be"),
         (lambda: ApproxNDCGLoss(tau=-1), "tau must be"),
-        (lambda: SoftmaxAtKLoss()(torch.zeros(1, 3), torch.ones(1, 3)), "given no k"),
+        (lambda: SoftmaxAtKLoss()(torch.zeros(1, 3), torch.ones(1, 3)), "requires k, got none"),
     ],
 )
 def test_mistakes_are_named(make, message):

@@ -50,7 +50,7 @@ def test_a_batch_left_out_whole_warns_once_with_the_reason(labels, mask, message
 
 
 def test_a_k_that_covers_every_list_warns():
-    with pytest.warns(UserWarning, match=r"DFTopKLoss left out every list.*choose 1 <= k < 6") as caught:
+    with pytest.warns(UserWarning, match=r"DFTopKLoss skipped every list.*choose 1 <= k < 6") as caught:
         assert DFTopKLoss(k=100)(SCORES, LABELS) == 0.0
     assert caught[0].filename == __file__
 
@@ -69,7 +69,7 @@ def test_a_batch_left_out_in_part_does_not_warn(name):
         get(name, k=2)(SCORES[:0], labels[:0])
 
 
-@pytest.mark.filterwarnings("ignore:.*left out every list")
+@pytest.mark.filterwarnings("ignore:.*skipped every list")
 @pytest.mark.parametrize("name", registry.available())
 def test_counted_lists_are_those_that_have_a_loss(name):
     draw = torch.Generator().manual_seed(0)

@@ -75,7 +75,7 @@ def test_selection_mass_is_that_of_the_operator_of_the_loss() -> None:
 
 
 def test_selection_mass_needs_an_operator_and_takes_none_from_the_entry() -> None:
-    with pytest.raises(ValueError, match="measures the top-k operator of the loss, and this loss has none"):
+    with pytest.raises(ValueError, match="measures the top-k operator of the loss, but this loss has none"):
         configured_metrics(["selection_mass"], k=2, quotas=QUOTAS)
     with pytest.raises(ValueError, match="no option 'operator'"):
         configured_metrics([{"metric": "selection_mass", "operator": "hard"}], k=2, quotas=QUOTAS, operator=DFTopK())

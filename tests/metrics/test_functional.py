@@ -214,7 +214,7 @@ def test_no_lists_give_no_values():
     [
         (lambda x: M.recall_at(x, x, k=-1, m=2), "k must be a non-negative int"),
         (lambda x: M.recall_at(x, x, k=1, m=2.5), "m must be a non-negative int"),
-        (lambda x: M.joint_recall([x, x], x, quotas=(2,), k=1), "one quota a stage"),
+        (lambda x: M.joint_recall([x, x], x, quotas=(2,), k=1), "one quota per stage"),
         (lambda x: M.joint_recall([x, x[:, :2]], x[:, :2], quotas=(2, 2), k=1), "shape of scores"),
         (lambda x: M.ndcg_at(x, x, gain="cubic"), "gain must be"),
     ],

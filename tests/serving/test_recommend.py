@@ -140,9 +140,9 @@ def test_who_cannot_be_served_is_one_clear_error(recommender: CascadeRecommender
         recommender.recommend(["nobody"])
     with pytest.raises(UnknownUserError, match="has no user"):
         recommender.recommend([10**40])
-    with pytest.raises(ValueError, match="number must be 1 to 10, got 11"):
+    with pytest.raises(ValueError, match=r"number must be between 1 and 10, .*got 11"):
         recommender.recommend([first], 11)
-    with pytest.raises(ValueError, match="not both"):
+    with pytest.raises(ValueError, match="got both in one call"):
         recommender.recommend([first, {"history": []}])
     with pytest.raises(ValueError, match="has no item 'x'"):
         recommender.explain(first, "x")
@@ -171,11 +171,11 @@ def test_an_index_of_another_export_or_a_damaged_one_is_refused(
     export: Path, stream_export: Path, tmp_path: Path
 ) -> None:
     build_index(stream_export, tmp_path / "other")
-    with pytest.raises(ManifestError, match="built for another export"):
+    with pytest.raises(ManifestError, match="built for a different export"):
         CascadeRecommender.from_export(export, tmp_path / "other")
     file = tmp_path / "other" / "index.faiss"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.raises(ManifestError, match="is not the file that was built"):
+    with pytest.raises(ManifestError, match="does not match its SHA-256"):
         CascadeRecommender.from_export(stream_export, tmp_path / "other")
 
 

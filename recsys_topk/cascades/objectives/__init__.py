@@ -1,6 +1,7 @@
-"""Cascade objectives: one file each, found by name.
+"""Cascade objectives, one file each, available by name.
 
-The classes stay in their files: configs hold their class paths, and the parser would shorten a path that has two forms.
+The classes are not re-exported here: configs store their class paths, and the parser would shorten a class path that
+has two forms.
 """
 
 from __future__ import annotations

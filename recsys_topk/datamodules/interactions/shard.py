@@ -138,11 +138,9 @@ class InteractionsShard(Shard):
         features = gather(items, "ids", chosen, np.int32)
         values = gather(items, "values", chosen, np.float32)
         item_id, count = items["item_id"][chosen].copy(), items["count"][chosen].copy()
-        return Catalogue(
-            torch.from_numpy(item_id).to(device),
-            torch.from_numpy(features).to(device),
-            torch.from_numpy(count).to(device),
-            torch.from_numpy(values).to(device) if values.shape[1] else NO_VALUES.to(device),
+        made = [torch.from_numpy(column) for column in (item_id, features, count)]
+        return Catalogue(made[0], made[1], made[2], torch.from_numpy(values) if values.shape[1] else NO_VALUES).to(
+            device
         )
 
     def excluded(self, rows: Array) -> Tensor | None:

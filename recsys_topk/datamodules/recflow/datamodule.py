@@ -184,6 +184,11 @@ class RecFlowDataModule(CascadeDataModule):
         size = sum(path.stat().st_size for day in used for path in self.cache.path(day).iterdir())
         return [f"{len(used)} days, {used[0]} to {used[-1]}, {tqdm.format_sizeof(size, 'B')} in {self.cache.folder}"]
 
+    @property
+    def prepared_folders(self) -> dict[str, Path]:
+        """The folder of each day that is used."""
+        return {day: self.cache.path(day) for days in self.splits.values() for day in days}
+
     def open_shard(self, name: str) -> DayShard:
         """Return a prepared day."""
         return DayShard(self.cache.open(name, self._mapped), self._maker)
