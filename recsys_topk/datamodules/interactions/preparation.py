@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.arrow_files import write_columns
+from recsys_topk.datamodules.arrow_files import write_columns, write_ids
 from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.features import DataPart, Description
 from recsys_topk.datamodules.fitting import FeatureFitter
@@ -267,9 +267,9 @@ class Preparation:
         self._save("users", {"key": users})
         self._save("items", {"item_id": keys if plain else np.arange(keys.size), "count": count})
         if not plain:
-            _write_ids(self.folder / "item-ids.arrow", spill.items.ids(keys))
+            write_ids(self.folder / "item-ids.arrow", spill.items.ids(keys).tolist())
         if spill.users.text:
-            _write_ids(self.folder / "user-ids.arrow", spill.users.ids(users))
+            write_ids(self.folder / "user-ids.arrow", spill.users.ids(users).tolist())
         for split in SPLITS:
             if self.plan.description.columns("context"):
                 self._encode(encoder, "context", split, self._contexts(split, spill.parts))
@@ -294,13 +294,3 @@ class Preparation:
 def _chunks(number: int) -> Iterator[slice]:
     for start in range(0, number, _CHUNK):
         yield slice(start, min(start + _CHUNK, number))
-
-
-def _write_ids(path: Path, ids: Any) -> None:
-    import pyarrow as pa
-    from datasets.arrow_writer import ArrowWriter
-
-    table = pa.table({"id": pa.array(ids.tolist())})
-    writer = ArrowWriter(schema=table.schema, path=str(path))
-    writer.write_table(table)
-    writer.finalize()
