@@ -23,15 +23,12 @@ from recsys_topk.ops.dispatch import (
     through_reference,
     wants_graph,
 )
-from recsys_topk.ops.kth_pair import scratch
-from recsys_topk.ops.parallel import over_lists
 from recsys_topk.ops.positives import find_positives
 from recsys_topk.ops.survival import survival_logs
+from recsys_topk.ops.task import Task, address_of, run
 from recsys_topk.ops.topk_loss import Law, compiled_law, membership_logs
 from recsys_topk.ops.topk_target import best_positives
 from recsys_topk.processes import divisor, divisors
-
-_NO_MASK = np.zeros((0, 0), np.bool_)
 
 
 class JointTask(NamedTuple):
@@ -111,33 +108,43 @@ def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
 
 @joint_terms.backend("numba", _serves)
 def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
-    from recsys_topk.ops.compiled.rows import joint_lists
+    from recsys_topk.ops.compiled.joint import STAGE_ROWS, joint_lists
 
     labels, mask, k, quotas, above, law = task
     stages, (lists, n) = len(scores), labels.shape
-    x, y = torch.stack([one.detach() for one in scores]).numpy(), labels.contiguous().numpy()
-    m = _NO_MASK if mask is None else mask.contiguous().numpy()
-    cuts = np.array([-1] * stages if quotas is None else quotas, np.int64)
+    x, y = [one.detach().contiguous() for one in scores], labels.contiguous()
+    m = None if mask is None else mask.contiguous()
+    addresses = np.array([one.data_ptr() for one in x], np.int64)
+    cuts = None if quotas is None else np.array(quotas, np.int64)
     wants = torch.is_grad_enabled() and any(one.requires_grad for one in scores)
     losses, counted = np.empty((stages + 1, lists), np.float32), np.empty((stages + 1, lists), np.bool_)
-    gradients = torch.empty(2, stages, lists, n) if wants else torch.empty(2, stages, 1, 1)
-    _, code, width = compiled_law(law.name)
-    like = np.empty(-(-n // width) * width, np.float32)
-    bound, tau, alpha = np.float32(above), np.float32(law.tau), np.float32(law.alpha)
-    wanted, own, joint = -1 if k is None else k, gradients[0].numpy(), gradients[1].numpy()
-    given = (code, x, y, m, wanted, cuts, bound, tau, alpha, np.float32(1.0 / lists), wants)
-    failed: list[int] = []
-
-    def run(part: int, first: int, last: int) -> None:
-        buffers = scratch(like, 4 * stages + 5)
-        failed.append(joint_lists(first, last, *given, buffers, losses, counted, own, joint))
-
-    over_lists(run, lists)
-    if any(failed):  # by scores that are not finite, or too large to square
+    gradients = torch.empty(2, stages, lists, n) if wants else None
+    whole = Task(
+        lists=lists,
+        items=n,
+        scores=addresses.ctypes.data,
+        labels=y.data_ptr(),
+        mask=address_of(m),
+        ks=0,
+        k=-1 if k is None else k,
+        stages=stages,
+        quotas=0 if cuts is None else cuts.ctypes.data,
+        losses=losses.ctypes.data,
+        counted=counted.ctypes.data,
+        gradient=0 if gradients is None else gradients[0].data_ptr(),
+        joint_gradient=0 if gradients is None else gradients[1].data_ptr(),
+        law=compiled_law(law.name)[1],
+        above=above,
+        tau=law.tau,
+        alpha=law.alpha,
+        scale=1.0 / lists,
+    )
+    done, _ = run(joint_lists, whole, STAGE_ROWS * stages + 1)
+    if done != lists:  # scores are not finite, or too large to square
         return joint_terms.reference(scores, task)
     numbers_counted = divisors(counted.sum(1).tolist())
     means = torch.from_numpy((losses.sum(1, dtype=np.float64) / numbers_counted).astype(np.float32))
-    if wants:
+    if gradients is not None:
         factors = [lists / number for number in numbers_counted]
         means = apply(_WithGradients, _Result(means, gradients, factors, task), *scores)
     return means[:-1], means[-1]

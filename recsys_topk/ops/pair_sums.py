@@ -111,9 +111,9 @@ def _serves(scores: Tensor, weights: PairWeights, sigma: float) -> bool:
 
 @pair_sums.backend("numba", _serves)
 def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
-    from recsys_topk.ops.compiled import rows
+    from recsys_topk.ops.compiled import pairs
 
-    kind = {"ones": rows.PAIR_ONES, "differences": rows.PAIR_DIFFERENCES, "rows": rows.PAIR_ROWS}[weights.kind]
+    kind = {"ones": pairs.PAIR_ONES, "differences": pairs.PAIR_DIFFERENCES, "rows": pairs.PAIR_ROWS}[weights.kind]
     lists, n = scores.shape
     x, first, second = (y.detach().contiguous().numpy() for y in (scores, weights.first, weights.second))
     discounts, ranks = (
@@ -128,13 +128,13 @@ def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
     wants = scores.requires_grad and torch.is_grad_enabled()
     losses = np.empty(lists, np.float32)
     gradient = torch.empty(lists, n) if wants else torch.empty(1, 1)
-    like = np.empty(-(-n // rows.WIDTH) * rows.WIDTH, np.float32)
+    like = np.empty(-(-n // pairs.WIDTH) * pairs.WIDTH, np.float32)
     out = gradient.numpy()
     failed: list[int] = []
 
     def run(part: int, begin: int, end: int) -> None:
         arrays = (x, first, second, discounts, ranks, mu, ks, near, deep, np.float32(sigma), wants)
-        failed.append(rows.pair_lists(begin, end, kind, *arrays, scratch(like, 7), losses, out))
+        failed.append(pairs.pair_lists(begin, end, kind, *arrays, scratch(like, 7), losses, out))
 
     over_lists(run, lists)
     if any(failed):  # by scores that are not finite
@@ -188,7 +188,7 @@ def count_pairs(first: Tensor, second: Tensor) -> Tensor:
 
 @count_pairs.backend("numba", lambda first, second: is_float32(first, second))
 def _count_numba(first: Tensor, second: Tensor) -> Tensor:
-    from recsys_topk.ops.compiled.rows import count_lists
+    from recsys_topk.ops.compiled.pairs import count_lists
 
     counts = np.empty(len(first), np.int64)
     arrays = (first.contiguous().numpy(), second.contiguous().numpy(), counts)

@@ -64,7 +64,7 @@ def tie_ranks(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
 
 @tie_ranks.backend("numba", lambda scores, labels, mask: is_float32(scores) and is_real(mask) and scores.numel() > 0)
 def _numba(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    from recsys_topk.ops.compiled.rows import pack_lists, rank_lists
+    from recsys_topk.ops.compiled.ranks import pack_lists, rank_lists
 
     x, full = scores.detach().contiguous().numpy(), is_full(mask)
     real = np.zeros((0, 0), np.bool_) if full else mask.contiguous().numpy()

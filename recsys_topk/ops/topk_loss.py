@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,11 +27,11 @@ from recsys_topk.ops.dispatch import (
     wants_graph,
 )
 from recsys_topk.ops.from_threshold import from_threshold
-from recsys_topk.ops.kth_pair import kth_pair, scratch
+from recsys_topk.ops.kth_pair import kth_pair
 from recsys_topk.ops.laplace import laplace_logs, laplace_threshold
 from recsys_topk.ops.logistic import logistic_logs, logistic_threshold
-from recsys_topk.ops.parallel import over_lists
 from recsys_topk.ops.positives import find_positives
+from recsys_topk.ops.task import Kernel, Task, address_of, run
 from recsys_topk.ops.topk_target import best_positives
 from recsys_topk.processes import divisor, divisors
 
@@ -40,12 +39,6 @@ LawName = Literal["dftopk", "logistic", "laplace", "clip", "fenchel_young"]
 
 # Memberships of exactly 0 and 1 enter a cross-entropy as this and one minus this.
 CLAMP = 1e-6
-
-# Items below which handing lists to another thread takes longer than the loop.
-ALONE = 1 << 15
-
-_NO_MASK = np.zeros((0, 0), np.bool_)
-_ONE_K = np.zeros(0, np.int64)
 
 
 class Law(NamedTuple):
@@ -163,36 +156,40 @@ def _serves(
 def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
     labels, mask, k, above, law, mean = rest
     lists, n = scores.shape
-    x, y = scores.detach().contiguous().numpy(), labels.contiguous().numpy()
-    m = _NO_MASK if mask is None else mask.contiguous().numpy()
-    one, many = (-1 if k is None else k), _ONE_K
-    if isinstance(k, Tensor):
-        one, many = 0, k.long().contiguous().numpy()
-    wants = scores.requires_grad and torch.is_grad_enabled()
-    losses, counted = np.empty(lists, np.float32), np.empty(lists, np.bool_)
-    gradient = torch.empty(lists, n) if wants else None
-    out = losses[:, None] if gradient is None else gradient.numpy()
-    loop, code, width = compiled_law(law.name)
-    like = np.empty(-(-n // width) * width, np.float32)
-    numbers = _float32(above, law.tau, law.alpha, 1.0 / lists if mean else 1.0)
-    found: list[tuple[int, float]] = []
-
-    def run(part: int, first: int, last: int) -> None:
-        buffers = scratch(like, 3)
-        found.append(loop(first, last, code, x, y, m, many, one, *numbers, wants, buffers, losses, counted, out))
-
-    if x.size < ALONE:
-        run(0, 0, lists)
-    else:
-        over_lists(run, lists)
-    number = sum(part[0] for part in found)
-    if any(part[0] < 0 for part in found):  # of scores that are not finite, or too large to square
+    x, y = scores.detach().contiguous(), labels.contiguous()
+    m = None if mask is None else mask.contiguous()
+    ks = k.long().contiguous() if isinstance(k, Tensor) else None
+    gradient = torch.empty(lists, n) if scores.requires_grad and torch.is_grad_enabled() else None
+    losses, counted = torch.empty(lists), torch.empty(lists, dtype=torch.bool)
+    kernel, code = compiled_law(law.name)
+    task = Task(
+        lists=lists,
+        items=n,
+        scores=x.data_ptr(),
+        labels=y.data_ptr(),
+        mask=address_of(m),
+        ks=address_of(ks),
+        k=-1 if k is None or ks is not None else k,
+        stages=1,
+        quotas=0,
+        losses=losses.data_ptr(),
+        counted=counted.data_ptr(),
+        gradient=address_of(gradient),
+        joint_gradient=0,
+        law=code,
+        above=above,
+        tau=law.tau,
+        alpha=law.alpha,
+        scale=1.0 / lists if mean else 1.0,
+    )
+    number, total = run(kernel, task, 3)
+    if number != number:  # of scores that are not finite, or too large to square
         return topk_loss.reference(scores, *rest)
-    which = None if number == lists else torch.from_numpy(counted)
-    (divided_by,) = divisors([number]) if mean else (1.0,)
-    value = sum(part[1] for part in found) / divided_by if mean else losses
+    which = None if number == lists else counted
+    (divided_by,) = divisors([int(number)]) if mean else (1.0,)
+    value = torch.full((), total / divided_by) if mean else losses
     if gradient is None:
-        return _tensor(value), which
+        return value, which
     factor = lists / divided_by if mean else 1.0
     return apply(_WithGradient, scores, _Result(value, factor, rest), [gradient]), which
 
@@ -212,34 +209,26 @@ def _triton(*args: Any) -> tuple[Tensor, Tensor | None]:
     return topk_loss_triton(*args)
 
 
-@lru_cache(256)
-def _float32(*numbers: float) -> tuple[np.float32, ...]:
-    """Return numbers as the loops take them; a loss asks for the same ones at every call."""
-    return tuple(np.float32(number) for number in numbers)
-
-
 @cache
-def compiled_law(name: LawName) -> tuple[Any, int, int]:
-    """Return the compiled loop of a law, its code there, and what lists are padded to a multiple of."""
-    from recsys_topk.ops.compiled import rows
+def compiled_law(name: LawName) -> tuple[Kernel, int]:
+    """Return the compiled loop of a law, and its code there."""
+    from recsys_topk.ops.compiled import arithmetic as codes
+    from recsys_topk.ops.compiled.dftopk import dftopk_lists
+    from recsys_topk.ops.compiled.sums_to_k import clip_lists, threshold_lists
 
     return {
-        "dftopk": (rows.dftopk_lists, rows.DFTOPK, rows.WIDTH),
-        "logistic": (rows.threshold_lists, rows.LOGISTIC, rows.WIDTH),
-        "laplace": (rows.threshold_lists, rows.LAPLACE, rows.WIDTH),
-        "clip": (rows.clip_lists, rows.CLIP, rows.WIDTH),
-        "fenchel_young": (rows.clip_lists, rows.FENCHEL_YOUNG, rows.WIDTH),
+        "dftopk": (dftopk_lists, codes.DFTOPK),
+        "logistic": (threshold_lists, codes.LOGISTIC),
+        "laplace": (threshold_lists, codes.LAPLACE),
+        "clip": (clip_lists, codes.CLIP),
+        "fenchel_young": (clip_lists, codes.FENCHEL_YOUNG),
     }[name]
-
-
-def _tensor(value: Any) -> Tensor:
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.full((), value, dtype=torch.float32)
 
 
 class _Result(NamedTuple):
     """What the loops returned: a mean or the losses, what the gradient is still to be multiplied by, the arguments."""
 
-    value: Any
+    value: Tensor
     factor: float
     arguments: tuple[Any, ...]
 
@@ -250,7 +239,8 @@ class _WithGradient(torch.autograd.Function):
         ctx.save_for_backward(scores)
         # In a list, from which the last backward takes it: a gradient that nothing else holds need not be copied.
         ctx.result, ctx.gradient = result, gradient
-        return _tensor(result.value)
+        value: Tensor = result.value
+        return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:

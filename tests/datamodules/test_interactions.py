@@ -311,20 +311,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(name: str, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == []
 
 
-def test_an_interrupted_preparation_leaves_nothing(tmp_path: Path) -> None:
-    data = small(tmp_path)
-
-    def stop(what: str, more: int, total: int | None) -> None:
-        if what == "sort":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        data.prepare(stop)
-    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == []
-    assert data.prepare()
-    assert not data.prepare()
-
-
 def test_files_of_splits_and_what_is_left_out(tmp_path: Path) -> None:
     for name, rows in {
         "clicks": "1,5,1,5\n1,6,2,4\n1,7,,5\n,7,2,5\n2,5,3,5\n2,6,4,1\n2,5,3,5\n",

@@ -266,6 +266,23 @@ def test_tiles_of_lists_give_what_loops_over_items_give(law: Law) -> None:
 
 
 @pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("name", ["sigmoid", "sparse"])
+def test_tiles_of_extreme_scores_are_those_of_float64(name: str) -> None:
+    drawn = torch.randn(1, 50, generator=torch.Generator().manual_seed(1))
+    labels = (torch.arange(50) < 5).float()[None]
+    for x, tau in ((drawn * 2 + 1e6, 0.83), (drawn * 3e30, 1.0)):
+        loss = losses.get(name, k=8, tau=tau)
+        exact, ours = x.double().requires_grad_(), x.to(DEVICE).requires_grad_()
+        with backend("torch"):
+            expected = loss(exact, labels.double())
+        with backend("triton"):
+            found = loss(ours, labels.to(DEVICE))
+        torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-6)
+        slope, wanted = torch.autograd.grad(found, ours)[0].cpu().double(), torch.autograd.grad(expected, exact)[0]
+        assert ((slope - wanted).abs() / wanted.abs().max().clamp_min(1e-6)).max() < 1e-4
+
+
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("law", ["dftopk", "logistic", "laplace"])
 def test_tiles_of_the_joint_objective_give_what_torch_gives(law: Any) -> None:
     generator = torch.Generator().manual_seed(6)

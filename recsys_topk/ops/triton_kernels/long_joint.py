@@ -10,6 +10,7 @@ from torch import Tensor
 from recsys_topk.ops.triton_kernels.long_lists import (
     AT,
     CUT,
+    NUMBERS,
     RATE,
     TOTAL,
     depth_of,
@@ -27,8 +28,8 @@ from recsys_topk.ops.triton_kernels.survival import loss_of_surviving, one_stage
 LONGEST = 4096
 
 # Numbers of a list in a stage, after those of `long_lists`: the sum of the derivatives of the loss of surviving.
-JOINT_TOTAL = tl.constexpr(9)
-NUMBERS = tl.constexpr(10)
+JOINT_TOTAL = tl.constexpr(NUMBERS)
+STAGE_NUMBERS = tl.constexpr(NUMBERS + 1)
 
 
 @triton.jit
@@ -50,7 +51,7 @@ def long_joint_kernel(
     Args:
         x_ptr: Scores, (STAGES, lists, n) float32, -inf where masked.
         items_ptr: (lists, n) bytes: 0 = masked, 1 = valid, 2 = true.
-        numbers_ptr: Numbers of the lists, (STAGES, NUMBERS, lists) float32.
+        numbers_ptr: Numbers of the lists, (STAGES, STAGE_NUMBERS, lists) float32.
         sums_ptr: (3 STAGES + 1, lists, tiles) float32, written unless WRITES: for each stage the losses, their
             derivatives and those of the loss of surviving; last that loss.
         own_ptr: (STAGES, lists, n) float32, written if WRITES: the gradient of the loss of a stage.
@@ -73,7 +74,7 @@ def long_joint_kernel(
     joint = tl.zeros([1], tl.float32)
     survived, failed = tl.zeros([1, BLOCK], tl.float32), tl.full([1, BLOCK], -1e38, tl.float32)
     for stage in range(STAGES):
-        numbers = numbers_ptr + stage * NUMBERS * lists + row
+        numbers = numbers_ptr + stage * STAGE_NUMBERS * lists + row
         x, u, open_u = stage_at(x_ptr + stage * stride, place, inside, numbers, lists, real, tau)
         survived, failed = one_stage_more(open_u, survived, failed, LAW)
         item, d = law_terms(u, real, true, tau, LAW)
@@ -87,7 +88,7 @@ def long_joint_kernel(
             tl.store(out + (3 * stage + 1) * step, tl.sum(d, axis=1))
             joint += tl.where(rate > 0.0, tl.sum(tl.where(true, item, 0.0), axis=1), 0.0)
     for stage in range(STAGES):
-        numbers = numbers_ptr + stage * NUMBERS * lists + row
+        numbers = numbers_ptr + stage * STAGE_NUMBERS * lists + row
         x, u, open_u = stage_at(x_ptr + stage * stride, place, inside, numbers, lists, real, tau)
         d = slope_of_surviving(open_u, true, survived, failed, LAW)
         if WRITES:

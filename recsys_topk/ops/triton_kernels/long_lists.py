@@ -45,9 +45,11 @@ TILE = 2048
 KEPT, CUT, AT, PART = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 NEAR, PER_KEPT, PER_CUT = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
 TOTAL, RATE = tl.constexpr(7), tl.constexpr(8)
+NUMBERS = 9
 
 # Halvings of the error in `balance`: log n is less than 20 for n < 2^28, and less than .16 is left of it.
 HALVING = 7
+# Sums that a kernel writes at most for one step of a threshold.
 SUMS = 7
 
 
@@ -212,7 +214,7 @@ def depth_of(n: int, k: int | None) -> int:
 
 
 def numbers_of(x: Tensor, rank: Tensor, depth: int, tau: float, alpha: float, law: str) -> Tensor:
-    """Return the numbers of the lists, (9, B): the k-th pair, the threshold and what it moves with; the rest is 0.
+    """Return the numbers of the lists, (NUMBERS, B): the k-th pair, the threshold, what it moves with, and zeros.
 
     Args:
         x: (B, N), -inf where masked.
@@ -227,7 +229,7 @@ def numbers_of(x: Tensor, rank: Tensor, depth: int, tau: float, alpha: float, la
     code = LAWS[law]
     top = x.topk(depth, dim=1).values
     kept, cut = (top.gather(1, rank[:, None] - 1 + after)[:, 0] for after in (0, 1))
-    numbers, sums = x.new_zeros(9, lists), x.new_empty(SUMS, *grid)
+    numbers, sums = x.new_zeros(NUMBERS, lists), x.new_empty(SUMS, *grid)
     numbers[KEPT.value], numbers[CUT.value] = kept, cut
     b, gap = numbers[AT.value], (kept - cut) / tau
 

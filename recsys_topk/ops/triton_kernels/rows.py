@@ -201,7 +201,7 @@ def item_terms(x, real, true, kept, cut, k, tau, alpha, LAW: tl.constexpr):  # n
     """Return u, the loss of each item, its derivative d with respect to u, and how far the threshold moves with it, w.
 
     The derivative of the loss of a list with respect to x_i is (d_i - w_i sum_j d_j) / tau. Where masked, all but u are
-    0. See `recsys_topk.ops.compiled.rows` for the formulas.
+    0. See `recsys_topk.ops.compiled` for the formulas.
 
     Args:
         x: Scores, -inf where masked.

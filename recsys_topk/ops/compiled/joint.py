@@ -1,0 +1,249 @@
+"""The loop of the joint objective: the losses of all stages, the loss of surviving them, and all gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from recsys_topk.ops.compiled.arithmetic import (
+    DFTOPK,
+    HALF,
+    INFINITY,
+    LAPLACE,
+    ONE,
+    PRODUCT,
+    TWO,
+    ZERO,
+    exp_negative,
+    f32,
+    i32,
+    log1p_positive,
+    log1p_unit,
+    log_positive,
+    magnitude,
+)
+from recsys_topk.ops.compiled.build import inlined, native
+from recsys_topk.ops.compiled.lanes import load, places, read, splat, store, store_where, total, where, write
+from recsys_topk.ops.compiled.selection import begin_list
+from recsys_topk.ops.compiled.tasks import buffer_of, clear, take, task_at
+from recsys_topk.ops.compiled.thresholds import distance, threshold
+from recsys_topk.ops.task import WIDTH
+
+STAGE_ROWS = 5  # of a buffer, for each stage; one more for all
+COUNTED, KEPT, CUT, AT_KEPT, AT_CUT, SHARE, PULL = 0, 1, 2, 3, 4, 5, 6  # places in the facts of a stage
+
+
+@inlined
+def stage_rows(buffer: Any, size: Any, m: Any) -> Any:
+    """Return the addresses of the scores, logits, slopes, shares of the density and facts of stage m."""
+    start = buffer + 64 + 4 * size * (1 + STAGE_ROWS * m)
+    return start, start + 4 * size, start + 8 * size, start + 12 * size, start + 16 * size
+
+
+@inlined
+def stage_term(
+    task: Any, buffer: Any, m: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any
+) -> Any:
+    """Write the logits, slopes, shares and facts of a stage; return the summed losses of all and of the true items.
+
+    Args:
+        task: The task.
+        buffer: Of the thread.
+        m: The stage.
+        rank: k.
+        valid: Number of items.
+        kept: x_[k].
+        cut: x_[k+1].
+        mean: Of the scores.
+        variance: Of the scores.
+    """
+    size, law, tau, alpha = task.size, task.law, task.tau, task.alpha
+    v, u, d, w, facts = stage_rows(buffer, size, m)
+    s, steep = buffer + 64, ONE / tau
+    base, at, near = cut, ZERO, ZERO
+    if law == DFTOPK:
+        base = cut + alpha * (kept - cut)
+    else:
+        z = read(buffer, 2, f32)
+        at, near = threshold(law, v, size, valid, rank, cut, kept - cut, mean, variance, z, tau)
+    unit = f32(math.exp(-near))
+    whole, own, pull, weight = 0.0, 0.0, 0.0, 0.0
+    kepts, cuts = splat(ZERO), splat(ZERO)
+    for start in range(0, size, PRODUCT):
+        trues, others, true_product, other_product = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
+        slopes, density = splat(ZERO), splat(ZERO)
+        for i in range(start, min(start + PRODUCT, size), WIDTH):
+            score, sign = load(v, i), load(s, i)
+            logit = distance(score, base, at) * steep
+            t = logit * sign
+            share = exp_negative(near - magnitude(logit))
+            e = share * unit
+            if law == LAPLACE:
+                factor = where(t >= ZERO, ONE, e / (TWO - e))
+                slope = factor * sign
+            else:
+                factor, inverse = e, ONE / (e + ONE)
+                slope = where(t >= ZERO, ONE, e) * inverse * sign
+                share = share * (inverse * inverse)
+            true = sign < ZERO
+            hinge = where(t > ZERO, t, ZERO)
+            trues = trues + where(true, hinge, ZERO)
+            others = others + where(true, ZERO, hinge)
+            true_product = where(true, true_product * factor + (true_product + factor), true_product)
+            other_product = where(true, other_product, other_product * factor + (other_product + factor))
+            slopes = slopes + slope
+            if law == DFTOPK:
+                kepts = where(score == kept, kepts + ONE, kepts)
+                cuts = where(score == cut, cuts + ONE, cuts)
+            else:
+                density = density + share
+                store(w, i, share)
+            store(u, i, logit)
+            store(d, i, slope)
+        loss = total(trues + log1p_positive(true_product))
+        own += loss
+        whole += loss + total(others + log1p_positive(other_product))
+        pull += total(slopes)
+        weight += total(density)
+    write(facts, KEPT, kept)
+    write(facts, CUT, cut)
+    write(facts, PULL, f32(pull))
+    if law == DFTOPK:
+        write(facts, AT_KEPT, alpha / total(kepts))
+        write(facts, AT_CUT, (ONE - alpha) / total(cuts))
+    else:
+        write(facts, SHARE, f32(1.0 / weight))
+    return whole, own
+
+
+@inlined
+def survival_loss(task: Any, buffer: Any) -> Any:
+    """Return the summed losses of surviving of the items that are not true; put the slopes of survival over the logits.
+
+    With p_m the membership of stage m, p = prod_m p_m and q = 1 - p, the loss is -log q, with the derivative
+    p / q d log p_m / du_m. q is taken in units of exp(-low), low = min_m u_m if that is above 0, which keeps the digits
+    of memberships near 1.
+    """
+    size, law, stages = task.size, task.law, task.stages
+    s, losses = buffer + 64, splat(ZERO)
+    for i in range(0, size, WIDTH):
+        low = splat(INFINITY)
+        for m in range(stages):
+            _, u, _, _, facts = stage_rows(buffer, size, m)
+            if read(facts, COUNTED, f32) > ZERO:
+                logit = load(u, i)
+                low = where(logit < low, logit, low)
+        low = where(low > ZERO, low, ZERO)
+        unit = exp_negative(ZERO - low)
+        p, q = splat(ONE), splat(ZERO)
+        for m in range(stages):
+            _, u, _, _, facts = stage_rows(buffer, size, m)
+            if read(facts, COUNTED, f32) > ZERO:
+                logit = load(u, i)
+                up = logit > ZERO
+                share = exp_negative(low - magnitude(logit))
+                if law == LAPLACE:
+                    rest = ONE - share * unit * HALF
+                    q = q + where(up, share * HALF, rest) * p
+                    p = p * where(up, rest, share * HALF)
+                    rise = where(up, share / (TWO - share * unit), ONE)
+                else:
+                    inverse = ONE / (share * unit + ONE)
+                    rise = where(up, share, ONE) * inverse
+                    q = q + rise * p
+                    p = p * where(up, ONE, share) * inverse
+                store(u, i, rise)
+        odds = p / q
+        true = load(s, i) < ZERO
+        loss = where(low > ZERO, low - log_positive(q), log1p_unit(where(low > ZERO, ZERO, odds)))
+        losses = losses + where(true, ZERO, loss)
+        if task.gradient != 0:
+            for m in range(stages):
+                _, u, d, _, _ = stage_rows(buffer, size, m)
+                store(u, i, where(true, load(d, i), odds * load(u, i)))
+    return total(losses)
+
+
+@inlined
+def write_gradients(task: Any, buffer: Any, m: Any, rate: Any, own: Any, joint: Any) -> None:
+    """Write the gradients of the loss of stage m and of survival: the slopes less what the threshold moves."""
+    n, size, law = task.items, task.size, task.law
+    v, u, d, w, facts = stage_rows(buffer, size, m)
+    kept, cut, pull = read(facts, KEPT, f32), read(facts, CUT, f32), read(facts, PULL, f32)
+    at_kept, at_cut, share = read(facts, AT_KEPT, f32), read(facts, AT_CUT, f32), read(facts, SHARE, f32)
+    slopes = splat(ZERO)
+    for i in range(0, size, WIDTH):
+        slopes = slopes + load(u, i)
+    joint_pull = total(slopes)
+    for i in range(0, size, WIDTH):
+        score = load(v, i)
+        if law == DFTOPK:
+            moves = where(score == kept, at_kept, ZERO) + where(score == cut, at_cut, ZERO)
+        else:
+            moves = load(w, i) * share
+        inside = places(i32(i)) < i32(n)
+        moves = where(score > -INFINITY, moves * rate, ZERO)
+        scale = where(score > -INFINITY, rate, ZERO)
+        store_where(own, i, load(d, i) * scale - moves * pull, inside)
+        store_where(joint, i, load(u, i) * scale - moves * joint_pull, inside)
+
+
+@inlined
+def joint_list(task: Any, b: Any, buffer: Any) -> Any:
+    """Write the losses of list b and their gradients; return 1, or NaN if a score, or its square, is not finite.
+
+    For an item that is true, the loss of surviving all stages is the sum of its losses in the stages.
+    """
+    n, size, stages, lists = task.items, task.size, task.stages, task.lists
+    share, joint = 0.0, 0.0
+    y = task.labels + 4 * b * n
+    mask = task.mask + b * n if task.mask != 0 else 0
+    for m in range(stages):
+        v, _, _, w, facts = stage_rows(buffer, size, m)
+        x = read(task.scores, m, np.int64) + 4 * b * n
+        quota = read(task.quotas, m, np.int64) if task.quotas != 0 else -1
+        state, rank, valid, kept, cut, mean, variance = begin_list(
+            task.law, x, y, mask, n, size, task.k, quota, task.above, v, buffer + 64, w, buffer
+        )
+        if state < 0:
+            return np.nan
+        write(facts, COUNTED, ONE if state == 1 else ZERO)
+        write(task.counted, m * lists + b, np.uint8(1 if state == 1 else 0))
+        loss = 0.0
+        if state == 1:
+            share = 1.0 / valid
+            loss, own = stage_term(task, buffer, m, rank, valid, kept, cut, mean, variance)
+            joint += own
+        write(task.losses, m * lists + b, f32(loss * share))
+    if share > 0.0:
+        joint += survival_loss(task, buffer)
+    write(task.losses, stages * lists + b, f32(joint * share))
+    write(task.counted, stages * lists + b, np.uint8(1 if share > 0.0 else 0))
+    if task.gradient != 0:
+        rate = f32(share) * task.scale / task.tau
+        for m in range(stages):
+            before = 4 * n * (m * lists + b)
+            _, _, _, _, facts = stage_rows(buffer, size, m)
+            if read(facts, COUNTED, f32) > ZERO:
+                write_gradients(task, buffer, m, rate, task.gradient + before, task.joint_gradient + before)
+            else:
+                clear(task.gradient + before, n)
+                clear(task.joint_gradient + before, n)
+    return 1.0
+
+
+@native
+def joint_lists(address: Any) -> None:
+    """Do the lists of a task, as one of its threads."""
+    task, buffer = task_at(address), buffer_of(address)
+    while True:
+        part, first, last = take(address)
+        if part < 0:
+            break
+        done = 0.0
+        for b in range(first, last):
+            done += joint_list(task, b, buffer)
+        write(task.results, 2 * part, done)
+        write(task.results, 2 * part + 1, 0.0)

@@ -1,0 +1,240 @@
+"""A list of a batch, copied and padded, and its k-th pair of scores.
+
+Each list is first copied into a buffer, its masked items as -inf, padded with -inf to a multiple of `WIDTH`. No later
+loop then needs the mask, or has a remainder. Arrays are given by their address.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from recsys_topk.ops.compiled.arithmetic import (
+    FENCHEL_YOUNG,
+    HALF,
+    INFINITY,
+    ONE,
+    TWO,
+    ZERO,
+    f32,
+    i32,
+    number,
+    ordered,
+)
+from recsys_topk.ops.compiled.build import inlined
+from recsys_topk.ops.compiled.lanes import (
+    count,
+    greatest,
+    least,
+    load,
+    load_bits,
+    load_where,
+    places,
+    read,
+    splat,
+    store,
+    total,
+    where,
+    write,
+)
+from recsys_topk.ops.task import WIDTH
+
+
+@inlined
+def copy_list(x: Any, y: Any, mask: Any, n: Any, size: Any, above: Any, v: Any, s: Any) -> Any:
+    """Copy a list: scores into v (-inf where masked), -1 for positives and 1 for others into s.
+
+    Returns:
+        Number of valid items, number of positives, smallest and largest score, and the mean and variance.
+    """
+    low, high = splat(INFINITY), splat(-INFINITY)
+    sums, squares = splat(ZERO), splat(ZERO)
+    positives, valid = i32(0), i32(0)
+    shift = read(x, 0, f32) if mask == 0 or read(mask, 0, np.uint8) else ZERO
+    for i in range(0, size, WIDTH):
+        real = places(i32(i)) < i32(n)
+        if mask != 0:
+            real = load_bits(mask, i, real)
+        value = load_where(x, i, real) + ZERO  # -0 becomes 0
+        positive = (load_where(y, i, real) > above) & real
+        low = where((value < low) & real, value, low)
+        high = where((value > high) & real, value, high)
+        moved = where(real, value - shift, ZERO)
+        sums = sums + moved
+        squares = squares + moved * moved
+        valid += count(real)
+        positives += count(positive)
+        store(v, i, where(real, value, -INFINITY))
+        store(s, i, where(positive, -ONE, ONE))
+    share = ONE / f32(max(valid, i32(1)))
+    mean = total(sums) * share
+    return valid, positives, least(low), greatest(high), shift + mean, total(squares) * share - mean * mean
+
+
+@inlined
+def quantile(p: Any) -> Any:
+    """Return (z, density at z) of the standard normal law with P(Z > z) = p, to three digits."""
+    tail = min(p, ONE - p)
+    t = f32(math.sqrt(-TWO * f32(math.log(max(tail, f32(1e-7))))))
+    top = f32(2.515517) + t * (f32(0.802853) + t * f32(0.010328))
+    z = t - top / (ONE + t * (f32(1.432788) + t * (f32(0.189269) + t * f32(0.001308))))
+    density = f32(0.39894228) * f32(math.exp(-HALF * z * z))
+    return (z if p < HALF else -z), density
+
+
+@inlined
+def kth_pair(v: Any, size: Any, valid: Any, k: Any, low: Any, high: Any, guess: Any, slope: Any) -> Any:
+    """Return (x_[k], x_[k+1]), 1 <= k < valid, by counting the scores above a moving bound.
+
+    The bound starts at a guess, takes two Newton steps, then interpolates. From the 12th count on it bisects the
+    integers between its bounds, so there are at most 45 counts, whatever the scores; 3 to 5 for scores of a bell shape.
+
+    Args:
+        v: Scores, -inf where masked.
+        size: Length of v.
+        valid: Number of valid scores.
+        k: Which.
+        low: Smallest score.
+        high: Largest score.
+        guess: The first bound.
+        slope: How far to move the bound for each score too many above it.
+    """
+    below, above = np.int64(ordered(low)) - 1, np.int64(ordered(high))
+    over, under = valid, i32(0)  # how many are above the two
+    t = guess
+    found = False
+    for step in range(64):
+        order = np.int64(ordered(t))
+        if step >= 12 or not (below < order < above):
+            order = (below + above) >> 1
+            if order <= below:
+                break
+            t = number(i32(order))
+        counted = i32(0)
+        for i in range(0, size, WIDTH):
+            counted += count(load(v, i) > t)
+        if counted == k:
+            found = True
+            break
+        if counted > k:
+            below, over = order, counted
+        else:
+            above, under = order, counted
+        if step < 2:
+            t += f32(counted - k) * slope
+        else:
+            a, c = max(number(i32(below)), low), number(i32(above))
+            t = a + (c - a) * (HALF if step % 3 == 2 else f32(over - k) / f32(over - under))
+    if not found:  # no number lies between the bounds: both scores are the upper one
+        value = number(i32(above))
+        return value, value
+    kept, cut = splat(INFINITY), splat(-INFINITY)
+    for i in range(0, size, WIDTH):
+        value = load(v, i)
+        up = value > t
+        kept = where(up & (value < kept), value, kept)
+        cut = where(up, cut, where(value > cut, value, cut))
+    return least(kept), greatest(cut)
+
+
+@inlined
+def keep_best(y: Any, n: Any, size: Any, k: Any, positives: Any, s: Any, w: Any) -> None:
+    """Leave only the k of more positives of a list with the largest labels in s, ties at the boundary included.
+
+    Args:
+        y: Labels, (n,).
+        n: Number of places.
+        size: Length of s and w.
+        k: How many.
+        positives: How many there are.
+        s: -1 for the positives and 1 for the others, changed in place.
+        w: Overwritten.
+    """
+    lows, highs = splat(INFINITY), splat(-INFINITY)
+    for i in range(0, size, WIDTH):
+        chosen = load(s, i) < ZERO
+        value = load_where(y, i, places(i32(i)) < i32(n))
+        lows = where(chosen & (value < lows), value, lows)
+        highs = where(chosen & (value > highs), value, highs)
+        store(w, i, where(chosen, value, -INFINITY))
+    low, high = least(lows), greatest(highs)
+    if low == high:  # all tie
+        return
+    # The k-th largest label: of grades one of the first few different ones; places need a search.
+    label, reached = high, i32(0)
+    for step in range(6):
+        below = splat(-INFINITY)
+        reached = i32(0)
+        for i in range(0, size, WIDTH):
+            value = load(w, i)
+            enough = value >= label
+            reached += count(enough)
+            below = where(enough, below, where(value > below, value, below))
+        if reached >= k or (step == 1 and i32(4) * reached < k):
+            break
+        label = greatest(below)
+    if reached < k:
+        spread = (high - low) / f32(positives)
+        label, _ = kth_pair(w, size, positives, k, low, high, high - spread * f32(k), spread)
+    for i in range(0, size, WIDTH):
+        store(s, i, where(load(w, i) >= label, load(s, i), ONE))
+
+
+@inlined
+def begin_list(
+    law: Any, x: Any, y: Any, mask: Any, n: Any, size: Any, wanted: Any, quota: Any, above: Any, v: Any, s: Any, w: Any,
+    normal: Any,
+) -> Any:  # fmt: skip
+    """Copy a list and find its k-th pair.
+
+    Args:
+        law: FENCHEL_YOUNG takes the number of true items as k.
+        x: Scores, (n,) float32.
+        y: Labels, (n,) float32.
+        mask: (n,) bool, which items are real; 0 = all.
+        n: Number of places.
+        size: Length of v, s and w: n rounded up to a multiple of WIDTH.
+        wanted: k; -1 = the number of positives.
+        quota: Which pair to find instead of the k-th; -1 = the k-th.
+        above: Items with a label above this are positive.
+        v: Receives the scores, -inf where masked.
+        s: Receives -1 for the true items and 1 for the others.
+        w: Overwritten.
+        normal: (4,) float32, k, number of items, quantile and density of the last call, which is often the next.
+
+    Returns:
+        0 for a list that does not count, 1 for one that does, 2 for one that does but has nothing to tell apart, and -1
+        for one with a score, or a squared score, that is not finite; then k, the number of items, x_[k], x_[k+1], mean
+        and variance.
+    """
+    valid, positives, low, high, mean, variance = copy_list(x, y, mask, n, size, above, v, s)
+    rank = i32(min(wanted if wanted >= 0 else np.int64(positives), np.int64(valid)))
+    state = i32(positives > 0 and 0 < rank < valid)
+    if not (abs(mean) + variance < f32(1e37)):
+        state = i32(-1)
+    kept, cut = ZERO, ZERO
+    if state > 0:
+        if positives > rank:
+            keep_best(y, n, size, rank, positives, s, w)
+        if law == FENCHEL_YOUNG:
+            rank = i32(0)
+            for i in range(0, size, WIDTH):
+                rank += count(load(s, i) < ZERO)
+        if quota >= 0:
+            rank = i32(min(quota, np.int64(valid)))
+        if rank == valid:  # tied labels make every item true, or the quota lets every item through
+            state = i32(2)
+        else:
+            if f32(rank) != read(normal, 0, f32) or f32(valid) != read(normal, 1, f32):
+                z, density = quantile(f32(rank) / f32(valid))
+                write(normal, 0, f32(rank))
+                write(normal, 1, f32(valid))
+                write(normal, 2, z)
+                write(normal, 3, density)
+            variance = max(variance, ZERO)
+            deviation = f32(math.sqrt(variance))
+            slope = deviation / (f32(valid) * read(normal, 3, f32))
+            kept, cut = kth_pair(v, size, valid, rank, low, high, mean + read(normal, 2, f32) * deviation, slope)
+    return state, rank, valid, kept, cut, mean, variance
