@@ -13,7 +13,7 @@ from recsys_topk.trust.documents import read_yaml
 
 LOOKED_FOR = (
     "experiment.json (recsys-topk experiment), comparison.json (compare), stream.json (stream), "
-    "a JSON file of bench --json, or metrics.csv beside config.yaml (fit)"
+    "a JSON file of bench --json, or metrics.csv next to config.yaml (fit)"
 )
 Kind = Literal["experiment", "comparison", "stream", "bench", "fit"]
 

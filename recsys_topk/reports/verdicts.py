@@ -94,9 +94,9 @@ def table_verdict(
     text = f"{subject} ranks {standing(ours, subject)} by joint recall here ({shown})"
     shared = {name: value for name, value in ours.items() if name in paper}
     theirs = {name: paper[name] for name in shared}
-    said = [f"{text}."]
+    sentences = [f"{text}."]
     if subject in theirs and len(shared) > 1:
-        said.append(
+        sentences.append(
             f"Among the {len(shared)} methods that the paper also reports, {subject} ranks "
             f"{ordinal(place(shared, subject))} here and {ordinal(place(theirs, subject))} in the paper."
         )
@@ -104,16 +104,18 @@ def table_verdict(
     if best != subject:
         p = by_name[best].get("p") if next(iter(by_name)) == subject else None
         text = f"The best here is {best} with {ours[best]:.3f}, {ours[best] - ours[subject]:.3f} above {subject}"
-        said.append(f"{text}." if p is None else f"{text} (p = {p:.3f}).")
+        sentences.append(f"{text}." if p is None else f"{text} (p = {p:.3f}).")
     relatives = [name for name in ours if name.startswith(f"{subject} ")]
-    said += [f"{name} ranks {standing(ours, name)} ({ours[name]:.3f})." for name in relatives]
+    sentences += [f"{name} ranks {standing(ours, name)} ({ours[name]:.3f})." for name in relatives]
     sound = {name: value for name, value in shared.items() if name not in faulty}
     agreement = kendall(sound, theirs)
     if agreement is not None and len(sound) > 2:
         without = " (without rows from faulty code)" if len(sound) < len(shared) else ""
         orders = [" > ".join(best_first({name: values[name] for name in sound})) for values in (ours, theirs)]
-        said.append(f"Order here{without}: {orders[0]}; in the paper: {orders[1]} (Kendall's tau {agreement:+.2f}).")
-    return said
+        sentences.append(
+            f"Order here{without}: {orders[0]}; in the paper: {orders[1]} (Kendall's tau {agreement:+.2f})."
+        )
+    return sentences
 
 
 def peak_verdict(curve: Mapping[float, float], paper: Mapping[float, float], subject: str, what: str) -> list[str]:
@@ -131,14 +133,16 @@ def peak_verdict(curve: Mapping[float, float], paper: Mapping[float, float], sub
     if not paper:
         return [f"{text}."]
     there, *_, worst = best_first(paper)
-    said = [f"{text}; in the paper best at {there:g} ({paper[there]:.3f}) and worst at {worst:g} ({paper[worst]:.3f})."]
+    sentences = [
+        f"{text}; in the paper best at {there:g} ({paper[there]:.3f}) and worst at {worst:g} ({paper[worst]:.3f})."
+    ]
     if there in curve and there != here:
         loss = curve[here] - curve[there]
-        said.append(f"The best {what} of the paper, {there:g}, gives {curve[there]:.3f} here, {loss:.3f} less.")
+        sentences.append(f"The best {what} of the paper, {there:g}, gives {curve[there]:.3f} here, {loss:.3f} less.")
     agreement = kendall(curve, paper)
     if agreement is not None:
-        said.append(f"Kendall's tau between the two orders of {what} is {agreement:+.2f}.")
-    return said
+        sentences.append(f"Kendall's tau between the two orders of {what} is {agreement:+.2f}.")
+    return sentences
 
 
 def growth_verdict(ours: Curves, paper: Curves, subject: str, what: str) -> list[str]:
@@ -158,13 +162,15 @@ def growth_verdict(ours: Curves, paper: Curves, subject: str, what: str) -> list
         return [f"No method here has two values of {what}, so no gain can be computed."]
     up, up_there = (sum(gain > 0 for gain in found.values()) for found in (gains, theirs))
     text = f"From {low:g} to {high:g} {what}, joint recall rises for {up} of {len(gains)} methods here"
-    said = [f"{text} and for {up_there} of {len(theirs)} in the paper." if theirs else f"{text}."]
+    sentences = [f"{text} and for {up_there} of {len(theirs)} in the paper." if theirs else f"{text}."]
     if subject in gains:
         text = f"{subject} changes by {gains[subject]:+.3f} here"
-        said.append(f"{text} and by {theirs[subject]:+.3f} in the paper." if subject in theirs else f"{text}.")
+        sentences.append(f"{text} and by {theirs[subject]:+.3f} in the paper." if subject in theirs else f"{text}.")
     if len(gains) > 1:
         largest, *_, smallest = best_first(gains)
-        said.append(f"Largest change: {largest} {gains[largest]:+.3f}; smallest: {smallest} {gains[smallest]:+.3f}.")
+        sentences.append(
+            f"Largest change: {largest} {gains[largest]:+.3f}; smallest: {smallest} {gains[smallest]:+.3f}."
+        )
     if len(gains) > 1 and subject in gains:
         at_high = {name: ours[name][high] for name in gains}
         text = f"At {high:g}, {subject} ranks {standing(at_high, subject)} here"
@@ -172,8 +178,8 @@ def growth_verdict(ours: Curves, paper: Curves, subject: str, what: str) -> list
             among = ordinal(place({name: at_high[name] for name in theirs}, subject))
             text += f"; among the {len(theirs)} methods that the paper also reports it ranks {among} here and "
             text += f"{ordinal(place({name: paper[name][high] for name in theirs}, subject))} in the paper"
-        said.append(f"{text}.")
-    return said
+        sentences.append(f"{text}.")
+    return sentences
 
 
 def runtime_verdict(here: Mapping[str, Curves], paper: Mapping[str, Curves], subject: str) -> list[str]:
@@ -184,7 +190,7 @@ def runtime_verdict(here: Mapping[str, Curves], paper: Mapping[str, Curves], sub
         paper: Milliseconds of the paper, for the measurements that it reports.
         subject: The method that the question is about.
     """
-    said = []
+    sentences = []
     for what, curves in here.items():
         if subject not in curves:
             continue
@@ -196,17 +202,17 @@ def runtime_verdict(here: Mapping[str, Curves], paper: Mapping[str, Curves], sub
         if subject in theirs:
             text += f"; in the paper it takes {short(theirs[subject])} ms and ranks "
             text += standing(theirs, subject, smallest_first=True)
-        said.append(f"{text}.")
-        beside = {n: f" ({short(theirs[n] / theirs[subject])})" for n in theirs if subject in theirs}
+        sentences.append(f"{text}.")
+        paper_ratios = {n: f" ({short(theirs[n] / theirs[subject])})" for n in theirs if subject in theirs}
         others = [name for name in reversed(best_first(times)) if name != subject]
-        shown = [f"{name} {short(times[name] / times[subject])}{beside.get(name, '')}" for name in others]
+        shown = [f"{name} {short(times[name] / times[subject])}{paper_ratios.get(name, '')}" for name in others]
         if shown:
             ratios = ", ".join(shown)
-            said.append(
+            sentences.append(
                 f"Time of the other methods divided by the time of {subject}"
-                f"{' (in the paper)' if beside else ''}: {ratios}."
+                f"{' (in the paper)' if paper_ratios else ''}: {ratios}."
             )
-    return said
+    return sentences
 
 
 def stream_verdict(curves: Mapping[str, Mapping[str, float]], subject: str) -> list[str]:
@@ -226,9 +232,9 @@ def stream_verdict(curves: Mapping[str, Mapping[str, float]], subject: str) -> l
     text = (
         f"{subject} ranks {standing(means, subject)} by mean joint recall over {len(days)} days ({means[subject]:.3f})"
     )
-    said = [f"{text}, and is first on {leads[subject]} of them."]
+    sentences = [f"{text}, and is first on {leads[subject]} of them."]
     if best != subject:
-        said.append(f"The best is {best} with {means[best]:.3f}, first on {leads[best]} of {len(days)} days.")
+        sentences.append(f"The best is {best} with {means[best]:.3f}, first on {leads[best]} of {len(days)} days.")
     text = f"{subject} goes from {curves[subject][first]:.3f} on {first} to {curves[subject][last]:.3f} on {last}; it "
     text += f"ranks {ordinal(place(by_day[first], subject))} on the first of these days and "
-    return [*said, f"{text}{ordinal(place(by_day[last], subject))} on the last day."]
+    return [*sentences, f"{text}{ordinal(place(by_day[last], subject))} on the last day."]

@@ -17,7 +17,7 @@ from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.metrics.mean import ListMean
 
 # At most about so many requests are measured, and counted for popularity.
-MEASURED, COUNTED = 20_000, 200_000
+MEASURED, COUNTED = 10_000, 100_000
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def measure_baselines(
     """Measure random order, popularity and, for simulated data, the true utility with the metrics of a model.
 
     All stages rank by the same score, on the same lists and negatives as the model. Popularity is how often an item was
-    a positive in training; it is left out if there are no training shards. At most about 20,000 requests are measured,
-    and popularity counts at most about 200,000. With several processes these are requests of the calling process, and
+    a positive in training; it is left out if there are no training shards. At most about 10,000 requests are measured,
+    and popularity counts at most about 100,000. With several processes these are requests of the calling process, and
     no process waits for another.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a report says: verdicts against counts by hand, tables against the recorded results of a real run."""
+"""Reports: verdicts against hand-computed values, tables against the recorded results of a real run."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_commands_differences_and_protocols_are_there(page_text: str) -> None:
     assert "uses the membership, a probability, as if it were a logit" in text
 
 
-def test_what_is_written_by_others_is_escaped(tmp_path: Path) -> None:
+def test_text_from_result_files_is_escaped(tmp_path: Path) -> None:
     runs = {"<script>x</script>": [{"seed": 0, "metrics": {"test/joint_recall@10@20/200": 0.5}, "seconds": 1.0}]}
     (tmp_path / "comparison.json").write_text(json.dumps({"rows": [], "runs": runs}))
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
@@ -250,7 +250,7 @@ def test_no_column_of_a_table_is_empty_and_notes_are_about_its_rows(page_text: s
         assert f">{name}</td>" in page_text
 
 
-def test_every_point_of_a_plot_says_its_value_on_hover(page_text: str) -> None:
+def test_every_point_of_a_plot_shows_its_value_on_hover(page_text: str) -> None:
     runs = recorded("main-table", "comparison.json")["runs"]
     joint = statistics.fmean(run["metrics"]["test/joint_recall@10@20/200"] for run in runs["listnet"])
     assert f"<title>listnet: {joint:.4f}" in page_text
