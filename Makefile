@@ -14,7 +14,7 @@ DEMO_DIR ?= runs
 PAPER_DIR ?= runs/paper
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test docs bench paper lint lock clean
+.PHONY: help install demo test test-gpu docs bench paper lint lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12

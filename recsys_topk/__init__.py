@@ -9,17 +9,18 @@ Importing this module imports neither torch nor any optional dependency; the pub
 - `recsys_topk.losses`: ranking losses behind one interface (torch and numpy only)
 - `recsys_topk.metrics`: joint and per-stage recall, NDCG, Kendall tau
 - `recsys_topk.cascades`: TorchRec stages, objectives and the LightningModule
-- `recsys_topk.datamodules`: the batch, its schema, your own interactions and lists, RecFlow, its simulator, negatives
+- `recsys_topk.datamodules`: batches and schemas, your own interactions and lists, RecFlow, its simulator, negatives
 - `recsys_topk.strategies`: sharded TorchRec tables as a Lightning strategy
 - `recsys_topk.serving`: export of the stages, index, recommendations and HTTP service (the last three without torch)
-- `recsys_topk.runs`: a training run as an object, many runs, statistics over them
-- `recsys_topk.reference`: what published code computes, faults included
+- `recsys_topk.runs`: a training run as an object, groups of runs, statistics over runs
+- `recsys_topk.reference`: published code reproduced exactly, including its faults
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from recsys_topk.lazy import attach
 
 if TYPE_CHECKING:
     from recsys_topk.cascades import CascadeModule as CascadeModule
@@ -47,43 +48,26 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0.dev0"
 
-_HOME = {
-    "CascadeBatch": "datamodules",
-    "CascadeDataModule": "datamodules",
-    "CascadeModule": "cascades",
-    "CascadeObjective": "cascades",
-    "CascadeRecommender": "serving.recommend",
-    "DFTopKLoss": "losses",
-    "Feature": "datamodules",
-    "InteractionsDataModule": "datamodules",
-    "JointRecall": "metrics",
-    "ListsDataModule": "datamodules",
-    "ObjectiveOutput": "cascades",
-    "RankingLoss": "losses",
-    "RecFlowDataModule": "datamodules",
-    "RecallAt": "metrics",
-    "Schema": "datamodules",
-    "SoftSelection": "operators",
-    "Stage": "cascades",
-    "StageConfig": "cascades",
-    "Table": "datamodules",
-    "TopKOperator": "operators",
-    "TorchRecStrategy": "strategies.torchrec",
-    "TrainingRun": "runs",
-}
-
-
-# Sub-packages that are imported when they are first looked at: `recsys_topk.ops.backend("torch")`.
-_PARTS = ("cascades", "datamodules", "losses", "metrics", "operators", "ops", "reference")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PARTS:
-        return import_module(f"{__name__}.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_PARTS})
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "cascades": ["CascadeModule", "CascadeObjective", "ObjectiveOutput", "Stage", "StageConfig"],
+        "datamodules": [
+            "CascadeBatch",
+            "CascadeDataModule",
+            "Feature",
+            "InteractionsDataModule",
+            "ListsDataModule",
+            "RecFlowDataModule",
+            "Schema",
+            "Table",
+        ],
+        "losses": ["DFTopKLoss", "RankingLoss"],
+        "metrics": ["JointRecall", "RecallAt"],
+        "operators": ["SoftSelection", "TopKOperator"],
+        "runs": ["TrainingRun"],
+        "serving.recommend": ["CascadeRecommender"],
+        "strategies.torchrec": ["TorchRecStrategy"],
+    },
+    ["cascades", "datamodules", "losses", "metrics", "operators", "ops", "reference"],
+)

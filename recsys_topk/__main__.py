@@ -1,4 +1,4 @@
-"""`python -m recsys_topk` is `recsys-topk`."""
+"""Entry point of `python -m recsys_topk`, the same command line as `recsys-topk`."""
 
 from recsys_topk.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Checks of what a user passes in: every message says what was given, what was expected and what to do."""
+"""Checks of user input. Every message states what was given, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 
 def check_lists(scores: Tensor, mask: Tensor | None, **others: Tensor | None) -> None:
-    """Raise unless `scores` is a floating (B, N) tensor and the rest share its shape and device.
+    """Raise unless `scores` is a floating (B, N) tensor and all other tensors have its shape and device.
 
     Args:
         scores: The scores, (B, N).
         mask: Boolean, True = a real item; or None.
-        **others: Further (B, N) tensors by the name the user knows them by.
+        **others: Further (B, N) tensors, by the argument name used in messages.
     """
     check_scores(scores)
     if scores.dim() != 2:
@@ -35,10 +35,10 @@ def check_lists(scores: Tensor, mask: Tensor | None, **others: Tensor | None) ->
         if tensor.shape != scores.shape:
             hint = ""
             if name == "labels" and tensor.shape == scores.shape[:1]:
-                hint = f"; if they are the index of one positive item per list, pass one_hot(labels, {scores.shape[1]})"
-                hint += " of torch.nn.functional"
+                hint = "; if they hold the index of one positive item per list, pass "
+                hint += f"torch.nn.functional.one_hot(labels, {scores.shape[1]})"
             raise ValueError(
-                f"{name} must have the shape of scores, {tuple(scores.shape)}, and has {tuple(tensor.shape)}{hint}"
+                f"{name} must have the shape of scores, {tuple(scores.shape)}, got {tuple(tensor.shape)}{hint}"
             )
         if tensor.device != scores.device:
             raise ValueError(f"{name} is on {tensor.device} and scores are on {scores.device}; move one to the other")
@@ -50,7 +50,7 @@ def check_scores(scores: Tensor) -> None:
         raise TypeError(f"scores must be a torch.Tensor of shape (lists, items), got {type(scores).__name__}")
     if scores.is_nested:
         raise TypeError(
-            "scores must be an ordinary tensor, got a nested one; losses take its items and the lengths of its lists: "
+            "scores must be an ordinary tensor, got a nested tensor; pass its values and lengths to the loss: "
             "loss(scores.values(), labels.values(), lengths=scores.offsets().diff())"
         )
     if not scores.is_floating_point():
@@ -62,25 +62,25 @@ def _reshape(scores: Tensor) -> str:
         return "for one list pass scores[None, :]; for many lists in 1-D tensors pass list_ids or lengths to the loss"
     if scores.shape[-1] == 1:
         return "for one score per item pass scores.squeeze(-1)"
-    return "make one list of each row, scores.flatten(0, -2), and the same for labels and mask"
+    return "pass scores.flatten(0, -2), one list per row, and flatten labels and mask in the same way"
 
 
 def check_k(k: float | Tensor, scores: Tensor, *, lists: int | None = None, read: bool) -> int | Tensor:
-    """Return `k` as an int or a tensor (B,), or raise unless it is an integer >= 0, or one per list.
+    """Return `k` as an int or a tensor (B,). Raise unless it is one integer >= 0 or one integer >= 0 per list.
 
-    Integers of numpy and 0-d tensors are one int; a 0-d tensor that may not be read becomes one per list.
+    A numpy integer or a 0-d tensor becomes an int. A 0-d tensor that may not be read becomes a tensor (B,).
 
     Args:
         k: The number of items to select.
         scores: The scores it applies to.
-        lists: Number of lists; None = the rows of scores.
-        read: Whether a tensor's values may be looked at (a device synchronisation on a GPU).
+        lists: Number of lists; None = the number of rows of scores.
+        read: Whether the values of a tensor may be read (a device synchronisation on a GPU).
     """
     lists = scores.shape[0] if lists is None else lists
     if isinstance(k, Tensor):
         if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
             raise TypeError(
-                f"k must hold integers, got {k.dtype}; call k.long(). Only operators with fractional_k take a fraction"
+                f"k must hold integers, got {k.dtype}; call k.long(). Only operators with fractional_k accept floats"
             )
         if k.device != scores.device and k.dim() > 0:
             raise ValueError(f"k is on {k.device} and scores are on {scores.device}; move one to the other")
@@ -92,7 +92,7 @@ def check_k(k: float | Tensor, scores: Tensor, *, lists: int | None = None, read
             if read and bool((k < 0).any()):
                 raise ValueError(f"k must not be negative, got {int(k.min())}")
             return k
-    # A symbolic integer of torch.compile stays as it is.
+    # torch.compile may pass a symbolic integer; it stays symbolic.
     number: int = k if type(k) in (int, torch.SymInt) else check_int("k", k)  # type: ignore[assignment]
     if number < 0:
         raise ValueError(f"k must not be negative, got {number}")
@@ -100,7 +100,7 @@ def check_k(k: float | Tensor, scores: Tensor, *, lists: int | None = None, read
 
 
 def check_fractional_k(k: float | Tensor, scores: Tensor, *, read: bool) -> int | Tensor:
-    """Return `k` as `check_k` does; a float, or a floating tensor, becomes one floating k per list, (B,)."""
+    """Return `k` as `check_k` does. A float or a floating tensor becomes one floating-point k per list, (B,)."""
     if not isinstance(k, float) and not (isinstance(k, Tensor) and k.is_floating_point()):
         return check_k(k, scores, read=read)
     if isinstance(k, float) or k.dim() == 0:
@@ -115,9 +115,9 @@ def check_fractional_k(k: float | Tensor, scores: Tensor, *, read: bool) -> int 
 
 
 def check_int(name: str, value: object) -> int:
-    """Return `value` as an int, or raise unless it is an integer: of Python, of numpy, or a 0-d tensor."""
-    truth = isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
-    if not truth and isinstance(value, SupportsIndex):
+    """Return `value` as an int. Raise unless it is a Python integer, a numpy integer or a 0-d integer tensor."""
+    boolean = isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
+    if not boolean and isinstance(value, SupportsIndex):
         with contextlib.suppress(TypeError):
             return operator.index(value)
     raise TypeError(f"{name} must be an int or an integer tensor with one entry per list, got {value!r}")
@@ -145,59 +145,59 @@ def check_not_negative(name: str, value: float) -> float:
 
 
 class DeferredChecks:
-    """Checks that are computed on a device in one step and looked at in the next, when their result is on the host.
+    """Checks computed on the device in one step and evaluated on the host in the next step, without a wait.
 
-    A check adds a few numbers, which are copied without waiting; `look` raises if they say so. A step calls `look`
-    first, and the end of an epoch calls it too.
+    A check adds a small tensor, which is copied to the host asynchronously. `raise_failed` raises the error of a failed
+    check. Call it at the start of each step and at the end of an epoch.
 
     Example:
         >>> checks = DeferredChecks()
-        >>> check_finite(torch.tensor([[torch.nan, 1.0]]), torch.tensor([[True, True]]), later=checks)
-        >>> checks.look()
+        >>> check_finite(torch.tensor([[torch.nan, 1.0]]), torch.tensor([[True, True]]), deferred=checks)
+        >>> checks.raise_failed()
         Traceback (most recent call last):
         ...
         ValueError: 1 of 2 valid scores are not finite; the first is scores[0, 0] = nan. Mask it, or look for overflow
-        in the model that made it (off the CPU this is noticed one step later)
+        in the model (on devices other than the CPU this is detected one step later)
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Tensor, Any, Callable[[list[float]], str | None]]] = []
+        self._pending: list[tuple[Tensor, Any, Callable[[list[float]], str | None]]] = []
 
     def add(self, facts: Tensor, judge: Callable[[list[float]], str | None]) -> None:
-        """Keep the facts of a check.
+        """Add a check.
 
         Args:
-            facts: (n,), on any device.
-            judge: From the facts to what is wrong; None = nothing.
+            facts: (n,), the numbers that the check needs, on any device.
+            judge: A function from these numbers to an error message, or None if the check passed.
         """
         copied, event = facts.to("cpu", non_blocking=True), None
         accelerator = torch.accelerator.current_accelerator()
         if accelerator is not None and accelerator.type == facts.device.type:
             event = torch.Event(facts.device)
             event.record()
-        self._waiting.append((copied, event, judge))
+        self._pending.append((copied, event, judge))
 
-    def look(self) -> None:
-        """Raise a ValueError if a check that was added has failed; waits for none that was added a step ago."""
-        waiting, self._waiting = self._waiting, []
-        for copied, event, judge in waiting:
+    def raise_failed(self) -> None:
+        """Raise a ValueError if an added check failed. Does not wait for checks that were added one step ago."""
+        pending, self._pending = self._pending, []
+        for copied, event, judge in pending:
             if event is not None:
                 event.synchronize()
-            wrong = judge(copied.tolist())
-            if wrong is not None:
-                raise ValueError(f"{wrong} (off the CPU this is noticed one step later)")
+            message = judge(copied.tolist())
+            if message is not None:
+                raise ValueError(f"{message} (on devices other than the CPU this is detected one step later)")
 
 
-def check_finite(scores: Tensor, mask: Tensor, *, later: DeferredChecks | None = None) -> None:
-    """Raise, naming the first place, if a valid score is NaN or infinite.
+def check_finite(scores: Tensor, mask: Tensor, *, deferred: DeferredChecks | None = None) -> None:
+    """Raise if a valid score is NaN or infinite. The message names the first such score.
 
     Args:
         scores: (B, N).
         mask: Boolean (B, N).
-        later: Where to leave the result without waiting for it; None = read the tensors now.
+        deferred: The check is added here and evaluated later; None = read the tensors now.
     """
     bad = ~torch.isfinite(scores) & mask
-    if later is None:
+    if deferred is None:
         if bool(bad.any()):
             raise ValueError(_not_finite(int(bad.sum()), int(mask.sum()), _first(bad, scores)))
     elif bad.numel():
@@ -209,37 +209,37 @@ def check_finite(scores: Tensor, mask: Tensor, *, later: DeferredChecks | None =
             number, valid, first = (int(one) for one in found[:3])
             return _not_finite(number, valid, f"{list(divmod(first, width))} = {found[3]}") if number else None
 
-        later.add(torch.stack([one.double() for one in facts]), judge)
+        deferred.add(torch.stack([one.double() for one in facts]), judge)
 
 
 def _not_finite(number: int, valid: int, first: str) -> str:
     return (
         f"{number} of {valid} valid scores are not finite; the first is scores{first}. "
-        f"Mask it, or look for overflow in the model that made it"
+        f"Mask it, or look for overflow in the model"
     )
 
 
 def _first(bad: Tensor, values: Tensor) -> str:
-    """Return the first place where `bad`, and its value, e.g. ``[0, 3] = nan``."""
+    """Return the index and value of the first bad entry, e.g. ``[0, 3] = nan``."""
     place = tuple(bad.nonzero()[0].tolist())
     return f"{list(place)} = {values[place].item()}"
 
 
 def check_labels(labels: Tensor, mask: Tensor) -> None:
-    """Raise, naming the first place, if a valid label is not a finite number >= 0 (reads the tensors)."""
+    """Raise if a valid label is not a finite number >= 0. Reads the tensors."""
     bad = ~(torch.isfinite(labels) & (labels >= 0)) & mask
     if bool(bad.any()):
         raise ValueError(
-            f"labels must be finite and >= 0 (bigger is better); {int(bad.sum())} of {int(mask.sum())} valid ones are "
-            f"not, the first is labels{_first(bad, labels)}. Mask items that have no label"
+            f"labels must be finite and >= 0 (bigger is better); {int(bad.sum())} of {int(mask.sum())} valid labels "
+            f"are not, the first is labels{_first(bad, labels)}. Mask items that have no label"
         )
 
 
 def check_weights(weights: Tensor) -> None:
-    """Raise, naming the first place, if the weight of a list is not a finite number >= 0 (reads the tensor)."""
+    """Raise if the weight of a list is not a finite number >= 0. Reads the tensor."""
     bad = ~(torch.isfinite(weights) & (weights >= 0))
     if bool(bad.any()):
         raise ValueError(
             f"weights must be finite and >= 0; {int(bad.sum())} of {len(weights)} are not, the first is "
-            f"weights{_first(bad, weights)}. Give lists that should not count the weight 0"
+            f"weights{_first(bad, weights)}. Use weight 0 for lists that should not count"
         )

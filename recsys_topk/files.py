@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic file writes: a file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Yield a new file that gets the name `path` when the block ends; if the block raises, it is removed.
+    """Yield a temporary file that is renamed to `path` when the block ends, and removed if the block raises.
 
     Args:
-        path: The file; its folder is made if it is missing.
+        path: The file; its folder is created if it is missing.
     """
     path = Path(path)
     if path.is_dir():
@@ -37,10 +37,10 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write a file so that whoever opens it finds either what was there before or all of `content`.
+    """Write a file atomically: a reader sees either the old file or all of `content`.
 
     Args:
-        path: The file; its folder is made if it is missing.
+        path: The file; its folder is created if it is missing.
         content: Text (written as UTF-8) or bytes.
     """
     with whole_file(path) as file:
@@ -51,9 +51,9 @@ def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = 
     """Return rows as CSV.
 
     Args:
-        rows: Values by column; a row may leave columns out.
+        rows: Values by column; a row may omit columns.
         columns: The columns; None = every key that any row has.
-        head: Begin with a line of the columns.
+        head: Whether to write a header line.
 
     Example:
         >>> csv_text([{"run": "dftopk", "recall": 0.5}, {"run": "listnet"}]).split()

@@ -1,4 +1,4 @@
-"""Stable arithmetic shared by operators, losses and metrics: masks, logs, the float32 island, means over lists."""
+"""Stable arithmetic shared by operators, losses and metrics: masks, logarithms, float32 contexts, means over lists."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from recsys_topk.processes import divisor
 
 LOG2 = math.log(2.0)
 
-# exp and log1p take up to sixty times as long where a result is not a normal number; from here on up they are fast,
-# and what is below is nothing beside any sum it enters.
+# exp and log1p are up to sixty times slower where the result is a subnormal number. Exponents are clamped to these
+# bounds: above them the functions are fast, and smaller values are negligible in every sum they enter.
 LOWEST_EXPONENT = {torch.float32: -80.0, torch.float64: -700.0}
 
-_NOTHING = contextlib.nullcontext()
+_NULL_CONTEXT = contextlib.nullcontext()
 
 
 def full_mask(scores: Tensor) -> Tensor:
     """Return an all-true mask of the shape of `scores` that occupies one byte.
 
-    It is one element expanded to (B, N), which `is_full` recognises, so that code with a cheaper unmasked path can
-    take it while everything else sees an ordinary boolean mask.
+    The mask is one element expanded to (B, N). `is_full` recognises it, so code with a cheaper unmasked path can use
+    that path. All other code sees an ordinary boolean mask.
     """
     return torch.ones((), dtype=torch.bool, device=scores.device).expand(scores.shape)
 
 
 def is_full(mask: Tensor) -> bool:
-    """Return whether `mask` was made by `full_mask`; decided from strides, without reading memory or a device sync.
+    """Return whether `mask` was made by `full_mask`. Only the strides are inspected, so there is no device sync.
 
     Example:
         >>> is_full(full_mask(torch.zeros(2, 3))), is_full(torch.ones(2, 3, dtype=torch.bool))
@@ -40,14 +40,14 @@ def is_full(mask: Tensor) -> bool:
 
 
 def float32_island(device_type: str) -> AbstractContextManager[object]:
-    """Return a context in which autocast is off, or a null context where it is off already."""
+    """Return a context in which autocast is off, or a null context if autocast is off already."""
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
-    return _NOTHING
+    return _NULL_CONTEXT
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Return `x` in float32, or unchanged if it is float64 already."""
+    """Return `x` in float32, or unchanged if it is float64."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
@@ -79,7 +79,7 @@ def add_eps(x: Tensor, eps: float) -> Tensor:
 
 
 def masked_logsumexp(x: Tensor, mask: Tensor, dim: int = -1, keepdim: bool = False) -> Tensor:
-    """Return log sum exp of the entries of `x` where `mask`; -inf, with zero gradient, where nothing is valid."""
+    """Return log sum exp of the entries of `x` where `mask` is True; -inf, with zero gradient, if there are none."""
     filled = torch.where(mask, x, -math.inf)
     anything = mask.any(dim, keepdim=True)
     value = torch.logsumexp(torch.where(anything, filled, 0.0), dim, keepdim=True)
@@ -88,27 +88,27 @@ def masked_logsumexp(x: Tensor, mask: Tensor, dim: int = -1, keepdim: bool = Fal
 
 
 def masked_log_softmax(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
-    """Return log softmax over the entries of `x` where `mask`, and 0 elsewhere (so that 0 * value is 0)."""
+    """Return log softmax over the entries of `x` where `mask` is True, and 0 elsewhere (so that 0 * value is 0)."""
     normaliser = masked_logsumexp(x, mask, dim, keepdim=True)
     return torch.where(mask, torch.where(mask, x, 0.0) - torch.where(mask, normaliser, 0.0), 0.0)
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
-    """Return the mean of `x` over the entries where `mask`; 0 where there are none."""
+    """Return the mean of `x` over the entries where `mask` is True; 0 if there are none."""
     if is_full(mask):
         return x.mean(dim)
     return torch.where(mask, x, 0.0).sum(dim) / mask.sum(dim).clamp_min(1)
 
 
 def mean_of_lists(values: Tensor) -> Tensor:
-    """Return the mean of one value per list, (B,), over all lists: `weighted_mean` with nothing left out."""
+    """Return the mean of one value per list, (B,), over all lists: `weighted_mean` with every list counted."""
     return weighted_mean(values, full_mask(values))
 
 
 def weighted_mean(values: Tensor, counted: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return sum(w v) / sum(w) over the lists that are `counted`; 0, with zero gradient, if none is.
 
-    Inside `recsys_topk.processes.one_batch`, sum(w) is that of all processes, divided by their number.
+    Inside `recsys_topk.processes.global_batch`, sum(w) is the mean over the processes of their sums.
     """
     weight = counted.to(values.dtype) if weights is None else torch.where(counted, weights.to(values.dtype), 0.0)
     return (torch.where(counted, values, 0.0) * weight).sum() / divisor(weight.sum(), values.dtype)

@@ -1,9 +1,9 @@
-"""Several processes that train on one batch: what is counted, is counted over all of them.
+"""Means over the global batch: the batches of all data-parallel processes together.
 
-Data parallelism averages gradients over processes. A mean over the lists of one process therefore weighs the lists of a
-process with few of them more than those of a process with many. Inside `one_batch`, every mean over lists divides by
-the number of lists per process, averaged over the processes: the average of the gradients is then the gradient of the
-mean over all lists, and the average of the values is that mean.
+Data parallelism averages gradients over processes. With a mean over the lists of each process, lists of a process that
+has few lists would get a larger weight. Inside `global_batch`, every mean over lists divides by the average number of
+lists per process instead. The average of the gradients is then the gradient of the mean over all lists, and the average
+of the values is that mean.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_together = False
+_global = False
 
 
 @contextmanager
-def one_batch(active: bool = True) -> Iterator[None]:
-    """Take the batches of all processes for one batch inside; every process must do the same things in it.
+def global_batch(active: bool = True) -> Iterator[None]:
+    """Compute means over the batches of all processes inside this context. All processes must run the same code in it.
 
     Args:
-        active: Whether to do so; otherwise, and without other processes, nothing changes.
+        active: False = do nothing. The context also does nothing in a single process.
     """
-    global _together
-    there = active and dist.is_available() and dist.is_initialized()
-    before, _together = _together, there and dist.get_world_size() > 1
+    global _global
+    distributed = active and dist.is_available() and dist.is_initialized()
+    before, _global = _global, distributed and dist.get_world_size() > 1
     try:
         yield
     finally:
-        _together = before
+        _global = before
 
 
 def processes() -> int:
-    """Return how many processes share the batch: 1 outside of `one_batch`."""
-    return dist.get_world_size() if _together else 1
+    """Return the number of processes that share the batch: 1 outside `global_batch`."""
+    return dist.get_world_size() if _global else 1
 
 
 def divisor(count: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what a mean divides by: a count averaged over the processes, and 1 where there is nothing.
+    """Return the divisor of a mean: the count averaged over the processes, or 1 where the count is 0.
 
     Args:
-        count: Number or weight of the lists of this process; any shape.
-        dtype: Of the result.
+        count: Number or total weight of the lists of this process; any shape.
+        dtype: Data type of the result.
 
     Example:
         >>> divisor(torch.tensor([3, 0]), torch.float32)
         tensor([3., 1.])
     """
-    if _together:
+    if _global:
         count = count.detach().double()
         count = total(count) / processes()
     count = count.to(dtype)
@@ -65,15 +65,15 @@ def divisors(counts: Sequence[int]) -> list[float]:
         >>> divisors([3, 0])
         [3.0, 1.0]
     """
-    if not _together:
+    if not _global:
         return [float(max(count, 1)) for count in counts]
     found: list[float] = divisor(torch.tensor(counts, dtype=torch.float64), torch.float64).tolist()
     return found
 
 
 def total(x: Tensor) -> Tensor:
-    """Return the sum of `x` over the processes, differentiable; `x` itself if there is one."""
-    if not _together:
+    """Return the sum of `x` over the processes; differentiable. In a single process this is `x` itself."""
+    if not _global:
         return x
     summed: Tensor = _Total.apply(x)  # type: ignore[no-untyped-call]
     return summed
@@ -95,7 +95,7 @@ class _Total(torch.autograd.Function):
 
 def largest(x: Tensor) -> Tensor:
     """Return the maximum of `x` over the processes, element by element."""
-    if not _together:
+    if not _global:
         return x
     x = x.detach().clone()
     dist.all_reduce(x, op=dist.ReduceOp.MAX)
@@ -104,4 +104,4 @@ def largest(x: Tensor) -> Tensor:
 
 def average(x: Tensor) -> Tensor:
     """Return the mean of `x` over the processes, without gradient."""
-    return total(x.detach()) / processes() if _together else x.detach()
+    return total(x.detach()) / processes() if _global else x.detach()

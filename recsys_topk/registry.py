@@ -1,4 +1,4 @@
-"""One generic table from names to classes: subclass registration, entry points, errors that name the nearest match."""
+"""A table from names to classes, filled by subclassing and entry points. Errors suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from recsys_topk.trust import know, load_class
+from recsys_topk.trust import allow_registered, load_class
 
 T = TypeVar("T")
 
 
 class UnknownNameError(ValueError):
-    """A name that no class answers to. The message lists what there is and the nearest match."""
+    """An unknown name. The message lists the available names and the nearest match."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -32,12 +32,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def suggest(name: str, known: Iterable[str], shown: str = "{!r}") -> str:
-    """Return a hint for a message about an unknown name, with a space after it; empty if no known name is close.
+    """Return a hint for a message about an unknown name, followed by a space; empty if no known name is close.
 
     Args:
         name: The unknown name.
-        known: The names there are.
-        shown: Format of the nearest one.
+        known: The known names.
+        shown: Format string for the nearest name.
 
     Example:
         >>> suggest("dftpk", ["dftopk", "lapsum"]), suggest("x", ["dftopk"])
@@ -48,18 +48,18 @@ def suggest(name: str, known: Iterable[str], shown: str = "{!r}") -> str:
 
 
 class Registry(Generic[T]):
-    """Names of one kind of class (losses, operators, ...), filled by subclassing.
+    """A table from names to classes of one kind (losses, operators, ...), filled by subclassing.
 
-    A class enters the table when its base class calls `register` from `__init_subclass__`. The modules that define
-    the classes are imported on first use: every module of `package`, then every entry point of `group`, so that a new
-    class is one new file inside the package, or one entry point outside it. An entry point that cannot be imported is
-    reported by a warning and left out.
+    A class is registered when its base class calls `register` from `__init_subclass__`. The modules that define the
+    classes are imported on first use: every module of `package`, then every entry point of `group`. A new class is
+    therefore one new file inside the package, or one entry point outside it. An entry point that cannot be imported is
+    skipped with a warning.
 
     Args:
-        kind: What the classes are called in messages, e.g. ``"loss"``.
-        package: Dotted name of the package whose modules hold the built-in classes.
-        group: Entry-point group by which other distributions add theirs.
-        base: What every class must be a subclass of; None = a class path must lead to a class that registers itself.
+        kind: Name of the kind in messages, e.g. ``"loss"``.
+        package: Dotted name of the package whose modules define the built-in classes.
+        group: Entry-point group through which other distributions add classes.
+        base: Required base class; None = a class path must lead to a registered class.
         module: Import only this module of each sub-package of `package` that has it, instead of every module.
 
     Example:
@@ -80,18 +80,18 @@ class Registry(Generic[T]):
         self._discovered = False
 
     def register(self, name: str, cls: type[T]) -> None:
-        """Add `cls` under `name`; a name taken by a class of another module is refused."""
-        taken = self._classes.get(name)
-        if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+        """Add `cls` under `name`. Raise if a different class has that name."""
+        existing = self._classes.get(name)
+        if existing is not None and (existing.__module__, existing.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(
-                f"{self.kind} name {name!r} is taken by {taken.__module__}.{taken.__qualname__}; "
+                f"{self.kind} name {name!r} is already used by {existing.__module__}.{existing.__qualname__}; "
                 f"give {cls.__module__}.{cls.__qualname__} another `name`"
             )
         self._classes[name] = cls
-        know(cls)
+        allow_registered(cls)
 
     def discover(self) -> None:
-        """Import every module that may define a class of this kind (once)."""
+        """Import every module that may define a class of this kind. Further calls do nothing."""
         if self._discovered:
             return
         self._discovered = True
@@ -105,10 +105,10 @@ class Registry(Generic[T]):
         for entry_point in entry_points(group=self.group):
             try:
                 entry_point.load()
-            except Exception as error:  # whatever a third-party module raises must not stop everything else
+            except Exception as error:  # a broken third-party module must not break the other classes
                 warnings.warn(
                     f"the plug-in {entry_point.name!r} ({entry_point.value}, entry point of {self.group}) cannot be "
-                    f"imported and is left out: {type(error).__name__}: {error}",
+                    f"imported and is skipped: {type(error).__name__}: {error}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -119,17 +119,17 @@ class Registry(Generic[T]):
         return tuple(sorted(self._classes))
 
     def classes(self) -> dict[str, type[T]]:
-        """Return the whole table, by name."""
+        """Return all classes by name."""
         return {name: self._classes[name] for name in self.available()}
 
     def resolve(self, name: str, *, trust: Iterable[str] | None = None) -> type[T]:
         """Return the class called `name`: a registered name, a class name, or a dotted class path.
 
         Args:
-            name: The name; ``-`` may stand for ``_``.
-            trust: None = the user typed the name: a class path is imported, and must lead to a subclass of the base.
-                Otherwise, and inside `recsys_topk.trust.reading`, the name is from a file: a class path must be one
-                that a file may name, or lie in one of these packages.
+            name: The name; ``-`` is accepted for ``_``.
+            trust: None = the user typed the name: a class path is imported and must lead to a subclass of the base.
+                Otherwise, and inside `recsys_topk.trust.reading`, the name comes from a file: a class path must be
+                trusted by `recsys_topk.trust` or lie in one of these packages.
         """
         self.discover()
         for spelling in (name, name.replace("-", "_")):
@@ -146,7 +146,7 @@ class Registry(Generic[T]):
             raise UnknownNameError(f"cannot import {self.kind} {name!r}: {error}. {self.unknown(name)}") from error
 
     def get(self, name: str, /, **arguments: Any) -> T:
-        """Build the class called `name` with `arguments`."""
+        """Create an instance of the class called `name` with `arguments`."""
         return self.resolve(name)(**arguments)
 
     def unknown(self, name: str) -> UnknownNameError:

@@ -1,4 +1,4 @@
-"""Plain descriptions of objects: a class path and the arguments it was built with, as configs and checkpoints hold."""
+"""Descriptions of objects as configs and checkpoints store them: a class path and the constructor arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recsys_topk.trust import inspect_names, load_class, reading
 
 
 class Recorded:
-    """Mixin that remembers the arguments an object was built with, so that `describe` can write them down."""
+    """Mixin that records the constructor arguments of an object for `describe`."""
 
     _arguments: dict[str, Any]
 
@@ -32,37 +32,37 @@ class Recorded:
         return self
 
 
-def describe(built: Recorded, leave_out: Collection[str] = ()) -> dict[str, Any]:
-    """Return ``{"class_path": ..., "init_args": {...}}`` of an object, as `build` takes it.
+def describe(built: Recorded, exclude: Collection[str] = ()) -> dict[str, Any]:
+    """Return the description of an object for `build`: ``{"class_path": ..., "init_args": {...}}``.
+
+    An argument that can itself be described, such as the operator of a `TopKLoss`, is described in the same way.
 
     Args:
         built: The object.
-        leave_out: Arguments that are not part of the description.
+        exclude: Arguments to omit from the description.
 
     Example:
         >>> from recsys_topk.losses import DFTopKLoss
         >>> describe(DFTopKLoss(tau=2.0, k=10))
         {'class_path': 'recsys_topk.losses.dftopk.DFTopKLoss', 'init_args': {'tau': 2.0, 'k': 10}}
-
-    An argument that can be described itself, such as the operator of a `TopKLoss`, is described the same way.
     """
     cls = type(built)
     arguments = {
         name: describe(value) if isinstance(value, Recorded) else value
         for name, value in built._arguments.items()
-        if name not in leave_out
+        if name not in exclude
     }
     return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": arguments}
 
 
 def build(spec: Mapping[str, Any], *args: Any, base: type[Any], trust: Iterable[str] = ()) -> Any:
-    """Build what `describe` described. A description is what files hold, so its names are checked first.
+    """Build an object from its description. The class path is checked first, since descriptions come from files.
 
     Args:
         spec: ``{"class_path": ..., "init_args": {...}}``.
-        args: Arguments that are passed first.
-        base: What the class must be a subclass of.
-        trust: Packages or class paths that the description may name besides those of `recsys_topk.trust`.
+        args: Positional arguments, passed before `init_args`.
+        base: Required base class.
+        trust: Packages or class paths that are allowed besides those of `recsys_topk.trust`.
 
     Example:
         >>> from recsys_topk.losses import RankingLoss

@@ -23,7 +23,7 @@ from recsys_topk.datamodules.popularity import Popularity
 from recsys_topk.files import write_whole
 
 Split = Literal["val", "test"]
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 
 # Pairs of request and item that a stage without towers scores at once.
 PAIRS_AT_ONCE = 1 << 17
@@ -38,7 +38,7 @@ def evaluate_corpus(
     split: Split = "test",
     *,
     batches: int | None = None,
-    say: Say = log.info,
+    log_line: LogLine = log.info,
     **options: Any,
 ) -> CorpusEvaluation:
     """Measure a cascade over all items of the catalogues of a split; see `CorpusEvaluation`.
@@ -48,7 +48,7 @@ def evaluate_corpus(
         data: The data module, prepared.
         split: ``"val"`` or ``"test"``.
         batches: Measure only so many batches; None = all.
-        say: Takes a line about the progress every few seconds.
+        log_line: Takes a line about the progress every few seconds.
         options: Further arguments of `CorpusEvaluation`, e.g. ``cuts=[20]``.
 
     Returns:
@@ -73,11 +73,11 @@ def evaluate_corpus(
                 if batch.shard != opened:
                     items, opened = data.catalogue(batch.shard, model.device), batch.shard
                     evaluation.open(items, None if popularity is None else popularity.counts(items.item_id))
-                    say(f"scoring all {len(items):,} items of {opened}")
+                    log_line(f"scoring all {len(items):,} items of {opened}")
                 batch = batch.to(model.device)
                 evaluation.update(batch.plain(), batch.excluded)
                 if time.monotonic() - shown > SECONDS_BETWEEN_LINES:
-                    say(f"whole catalogue: {number + 1} of {total} batches")
+                    log_line(f"whole catalogue: {number + 1} of {total} batches")
                     shown = time.monotonic()
     finally:
         model.train(was_training)
@@ -98,7 +98,7 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
         baselines: Whether to measure popularity and random order.
         searches: Further ways to make the candidates of the first stage, each measured under its name in place of
             ``corpus``: functions of (stage, items), see `CorpusEvaluation`.
-        say: Takes a line at a time about the progress.
+        log_line: Takes a line at a time about the progress.
         file: Where to write the metrics and the counts as JSON; None = nowhere.
     """
 
@@ -109,12 +109,12 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
         *,
         baselines: bool = True,
         searches: Mapping[str, Callable[..., Search]] | None = None,
-        say: Say = log.info,
+        log_line: LogLine = log.info,
         file: Path | None = None,
     ) -> None:
         self.searches = dict(searches or {})
         self.options: dict[str, Any] = {"cuts": cuts, "alone": alone, "baselines": baselines}
-        self.say, self.file = say, file
+        self.log_line, self.file = log_line, file
 
     def setup(self, trainer: pl.Trainer, pl_module: CascadeModule, stage: str) -> None:
         """Refuse options that do not fit the cascade, before anything is measured."""
@@ -136,7 +136,7 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
                 "evaluation over the whole catalogue needs a CascadeDataModule; give the trainer datamodule="
             )
         with trainer.precision_plugin.forward_context():
-            options: dict[str, Any] = {"batches": int(batches[0]), "say": self.say, **self.options}
+            options: dict[str, Any] = {"batches": int(batches[0]), "log_line": self.log_line, **self.options}
             evaluation = evaluate_corpus(model, data, split, **options)
             found = evaluation.compute()
             for column, search in self.searches.items():
@@ -146,7 +146,7 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
             model.log(f"{split}/{name}", value, on_epoch=True, sync_dist=trainer.world_size > 1)
         counts = evaluation.counts()
         left_out = counts["requests_without_positives"]
-        self.say(f"whole catalogue: {counts['requests']:,} requests, {left_out:,} without a positive left out")
+        self.log_line(f"whole catalogue: {counts['requests']:,} requests, {left_out:,} without a positive left out")
         if self.file is not None and trainer.is_global_zero:
             metrics = {name: None if math.isnan(value) else value for name, value in found.items()}
             write_whole(self.file, json.dumps({"split": split, **counts, "metrics": metrics}, indent=2) + "\n")

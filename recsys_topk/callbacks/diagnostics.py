@@ -1,4 +1,4 @@
-"""The claims about losses and gradients as numbers one can watch."""
+"""Diagnostics of losses and gradients, logged during training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def score_diagnostics(
 
     Args:
         objective: The objective.
-        scores: One (B, N) tensor a stage.
+        scores: One (B, N) tensor per stage.
         labels: (B, N).
         mask: Boolean (B, N).
         groups: (B, N) sample groups, where the objective needs them.
@@ -99,14 +99,14 @@ class Diagnostics(ObjectiveCalls):
             raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}")
         self.every_n_steps = every_n_steps
 
-    def wanted(self, trainer: pl.Trainer) -> bool:
-        """Return whether it is time to."""
+    def should_record(self, trainer: pl.Trainer) -> bool:
+        """Return whether this step is one of every `every_n_steps`."""
         return bool(trainer.global_step % self.every_n_steps == 0)
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
-        """Log the share of gradients that the optimizer's eps swallows."""
+        """Log the share of gradients that are below the optimizer's eps."""
         eps = next((group["eps"] for group in optimizer.param_groups if "eps" in group), None)
-        if eps is None or not self.wanted(trainer):
+        if eps is None or not self.should_record(trainer):
             return
         kinds: dict[str, list[nn.Parameter]] = {"embeddings": [], "dense": []}
         for name, parameter in pl_module.named_parameters():
@@ -117,7 +117,7 @@ class Diagnostics(ObjectiveCalls):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         """Log what the objective did to the scores."""
-        call = self.taken()
+        call = self.pop_call()
         if call is not None:
             found = score_diagnostics(pl_module.objective, **call, names=pl_module.cascade.names)
             batch_size = len(call["labels"])

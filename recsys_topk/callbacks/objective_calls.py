@@ -11,15 +11,16 @@ from torch import nn
 
 
 class ObjectiveCalls(Callback):  # type: ignore[misc]  # lightning is untyped here
-    """Keeps the arguments of the newest training call of the objective, by name, in `call`, while they are wanted.
+    """Keeps the arguments of the newest training call of the objective, by name, in `call`.
 
-    They are those of the batch that is trained on anyway: there is no second forward pass through the model.
+    They are kept when `should_record` is true. They belong to the batch that is trained on anyway: there is no second
+    forward pass through the model.
     """
 
     call: dict[str, Any] | None = None
     _hook: Any = None
 
-    def wanted(self, trainer: pl.Trainer) -> bool:
+    def should_record(self, trainer: pl.Trainer) -> bool:
         """Return whether to keep the arguments of a call now."""
         raise NotImplementedError
 
@@ -28,7 +29,7 @@ class ObjectiveCalls(Callback):  # type: ignore[misc]  # lightning is untyped he
         signature = inspect.signature(pl_module.objective.forward)
 
         def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if trainer.training and self.wanted(trainer):
+            if trainer.training and self.should_record(trainer):
                 self.call = dict(signature.bind(*args, **kwargs).arguments)
 
         self._hook = pl_module.objective.register_forward_pre_hook(remember, with_kwargs=True)
@@ -40,7 +41,7 @@ class ObjectiveCalls(Callback):  # type: ignore[misc]  # lightning is untyped he
 
     on_exception = teardown
 
-    def taken(self) -> dict[str, Any] | None:
-        """Return the arguments that were kept, once."""
+    def pop_call(self) -> dict[str, Any] | None:
+        """Return the arguments that were kept and forget them; None if there are none."""
         call, self.call = self.call, None
         return call

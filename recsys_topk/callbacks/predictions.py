@@ -14,7 +14,9 @@ import pyarrow.parquet as pq
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
+from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.files import whole_file
 
 
@@ -24,7 +26,7 @@ class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning
     | column | |
     |---|---|
     | `shard` | the part of the data, e.g. the day |
-    | `request_id`, `user_id`, `item_id` | as the data call them; no `user_id` if the data do not know users |
+    | `request_id`, `user_id`, `item_id` | as the source calls them; no `user_id` if the data do not know users |
     | `group`, `label` | where the candidate comes from (``sampled`` = a sampled negative), and its label |
     | `score_STAGE` | the score of each stage |
     | `kept`, `rank` | whether it survives all stages, and its place among those; null if it does not |
@@ -51,7 +53,7 @@ class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning
         self, trainer: pl.Trainer, model: Any, prediction: dict[str, Tensor], _: Any, batch: CascadeBatch, *rest: Any
     ) -> None:
         """Append one batch."""
-        rows = table_of(prediction, batch, model.schema.groups, model.cascade.names)
+        rows = table_of(prediction, batch, model.schema.groups, model.cascade.names, trainer.datamodule)
         if self._writer is None:
             if trainer.world_size > 1:
                 self.path = self.path.with_stem(f"{self.path.stem}-{trainer.global_rank}")
@@ -71,7 +73,11 @@ class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning
 
 
 def table_of(
-    prediction: Mapping[str, Tensor], batch: CascadeBatch, groups: Sequence[str], stages: Sequence[str]
+    prediction: Mapping[str, Tensor],
+    batch: CascadeBatch,
+    groups: Sequence[str],
+    stages: Sequence[str],
+    data: pl.LightningDataModule | None = None,
 ) -> pa.Table:
     """Return one batch as the rows that `PredictionWriter` writes.
 
@@ -80,14 +86,20 @@ def table_of(
         batch: The batch.
         groups: Names of the sample groups.
         stages: Names of the stages.
+        data: Knows what the source calls items and requests; None = the ids of the batch are written.
     """
     found = {name: column.numpy() for name, column in prediction.items()}
     passed, group, dropped = found.pop("passed"), found.pop("group"), ~found["kept"]
     number = len(passed)
+    found["item_id"] = found["item_id"] % VARIANT
+    if isinstance(data, CascadeDataModule):
+        found["request_id"] = data.request_names(batch.shard, found["request_id"])
+        found["item_id"] = data.item_names(found["item_id"])
     columns: dict[str, Any] = {"shard": _names([batch.shard], np.zeros(number, int)), "request_id": found["request_id"]}
     if batch.users:
         sizes = batch.mask.sum(1).cpu().numpy()
-        columns["user_id"] = pa.array(batch.users).take(pa.array(np.repeat(np.arange(len(sizes)), sizes)))
+        kind = None if isinstance(batch.users[0], int) else pa.string()
+        columns["user_id"] = pa.array(batch.users, kind).take(pa.array(np.repeat(np.arange(len(sizes)), sizes)))
     columns |= {"item_id": found["item_id"], "group": _names([*groups, "sampled"], group), **found}
     columns["rank"] = pa.array(found["rank"], mask=dropped)
     columns["dropped_by"] = _names(stages, passed, ~dropped)

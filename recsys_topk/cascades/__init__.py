@@ -1,9 +1,10 @@
-"""Cascades: TorchRec stages, joint objectives, the LightningModule. Names are imported on first use."""
+"""Cascades: TorchRec stages, objectives and the LightningModule. Names are imported on first use."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from recsys_topk.lazy import attach
 
 if TYPE_CHECKING:
     from recsys_topk.cascades.cascade import Cascade as Cascade
@@ -16,24 +17,14 @@ if TYPE_CHECKING:
     from recsys_topk.cascades.stage import Stage as Stage
     from recsys_topk.cascades.stage import StageConfig as StageConfig
 
-_HOME = {
-    "Cascade": "cascade",
-    "CascadeModule": "module",
-    "CascadeObjective": "objectives",
-    "CascadeResult": "inference",
-    "FeatureEmbedding": "features",
-    "ObjectiveOutput": "objectives",
-    "Stage": "stage",
-    "StageConfig": "stage",
-    "apply_quotas": "inference",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "cascade": ["Cascade"],
+        "features": ["FeatureEmbedding"],
+        "inference": ["CascadeResult", "apply_quotas"],
+        "module": ["CascadeModule"],
+        "objectives": ["CascadeObjective", "ObjectiveOutput"],
+        "stage": ["Stage", "StageConfig"],
+    },
+)

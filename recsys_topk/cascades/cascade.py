@@ -18,14 +18,15 @@ from recsys_topk.trust import inspect_names
 
 
 class Cascade(nn.Module):
-    """Stages in order; each scores the whole list and passes its `quota` best on.
+    """Stages in order. Each stage scores the whole list and passes on its `quota` best items.
 
     Args:
         schema: The features.
-        stages: The stages' configs, first to last; quotas must not grow.
+        stages: The configurations of the stages, first stage first. A quota must not exceed the one before it.
         dim: Embedding dimension, one for all tables or by table name.
-        share_embeddings: All stages use one set of tables; otherwise each owns its own (they are deployed apart).
-        fused: Update the tables inside backward with this optimizer.
+        share_embeddings: All stages use one set of tables. By default each stage has its own tables, because stages are
+            deployed separately.
+        fused: Optimizer that updates the tables inside backward; None = no such update.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Cascade(nn.Module):
     ) -> None:
         super().__init__()
         for stage in stages:
-            if isinstance(stage, Mapping):  # as checkpoints hold it
+            if isinstance(stage, Mapping):  # from a checkpoint
                 inspect_names(stage, "the description of a stage")
         configs = [StageConfig.of(stage) for stage in stages]
         _check(configs)
@@ -54,7 +55,7 @@ class Cascade(nn.Module):
 
     @property
     def quotas(self) -> list[int]:
-        """How many items each stage passes on."""
+        """Number of items that each stage passes on."""
         return [config.quota for config in self.configs]
 
     def forward(self, batch: CascadeBatch) -> list[Tensor]:
@@ -67,7 +68,7 @@ def _build(config: StageConfig, embedding: FeatureEmbedding) -> Stage:
     try:
         return cls(embedding, **config.options)
     except TypeError as error:
-        raise ValueError(f"stage {config.name!r} ({config.kind}) does not take these options: {error}") from error
+        raise ValueError(f"stage {config.name!r} ({config.kind}) does not accept these options: {error}") from error
 
 
 def _check(configs: Sequence[StageConfig]) -> None:
@@ -75,7 +76,7 @@ def _check(configs: Sequence[StageConfig]) -> None:
         raise ValueError("a cascade needs at least one stage")
     names = [config.name for config in configs]
     if len(set(names)) != len(names):
-        raise ValueError(f"stage names must differ, got {names}")
+        raise ValueError(f"stage names must be unique, got {names}")
     quotas = [config.quota for config in configs]
     if any(later > earlier for earlier, later in pairwise(quotas)):
-        raise ValueError(f"each stage can pass on at most what it was given; got quotas {quotas} for {names}")
+        raise ValueError(f"a quota must not exceed that of the stage before it, got quotas {quotas} for stages {names}")

@@ -1,4 +1,4 @@
-"""Evaluation over a whole catalogue: what a cascade recommends out of all items, and where it loses the true ones."""
+"""Evaluation over a whole catalogue: recall and NDCG of a cascade over all items, and the losses of each stage."""
 
 from __future__ import annotations
 
@@ -40,35 +40,36 @@ class RequestMean(ListMean):
     """
 
     def update(self, values: Tensor, counted: Tensor) -> None:
-        """Add one value per request, (B,), and whether it counts."""
+        """Add one value per request, (B,), and which requests are counted, boolean (B,)."""
         self.add(values.double(), counted)
 
 
 class CorpusEvaluation:
-    """Measures a cascade over all items of a catalogue, batch by batch.
+    """Metrics of a cascade over all items of a catalogue, updated batch by batch.
 
-    The first stage scores every item (`search`), each later stage what the one before passes on. `docs/metrics.md`
-    defines what is measured. Names are those of the sampled metrics with ``/corpus`` after them:
+    The first stage scores every item (`search`). Each later stage scores the items that the previous stage passes on.
+    `docs/metrics.md` defines the metrics. Their names are those of the sampled metrics followed by ``/corpus``:
 
-    - ``joint_recall@k@q``: the true top k among what survives all stages, q = the last quota;
-    - ``NAME_recall@k@q``: the true top k among the q = quota best items of the first stage, and of each stage in
-      `alone`, which then scores the whole catalogue too;
-    - ``lost_NAME``: share of the positives that reached this stage and were not passed on; ``kept``: the rest;
-    - ``recall@K`` and ``ndcg@K`` of the final list, also ``/popularity`` and ``/random``.
+    - ``joint_recall@k@q``: recall of the true top k among the items that survive all stages, q = the last quota;
+    - ``NAME_recall@k@q``: recall of the true top k among the q = quota best items of the first stage, and of each stage
+      in `alone`, which then also scores the whole catalogue;
+    - ``lost_NAME``: share of the positives that reached this stage but were not passed on; ``kept``: share of the
+      positives that survived all stages;
+    - ``recall@K`` and ``ndcg@K`` of the final list, also for the baselines ``/popularity`` and ``/random``.
 
     Call `open` with each catalogue, `update` with its batches, and `compute` at the end. States are sums and counts,
     so the result depends on neither the batch size nor the number of processes.
 
     Args:
         cascade: The stages, in evaluation mode.
-        schema: What the labels mean.
+        schema: The schema, which defines the labels.
         k: Size of the true set of the recalls at the quotas.
-        cuts: K of the final list; None = k (if the last quota reaches it) and the last quota.
-        alone: Names of later stages that are measured over all items too.
-        baselines: Whether to measure random order, and popularity where `open` gets counts.
-        column: What stands after the slash in the names of the cascade's metrics.
-        search: Makes the candidates of the first stage: a function of (stage, items); None = `ExactSearch`.
-        items_at_once: How many items of a catalogue a stage without towers scores at once.
+        cuts: K of the final list; None = the last quota, and k if it is not larger.
+        alone: Names of later stages that are also measured over all items.
+        baselines: Whether to measure a random order, and popularity if `open` gets counts.
+        column: Suffix after the slash in the names of the cascade's metrics.
+        search: A function of (stage, items) that returns the search of the first stage; None = `ExactSearch`.
+        items_at_once: Number of catalogue items that a stage without towers scores at once.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class CorpusEvaluation:
         self.cuts = tuple(sorted({min(k, last), last})) if cuts is None else tuple(dict.fromkeys(cuts))
         if wrong := [cut for cut in self.cuts if not 1 <= cut <= last]:
             raise ValueError(
-                f"K must be between 1 and {last}, how many items the last stage ({cascade.names[-1]}) passes on; "
-                f"got {wrong[0]}. A larger quota of the last stage makes longer lists"
+                f"K must be between 1 and {last}, the quota of the last stage ({cascade.names[-1]}), got {wrong[0]}; "
+                f"increase that quota for longer lists"
             )
         later = cascade.names[1:]
         if unknown := [name for name in alone if name not in later]:
@@ -112,10 +113,10 @@ class CorpusEvaluation:
         self._positives = [0, 0]
 
     def open(self, items: Items, counts: Tensor | None = None) -> None:
-        """Begin a catalogue; the batches that follow are evaluated over it.
+        """Set the catalogue over which the following batches are evaluated.
 
         Args:
-            items: All items, on the cascade's device.
+            items: All items, on the device of the cascade.
             counts: (C,), how often each item was a positive in training; None = no popularity baseline.
         """
         stages: dict[str, Any] = dict(self.cascade.stages.items())
@@ -130,8 +131,8 @@ class CorpusEvaluation:
         """Add a batch without sampled negatives.
 
         Args:
-            batch: Requests with their lists, which hold the true items.
-            excluded: (B, E) int64, catalogue rows that are no candidates (`Shard.excluded`); -1 = padding.
+            batch: Requests with their lists, which contain the true items.
+            excluded: (B, E) int64, catalogue rows that are not candidates (`Shard.excluded`); -1 = padding.
         """
         if self._items is None:
             raise ValueError("call open(items) with the catalogue before the first batch")
@@ -139,7 +140,7 @@ class CorpusEvaluation:
         stages = self.candidates(requests)
         positive = requests.mask & (requests.labels > self.positive_above)
         self._positives[0] += int(positive.sum())
-        self._positives[1] += int((positive & requests.had).sum())
+        self._positives[1] += int((positive & requests.own_excluded).sum())
         number, alive = positive.sum(1), positive
         for name, found in zip(self.cascade.names, stages, strict=True):
             passed = found.holds(requests.own, requests.mask)
@@ -157,7 +158,7 @@ class CorpusEvaluation:
             self._add_baselines(requests)
 
     def candidates(self, requests: Requests) -> list[Candidates]:
-        """Return what each stage passes on."""
+        """Return the candidates that each stage passes on."""
         assert self._items is not None
         assert self._first is not None
         quotas = self.cascade.quotas
@@ -174,9 +175,9 @@ class CorpusEvaluation:
         return {name: float(metric.compute()) for name, metric in self.metrics.items()}
 
     def counts(self) -> dict[str, int]:
-        """Return how many requests and positives were counted and left out, over all processes.
+        """Return the numbers of counted and skipped requests and of positives, over all processes.
 
-        ``positives_had_before`` are positives that `Shard.excluded` named too; they stay candidates.
+        ``positives_had_before`` are positives that `Shard.excluded` also contains. They remain candidates.
         """
         names = ("requests", "requests_without_positives", "positives", "positives_had_before")
         first = next(iter(self.metrics.values()), RequestMean())
@@ -195,7 +196,7 @@ class CorpusEvaluation:
         return recall_of(held, requests.labels, requests.mask, k=k, positive_above=self.positive_above)
 
     def _measure_final(self, column: str, requests: Requests, found: Candidates) -> None:
-        """Add the metrics of lists in their final order."""
+        """Add the metrics of the final lists."""
         last = self.cascade.quotas[-1]
         self._add(f"joint_recall@{self.k}@{last}/{column}", *self._recall(requests, found, self.k))
         for cut in self.cuts:
@@ -220,7 +221,7 @@ class CorpusEvaluation:
         if self._popular is not None and self._counts is not None:
             found = popular_items(requests, self._popular, self._counts, last)
             self._measure_final("popularity", requests, found)
-        items = self._items.item_id.numel() - (requests.left_out >= 0).sum(1)
+        items = self._items.item_id.numel() - (requests.excluded >= 0).sum(1)
         values, counted = random_recall(requests, items, k=self.k, m=last, positive_above=above)
         self._add(f"joint_recall@{self.k}@{last}/random", values, counted)
         for cut in self.cuts:

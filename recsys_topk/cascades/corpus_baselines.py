@@ -1,4 +1,4 @@
-"""What popularity and chance reach over a whole catalogue, on the same requests as a cascade."""
+"""Popularity and random baselines over a whole catalogue, on the same requests as a cascade."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from recsys_topk.ops.dcg import rank_discounts
 
 
 def popular_items(requests: Requests, order: Tensor, counts: Tensor, number: int) -> Candidates:
-    """Return the `number` items of each request with the largest counts; ties as in `ExactSearch`.
+    """Return the `number` items with the largest counts for each request. Ties are ordered as in `ExactSearch`.
 
     Args:
-        requests: The requests; items that they leave out are no candidates.
-        order: (C,) int64, all rows of the catalogue by descending count, equal counts in the order of their rows.
+        requests: The requests. Their excluded items are not candidates.
+        order: (C,) int64, all rows of the catalogue by descending count; equal counts by ascending row.
         counts: (C,), the count of each row.
-        number: Items wanted.
+        number: Number of items per request.
     """
-    taken = torch.cat([torch.where(requests.mask, requests.own, -1), requests.left_out], 1)
+    taken = torch.cat([torch.where(requests.mask, requests.own, -1), requests.excluded], 1)
     head = order[: number + taken.shape[1]].expand(taken.shape[0], -1)
     free = ~contains(taken, head)
     rows = torch.cat([head, requests.own], 1)
@@ -29,20 +29,21 @@ def popular_items(requests: Requests, order: Tensor, counts: Tensor, number: int
 def random_recall(
     requests: Requests, items: Tensor, *, k: int, m: int, positive_above: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the expected recall@k@m of an order in which all items are equally likely at every place, per request.
+    """Return the expected recall@k@m of a uniformly random order, per request.
 
-    With a positives above the boundary of the true top k, L on it, w = min(k, positives) and X items of the boundary
-    among the first m of n, X hypergeometric: E = (a m / n + E[min(X, w - a)]) / w.
+    Let a be the number of positives above the boundary label of the true top k, L the number of positives with the
+    boundary label, w = min(k, positives), and X the number of the L items among the first m of n, which is
+    hypergeometric. Then E = (a m / n + E[min(X, w - a)]) / w.
 
     Args:
         requests: The requests.
-        items: (B,) int64, the number of candidates of each, n.
+        items: (B,) int64, the number n of candidates of each request.
         k: Size of the true set.
         m: Size of the predicted set.
         positive_above: Items with a label above this are positive.
 
     Returns:
-        float64 (B,), and which requests have a positive, boolean (B,).
+        The recall, float64 (B,), and which requests have a positive, boolean (B,).
     """
     positive = requests.mask & (requests.labels > positive_above)
     wanted = positive.sum(1).clamp_max(k)
@@ -64,19 +65,19 @@ def random_recall(
 
 
 def random_ndcg(gains: Tensor, items: Tensor, k: int) -> Tensor:
-    """Return the expected DCG@k of such an order: sum_{r <= min(k, n)} D(r) times the mean gain, (B,).
+    """Return the expected DCG@k of a uniformly random order: sum_{r <= min(k, n)} D(r) times the mean gain, (B,).
 
     Args:
-        gains: (B, N), gains of the requests' own items, 0 where masked; all other items have gain 0.
-        items: (B,) int64, the number of candidates of each request, n.
-        k: Where to cut.
+        gains: (B, N), gains of the items of each list, 0 where masked; all other items have gain 0.
+        items: (B,) int64, the number n of candidates of each request.
+        k: Cut-off.
     """
     discounts = rank_discounts(k, items, gains).sum(-1)
     return gains.sum(1) / items.clamp_min(1) * discounts
 
 
 def _log_choose(n: Tensor, k: Tensor) -> Tensor:
-    """Return log(n choose k), without meaning where k is not in 0..n."""
+    """Return log(n choose k). The value is undefined where k is not in 0..n."""
     inside = (k >= 0) & (k <= n)
     n, k = torch.where(inside, n, 0.0), torch.where(inside, k, 0.0)
     return torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)

@@ -1,4 +1,4 @@
-"""Candidates of a stage over a whole catalogue: every item is scored, in chunks, and the best are kept."""
+"""Exact search of a stage over a whole catalogue: every item is scored in chunks, and the best items are kept."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.ops.ranks import descending_order
 
 PAIRS_AT_ONCE: Final = 1 << 22
-"""Scores of a matrix product that are held at once."""
+"""Maximum number of scores in memory at once, for matrix products."""
 ENCODED_AT_ONCE: Final = 8192
 _LOWEST: Final = torch.iinfo(torch.int64).min
 _ROW_BITS: Final = 0xFFFFFFFF
 
 
 class Items(Protocol):
-    """The items of a catalogue, by row; `recsys_topk.datamodules.Catalogue` is one.
+    """Protocol of the items of a catalogue, by row; `recsys_topk.datamodules.Catalogue` implements it.
 
     Attributes:
         item_id: (C,) int64, ascending.
-        features: (C, F_i) integers, as `CascadeBatch.items` holds them.
-        values: (C, V_i) float32, as `CascadeBatch.item_values` holds them; (0, 0) if there are none.
+        features: (C, F_i) integers, in the format of `CascadeBatch.items`.
+        values: (C, V_i) float32, in the format of `CascadeBatch.item_values`; (0, 0) if there are none.
     """
 
     item_id: Tensor
@@ -38,34 +38,34 @@ class Items(Protocol):
 
 @dataclass(frozen=True)
 class Requests:
-    """B requests and what is known about them, in rows of a catalogue.
+    """B requests, with their items as rows of a catalogue.
 
     Attributes:
-        batch: The requests' features.
+        batch: The features of the requests.
         own: (B, N) int64, rows of the items of each list; 0 where masked.
-        labels: (B, N), their labels; 0 where masked.
-        mask: Boolean (B, N), True = an item of the list; an item counts once, with its largest label.
-        left_out: (B, E) int64, rows that are no candidates, each once and none of them the list's own; -1 = padding.
-        had: (B, N) boolean, the items of the list that were to be left out and stay because the list holds them.
+        labels: (B, N), labels of these items; 0 where masked.
+        mask: Boolean (B, N), True = an item of the list. An item occurs once, with its largest label.
+        excluded: (B, E) int64, distinct rows that are not candidates, without items of the list; -1 = padding.
+        own_excluded: Boolean (B, N), items of the list that were to be excluded. They remain candidates.
     """
 
     batch: CascadeBatch
     own: Tensor
     labels: Tensor
     mask: Tensor
-    left_out: Tensor
-    had: Tensor
+    excluded: Tensor
+    own_excluded: Tensor
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a stage passes on: for each request up to m rows of the catalogue, best first.
+    """The items that a stage passes on: for each request up to m rows of the catalogue, best first.
 
     Attributes:
         rows: (B, m) int64; 0 where masked.
-        scores: (B, m) float32, the scores of the stage that chose them.
-        labels: (B, m), labels of the requests' own items, 0 for all others.
-        mask: Boolean (B, m), False = there were fewer items.
+        scores: (B, m) float32, the scores of the stage that selected them.
+        labels: (B, m), labels of the items of the request's list, 0 for all others.
+        mask: Boolean (B, m), False = padding, because there were fewer items.
     """
 
     rows: Tensor
@@ -74,33 +74,33 @@ class Candidates:
     mask: Tensor
 
     def holds(self, rows: Tensor, mask: Tensor) -> Tensor:
-        """Return which of some rows of each request, (B, N), are among its candidates."""
+        """Return which of the given rows, (B, N), are among the candidates of their request."""
         return mask & contains(torch.where(self.mask, self.rows, -1), rows)
 
 
 Search = Callable[[Requests, int], Candidates]
-"""Candidates of the first stage: requests and a quota in, the quota's best items out. `ExactSearch` is one."""
+"""A search for the candidates of the first stage: a function of requests and a quota, e.g. `ExactSearch`."""
 
 
 def requests_of(batch: CascadeBatch, items: Items, excluded: Tensor | None = None) -> Requests:
-    """Return the requests of a batch in rows of a catalogue, which must hold all items of their lists.
+    """Return the requests of a batch with catalogue rows. The catalogue must contain all items of their lists.
 
     Args:
         batch: The batch, without sampled negatives.
         items: The catalogue.
-        excluded: (B, E) int64, `Shard.excluded` of its requests.
+        excluded: (B, E) int64, `Shard.excluded` of the requests.
     """
     wanted = batch.item_id % VARIANT
     rows = torch.searchsorted(items.item_id, wanted).clamp_max(items.item_id.numel() - 1)
     missing = (items.item_id[rows] != wanted)[batch.candidates] & batch.mask
     if bool(missing.any()):
         raise ValueError(
-            f"{int(missing.sum())} listed items are not in the catalogue of {items.item_id.numel()} items that is "
-            f"evaluated, e.g. item {int(wanted[batch.candidates[missing]][0])}; `Shard.catalogue` must hold every item "
+            f"{int(missing.sum())} items of the lists are not in the evaluated catalogue of {items.item_id.numel()} "
+            f"items, e.g. item {int(wanted[batch.candidates[missing]][0])}; `Shard.catalogue` must contain every item "
             f"of the shard's lists"
         )
     own = torch.where(batch.mask, rows[batch.candidates], -1)
-    # An item with two variants in a list is one item of the catalogue: it has the larger of its labels.
+    # Two variants of an item in a list are one item of the catalogue; it gets the larger label.
     order = batch.labels.argsort(dim=1, descending=True, stable=True)
     order = order.gather(1, own.gather(1, order).argsort(dim=1, stable=True))
     own, labels = own.gather(1, order), batch.labels.gather(1, order)
@@ -109,26 +109,26 @@ def requests_of(batch: CascadeBatch, items: Items, excluded: Tensor | None = Non
         excluded = own.new_empty((own.shape[0], 0))
     excluded = excluded.sort(1).values
     excluded = torch.where(_first_of_equals(excluded), excluded, -1)
-    left_out = torch.where(contains(torch.where(mask, own, -1), excluded), -1, excluded)
-    had = mask & contains(excluded, own)
-    return Requests(batch, torch.where(mask, own, 0), torch.where(mask, labels, 0.0), mask, left_out, had)
+    own_excluded = mask & contains(excluded, own)
+    excluded = torch.where(contains(torch.where(mask, own, -1), excluded), -1, excluded)
+    return Requests(batch, torch.where(mask, own, 0), torch.where(mask, labels, 0.0), mask, excluded, own_excluded)
 
 
 class ExactSearch:
-    """The best items of a whole catalogue by the scores of a stage, exactly: every item is scored.
+    """Exact search for the best items of a whole catalogue by the scores of a stage: every item is scored.
 
-    The items of a two-tower stage are encoded once, and its scores are matrix products in chunks; any other stage
-    scores chunks of the catalogue as lists. The best so far are kept from chunk to chunk. Order: the larger score
-    first; among equal scores the lower label, so that a tie counts against the positives; then the lower row. NaN
-    ranks last. Items that a request leaves out are no candidates.
+    The items of a two-tower stage are encoded once, and its scores are matrix products in chunks. Any other stage
+    scores chunks of the catalogue as lists. The best items so far are kept from chunk to chunk. Items are ordered by
+    descending score, then by ascending label (so that ties count against the positives), then by ascending row. NaN
+    ranks last. The excluded items of a request are not candidates.
 
     Cost per request: O(C) scores. Memory: O(B (chunk + quota)), and (C, D) for the vectors of a two-tower stage.
 
     Args:
         stage: The stage, in evaluation mode.
-        items: The catalogue, on the stage's device.
-        items_at_once: Chunk of the catalogue that a stage without towers scores at once. Every process must have the
-            same where tables are sharded.
+        items: The catalogue, on the device of the stage.
+        items_at_once: Number of items that a stage without towers scores at once. With sharded tables it must be the
+            same in all processes.
     """
 
     def __init__(self, stage: Stage, items: Items, *, items_at_once: int = 512) -> None:
@@ -142,7 +142,7 @@ class ExactSearch:
         number = min(quota, size)
         best = requests.own.new_full((lists, number), _LOWEST)
         own_scores = torch.zeros_like(requests.own, dtype=torch.float32)
-        taken = torch.cat([torch.where(requests.mask, requests.own, -1), requests.left_out], 1)
+        taken = torch.cat([torch.where(requests.mask, requests.own, -1), requests.excluded], 1)
         score, step = self._scorer(requests.batch)
         for start in range(0, size, step):
             stop = min(start + step, size)
@@ -151,7 +151,7 @@ class ExactSearch:
             inside = requests.mask & (column >= 0) & (column < stop - start)
             found = scores.gather(1, column.clamp(0, stop - start - 1))
             own_scores = torch.where(inside, found, own_scores)
-            keys = torch.nn.functional.pad(_keys(scores, start), (0, 1))  # the last column takes what is elsewhere
+            keys = torch.nn.functional.pad(_keys(scores, start), (0, 1))  # the last column is for rows of other chunks
             column = torch.where((taken >= start) & (taken < stop), taken - start, stop - start)
             keys.scatter_(1, column, _LOWEST)
             keys[:, -1] = _LOWEST
@@ -166,7 +166,7 @@ class ExactSearch:
         )
 
     def _scorer(self, batch: CascadeBatch) -> tuple[Callable[[int, int], Tensor], int]:
-        """Return a function that scores the rows from one to another, (B, chunk), and how many at once."""
+        """Return a function that scores the rows start..stop, (B, chunk), and the chunk size."""
         if not self.two_towers:
 
             def chunk(start: int, stop: int) -> Tensor:
@@ -196,7 +196,7 @@ class ExactSearch:
 
 
 def score_candidates(stage: Stage, requests: Requests, items: Items, found: Candidates, at_once: int) -> Tensor:
-    """Return the scores of a stage for candidates, (B, m) float32, `at_once` columns at a time."""
+    """Return the scores of a stage for the candidates, (B, m) float32, computed `at_once` columns at a time."""
     parts = []
     for start in range(0, found.rows.shape[1], at_once):
         columns = slice(start, start + at_once)
@@ -206,7 +206,7 @@ def score_candidates(stage: Stage, requests: Requests, items: Items, found: Cand
 
 
 def best_of(rows: Tensor, scores: Tensor, labels: Tensor, mask: Tensor, number: int) -> Candidates:
-    """Return the best of some rows: by score, then the lower label, then the lower row. All are (B, m)."""
+    """Return the `number` best rows, by descending score, ascending label, ascending row. All inputs are (B, m)."""
     by_row = torch.where(mask, rows, torch.iinfo(rows.dtype).max).argsort(dim=1, stable=True)
     scores, labels, mask = (part.gather(1, by_row) for part in (scores, labels, mask))
     order = descending_order(scores, mask, labels)[:, :number]
@@ -218,7 +218,7 @@ def best_of(rows: Tensor, scores: Tensor, labels: Tensor, mask: Tensor, number: 
 def with_items(
     batch: CascadeBatch, items: Items, rows: Tensor, candidates: Tensor, mask: Tensor | None = None
 ) -> CascadeBatch:
-    """Return the requests of a batch with other lists: `rows` of a catalogue as the pool, and indices into it."""
+    """Return the requests of a batch with new lists: the pool is `rows` of a catalogue, `candidates` index the pool."""
     full = torch.ones((), dtype=torch.bool, device=candidates.device).expand(candidates.shape)
     return batch.replace(
         item_id=items.item_id[rows],
@@ -232,7 +232,7 @@ def with_items(
 
 
 def contains(sets: Tensor, rows: Tensor) -> Tensor:
-    """Return which of `rows`, (B, n), occur in the set of their request, (B, m); negative ones do not."""
+    """Return which of `rows`, (B, n), occur in the set of their request, (B, m). Negative rows never do."""
     if not sets.shape[1]:
         return torch.zeros_like(rows, dtype=torch.bool)
     ordered = sets.sort(1).values
@@ -241,7 +241,7 @@ def contains(sets: Tensor, rows: Tensor) -> Tensor:
 
 
 def _first_of_equals(ordered: Tensor) -> Tensor:
-    """Return which entries of sorted rows differ from the one before, boolean (B, n)."""
+    """Return which entries of each sorted row differ from the entry before, boolean (B, n)."""
     first = torch.ones_like(ordered, dtype=torch.bool)
     if ordered.shape[1]:
         first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
@@ -255,7 +255,7 @@ def _first_request(batch: CascadeBatch) -> CascadeBatch:
 
 
 def _keys(scores: Tensor, first_row: int) -> Tensor:
-    """Return int64 keys that order scores and then rows, the larger score and the lower row being the larger key."""
+    """Return int64 sort keys: a larger score, or for equal scores a lower row, has a larger key."""
     limits = torch.finfo(torch.float32)
     x = torch.nan_to_num(scores, nan=limits.min, posinf=limits.max, neginf=limits.min) + 0.0  # -0 becomes 0
     bits = x.view(torch.int32)
@@ -264,7 +264,7 @@ def _keys(scores: Tensor, first_row: int) -> Tensor:
 
 
 def _unpacked(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows and the scores that keys stand for; row 0 where there is none."""
+    """Return the rows and the scores of keys; row 0 for an empty key."""
     ordered = keys >> 32
     bits = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).int()
     rows = torch.where(keys == _LOWEST, 0, _ROW_BITS - (keys & _ROW_BITS))

@@ -1,4 +1,4 @@
-"""The stages of a cascade whose user names none: what the features of the data can feed."""
+"""Default stages, chosen by the features of the data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def default_stages(schema: Schema) -> tuple[StageConfig, ...]:
     |---|---|
     | a history | `two_tower` retrieval, quota 30, and `din` ranking, quota 20 |
     | request features, no history | `two_tower` retrieval, quota 30, and `mlp` ranking, quota 20 |
-    | item features only | `mlp` ranking, quota 20: without a user there is nothing for a second tower |
+    | item features only | `mlp` ranking, quota 20 (there are no features for a user tower) |
 
     Args:
         schema: The features.

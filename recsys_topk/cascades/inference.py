@@ -1,4 +1,4 @@
-"""Hard inference: who survives which stage, and in which order the survivors are shown."""
+"""Hard inference: the items that survive each stage, and their final ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from recsys_topk.ops.ranks import descending_order
 
 @dataclass(frozen=True)
 class CascadeResult:
-    """What a cascade does to its lists.
+    """The result of a cascade.
 
     Attributes:
-        passed: Boolean (S, B, N), what each stage lets through.
-        rank: int64 (B, N), 1-based place among the survivors by the last stage's score; 0 for the rest.
+        passed: Boolean (S, B, N), the items that each stage passes on.
+        rank: int64 (B, N), 1-based rank among the survivors by the score of the last stage; 0 for all other items.
     """
 
     passed: Tensor
@@ -26,17 +26,17 @@ class CascadeResult:
 
     @property
     def kept(self) -> Tensor:
-        """Boolean (B, N), what survives all stages."""
+        """Boolean (B, N), the items that survive all stages."""
         return self.passed[-1]
 
 
 def apply_quotas(scores: Sequence[Tensor], mask: Tensor, quotas: Sequence[int]) -> CascadeResult:
-    """Apply the quotas stage by stage (equal scores: the item that stands first).
+    """Apply the quotas stage by stage. Among equal scores the first item is kept.
 
     Args:
         scores: One (B, N) tensor per stage.
         mask: Boolean (B, N), True = a real candidate.
-        quotas: How many items each stage passes on.
+        quotas: Number of items that each stage passes on.
 
     Example:
         >>> first, last = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([[1.0, 2.0, 3.0, 4.0]])

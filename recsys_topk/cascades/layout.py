@@ -1,4 +1,4 @@
-"""Which feature reads which table, in which collection, and where its embedding stands in the output."""
+"""Layout of embeddings: the table and collection that each feature reads, and its position in the output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from recsys_topk.datamodules.schema import Part, Schema, Table
 
-# The order of the parts in names of collections, which are state-dict keys.
+# The order of the parts in the names of collections. These names are state-dict keys.
 PARTS: tuple[Part, ...] = ("request", "items", "history")
 Parts = tuple[Part, ...]
 
@@ -18,10 +18,10 @@ class Use:
     """A feature that reads a table.
 
     Attributes:
-        columns: Its columns among the ids of its part.
+        columns: Columns of the feature in the ids of its part.
         table: The table.
-        number: How many features of the same part before it read the same table.
-        bag: The embeddings of its ids are averaged.
+        number: Number of earlier features of the same part that read the same table.
+        bag: Whether the embeddings of its ids are averaged.
     """
 
     columns: slice
@@ -31,16 +31,16 @@ class Use:
 
     @property
     def key(self) -> str:
-        """What TorchRec calls the feature: the table's name, with a number from the second use on."""
+        """Name of the feature in TorchRec: the name of the table, with a number from the second use on."""
         return _key(self.table, self.number)
 
 
 class Layout:
-    """How the features of a schema are grouped into collections, and in which order they stand in the output.
+    """The grouping of the features of a schema into collections, and their order in the output.
 
-    Requests (B rows), pool items (M rows) and histories (B L rows) differ in their number of rows, so the tables are
-    grouped by which of the three read them; each group is one collection. In the output of a part the features that
-    items and history share come first, then the other features with tables, then the values.
+    Requests (B rows), pool items (M rows) and histories (B L rows) have different numbers of rows. The tables are
+    therefore grouped by the parts that read them, and each group is one collection. The output of a part starts with
+    the features that items and history share, then the other features with tables, then the values.
 
     Args:
         schema: The features.
@@ -48,11 +48,11 @@ class Layout:
 
     Attributes:
         groups: The tables of each collection, by the parts that read them.
-        keys: What TorchRec calls the features of each collection, and their tables.
+        keys: TorchRec names of the features of each collection, with their tables.
         uses: The features of each part that read tables, in the order of the output.
-        dims: Width of the output of each part, values included.
+        dims: Width of the output of each part, including values.
         values: Number of values (numeric features and vectors) of each part.
-        shared_dim: Width of what items share with the history.
+        shared_dim: Width of the features that items and history share.
     """
 
     def __init__(self, schema: Schema, dims: Mapping[str, int]) -> None:
@@ -79,16 +79,16 @@ class Layout:
         return self.table_dims[use.table.name]
 
     def use(self, part: Part, key: str) -> Use | None:
-        """Return the feature of a part that is called `key`, or None."""
+        """Return the feature of a part with the TorchRec name `key`, or None."""
         return next((use for use in self.uses[part] if use.key == key), None)
 
     def has_bags(self, parts: Parts) -> bool:
-        """Return whether a feature of these parts is a bag whose table belongs to their collection."""
+        """Return whether the collection of these parts has a bag feature."""
         keys = self.keys[parts]
         return any(use.bag for part in parts for use in self.uses[part] if use.key in keys)
 
     def _selection(self, part: Part) -> list[int] | None:
-        """Return which columns of all keys of a part's collections its features are, or None if all in this order."""
+        """Return the columns of a part's features in the output of its collections; None = all columns in order."""
         start, columns = 0, {}
         for parts, keys in self.keys.items():
             if part in parts:
@@ -121,7 +121,7 @@ def _keys(tables: list[Table], parts: Parts, numbers: Mapping[Part, Counter[str]
 
 
 def _group_tables(schema: Schema) -> dict[Parts, list[Table]]:
-    """Group the tables by the parts that read them, the history's first, each in the order of first use."""
+    """Group the tables by the parts that read them. Tables of the history come first, then by first use."""
     users: dict[str, set[Part]] = {}
     for part in ("history", "items", "request"):
         for feature in schema.features(part):

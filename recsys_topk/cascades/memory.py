@@ -1,4 +1,4 @@
-"""How much memory embedding tables take, from the schema alone: weights, optimizer state and gradients."""
+"""Memory of the embedding tables, computed from the schema: weights, optimizer state and gradients."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from recsys_topk.datamodules.schema import Schema
 
 _FLOAT: Final = 4
 _COPIES: Final = {"adam": 2, "adamw": 2, "adagrad": 1, "sgd": 0}
-"""Table-sized tensors that an ordinary optimizer keeps."""
+"""Number of table-sized state tensors of each dense optimizer."""
 
 _OPTIONS: Final = {"amsgrad": ("adam", "adamw"), "momentum": ("sgd",)}
-"""Options of optimizers that keep one tensor more."""
+"""Optimizer options that add one more state tensor."""
 
 _SHARE: Final = 0.9
-"""Share of the machine's memory that tables may take; the rest is for batches and activations."""
+"""Share of the memory that tables may use; the remainder is for batches and activations."""
 
 
 @dataclass(frozen=True)
 class TableMemory:
-    """What one table takes in one stage, in bytes.
+    """Memory of one table in one stage.
 
     Attributes:
-        table: Its name.
-        rows: Its rows.
-        dim: Its columns.
-        weights: Of the table.
-        optimizer: Of the optimizer's state.
-        gradient: Of the gradient; 0 if the table is updated inside backward, row by row.
+        table: Name of the table.
+        rows: Number of rows.
+        dim: Number of columns.
+        weights: Bytes of the weights.
+        optimizer: Bytes of the optimizer state.
+        gradient: Bytes of the gradient; 0 if the table is updated inside backward.
     """
 
     table: str
@@ -44,17 +44,17 @@ class TableMemory:
 
     @property
     def total(self) -> int:
-        """All three."""
+        """Bytes of weights, optimizer state and gradient."""
         return self.weights + self.optimizer + self.gradient
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What the tables of a cascade take.
+    """Memory of the tables of a cascade.
 
     Attributes:
-        tables: Those of one stage, the largest first; the tables of all stages are of one size.
-        copies: How many sets of tables there are: one per stage, or one if the stages share them.
+        tables: The tables of one stage, largest first. The tables of all stages have the same size.
+        copies: Number of sets of tables: one per stage, or one if the stages share them.
     """
 
     tables: tuple[TableMemory, ...]
@@ -66,11 +66,11 @@ class MemoryPlan:
         return self.copies * sum(table.total for table in self.tables)
 
     def part(self, name: str) -> int:
-        """Return the bytes of all stages that are ``"weights"``, ``"optimizer"`` or ``"gradient"``."""
+        """Return the bytes of ``"weights"``, ``"optimizer"`` or ``"gradient"`` over all stages."""
         return self.copies * sum(int(getattr(table, name)) for table in self.tables)
 
     def lines(self, largest: int = 5) -> list[dict[str, object]]:
-        """Return the largest tables, the others and the total, as rows of a table to print; sizes in MB."""
+        """Return printable rows for the largest tables, all other tables and the total; sizes in MB."""
         shown, rest = self.tables[:largest], self.tables[largest:]
         made: list[dict[str, object]] = [
             {"table": table.table, "rows": f"{table.rows:,}", "dim": table.dim, **self._cells([table])}
@@ -96,19 +96,19 @@ def plan_memory(
     embedding_optimizer: str = "same",
     optimizer_options: Mapping[str, Any] | None = None,
 ) -> MemoryPlan:
-    """Return what the tables take while they are trained; nothing is allocated.
+    """Return the memory of the tables during training. Nothing is allocated.
 
-    A table of R rows and D columns has 4 R D bytes of weights. With an ordinary optimizer its gradient has as many, and
-    the state twice as many for Adam, as many for Adagrad, none for SGD. Tables that are updated inside backward have no
-    gradient; row-wise Adagrad keeps one float per row.
+    A table with R rows and D columns has 4 R D bytes of weights. With a dense optimizer the gradient has the same size,
+    and the state is twice that size for Adam, the same size for Adagrad, and empty for SGD. Tables that are updated
+    inside backward have no gradient. Row-wise Adagrad keeps one float per row.
 
     Args:
         schema: The features.
         stages: Number of stages.
-        dim: As in `CascadeModule`, as are the arguments after it.
+        dim: Embedding dimension, as in `CascadeModule`.
         share_embeddings: Whether all stages use one set of tables.
         optimizer: Name of the optimizer.
-        embedding_optimizer: That of the tables, or ``"same"``.
+        embedding_optimizer: Optimizer of the tables, or ``"same"``.
         optimizer_options: Further arguments of the optimizer.
 
     Example:
@@ -137,7 +137,7 @@ def plan_memory(
 
 
 def machine_memory() -> int | None:
-    """Return the bytes of memory that this process may take: the machine's, or what its control group allows."""
+    """Return the bytes of memory available to this process: of the machine, or the limit of its control group."""
     limits = []
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = Path(path).read_text().strip() if Path(path).is_file() else ""
@@ -152,12 +152,12 @@ def machine_memory() -> int | None:
 
 
 def check_memory(schema: Schema, available: int, arguments: Mapping[str, Any]) -> MemoryPlan:
-    """Return the plan, or raise if the tables do not fit, naming the options with which they would.
+    """Return the memory plan. Raise if the tables do not fit; the message names the options with which they fit.
 
     Args:
         schema: The features.
-        available: Bytes of the machine or of the device; tables may take nine tenths of them.
-        arguments: Those of `plan_memory`, but for the schema.
+        available: Bytes of memory of the machine or device. Tables may use nine tenths of it.
+        arguments: Arguments of `plan_memory` other than the schema.
     """
     plan = plan_memory(schema, **arguments)
     room = int(_SHARE * available)
@@ -165,18 +165,17 @@ def check_memory(schema: Schema, available: int, arguments: Mapping[str, Any]) -
         return plan
     largest = plan.tables[0]
     advice = _advice(schema, room, arguments, plan)
-    cure = (
-        "; ".join(advice) if advice else "none of the options alone makes them fit; combine them, or shard the tables"
-    )
+    options = "; ".join(advice) if advice else "no single option is enough; combine options, or shard the tables"
     raise ValueError(
         f"the embedding tables need {_gb(plan.total)} ({_gb(plan.part('weights'))} of weights, "
-        f"{_gb(plan.part('optimizer'))} of optimizer state, {_gb(plan.part('gradient'))} of gradients), and there are "
-        f"{_gb(available)}; the largest is {largest.table} with {largest.rows:,} rows. What fits: {cure}"
+        f"{_gb(plan.part('optimizer'))} of optimizer state, {_gb(plan.part('gradient'))} of gradients), but only "
+        f"{_gb(available)} are available; the largest table is {largest.table} with {largest.rows:,} rows. "
+        f"Options that fit: {options}"
     )
 
 
 def _advice(schema: Schema, room: int, arguments: Mapping[str, Any], plan: MemoryPlan) -> list[str]:
-    """Return the options that make the tables fit, the one that changes least first."""
+    """Return the options with which the tables fit, the smallest change first."""
     small = {**arguments, "embedding_optimizer": "rowwise_adagrad"}
     fitting = []
     added = ""
@@ -190,10 +189,10 @@ def _advice(schema: Schema, room: int, arguments: Mapping[str, Any], plan: Memor
     others = plan.total - plan.copies * largest.total
     rows = (room - others) // (plan.copies * largest.total // largest.rows)
     if rows >= 1000:
-        rows = int(str(rows)[0]) * 10 ** (len(str(rows)) - 1)  # one digit is enough to type
+        rows = int(str(rows)[0]) * 10 ** (len(str(rows)) - 1)  # rounded down to one significant digit
         if schema.table(largest.table).vocabulary is None:
             fitting.append(
-                f"--data.vocabulary compact{added} if the training days hold at most {rows:,} ids of {largest.table}"
+                f"--data.vocabulary compact{added} if the training days have at most {rows:,} ids of {largest.table}"
             )
         fitting.append(f"--data.vocabulary.{largest.table} hash:rows={rows}{added}")
     dim = arguments.get("dim", 8)

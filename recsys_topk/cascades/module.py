@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.default_stages import default_stages
 from recsys_topk.cascades.inference import apply_quotas
-from recsys_topk.cascades.learning_check import LearningCheck, covers
+from recsys_topk.cascades.learning_check import LearningCheck, all_selected_message
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
 from recsys_topk.cascades.objectives.base import registry as objectives
 from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, table_collections, warm_up
-from recsys_topk.cascades.sampled_negatives import check_correction, check_negatives, keep_hard
+from recsys_topk.cascades.sampled_negatives import check_logq_correction, check_negatives, keep_hard_negatives
+from recsys_topk.cascades.schedules import describe_schedule, make_schedule
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import is_fused
 from recsys_topk.cascades.upgrade import upgrade
@@ -28,7 +29,7 @@ from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.base import registry as losses
 from recsys_topk.metrics.configured import DEFAULT, MetricEntry, configured_metrics
 from recsys_topk.metrics.mean import ListMean
-from recsys_topk.processes import average, one_batch
+from recsys_topk.processes import average, global_batch
 from recsys_topk.registry import suggest
 from recsys_topk.spec import build, describe
 from recsys_topk.trust import inspect_names, loading, reading
@@ -38,37 +39,40 @@ ObjectiveFactory = Callable[[RankingLoss, int], CascadeObjective]
 
 
 class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is untyped here
-    """Trains a cascade with one objective and measures what survives.
+    """Trains a cascade with one objective and measures which items survive.
 
-    What is saved in a checkpoint is a plain description (class paths and arguments), so checkpoints load with
+    A checkpoint stores plain descriptions (class paths and arguments) of the parts. Checkpoints therefore load with
     ``weights_only=True``, and `load_from_checkpoint` rebuilds the loss and the objective.
 
     Args:
-        schema: The features, as a `Schema` or its `to_dict`. With the latter, as checkpoints hold it, the other
-            arguments are taken for a file's too, and may name only what `recsys_topk.trust` allows.
-        stages: The stages, first to last; None = what the features can feed (`default_stages`).
-        loss: A loss, its registry name, or a description (`recsys_topk.spec.describe`). What it leaves open about
-            labels (positive_above, gains) is taken from the schema.
+        schema: The features, as a `Schema` or its `to_dict`. A dictionary is treated as the content of a file: class
+            paths in the other arguments must then be allowed by `recsys_topk.trust`.
+        stages: The stages, first stage first; None = chosen by the features (`default_stages`).
+        loss: A loss, its registry name, or a description (`recsys_topk.spec.describe`). Label options that it does not
+            set (positive_above, gains) come from the schema.
         objective: A registry name, a description, or a callable of (loss, number of stages); None = ``"joint"`` for a
-            loss with an operator and ``"independent"`` for any other.
-        k: How many items are wanted in the end.
+            loss with an operator and ``"independent"`` for all others.
+        k: Number of items wanted at the end of the cascade.
         dim: Embedding dimension, one for all tables or by table name.
         share_embeddings: All stages use one set of tables.
         optimizer: Name of the optimizer.
         lr: Learning rate.
         embedding_optimizer: ``"same"``, or an optimizer that updates the tables inside backward: ``"rowwise_adagrad"``
-            (the choice for big tables), ``"adagrad"`` or ``"sgd"``.
-        embedding_lr: Learning rate of such tables; None = `lr`.
+            (recommended for large tables), ``"adagrad"`` or ``"sgd"``.
+        embedding_lr: Learning rate of tables that are updated inside backward; None = `lr`.
         optimizer_options: Further arguments of the optimizer, e.g. ``{"eps": 1e-12}``.
-        warmup_steps: Steps over which the learning rate rises to `lr`.
-        validate: Raise on NaN or infinity among the scores instead of training on; off the CPU one step later.
-        hard_negatives: Of the sampled negatives of each list, train only on so many that the first stage scores highest
-            at that step (no gradient flows through the choice), and on the first `random_negatives`; 0 = on all.
-        random_negatives: How many sampled negatives per list stay whatever their score.
-        metrics: What to measure: names, or mappings such as ``{"metric": "ndcg", "k": 5}`` (`configured_metrics`);
+        warmup_steps: Number of steps in which the learning rate rises to `lr`.
+        lr_scheduler: A schedule of `torch.optim.lr_scheduler`: its name, or a mapping with `class_path` and `init_args`
+            (`recsys_topk.cascades.schedules`); None = a constant learning rate after the warm-up.
+        validate: Raise on NaN or infinity among the scores. On devices other than the CPU the error comes one step
+            later.
+        hard_negatives: Number of sampled negatives per list to train on, those with the highest scores of the first
+            stage at that step. The selection has no gradient. `random_negatives` are added; 0 = train on all.
+        random_negatives: Number of sampled negatives per list that are kept regardless of their score.
+        metrics: Metrics to compute: names, or mappings such as ``{"metric": "ndcg", "k": 5}`` (`configured_metrics`);
             None = the joint recall and the recall of each stage.
-        monitor: The metric that decides which checkpoint is best, by its logged name without the split, e.g.
-            ``"joint_recall@10@20"``; None = the joint recall, or the first metric if that is not measured.
+        monitor: Logged name, without the split, of the metric that selects the best checkpoint, e.g.
+            ``"joint_recall@10@20"``; None = the joint recall, or the first metric if that is not computed.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         embedding_lr: float | None = None,
         optimizer_options: Mapping[str, Any] | None = None,
         warmup_steps: int = 0,
+        lr_scheduler: Mapping[str, Any] | str | None = None,
         validate: bool = True,
         metrics: Sequence[MetricEntry] | None = None,
         monitor: str | None = None,
@@ -94,13 +99,13 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     ) -> None:
         super().__init__()
         if k < 1:
-            raise ValueError(f"k must be at least 1, how many items are wanted in the end; got k={k}")
-        described = isinstance(schema, Mapping)  # as checkpoints hold it, so all names are taken for a file's
+            raise ValueError(f"k, the number of items wanted at the end of the cascade, must be at least 1, got {k}")
+        described = isinstance(schema, Mapping)  # from a checkpoint, so all class paths are treated as file content
         if described:
             named = {"stages": stages, "loss": loss, "objective": objective, "metrics": metrics}
             inspect_names(named, "the description of a cascade")
         if isinstance(schema, Mapping) and "version" not in schema:
-            loss, objective = _of_old_file(loss, objective)
+            loss, objective = _upgrade_descriptions(loss, objective)
         self.schema = schema if isinstance(schema, Schema) else Schema.from_dict(dict(schema))
         counts = {"warmup_steps": warmup_steps, "hard_negatives": hard_negatives, "random_negatives": random_negatives}
         for name, value in counts.items():
@@ -116,15 +121,15 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             self.objective = _objective(objective, built, len(self.cascade.configs))
             self.metrics = nn.ModuleDict({split: self._metrics(wanted) for split in ("val", "test")})
         if isinstance(built.k, int) and built.k < 1:
-            raise ValueError(f"the loss cuts at k={built.k}, so nothing would be trained; give --loss.k 1 or more")
+            raise ValueError(f"the k of the loss must be at least 1, got {built.k}; set --loss.k")
         self.objective.validate = validate
-        self.objective.later = self._later = DeferredChecks()
+        self.objective.deferred_checks = self._deferred_checks = DeferredChecks()
         self.save_hyperparameters(
             {
                 "schema": self.schema.to_dict(),
                 "stages": [config.to_dict() for config in self.cascade.configs],
                 "loss": describe(built),
-                "objective": describe(self.objective, leave_out=("loss", "stages")),
+                "objective": describe(self.objective, exclude=("loss", "stages")),
                 "k": k,
                 "dim": dim if isinstance(dim, int) else dict(dim),
                 "share_embeddings": share_embeddings,
@@ -134,6 +139,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 "embedding_lr": embedding_lr,
                 "optimizer_options": dict(optimizer_options or {}),
                 **counts,
+                "lr_scheduler": None if lr_scheduler is None else describe_schedule(lr_scheduler),
                 "validate": validate,
                 "metrics": None if metrics is None else [e if isinstance(e, str) else dict(e) for e in metrics],
                 "monitor": monitor,
@@ -147,13 +153,13 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def load_from_checkpoint(
         cls, checkpoint_path: Any, *args: Any, trust: Iterable[str] = (), **kwargs: Any
     ) -> CascadeModule:
-        """Load a model, as Lightning's method does. Nothing that the file names is imported unchecked.
+        """Load a model like Lightning's method. Class paths in the file are checked before they are imported.
 
         Args:
             checkpoint_path: The file.
-            args: As Lightning's.
+            args: Arguments of Lightning's method.
             trust: Packages whose classes the checkpoint may name, e.g. ``["my_package"]``; see `recsys_topk.trust`.
-            kwargs: As Lightning's; `weights_only` is True if it is not given.
+            kwargs: Keyword arguments of Lightning's method; `weights_only` defaults to True.
         """
         with loading(checkpoint_path, kwargs, trust):
             model: CascadeModule = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
@@ -161,7 +167,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
 
     @property
     def loss(self) -> RankingLoss:
-        """The loss that the objective is built from."""
+        """The loss of the objective."""
         return self.objective.loss
 
     def forward(self, batch: CascadeBatch) -> list[Tensor]:
@@ -170,13 +176,13 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         return scores
 
     def compute_objective(self, batch: CascadeBatch) -> ObjectiveOutput:
-        """Return the objective of a batch and its terms."""
+        """Return the objective of a batch, with its terms."""
         if self.hparams["hard_negatives"]:
             first = next(iter(self.cascade.stages.values()))
-            batch = keep_hard(batch, first, self.hparams["hard_negatives"], self.hparams["random_negatives"])
+            batch = keep_hard_negatives(batch, first, self.hparams["hard_negatives"], self.hparams["random_negatives"])
         scores = self(batch)
         if batch.log_q.numel():
-            check_correction(self.objective)
+            check_logq_correction(self.objective)
             scores = [self.loss.correct_sampling(x, batch.log_q) for x in scores]
         output: ObjectiveOutput = self.objective(
             scores, batch.labels, batch.mask, groups=batch.group, quotas=self.cascade.quotas, k=self.k
@@ -184,14 +190,14 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         return output
 
     def training_step(self, batch: CascadeBatch, batch_idx: int) -> Tensor:
-        """Return the objective; log it with its terms.
+        """Return the objective of a batch, and log it with its terms.
 
-        With several processes, means are over the lists of all of them (`recsys_topk.processes`).
+        With several processes, means are over the lists of all processes (`recsys_topk.processes`).
         """
-        self._later.look()
+        self._deferred_checks.raise_failed()
         if self._check is not None and self._check.add(batch):
             self._finish_check()
-        with one_batch(self.trainer.world_size > 1):
+        with global_batch(self.trainer.world_size > 1):
             output = self.compute_objective(batch)
             found = average(torch.stack([output.total, *output.terms.values()]))
         self.log("train/loss", found[0], prog_bar=True, batch_size=batch.size)
@@ -209,10 +215,10 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         self._evaluate("test", batch)
 
     def predict_step(self, batch: CascadeBatch, batch_idx: int) -> dict[str, Tensor]:
-        """Return columns with a row for every real candidate, list by list.
+        """Return columns with one row per real candidate, list by list.
 
-        They are request id, item id, group and label, the score of each stage, kept or not, rank (0 = not kept), and
-        how many stages let it pass.
+        The columns are request id, item id, group, label, the score of each stage, kept, rank (0 = not kept), and the
+        number of stages that passed the item on.
         """
         scores = self(batch)
         result = apply_quotas(scores, batch.mask, self.cascade.quotas)
@@ -229,16 +235,30 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         return {name: column[batch.mask].cpu() for name, column in columns.items()}
 
     def configure_optimizers(self) -> Any:
-        """Build the optimizer and its warm-up."""
+        """Return the optimizer, with its warm-up and schedule if they are configured."""
         options = self.hparams
         made = make_optimizer(options["optimizer"], self, options["lr"], options["optimizer_options"])
+        if options["lr_scheduler"] is not None:
+            known: dict[str, Any] = {"warmup_steps": options["warmup_steps"], "monitor": f"val/{self.monitor}"}
+            described = make_schedule(made, options["lr_scheduler"], length=self._training_length, **known)
+            return {"optimizer": made, "lr_scheduler": described}
         if not options["warmup_steps"]:
             return made
         schedule = warm_up(made, options["warmup_steps"])
         return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def _training_length(self, interval: str) -> int:
+        """Return the number of optimizer steps or epochs of the training."""
+        length = self.trainer.max_epochs if interval == "epoch" else self.trainer.estimated_stepping_batches
+        if length is None or not 0 < length < float("inf"):
+            raise ValueError(
+                "the length of the schedule defaults to the length of the training, which is not limited; set "
+                "--trainer.max_epochs, or the length (--lr_scheduler.T_max, total_steps or total_iters)"
+            )
+        return int(length)
+
     def setup(self, stage: str) -> None:
-        """Refuse data whose ids have other rows than those that the model was built for."""
+        """Raise if the data has a different vocabulary (mapping from ids to table rows) than the model."""
         schema = getattr(self.trainer.datamodule, "schema", None)
         if not isinstance(schema, Schema):
             return
@@ -246,12 +266,12 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         for table in schema.tables:
             if then.get(table.name, table.vocabulary) != table.vocabulary:
                 raise ValueError(
-                    f"the model was built with another vocabulary of table {table.name} than that of the data; "
-                    f"use the training days and the vocabulary that it was trained with"
+                    f"the vocabulary of table {table.name} in the data differs from that of the model; "
+                    f"use the training days and the vocabulary options that the model was trained with"
                 )
 
     def on_fit_start(self) -> None:
-        """Refuse what would silently do something else than asked, or nothing at all."""
+        """Raise on combinations of options that would not do what they promise."""
         self._check_lists()
         options = self.hparams
         check_negatives(self.trainer.datamodule, self.objective, options["hard_negatives"], options["random_negatives"])
@@ -260,8 +280,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         tables = f"embedding_optimizer={self.hparams['embedding_optimizer']!r} updates the tables inside backward"
         if self.trainer.world_size > 1 and any(map(is_fused, table_collections(self).values())):
             raise ValueError(
-                f"{tables}, from the requests of one process only, so each of the {self.trainer.world_size} processes "
-                f"would train other tables; use --trainer.strategy torchrec, or --model.embedding_optimizer same"
+                f"{tables}, with the gradients of one process only, so the tables of the {self.trainer.world_size} "
+                f"processes would diverge; use --trainer.strategy torchrec, or --model.embedding_optimizer same"
             )
         if self.trainer.accumulate_grad_batches > 1:
             raise ValueError(
@@ -270,29 +290,29 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             )
         if self.trainer.gradient_clip_val:
             raise ValueError(
-                f"{tables}, so gradient clipping would not reach them; "
-                f"use --model.embedding_optimizer same, or drop --trainer.gradient_clip_val"
+                f"{tables}, so gradient clipping would not apply to them; "
+                f"use --model.embedding_optimizer same, or remove --trainer.gradient_clip_val"
             )
         if self.trainer.precision == "16-mixed":
             raise ValueError(
-                f"{tables}, from gradients that 16-mixed precision has scaled up; "
+                f"{tables}, with gradients that 16-mixed precision has scaled up; "
                 f"use --trainer.precision bf16-mixed, or --model.embedding_optimizer same"
             )
 
     def on_train_batch_start(self, batch: CascadeBatch, batch_idx: int) -> None:
-        """Bring the schedule's learning rate to the tables that update themselves inside the coming backward."""
+        """Set the scheduled learning rate for the tables that are updated inside backward."""
         optimizer = self.optimizers().optimizer
         if isinstance(optimizer, DenseAndFused):
             optimizer.sync_tables()
 
     def on_train_epoch_end(self) -> None:
-        """Say so if an epoch of few batches had nothing to learn from, or the last one scores that are not finite."""
-        self._later.look()
+        """Raise if a check of the last step failed, or if the loss would skip every list of a short epoch."""
+        self._deferred_checks.raise_failed()
         if self._check is not None:
             self._finish_check()
 
     def update_metrics(self, split: Split, scores: Sequence[Tensor], batch: CascadeBatch) -> dict[str, ListMean]:
-        """Add a batch to the metrics of a split; return them by name, in the configured order."""
+        """Add a batch to the metrics of a split. Return the metrics by name, in the configured order."""
         metrics: dict[str, ListMean] = dict(self.metrics[split].items())  # type: ignore[operator]
         for metric in metrics.values():
             inputs = scores if metric.stage is None else scores[metric.stage]
@@ -310,12 +330,12 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def _monitored(self, name: str | None) -> str:
         metrics: dict[str, ListMean] = dict(self.metrics["val"].items())  # type: ignore[operator]
         if not metrics:
-            raise ValueError("metrics is empty; name at least one, or leave it out for the recalls")
+            raise ValueError("metrics must not be empty; name at least one metric, or omit the option for the default")
         if name is None:
             return next((own for own, metric in metrics.items() if metric.whole_cascade), next(iter(metrics)))
         if name not in metrics:
             raise ValueError(
-                f"cannot monitor {name!r}: it is not measured; {suggest(name, metrics)}available: {', '.join(metrics)}"
+                f"cannot monitor {name!r}: it is not computed; {suggest(name, metrics)}available: {', '.join(metrics)}"
             )
         if not metrics[name].higher_is_better:
             raise ValueError(f"cannot monitor {name!r}: a higher value must be better; available: {', '.join(metrics)}")
@@ -328,8 +348,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         groups = len(self.schema.groups) + bool(getattr(self.trainer.datamodule, "train_negatives", 0))
         if self.objective.compares_groups and groups < 2:
             raise ValueError(
-                f"the {self.objective.name!r} objective compares sample groups and the data have {groups}, so nothing "
-                f"would be learned; use --objective independent, or sample negatives (--data.train_negatives)"
+                f"the {self.objective.name!r} objective compares sample groups and needs at least 2, but the data has "
+                f"{groups}; use --objective independent, or sample negatives (--data.train_negatives)"
             )
         longest = None
         if callable(length):
@@ -337,7 +357,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             if hard := self.hparams["hard_negatives"]:
                 longest -= max(0, self.trainer.datamodule.train_negatives - hard - self.hparams["random_negatives"])
         if cuts and longest is not None and min(cuts) >= longest:
-            raise ValueError(covers(min(cuts), longest, quotas))
+            raise ValueError(all_selected_message(min(cuts), longest, quotas))
         self._check = LearningCheck(self.loss.positive_above, cuts, quotas)
 
     def _finish_check(self) -> None:
@@ -347,7 +367,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
 
     def _evaluate(self, split: Split, batch: CascadeBatch) -> None:
         metrics = self.update_metrics(split, self(batch), batch)
-        # The difficulty of a list is its length, so the reported name carries it; the one that is monitored does not.
+        # Longer lists are more difficult, so the names of test metrics include the length of the list.
         pool = f"/{batch.candidates.shape[1]}" if split == "test" else ""
         for name, metric in metrics.items():
             self.log(
@@ -355,14 +375,14 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             )
 
 
-def _of_old_file(loss: Any, objective: Any) -> tuple[Any, Any]:
-    """Return the descriptions that a checkpoint of version 0.1.0 holds, in today's form."""
+def _upgrade_descriptions(loss: Any, objective: Any) -> tuple[Any, Any]:
+    """Return the descriptions of a checkpoint of version 0.1.0 in the current format."""
     upgraded = upgrade({"loss": loss, "objective": objective}, whole=True)
     return upgraded["loss"], upgraded["objective"]
 
 
 def _loss(loss: RankingLoss | Mapping[str, Any] | str, schema: Schema) -> RankingLoss:
-    """Return the loss; what it leaves open about labels is the data's to say."""
+    """Return the loss, with the label options that it does not set taken from the schema."""
     if isinstance(loss, str):
         loss = losses.get(loss)
     elif isinstance(loss, Mapping):

@@ -1,4 +1,4 @@
-"""Sampled negatives in training: the hard ones among them, and which losses can correct for the sampling."""
+"""Sampled negatives in training: selection of hard negatives, and checks of the logQ correction."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
 
 
-def keep_hard(batch: CascadeBatch, stage: torch.nn.Module, hard: int, random: int = 0) -> CascadeBatch:
-    """Return the batch with fewer sampled negatives: the first `random`, and the `hard` best of the rest by a stage.
+def keep_hard_negatives(batch: CascadeBatch, stage: torch.nn.Module, hard: int, random: int = 0) -> CascadeBatch:
+    """Return the batch with fewer sampled negatives: the first `random`, and of the others the `hard` highest-scored.
 
-    The logged candidates stay. Sampled negatives stand in the last columns in the order in which they were drawn, so
-    the first ones are a random choice. They are never items of the list and never excluded ones, so neither are the
-    hard ones. The stage scores without gradient and in evaluation mode; nothing of it changes. Masked draws come last.
+    The logged candidates are kept. Sampled negatives are in the last columns, in the order in which they were drawn, so
+    the first ones are a random choice. They never include items of the list or excluded items. The stage scores without
+    gradient and in evaluation mode, and is not changed. Masked draws come last.
 
     Args:
         batch: A batch with `CascadeBatch.sampled` negatives per list.
-        stage: Scores the sampled negatives, e.g. the first stage of a cascade with its present weights.
-        hard: How many of the best scored to keep.
-        random: How many to keep whatever their score.
+        stage: The stage that scores the sampled negatives, e.g. the first stage of a cascade with its current weights.
+        hard: Number of highest-scored negatives to keep.
+        random: Number of negatives to keep regardless of their score.
     """
     assert isinstance(stage, Stage)
     width, drawn = batch.candidates.shape[1], batch.sampled
@@ -30,7 +30,8 @@ def keep_hard(batch: CascadeBatch, stage: torch.nn.Module, hard: int, random: in
         return batch
     if batch.log_q.numel():
         raise ValueError(
-            "a batch with log_q has probabilities of all draws; hard negatives are not drawn by chance alone"
+            "hard negatives cannot be combined with log_q: they are selected by score, so their sampling probability "
+            "is unknown; use batches without log_q"
         )
     fixed = width - drawn + random
     columns = slice(fixed, width)
@@ -48,19 +49,19 @@ def keep_hard(batch: CascadeBatch, stage: torch.nn.Module, hard: int, random: in
     return batch.replace(**parts, sampled=random + hard)
 
 
-def check_correction(objective: CascadeObjective) -> None:
-    """Raise unless a correction for sampling has a meaning: the objective must apply a softmax loss to each stage."""
+def check_logq_correction(objective: CascadeObjective) -> None:
+    """Raise unless a logQ correction applies: the objective must apply a softmax loss to each stage."""
     if not objective.uses_loss:
         raise ValueError(
-            f"the {objective.name!r} objective has terms of its own and takes no logQ correction; use --objective "
-            f"independent with --loss softmax, or --data.logq_correction false"
+            f"the {objective.name!r} objective does not use --loss, so a logQ correction does not apply; use "
+            f"--objective independent with --loss softmax, or --data.logq_correction false"
         )
-    nothing = torch.zeros(0, 0)
-    objective.loss.correct_sampling(nothing, nothing)
+    empty = torch.zeros(0, 0)
+    objective.loss.correct_sampling(empty, empty)
 
 
 def check_negatives(data: Any, objective: CascadeObjective, hard: int, random: int) -> None:
-    """Raise if the sampled negatives of a data module cannot be used as asked.
+    """Raise if the options of sampled negatives contradict each other.
 
     Args:
         data: The data module, or None.
@@ -70,16 +71,16 @@ def check_negatives(data: Any, objective: CascadeObjective, hard: int, random: i
     """
     drawn, corrected = getattr(data, "train_negatives", None), getattr(data, "logq_correction", False)
     if random and not hard:
-        raise ValueError("random_negatives goes with hard_negatives; without it every sampled negative is trained on")
+        raise ValueError("random_negatives requires hard_negatives; without it all sampled negatives are used")
     if hard and drawn is not None and drawn <= hard + random:
         raise ValueError(
-            f"{drawn} sampled negatives per list leave nothing to choose for hard_negatives={hard} and "
-            f"random_negatives={random}; draw more (--data.train_negatives)"
+            f"hard_negatives={hard} and random_negatives={random} need more than {hard + random} sampled negatives per "
+            f"list, got {drawn}; increase --data.train_negatives"
         )
     if corrected:
-        check_correction(objective)
+        check_logq_correction(objective)
         if hard:
             raise ValueError(
-                "hard negatives are not in a list by chance alone, so there is no probability to correct for; use "
-                "--model.hard_negatives 0, or --data.logq_correction false"
+                "hard negatives cannot be combined with a logQ correction: they are selected by score, so their "
+                "sampling probability is unknown; use --model.hard_negatives 0, or --data.logq_correction false"
             )

@@ -1,16 +1,16 @@
-"""Options that version 0.1.0 wrote into checkpoints and configs, in today's form."""
+"""Conversion of the options in checkpoints and configs of version 0.1.0 to the current format."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# What a whole description of version 0.1.0 holds (hyper-parameters of a checkpoint, config.yaml of a run).
+# The keys of a complete description of version 0.1.0 (hyper-parameters of a checkpoint, config.yaml of a run).
 _OLD = {
     "stages", "loss", "objective", "k", "dim", "share_embeddings", "optimizer", "lr", "embedding_optimizer",
     "embedding_lr", "optimizer_options", "warmup_steps", "validate",
 }  # fmt: skip
-# What `reference_quirks: true` asked for.
+# The classes that replace `reference_quirks: true`.
 _PUBLISHED = {
     "recsys_topk.cascades.objectives.joint.JointObjective": "recsys_topk.reference.PublishedJoint",
     "recsys_topk.cascades.objectives.icc.ICCObjective": "recsys_topk.reference.PublishedICC",
@@ -20,15 +20,15 @@ _PUBLISHED = {
 
 
 def upgrade(model: Mapping[str, Any], whole: bool | None = None) -> dict[str, Any]:
-    """Return the options of a model in today's form; those that need no change as they are.
+    """Return the options of a model in the current format. Options that need no change are not modified.
 
-    - `reference_quirks` of a loss or an objective is left out if false; if true, the class becomes the published one.
-    - A whole description of 0.1.0 holds ``positive_above: 0.0`` for a loss that was told nothing: left out, so that
-      the data decides, as then.
+    - `reference_quirks` of a loss or an objective is removed. If it was true, the class becomes the published one.
+    - A complete description of 0.1.0 has ``positive_above: 0.0`` for a loss without this option. It is removed, so that
+      the data sets the threshold, as in 0.1.0.
 
     Args:
-        model: Options by name, with `loss` and `objective` as plain descriptions if they are there.
-        whole: Whether they are (of) a whole description of 0.1.0; None = if all that such a one holds is there.
+        model: Options by name, with `loss` and `objective` as plain descriptions if present.
+        whole: Whether the options belong to a complete description of 0.1.0; None = if all of its keys are present.
 
     Example:
         >>> loss = {"class_path": "recsys_topk.losses.arf.ARFLoss", "init_args": {"tau": 2.0, "reference_quirks": True}}

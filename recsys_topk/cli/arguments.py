@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from recsys_topk.runs.config import put
+from recsys_topk.runs.config import set_option
 
 REPEATED = ("config", "trust")
 
 
-def typed(arguments: Sequence[str]) -> dict[str, Any]:
+def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
     """Return typed options as a config; values stay text, which is read by type when the run is built.
 
     Example:
-        >>> typed(["--loss.tau", "2", "--loss=dftopk", "--config", "simulated"])
+        >>> parse_options(["--loss.tau", "2", "--loss=dftopk", "--config", "simulated"])
         {'loss': {'class_path': 'dftopk', 'init_args': {'tau': '2'}}, 'config': ['simulated']}
-        >>> typed(["--trainer.callbacks+=my.Callback", "--trainer.callbacks.every", "3"])
+        >>> parse_options(["--trainer.callbacks+=my.Callback", "--trainer.callbacks.every", "3"])
         {'trainer': {'callbacks+': [{'class_path': 'my.Callback', 'init_args': {'every': '3'}}]}}
     """
     config: dict[str, Any] = {}
@@ -33,5 +33,5 @@ def typed(arguments: Sequence[str]) -> dict[str, Any]:
         if name in REPEATED:
             config.setdefault(name, []).append(value)
         else:
-            put(config, name, value)
+            set_option(config, name, value)
     return config

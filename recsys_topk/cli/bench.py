@@ -7,13 +7,13 @@ from pathlib import Path
 
 from recsys_topk.bench.result import regressions
 from recsys_topk.bench.suites import SUITES, add_arguments, measure
-from recsys_topk.cli.console import echo, parser_of, warn
+from recsys_topk.cli.console import echo, make_parser, warn
 from recsys_topk.files import write_whole
 
 
 def main(argv: list[str]) -> int:
     """Run one suite; return 0, or 1 if `--check` found a row that is slower than the baseline file."""
-    parser = parser_of("bench", __doc__)
+    parser = make_parser("bench", __doc__)
     commands = parser.add_subparsers(dest="suite", required=True, metavar="SUITE")
     for name, (_, summary) in SUITES.items():
         command = commands.add_parser(name, help=summary, description=f"Measure {summary}.")

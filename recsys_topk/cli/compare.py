@@ -2,8 +2,8 @@
 
 compare trains each in one go and tests it, with spread and a paired test. stream takes the days in order: it tests on
 each with what was learned before it, then trains on it (--trainer.max_epochs passes); the first day is trained on only;
-optimizer and schedule carry over. What is finished is kept: an interrupted command, or a stream that has got new days,
-is resumed. Further options go to every `recsys-topk fit`.
+optimizer and schedule carry over. Finished runs are kept: the same command resumes after an interruption, and a stream
+also when there are new days. Further options go to every `recsys-topk fit`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import importlib
 import shlex
 from pathlib import Path
 
-from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.arguments import parse_options
+from recsys_topk.cli.console import announce_start, echo, make_parser
 from recsys_topk.runs.provenance import provenance
+from recsys_topk.runs.run import TrainingRun
 from recsys_topk.runs.trials import Competition, by_name
 from recsys_topk.trust.typed import import_from_here, trusted_by
 
@@ -22,14 +23,14 @@ from recsys_topk.trust.typed import import_from_here, trusted_by
 def main(argv: list[str]) -> None:
     """Run what has not been run yet, then print and write the table and the plots; `argv` starts with the command."""
     command, *rest = argv
-    competition = read(rest, command)
+    competition = read_competition(rest, command)
     run = getattr(importlib.import_module(f"recsys_topk.experiments.{command}"), command)
     run(competition, provenance(["recsys-topk", *argv]), echo)
 
 
-def read(argv: list[str], command: str) -> Competition:
+def read_competition(argv: list[str], command: str) -> Competition:
     """Return what a command that trains several competitors was asked for."""
-    parser = parser_of(command, __doc__)
+    parser = make_parser(command, __doc__)
     parser.add_argument("--losses", default="", help="names of losses or published objectives, with commas between")
     parser.add_argument(
         "--variant", action="append", default=[], metavar="LABEL=OPTIONS",
@@ -40,6 +41,7 @@ def read(argv: list[str], command: str) -> Competition:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread if more than 1")
     parser.add_argument("--logger", choices=["csv", "wandb"], default="csv", help="wandb: offline without a key")
     options, further = parser.parse_known_args(argv)
+    announce_start(command)
     variants = dict(by_name([name for name in options.losses.split(",") if name]))
     for text in options.variant:
         label, equals, chosen = text.partition("=")
@@ -47,7 +49,10 @@ def read(argv: list[str], command: str) -> Competition:
             raise ValueError(f"--variant must be LABEL=OPTIONS, with no = in the label, got {text!r}")
         if label in variants:
             raise ValueError(f"two competitors are called {label!r}; give one of them another label")
-        variants[label] = typed(shlex.split(chosen))
-    common = typed(further)
+        variants[label] = parse_options(shlex.split(chosen))
+    common = parse_options(further)
     import_from_here(name for config in (common, *variants.values()) for name in trusted_by(config))
+    for number, variant in enumerate(variants.values()):
+        if number == 0 or set(variant) - {"loss", "objective"}:  # names of losses are checked later
+            TrainingRun({"config": [common, variant]}).options("fit")
     return Competition(variants, common, options.seeds, Path(options.out), options.jobs, options.logger)

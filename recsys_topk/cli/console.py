@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 
-def parser_of(command: str, description: str | None, **settings: Any) -> argparse.ArgumentParser:
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are a `ValueError` of one line, as all mistakes of a command are."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage and ending the process."""
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def make_parser(command: str, description: str | None, **settings: Any) -> argparse.ArgumentParser:
     """Return the parser of a command; its options cannot be shortened, because further ones may go to `fit`.
 
     Args:
@@ -15,7 +23,16 @@ def parser_of(command: str, description: str | None, **settings: Any) -> argpars
         description: What it does: the docstring of its module.
         settings: Other arguments of the parser.
     """
-    return argparse.ArgumentParser(f"recsys-topk {command}", description=description, allow_abbrev=False, **settings)
+    return CommandParser(f"recsys-topk {command}", description=description, allow_abbrev=False, **settings)
+
+
+def announce_start(command: str) -> None:
+    """Write the first line of a command that trains, before torch is imported; only the first process does."""
+    from recsys_topk import __version__
+    from recsys_topk.runs.directory import first_process
+
+    if first_process():
+        echo(f"recsys-topk {__version__} {command}: loading torch, a few seconds")
 
 
 def echo(text: str = "") -> None:

@@ -11,11 +11,11 @@ OPTIONS = ("--corpus", "--corpus.k", "--corpus.stage")
 WITH_INDEX = ("--index", "--export")
 
 
-def take_corpus(command: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
+def split_corpus_options(command: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
     """Return the other arguments, and the options of `CorpusMetrics`; None if it is not asked for.
 
     Example:
-        >>> take_corpus("test", ["--corpus", "--corpus.k", "10,20", "--out", "runs"])
+        >>> split_corpus_options("test", ["--corpus", "--corpus.k", "10,20", "--out", "runs"])
         (['--out', 'runs'], {'cuts': [10, 20]})
     """
     rest, found, wanted = list(arguments), [], {}

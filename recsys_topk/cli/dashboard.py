@@ -1,35 +1,51 @@
 """Save a W&B workspace with the runs of a project by loss, tau, negatives, day and throughput, and print its address.
 
-Without a W&B key it is printed as JSON, or written with --out.
+Its metrics are those of the project's runs, whose names hold k and the last quota. Without a W&B key the workspace is
+printed as JSON, or written with --out, and its metrics are those of the runs in --runs.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from recsys_topk.cli.console import echo, parser_of, warn, write_to
-from recsys_topk.reports.workspace import METRIC, save, spec, workspace
+from recsys_topk.cli.console import echo, make_parser, warn, write_to
+from recsys_topk.reports.workspace import (
+    METRIC,
+    default_entity,
+    metrics_of_folder,
+    metrics_of_project,
+    save,
+    spec,
+    workspace,
+)
 from recsys_topk.runs.directory import offline_wandb
 
 
 def main(argv: list[str]) -> None:
     """Save the workspace, or print or write it where there is no key or it is asked for."""
-    parser = parser_of("dashboard", __doc__)
+    parser = make_parser("dashboard", __doc__)
     parser.add_argument("--entity", help="user or team that owns the project (default: yours)")
     parser.add_argument(
         "--project", default=os.environ.get("WANDB_PROJECT", "recsys-topk"), help="the project (default: %(default)s)"
     )
     parser.add_argument(
-        "--metric", default=METRIC, help="compare runs by this, e.g. joint_recall@5@50 (default: %(default)s)"
-    )
+        "--metric", action="append", metavar="NAME",
+        help="compare runs by this, e.g. joint_recall@5@50; may be repeated (default: what the runs were chosen by)",
+    )  # fmt: skip
+    parser.add_argument("--runs", default="runs", help="folder of runs whose metrics are taken (default: %(default)s)")
     parser.add_argument("--print", action="store_true", help="print the workspace as JSON instead of saving it")
     parser.add_argument("--out", metavar="FILE", help="write the workspace as JSON instead of saving it")
     options = parser.parse_args(argv)
     no_key = offline_wandb()
-    if not (no_key or options.print or options.out):
-        echo(save(options.entity, options.project, options.metric))
+    saves = not (no_key or options.print or options.out)
+    entity = options.entity or (default_entity() if saves else "entity")
+    metrics = options.metric or (metrics_of_project(entity, options.project) if saves else [])
+    metrics = metrics or metrics_of_folder(Path(options.runs)) or [METRIC]
+    if saves:
+        echo(save(entity, options.project, metrics))
         return
-    text = spec(workspace(options.entity or "entity", options.project, options.metric))
+    text = spec(workspace(entity, options.project, metrics))
     if options.out:
         write_to(options.out, text)
         echo(f"written: {options.out}")

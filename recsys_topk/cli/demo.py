@@ -1,4 +1,4 @@
-"""Simulate a small world, train a cascade on it, test it, and say how good that is.
+"""Simulate a small world, train a cascade on it, test it, and print how good that is.
 
 Further options go to `recsys-topk fit`.
 """
@@ -7,46 +7,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.arguments import parse_options
+from recsys_topk.cli.console import announce_start, echo, make_parser
 from recsys_topk.runs import TrainingRun
-from recsys_topk.runs.text import table
 
 
 def main(argv: list[str]) -> None:
     """Run the demonstration; options it does not know are passed to `fit`."""
-    parser = parser_of("demo", __doc__)
+    parser = make_parser("demo", __doc__)
     parser.add_argument("--loss", default="dftopk", help="see `recsys-topk losses` (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=3, help="passes over the training days (default: %(default)s)")
     parser.add_argument("--out", default="runs", help="folder in which the run gets its own (default: %(default)s)")
     options, further = parser.parse_known_args(argv)
+    announce_start("demo")
     demo = {"config": "simulated", "loss": options.loss, "out": options.out, "name": "demo"}
     epochs = {"trainer": {"max_epochs": options.epochs}}
-    trained = TrainingRun({"config": [demo, epochs, typed(further)]}, say=echo)
+    trained = TrainingRun({"config": [demo, epochs, parse_options(further)]}, log_line=echo)
     trained.fit()
     folder = trained.directory.path
     checkpoint = folder / "checkpoints" / "best.ckpt"
-    tested = TrainingRun({"ckpt_path": str(checkpoint), "out": str(folder.parent), "name": folder.name}, say=echo)
-    measured = tested.test()
-
-    from recsys_topk.datamodules import reference_recalls
-
-    model, data = tested.model, tested.data
-    quotas = model.cascade.quotas
-    columns = ["joint recall", *(f"{config.name} alone" for config in model.cascade.configs)]
-    reference = reference_recalls(data, quotas=quotas, k=model.k)
-    rows = [{"ranker": name, **dict(zip(columns, found.values(), strict=True))} for name, found in reference.items()]
-    mine = {"ranker": f"this cascade ({options.loss})", **dict(zip(columns, measured.values(), strict=False))}
-    rows.insert(-1, mine)  # the oracle is last
-    lists = f"lists of {len(data.layout.groups) * 10 + data.eval_negatives}"
-    echo(f"\nOf the {model.k} right items, how many survive {' -> '.join(map(str, quotas))} on the test day ({lists}):")
-    echo(table(rows))
-    echo(f"\ncheckpoint  {checkpoint}")
-    echo(f"config      {folder / 'config.yaml'}")
+    tested = TrainingRun({"ckpt_path": str(checkpoint), "out": str(folder.parent), "name": folder.name}, log_line=echo)
+    tested.test()
     echo("from here to a running service (docs/serving.md):")
     echo(f"  recsys-topk export --ckpt_path {checkpoint} --out export")
     echo("  recsys-topk index --export export --out export-index")
-    echo(f"  recsys-topk recommend --export export --index export-index --user {_some_user(data)}")
+    echo(f"  recsys-topk recommend --export export --index export-index --user {_some_user(tested.data)}")
     echo("  recsys-topk serve --export export --index export-index")
     echo("another loss:  recsys-topk demo --loss listnet      all losses:  recsys-topk losses")
 

@@ -1,4 +1,4 @@
-"""Check which versions are here, whether they fit together, and how to fix what does not."""
+"""Check the installed versions and print how to fix those that do not fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recsys_topk import __version__
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.runs.provenance import installed
 from recsys_topk.runs.text import table
 
@@ -51,7 +51,7 @@ class Check:
 
 
 def check_versions(found: Mapping[str, str | None], python: tuple[int, ...] = sys.version_info[:3]) -> list[Check]:
-    """Judge a set of installed versions (a function of its arguments, so that broken sets can be tested).
+    """Compare installed versions with those that are needed.
 
     Args:
         found: Version by distribution name; None = not installed.
@@ -91,8 +91,8 @@ def _python(code: str) -> tuple[int, str]:
 
 
 def main(argv: list[str]) -> int:
-    """Print the report; return 1 if something does not fit."""
-    parser = parser_of("doctor", __doc__)
+    """Print the report; return 1 if a version does not fit."""
+    parser = make_parser("doctor", __doc__)
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     options = parser.parse_args(argv)
     versions, (status, said) = installed(), _python(PROBE)

@@ -1,7 +1,7 @@
 """Run the paper's experiments: on a simulated world, or, with --data.root, on RecFlow.
 
-Each is a few comparisons, streams or benchmarks, printed as the commands that do the same. What is finished is kept: an
-interrupted command is resumed. Further options go to every `recsys-topk fit`.
+Each is a few comparisons, streams or benchmarks, printed as the commands that do the same. Finished runs are kept: the
+same command resumes after an interruption. Further options go to every `recsys-topk fit`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.arguments import parse_options
+from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.experiments.definition import SIZES, Size, load
 from recsys_topk.experiments.runner import ExperimentRun
 from recsys_topk.reports.paper import EXPERIMENTS
@@ -20,7 +20,7 @@ from recsys_topk.runs.text import table
 
 def main(argv: list[str]) -> None:
     """Run what is not finished yet of one or all experiments."""
-    parser = parser_of(
+    parser = make_parser(
         "experiment",
         __doc__,
         epilog="`recsys-topk experiment list` says what there is; `recsys-topk report runs/paper` makes a page of it.",
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
     for name in only:
         if name not in known:
             raise ValueError(f"--only {name!r}: no such competitor here; there are {', '.join(sorted(known))}")
-    further = typed([*(["--data.root", options.root] if options.root else []), *rest])
+    further = parse_options([*(["--data.root", options.root] if options.root else []), *rest])
     folder = Path(options.out or ("runs/paper" if size == "small" else "runs/paper-full"))
     works = []
     for experiment in experiments:

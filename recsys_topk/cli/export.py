@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.runs.text import table
 
 
 def main(argv: list[str]) -> int:
     """Run the command."""
-    parser = parser_of(
+    parser = make_parser(
         "export",
         "Write each stage of a checkpoint as ONNX with its own parameters only, with the catalogue, the users and the "
         "encoder of features. Nothing is written unless onnxruntime gives the scores of the checkpoint.",
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         half_tables=given.half_tables,
         programs=not given.no_programs,
         trust=given.trust,
-        say=echo,
+        log_line=echo,
     )
     rows = [
         {

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from recsys_topk.cli.console import echo, parser_of, warn
+from recsys_topk.cli.console import echo, make_parser, warn
 from recsys_topk.files import write_whole
 from recsys_topk.runs.text import table
+
+if TYPE_CHECKING:
+    from recsys_topk.testing.fuzz import Findings
+
+_SECONDS = 10.0
 
 
 def main(argv: list[str]) -> int:
@@ -17,7 +23,7 @@ def main(argv: list[str]) -> int:
 
     from recsys_topk.testing.fuzz import fuzz_one, fuzz_subjects
 
-    parser = parser_of(
+    parser = make_parser(
         "fuzz", "Try random lists (masks, ties, extremes, half precision, k per list) on losses and operators."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="losses and operators; all by default")
@@ -25,29 +31,86 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal lists (default 0)")
     parser.add_argument("--device", default="cpu", help="where to compute (default cpu)")
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the findings with the first list of each fault"
+        "--json", type=Path, metavar="FILE", help="keep the findings so far, with the first list of each fault, in FILE"
     )
+    parser.add_argument("--resume", action="store_true", help="go on from what --json FILE holds")
     args = parser.parse_args(argv)
     if args.lists < 1:
         raise ValueError(f"--lists must be at least 1, got {args.lists}")
-    rows, status = [], 0
-    start = time.monotonic()
+    record = _Record(args.json, {"lists": args.lists, "seed": args.seed, "device": args.device}, args.resume)
+    subjects, status, start = fuzz_subjects(args.names or None), 0, time.monotonic()
     try:
-        for kind, name in fuzz_subjects(args.names or None):
+        for kind, name in subjects:
+            before = record.found.get(f"{kind} {name}")
             with tqdm(total=args.lists, unit="list", unit_scale=True, desc=f"{kind} {name}", leave=False) as bar:
-                found = fuzz_one(kind, name, args.lists, args.seed, device=args.device, progress=bar.update)
-            rows.append(vars(found))
-            if not found.clean:
-                status = 1
-                warn(f"{found.subject}: {found.first}")
+
+                def progress(found: Findings, bar: Any = bar) -> None:
+                    bar.update(found.lists - bar.n)
+                    record.keep(found)
+
+                if before is not None:
+                    bar.update(before.lists)
+                fuzz_one(kind, name, args.lists, args.seed, device=args.device, progress=progress, resume=before)
     except KeyboardInterrupt:
         status = 130
-    echo(table([{key.replace("_", " "): value for key, value in row.items() if key != "first"} for row in rows]))
-    total = sum(row["lists"] for row in rows)
-    bad = [row["subject"] for row in rows if row["not_finite"] or row["not_k"] or row["exceptions"]]
-    found_in = f"faults in {', '.join(bad)}" if bad else "nothing found"
-    what = f"{len(rows)} losses and operators, seed {args.seed}, {args.device}, {time.monotonic() - start:.0f} s"
+    record.write()
+    asked = [f"{kind} {name}" for kind, name in subjects]
+    found = [record.found[subject] for subject in asked if subject in record.found]
+    shown = ("subject", "lists", "not_finite", "not_k", "exceptions")
+    echo(table([{key.replace("_", " "): getattr(one, key) for key in shown} for one in found]))
+    bad = [one for one in found if not one.clean]
+    for one in bad:
+        warn(f"{one.subject}: {one.first}")
+    total = sum(one.lists for one in found)
+    found_in = f"faults in {', '.join(one.subject for one in bad)}" if bad else "nothing found"
+    what = f"{len(found)} losses and operators, seed {args.seed}, {args.device}, {time.monotonic() - start:.0f} s"
     echo(f"{total} lists, {what}: {found_in}{' (interrupted)' if status == 130 else ''}")
-    if args.json is not None:
-        write_whole(args.json, json.dumps({"lists": args.lists, "seed": args.seed, "rows": rows}, indent=1) + "\n")
-    return status
+    return status or int(bool(bad))
+
+
+class _Record:
+    """The findings by subject, kept in a file while the lists are tried.
+
+    Args:
+        path: The file; None = nothing is kept.
+        settings: What the findings belong to.
+        resume: Begin with what the file holds.
+    """
+
+    def __init__(self, path: Path | None, settings: dict[str, Any], resume: bool) -> None:
+        self.path, self.settings = path, settings
+        self.found: dict[str, Findings] = {}
+        self._written = time.monotonic()
+        if resume:
+            self._read()
+
+    def keep(self, found: Findings) -> None:
+        """Take the findings of a subject; write them all, but not after every batch."""
+        self.found[found.subject] = found
+        if time.monotonic() - self._written > _SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        """Write the file."""
+        if self.path is not None:
+            rows = [vars(one) for one in self.found.values()]
+            write_whole(self.path, json.dumps({**self.settings, "rows": rows}, indent=1) + "\n")
+        self._written = time.monotonic()
+
+    def _read(self) -> None:
+        from recsys_topk.testing.fuzz import Findings
+
+        if self.path is None:
+            raise ValueError("--resume goes on from the findings of --json FILE, and no --json was given")
+        if not self.path.exists():
+            raise FileNotFoundError(f"--resume: there is no file {str(self.path)!r}; leave --resume out to begin")
+        try:
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+            rows = [Findings(**row) for row in kept["rows"]]
+            before = {key: kept[key] for key in self.settings}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{str(self.path)!r} holds no findings of recsys-topk fuzz to resume: {error}") from error
+        if before != self.settings:
+            words = " ".join(f"--{key} {value}" for key, value in before.items())
+            raise ValueError(f"{str(self.path)!r} was made with {words}; resume it with these, or name another file")
+        self.found = {one.subject: one for one in rows}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.console import echo, make_parser
 
 
 def main(argv: list[str]) -> int:
     """Run the command."""
-    parser = parser_of("index", "Index the items of an export by the vectors of its first stage. Needs no torch.")
+    parser = make_parser("index", "Index the items of an export by the vectors of its first stage. Needs no torch.")
     parser.add_argument("--export", required=True, help="folder that `recsys-topk export` wrote")
     parser.add_argument("--out", required=True, help="folder to make; it must not exist")
     parser.add_argument(

@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Sequence
 
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.losses.base import registry as losses
 from recsys_topk.operators.base import registry as operators
 from recsys_topk.runs.text import table
@@ -17,7 +17,7 @@ COLUMNS = {"label_kind": "labels", "requires_k": "needs k"}
 
 
 def row(name: str, cls: type, facts: Sequence[str]) -> dict[str, object]:
-    """Return what the table says about a class: the facts it declares, yes or no where they are, and its options."""
+    """Return the row of a class: the facts that it declares, and its options."""
     shown = {COLUMNS.get(fact, fact.replace("_", " ")): _text(getattr(cls, fact, None)) for fact in facts}
     parameters = inspect.signature(cls).parameters.values()
     options = {p.name: None if p.default is inspect.Parameter.empty else p.default for p in parameters}
@@ -30,7 +30,7 @@ def _text(fact: object) -> object:
 
 def main(argv: Sequence[str]) -> int:
     """Print the table; return the exit status."""
-    parser = parser_of("losses", __doc__)
+    parser = make_parser("losses", __doc__)
     parser.add_argument("--operators", action="store_true", help="the top-k operators instead of the losses")
     parser.add_argument("--json", action="store_true", help="as JSON, with the options of each")
     arguments = parser.parse_args(list(argv))

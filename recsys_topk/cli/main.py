@@ -43,7 +43,10 @@ EXAMPLES = """examples:
   recsys-topk fit --loss dftopk --loss.tau 1 --trainer.max_epochs 1
   recsys-topk fit --loss listnet --data.root path/to/recflow --trainer.accelerator gpu
   recsys-topk test --ckpt_path runs/dftopk-tau1-neg0-s42/checkpoints/last.ckpt
-  recsys-topk COMMAND --help"""
+  recsys-topk COMMAND --help
+
+exit status: 0 done, 1 failed, 2 asked for wrongly, 130 interrupted
+RECSYS_TOPK_DEBUG=1 in the environment shows the traceback of an error"""
 
 
 def usage() -> str:
@@ -56,7 +59,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status (0 = done, 1 = it failed, 2 = it was asked for wrongly)."""
+    """Run a command; return its exit status (0 = done, 1 = failed, 2 = asked for wrongly)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         echo(usage())
@@ -75,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         shared = module_name.endswith((".training", ".compare"))  # modules that have several commands
         return int(module.main(arguments if shared else arguments[1:]) or 0)  # None = done
     except KeyboardInterrupt:
-        warn("recsys-topk: interrupted")
+        warn(f"recsys-topk {command}: interrupted")
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -83,14 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("RECSYS_TOPK_DEBUG"):
             raise
-        if getattr(error, "quiet", False):  # another process of the same run says it
-            return 2
-        warn(f"recsys-topk: {describe(error)}")
-        return 2
+        if not getattr(error, "quiet", False):  # another process of the same run reports it
+            warn(f"recsys-topk {command}: {describe(error)}")
+        return int(getattr(error, "exit_status", 2))
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as one line, with the cure where an optional dependency is missing."""
+    """Return an error as one line, with the remedy where an optional dependency is missing."""
     text = printable(" ".join(str(error).split())) or type(error).__name__
     if isinstance(error, ImportError) and not str(error.name or "").startswith("recsys_topk"):
         return f"{text}; run `recsys-topk doctor` to see what is missing and how to install it"

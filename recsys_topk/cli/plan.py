@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.arguments import parse_options
+from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.runs.text import table
 
 
 def main(argv: list[str]) -> int:
     """Print the plan; an error says what would fit."""
-    parser = parser_of("plan", str(__doc__), epilog="Further options, e.g. --config or --model.dim, describe a run.")
+    parser = make_parser("plan", str(__doc__), epilog="Further options, e.g. --config or --model.dim, describe a run.")
     parser.add_argument("--items", type=float, help="rows of one table, e.g. 1e9; or give a config or a checkpoint")
     parser.add_argument("--dim", type=int, default=96, help="its columns (default 96)")
     parser.add_argument("--ckpt_path", help="take the tables of a checkpoint")
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
         optimizer = options.optimizer or "rowwise_adagrad"
         tables = one_table(int(options.items), options.dim, optimizer)
     else:
-        model = _model(options.ckpt_path, typed(rest))
+        model = _model(options.ckpt_path, parse_options(rest))
         trained = model.hparams["embedding_optimizer"]
         optimizer = options.optimizer or (trained if trained != "same" else "rowwise_adagrad")
         tables = without_memory(model, optimizer)

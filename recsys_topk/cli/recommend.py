@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsys_topk.cli.console import echo, parser_of, write_to
+from recsys_topk.cli.console import echo, make_parser, write_to
 
 if TYPE_CHECKING:
     from recsys_topk.serving.recommend import CascadeRecommender
@@ -18,7 +18,7 @@ BATCH = 256
 
 def main(argv: list[str]) -> int:
     """Run the command."""
-    parser = parser_of("recommend", "Recommend items of an export. Needs no torch.")
+    parser = make_parser("recommend", "Recommend items of an export. Needs no torch.")
     parser.add_argument("--export", required=True, help="folder that `recsys-topk export` wrote")
     parser.add_argument("--index", help="folder that `recsys-topk index` wrote (default: exact search)")
     who = parser.add_mutually_exclusive_group(required=True)

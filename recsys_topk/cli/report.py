@@ -1,13 +1,13 @@
-"""Make one HTML page, with nothing to fetch, of what experiment, compare, stream, fit and bench --json left.
+"""Make one self-contained HTML page of the results of experiment, compare, stream, fit and bench --json.
 
-What is unfinished is shown as far as it is.
+Unfinished results are shown as far as they are there.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.files import write_whole
 from recsys_topk.reports.results import find_all
 from recsys_topk.runs.directory import sync_line
@@ -17,7 +17,7 @@ from recsys_topk.runs.text import size_text
 
 def main(argv: list[str]) -> None:
     """Write the page, and log its tables and plots to W&B if asked to."""
-    parser = parser_of("report", __doc__)
+    parser = make_parser("report", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="folders or files; folders are searched")
     parser.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
     parser.add_argument("--title", default="recsys_topk: results", help="its heading (default: %(default)s)")

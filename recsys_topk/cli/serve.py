@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.console import echo, make_parser
 
 OPTIONS = {
     "body_bytes": "largest body of a request, in bytes",
@@ -21,7 +21,7 @@ OPTIONS = {
 
 def main(argv: list[str]) -> int:
     """Run the command."""
-    parser = parser_of(
+    parser = make_parser(
         "serve",
         "Serve recommendations of an export over HTTP: POST /recommend, GET /health, /ready, /metrics, /openapi.json, "
         "and a page at /. A new export is loaded when the link --export points elsewhere. Needs no torch.",

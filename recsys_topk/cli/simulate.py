@@ -5,7 +5,7 @@ The ground truth is beside it (ground_truth.npz).
 
 from __future__ import annotations
 
-from recsys_topk.cli.console import echo, parser_of
+from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.datamodules import WorldConfig
 from recsys_topk.runs.text import table
 
@@ -21,7 +21,7 @@ OPTIONS = {
 
 def main(argv: list[str]) -> int:
     """Run the command."""
-    parser = parser_of("simulate", __doc__)
+    parser = make_parser("simulate", __doc__)
     parser.add_argument("--out", required=True, help="folder to make; it must not exist")
     for name, text in OPTIONS.items():
         default = getattr(WorldConfig(), name)

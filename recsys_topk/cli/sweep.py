@@ -6,13 +6,15 @@ Further options go to every `recsys-topk fit` of the sweep.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 import recsys_topk
-from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.console import echo, parser_of, write_to
+from recsys_topk.cli.arguments import parse_options
+from recsys_topk.cli.console import echo, make_parser, write_to
 from recsys_topk.registry import suggest
 from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.text import table
@@ -50,7 +52,7 @@ def with_options(text: str, further: list[str]) -> str:
 
 def main(argv: list[str]) -> None:
     """List the sweeps, or print one."""
-    parser = parser_of(
+    parser = make_parser(
         "sweep",
         __doc__,
         usage="recsys-topk sweep [NAME] [--out FILE] [options of fit ...]",
@@ -71,8 +73,9 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"unknown sweep {options.name!r}; {suggest(options.name, found)}sweeps: {', '.join(found)}")
     text = found[options.name]
     if further:
-        check(further, set(yaml.safe_load(text)["parameters"]))
-        text = with_options(text, further)
+        content = yaml.safe_load(text)
+        wanted = f"val/{check(further, set(content['parameters']))}"
+        text = with_options(text, further).replace(f"name: {content['metric']['name']}\n", f"name: {wanted}\n")
     if options.out is None:
         echo(text.rstrip("\n"))
         return
@@ -80,16 +83,37 @@ def main(argv: list[str]) -> None:
     echo(f"written: {options.out}  (create the sweep with: wandb sweep {options.out})")
 
 
-def check(further: list[str], varied: set[str]) -> None:
+def check(further: list[str], varied: set[str]) -> str:
     """Stop now on what would be of no use in any run of the sweep: what it sets itself, and what `fit` refuses.
 
     Args:
         further: Options of `recsys-topk fit`.
         varied: Options that the sweep sets.
+
+    Returns:
+        The metric that the runs choose their best checkpoint by: the sweep maximises it too.
     """
     for option in further:
         name = option.partition("=")[0].removeprefix("--")
         if option.startswith("--") and name in varied:
             raise ValueError(f"the sweep sets --{name} itself in every run; change it in the file, under `parameters`")
+    return monitored(TrainingRun(parse_options(further)).options()["model"])
 
-    TrainingRun(typed(further)).options()
+
+def monitored(model: Mapping[str, Any]) -> str:
+    """Return the metric that a model is judged by, from its options.
+
+    Example:
+        >>> monitored({"k": 5, "stages": [{"name": "ranking", "quota": 50}], "metrics": None, "monitor": None})
+        'joint_recall@5@50'
+    """
+    if model["monitor"] is not None:
+        return str(model["monitor"])
+    from recsys_topk.metrics.configured import DEFAULT, configured_metrics
+    from recsys_topk.operators import get
+
+    stages = model["stages"] or [{"name": "retrieval", "quota": 30}, {"name": "ranking", "quota": 20}]
+    quotas = {stage["name"]: stage["quota"] for stage in stages}
+    entries = model["metrics"] or DEFAULT
+    metrics = configured_metrics(entries, k=model["k"], quotas=quotas, operator=get("dftopk"))  # names hold no operator
+    return next((name for name, metric in metrics.items() if metric.whole_cascade), next(iter(metrics)))

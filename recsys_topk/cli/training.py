@@ -1,4 +1,4 @@
-"""`recsys-topk fit|validate|test|predict`: a typed config, and what the run says."""
+"""`recsys-topk fit|validate|test|predict`: from typed options to a run, or to the help that was asked for."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import cast
 
 import yaml
 
-from recsys_topk.cli.arguments import typed
-from recsys_topk.cli.console import echo
-from recsys_topk.cli.corpus_options import take_corpus
+from recsys_topk.cli.arguments import parse_options
+from recsys_topk.cli.console import announce_start, echo
+from recsys_topk.cli.corpus_options import split_corpus_options
 from recsys_topk.cli.main import COMMANDS
 from recsys_topk.registry import Registry
 from recsys_topk.runs.config import DEFAULTS, KEYS, registry_of
@@ -21,27 +21,29 @@ from recsys_topk.trust.typed import import_from_here
 def main(argv: list[str]) -> None:
     """Run a training command; `argv` starts with its name."""
     command, rest = cast("Command", argv[0]), argv[1:]
-    text = wanted_help(command, rest)
+    text = requested_help(command, rest)
     if text is not None:
         echo(text)
         return
-    rest, corpus = take_corpus(command, rest)
-    shown = [argument for argument in rest if argument.partition("=")[0] == "--print_config"]
-    config = typed([argument for argument in rest if argument not in shown])
+    rest, corpus = split_corpus_options(command, rest)
+    print_config = [argument for argument in rest if argument.partition("=")[0] == "--print_config"]
+    config = parse_options([argument for argument in rest if argument not in print_config])
     resume = config.pop("resume", None)
     if resume is not None and command != "fit":
         raise ValueError(f"--resume goes with fit; {command} takes --ckpt_path FILE")
-    run = TrainingRun(config, resume=resume, say=echo)
+    if not print_config:
+        announce_start(command)
+    run = TrainingRun(config, resume=resume, log_line=echo)
     import_from_here(run.trust)
-    if shown:
+    if print_config:
         echo(yaml.safe_dump(run.options(command), sort_keys=False).rstrip())
-    elif run.nothing_left:
-        echo(run.nothing_left)
+    elif run.finished_message:
+        echo(run.finished_message)
     else:
         getattr(run, command)(**({} if corpus is None else {"corpus": corpus}))
 
 
-def wanted_help(command: Command, rest: list[str]) -> str | None:
+def requested_help(command: Command, rest: list[str]) -> str | None:
     """Return the help that the arguments ask for, if they do."""
     if "-h" in rest or "--help" in rest:
         return command_help(command)
@@ -55,7 +57,7 @@ def wanted_help(command: Command, rest: list[str]) -> str | None:
         if asked:
             before, after = rest[: rest.index(asked[0])], rest[rest.index(asked[0]) + 1 :]
             name = asked[0].partition("=")[2] or next((text for text in after[:1] if not text.startswith("--")), "")
-            return class_help(key, registry_of(key), name or typed([*before, *after]).get(key))
+            return class_help(key, registry_of(key), name or parse_options([*before, *after]).get(key))
     return None
 
 

@@ -5,8 +5,9 @@ Names are imported on first use, so that the batch and the schema need torch onl
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from recsys_topk.lazy import attach
 
 if TYPE_CHECKING:
     from recsys_topk.datamodules.base import CascadeDataModule as CascadeDataModule
@@ -45,50 +46,34 @@ if TYPE_CHECKING:
     from recsys_topk.datamodules.vocabulary import save_vocabularies as save_vocabularies
     from recsys_topk.datamodules.vocabulary_options import VocabularyOptions as VocabularyOptions
 
-_HOME = {
-    "CascadeBatch": "batch",
-    "CascadeDataModule": "base",
-    "Catalogue": "negatives",
-    "CompactVocabulary": "vocabulary",
-    "DayStream": "recflow.streaming",
-    "DenseVocabulary": "vocabulary",
-    "Feature": "schema",
-    "GroundTruth": "simulator.ground_truth",
-    "HashVocabulary": "vocabulary",
-    "IdCounter": "id_counter",
-    "InteractionsDataModule": "interactions.datamodule",
-    "ListsDataModule": "lists.datamodule",
-    "NegativeSource": "negatives",
-    "RecFlowDataModule": "recflow.datamodule",
-    "Schema": "schema",
-    "Shard": "shard",
-    "ShardBatch": "shard",
-    "ShardLoader": "loader",
-    "Table": "schema",
-    "TensorShard": "shard",
-    "Vocabulary": "vocabulary",
-    "VocabularyOptions": "vocabulary_options",
-    "WorldConfig": "simulator.world",
-    "available": "base",
-    "cache_home": "folders",
-    "data_spec": "hyper_parameters",
-    "expand": "negatives",
-    "fit_vocabulary": "vocabulary",
-    "get": "base",
-    "load_vocabularies": "vocabulary",
-    "reference_recalls": "simulator.ground_truth",
-    "registry": "base",
-    "restore": "base",
-    "save_vocabularies": "vocabulary",
-    "simulate": "simulator.simulation",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "base": ["CascadeDataModule", "available", "get", "registry", "restore"],
+        "batch": ["CascadeBatch"],
+        "folders": ["cache_home"],
+        "hyper_parameters": ["data_spec"],
+        "id_counter": ["IdCounter"],
+        "interactions.datamodule": ["InteractionsDataModule"],
+        "lists.datamodule": ["ListsDataModule"],
+        "loader": ["ShardLoader"],
+        "negatives": ["Catalogue", "NegativeSource", "expand"],
+        "recflow.datamodule": ["RecFlowDataModule"],
+        "recflow.streaming": ["DayStream"],
+        "schema": ["Feature", "Schema", "Table"],
+        "shard": ["Shard", "ShardBatch", "TensorShard"],
+        "simulator.ground_truth": ["GroundTruth", "reference_recalls"],
+        "simulator.simulation": ["simulate"],
+        "simulator.world": ["WorldConfig"],
+        "vocabulary": [
+            "CompactVocabulary",
+            "DenseVocabulary",
+            "HashVocabulary",
+            "Vocabulary",
+            "fit_vocabulary",
+            "load_vocabularies",
+            "save_vocabularies",
+        ],
+        "vocabulary_options": ["VocabularyOptions"],
+    },
+)

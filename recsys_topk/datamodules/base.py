@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -18,6 +20,7 @@ from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.hyper_parameters import LEFT_OUT, data_spec, hyper_parameters
 from recsys_topk.datamodules.loader import ShardLoader
 from recsys_topk.datamodules.negatives import Catalogue, NegativeMix, check_mix, expand
+from recsys_topk.datamodules.progress import Progress, StepBars
 from recsys_topk.datamodules.schema import Schema
 from recsys_topk.datamodules.shard import Shard, ShardBatch
 from recsys_topk.datamodules.vocabulary import Vocabulary
@@ -63,6 +66,8 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     """
 
     name: ClassVar[str]
+    progress: Progress | None = None
+    """Told how far `prepare_data` is; None = bars, on a terminal."""
 
     def __init__(
         self,
@@ -143,6 +148,22 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         """Return lines for people that say what was prepared, and what was guessed for it."""
         return []
 
+    @contextmanager
+    def progress_of(self, unit: str = " rows") -> Iterator[Progress]:
+        """Give what `prepare_data` tells its progress: `progress`, or bars of its own."""
+        if self.progress is not None:
+            if isinstance(self.progress, StepBars):
+                self.progress.unit = unit
+            yield self.progress
+        else:
+            with StepBars(unit) as bars:
+                yield bars
+
+    @property
+    def prepared_folders(self) -> dict[str, Path]:
+        """The folders of the prepared data by name; their paths hold a fingerprint of the source. Empty = none."""
+        return {}
+
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
         """How raw ids become rows, by table, for sources that map them; their fingerprints stand in the schema."""
@@ -191,6 +212,10 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         """Return the names of items as `serving_items` has them, given ids as batches and catalogues have them."""
         return item_id
 
+    def request_names(self, shard: str, request_id: Array) -> Array:
+        """Return what the source calls some requests of a shard, given ids as batches have them."""
+        return request_id
+
     def serving_users(self, items: ItemTable) -> UserTable | None:
         """Return the newest state of each user for an export, or None if users are not known by name.
 
@@ -228,9 +253,13 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             self._state = None
         return self._train_loader
 
-    def val_dataloader(self) -> ShardLoader:
-        """Return the validation batches."""
-        return self.loader(self.splits["val"], training=False)
+    def val_dataloader(self) -> ShardLoader | list[ShardLoader]:
+        """Return the validation batches; an empty list, which skips validation, if no shard is for it."""
+        if self.splits["val"]:
+            return self.loader(self.splits["val"], training=False)
+        if self.trainer is not None and self.trainer.state.fn == "validate":
+            raise ValueError("the data have nothing for validation (val_days none); give --data.val_days DATE, or test")
+        return []
 
     def test_dataloader(self) -> ShardLoader:
         """Return the test batches."""

@@ -253,3 +253,8 @@ def _narrow(column: Array) -> Array:
         return column
     small = np.iinfo(np.int32)
     return column.astype(np.int32) if small.min <= column.min() and column.max() <= small.max else column
+
+
+def source_names(ids: Array) -> Array:
+    """Return ids as the source has them: integers as they are, others as an array of texts."""
+    return ids if np.issubdtype(ids.dtype, np.integer) else ids.astype(str)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from recsys_topk.datamodules.features import Description, RawFeature
 from recsys_topk.datamodules.guessing import Guess, guess_features, guess_roles
-from recsys_topk.datamodules.reading import TableReader
+from recsys_topk.datamodules.interactions.tables import sort_files
+from recsys_topk.datamodules.reading import TableReader, list_files, open_table
 
 ROLES_OF_ROWS: Final = ("user", "item", "time", "rating", "weight", "split")
 
@@ -20,7 +21,7 @@ class GuessedTables:
     Attributes:
         roles: The column of each role: user, item, time, rating, weight, split.
         description: The features.
-        guesses: What was looked at, by table: ``"interactions"``, ``"users"``, ``"items"``.
+        guesses: What was looked at, by table (``"interactions"``, ``"users"``, ``"items"``) or part of the request.
     """
 
     roles: Mapping[str, str]
@@ -82,6 +83,29 @@ def guess_description(
     history = tuple(feature for feature in features["items"] if feature.kind in ("categorical", "bag"))
     made = Description(tuple(features["user"]), (), tuple(features["items"]), history)
     return GuessedTables(found, made, guesses)
+
+
+def guess_files(files: Sequence[str], roles: Mapping[str, str | None]) -> GuessedTables:
+    """Guess what files hold: interactions with users and items, or tables of features alone.
+
+    Args:
+        files: Files and folders.
+        roles: Columns of the interactions by role; None = guess.
+    """
+    places = []
+    for path in files:
+        system, inside = list_files(path)
+        places += [system.unstrip_protocol(place) if "://" in path else place for place in inside]
+    kinds = {kind: open_table(paths) for kind, paths in sort_files(places, roles=roles).items()}
+    if "interactions" in kinds:
+        return guess_description(kinds["interactions"], kinds.get("users"), kinds.get("items"), roles)
+    guesses = {kind: guess_features(reader) for kind, reader in kinds.items()}
+    parts = {"users": "user", "items": "items", "others": "context"}
+    features: dict[str, Any] = {
+        parts[kind]: tuple(guess.feature for guess in rows if guess.feature is not None)
+        for kind, rows in guesses.items()
+    }
+    return GuessedTables({}, Description(**features), guesses)
 
 
 def _id(column: str) -> RawFeature:

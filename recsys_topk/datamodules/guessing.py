@@ -12,7 +12,7 @@ import numpy as np
 from recsys_topk.datamodules.columns import is_list, is_text, keys_of, lists_of, numbers_of, one_chunk
 from recsys_topk.datamodules.features import RawFeature
 from recsys_topk.datamodules.reading import TableReader
-from recsys_topk.datamodules.times import guess_unit
+from recsys_topk.datamodules.times import DIGITS, guess_unit
 
 ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "user": (
@@ -212,5 +212,5 @@ def _looks_like_time(column: Any) -> bool:
         except pa.ArrowInvalid:
             return False
         return True
-    largest = pc.max(column).as_py()
-    return isinstance(largest, (int, float)) and largest > 1e8 and guess_unit(column) != "ns"
+    largest, unit = pc.max(column).as_py(), guess_unit(column)
+    return isinstance(largest, (int, float)) and (unit in DIGITS or (largest > 1e8 and unit != "ns"))

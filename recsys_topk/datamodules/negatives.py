@@ -51,6 +51,8 @@ class Catalogue:
         self.features = features
         self.count = torch.ones_like(item_id) if count is None else count
         self.values = values
+        # Known here, so that the first popular negatives on a GPU do not ask it for the number.
+        self._total = int(self.count.sum()) if self.count.is_cpu else None
         for name, column in (("features", features), ("count", self.count), ("values", values)):
             if column.shape[0] != item_id.numel() and (name != "values" or column.numel()):
                 raise ValueError(f"the catalogue has {item_id.numel()} item ids and {column.shape[0]} rows of {name}")
@@ -65,7 +67,9 @@ class Catalogue:
         """Return the catalogue on a device."""
         if self.item_id.device == torch.device(device):
             return self
-        return Catalogue(*(part.to(device) for part in (self.item_id, self.features, self.count, self.values)))
+        moved = Catalogue(*(part.to(device) for part in (self.item_id, self.features, self.count, self.values)))
+        moved._total = self._total
+        return moved
 
     @property
     def uniform(self) -> Uniform:
@@ -74,10 +78,13 @@ class Catalogue:
 
     @property
     def popular(self) -> Occurrences:
-        """The source in which items are drawn in proportion to their count."""
+        """The source in which items are drawn in proportion to their count.
+
+        A catalogue that was made on a GPU, instead of moved there by `to`, waits for it at the first use.
+        """
         if self._slots is None:
             numbers = torch.arange(self.item_id.numel(), dtype=torch.int32, device=self.item_id.device)
-            self._slots = numbers.repeat_interleave(self.count.long())
+            self._slots = numbers.repeat_interleave(self.count.long(), output_size=self._total)
         return Occurrences(self._slots, self.item_id.numel())
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,20 +23,23 @@ class Popularity:
 
     Args:
         data: The data module, prepared.
+        requests: Count at most about so many requests, those of the last shards first; None = all.
 
     Attributes:
         item_id: (D,) int64, the items that were a positive in this process's share, ascending.
         count: (D,) int64, how often.
     """
 
-    def __init__(self, data: CascadeDataModule) -> None:
+    def __init__(self, data: CascadeDataModule, requests: int | None = None) -> None:
         self.item_id = torch.empty(0, dtype=torch.int64)
         self.count = torch.empty(0, dtype=torch.int64)
         above, waiting, parts = data.schema.positive_above, 0, []
-        shards = data.splits["train"]
-        for batch in data.loader(shards, training=False) if shards else ():
+        shards = list(reversed(data.splits["train"]))
+        loader = data.loader(shards, training=False) if shards else None
+        number = None if requests is None or loader is None else -(-requests // loader.batch_size)
+        for batch in itertools.islice(loader, number) if loader is not None else ():
             positive = batch.candidates[batch.mask & (batch.labels > above)]
-            parts.append(batch.item_id[positive] % VARIANT)
+            parts.append((batch.item_id[positive] % VARIANT).cpu())
             waiting += positive.numel()
             if waiting > _AT_ONCE:
                 self._add(torch.cat(parts))
@@ -47,18 +51,20 @@ class Popularity:
         """Return the count of each item of a catalogue, (C,) int64, over all processes; 0 for items never seen.
 
         Args:
-            item_id: (C,) int64, ascending.
+            item_id: (C,) int64.
         """
-        found = torch.zeros(item_id.numel(), dtype=torch.int64)
-        if found.numel() and self.item_id.numel():
-            ids = item_id.cpu()
-            rows = torch.searchsorted(ids, self.item_id).clamp_max(ids.numel() - 1)
-            known = ids[rows] == self.item_id
-            found[rows[known]] = self.count[known]
-        found = found.to(item_id.device)
+        found = self.local_counts(item_id)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(found)
         return found
+
+    def local_counts(self, item_id: Tensor) -> Tensor:
+        """Return the count of each item over this process's share, int64 of the shape of `item_id`."""
+        if not self.item_id.numel():
+            return torch.zeros_like(item_id)
+        ids = item_id.cpu().contiguous()
+        rows = torch.searchsorted(self.item_id, ids).clamp_max(self.item_id.numel() - 1)
+        return torch.where(self.item_id[rows] == ids, self.count[rows], 0).to(item_id.device)
 
     def _add(self, item_id: Tensor) -> None:
         ids = torch.cat([self.item_id, item_id])

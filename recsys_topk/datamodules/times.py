@@ -11,24 +11,29 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
-"""Microseconds per unit of a number; ``"ns"`` and ``"datetime"`` are the other units."""
+"""Microseconds per unit of a number; ``"ns"``, ``"datetime"`` and those of `DIGITS` are the other units."""
+
+DIGITS: Final = {"yyyymmdd": 1, "yyyymmddhhmmss": 1_000_000}
+"""Dates written as one number, e.g. 20231114, and by what such a number is divided to leave the day."""
 
 _NAMES: Final = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _DAY: Final = 86_400_000_000
+_FIRST_DAY, _LAST_DAY = 19000101, 20991231
 
 
 def guess_unit(column: Any) -> str:
-    """Return the unit of a column of times: ``"datetime"`` (dates, times, text), or s, ms, us or ns by their size.
+    """Return the unit of a column of times: ``"datetime"`` (dates, times, text), or that of numbers by their size.
 
-    A number below 1e11 counts seconds (until the year 5138), below 1e14 milliseconds, below 1e17 microseconds.
+    A number below 1e11 counts seconds (until the year 5138), below 1e14 milliseconds, below 1e17 microseconds, else
+    nanoseconds. Numbers that read as days from 1900 to 2099 are ``"yyyymmdd"`` or ``"yyyymmddhhmmss"``: the largest
+    one, and at least half of all. As seconds they would be days of August 1970, as milliseconds of the year 2570.
 
     Example:
         >>> import pyarrow as pa
-        >>> [guess_unit(pa.array([time])) for time in (881250949, 1705104000000, "2024-01-13")]
-        ['s', 'ms', 'datetime']
+        >>> [guess_unit(pa.array([time])) for time in (881250949, 1705104000000, "2024-01-13", 20240113)]
+        ['s', 'ms', 'datetime', 'yyyymmdd']
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -37,10 +42,18 @@ def guess_unit(column: Any) -> str:
             float(first)
         except ValueError:
             return "datetime"
-        column = column.cast(pa.float64())
     elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         return "datetime"
-    largest = float(pc.max(pc.abs(column.cast(pa.float64(), safe=False))).as_py() or 0)
+    try:
+        numbers = np.asarray(column.cast(pa.float64(), safe=False).drop_null())
+    except pa.ArrowInvalid:
+        return "datetime"
+    numbers = numbers[np.isfinite(numbers)]
+    for unit, divisor in DIGITS.items():
+        there = (numbers >= _FIRST_DAY * divisor) & (numbers < (_LAST_DAY + 1) * divisor)
+        if 2 * np.count_nonzero(there) >= max(numbers.size, 1) and there[np.argmax(numbers)]:
+            return unit
+    largest = float(np.abs(numbers).max(initial=0))
     return "s" if largest < 1e11 else "ms" if largest < 1e14 else "us" if largest < 1e17 else "ns"
 
 
@@ -70,6 +83,8 @@ def microseconds(column: Any, unit: str, name: str = "time") -> tuple[npt.NDArra
             column = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         elif pa.types.is_temporal(kind):
             return microseconds(column, "datetime", name)
+        elif unit in DIGITS:
+            column = _from_digits(column.cast(pa.float64(), safe=False), unit, name)
         elif unit == "ns":
             column = pc.divide(column.cast(pa.int64()), 1000)
         elif pa.types.is_integer(kind):
@@ -81,11 +96,37 @@ def microseconds(column: Any, unit: str, name: str = "time") -> tuple[npt.NDArra
     except pa.ArrowInvalid as error:
         raise ValueError(
             f"column {name!r} is no time: {' '.join(str(error).split()):.120}; times are seconds, milliseconds, ISO "
-            f"8601 text or datetimes"
+            f"8601 text, datetimes or dates such as 20231114"
         ) from error
     missing = np.asarray(column.is_null())
     found: npt.NDArray[np.int64] = np.asarray(column.fill_null(0))
     return found, missing
+
+
+def _from_digits(column: Any, unit: str, name: str) -> Any:
+    """Return the microseconds of dates such as 20231114 or 20231114123000, in UTC."""
+    import pyarrow as pa
+
+    missing = np.asarray(column.is_null())
+    numbers = np.array(column.fill_null(np.nan), dtype=np.float64)
+    missing |= np.isnan(numbers)
+    whole = np.where(np.abs(numbers) < 1e15, numbers, 0).astype(np.int64)  # what is not whole is wrong below
+    day, clock = np.divmod(whole, DIGITS[unit])
+    months = (day // 10_000 - 1970) * 12 + day // 100 % 100 - 1
+    dates = months.astype("datetime64[M]").astype("datetime64[D]") + (day % 100 - 1)
+    seconds = clock // 10_000 * 3600 + clock // 100 % 100 * 60 + clock % 100
+    back = dates.astype("datetime64[M]").astype(np.int64)
+    wrong = (back != months) | (day < _FIRST_DAY) | (day > _LAST_DAY) | (day // 100 % 100 > 12) | (day % 10_000 < 100)
+    wrong |= (clock // 10_000 > 23) | (clock // 100 % 100 > 59) | (clock % 100 > 59) | (whole != numbers)
+    wrong &= ~missing
+    if wrong.any():
+        example = numbers[np.flatnonzero(wrong)[0]]
+        raise ValueError(
+            f"column {name!r} holds {example:.15g} among dates written {unit}, and it is no such date; correct it, or "
+            f"write the times as seconds since 1970, ISO 8601 text or datetimes"
+        )
+    found = dates.astype(np.int64) * _DAY + seconds * UNITS["s"]
+    return pa.array(found, mask=missing)
 
 
 def describe_times(unit: str, first: int, last: int) -> str:
@@ -96,7 +137,7 @@ def describe_times(unit: str, first: int, last: int) -> str:
             days.append((dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=int(time))).date().isoformat())
         except OverflowError:
             days.append(str(time))
-    return f"{_NAMES.get(unit, 'dates')}, {days[0]} to {days[1]}"
+    return f"{_NAMES.get(unit, 'dates')}{f' written {unit}' if unit in DIGITS else ''}, {days[0]} to {days[1]}"
 
 
 def time_part(time: Array, part: str, utc_offset: float = 0.0) -> npt.NDArray[np.int64]:

@@ -15,7 +15,7 @@ from recsys_topk.losses.lambdarank import LambdaRankLoss
 from recsys_topk.losses.listmle import ListMLELoss
 from recsys_topk.losses.listnet import ListNetLoss
 from recsys_topk.losses.neural_ndcg import NeuralNDCGLoss
-from recsys_topk.losses.of_operators import (
+from recsys_topk.losses.operator_losses import (
     DiffSortLoss,
     HardTopKLoss,
     LapSumLoss,
@@ -78,17 +78,17 @@ def get(name: str, /, **arguments: Any) -> RankingLoss:
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of all losses, those of installed plug-ins included."""
+    """Return the names of all losses, including those of installed plug-ins."""
     return registry.available()
 
 
 def __getattr__(name: str) -> Any:
-    """Find a loss class that this file does not import, by its class name."""
+    """Return a registered loss class by its class name, for losses that this module does not import."""
     if not name.startswith("_"):
         for cls in registry.classes().values():
             if cls.__name__ == name:
                 return cls
     raise AttributeError(
-        f"module {__name__!r} has no attribute {name!r}; the loss of an operator of another package is there once that "
-        "package is imported, or installed with an entry point of recsys_topk.operators"
+        f"module {__name__!r} has no attribute {name!r}; to use the loss of an operator from another package, import "
+        "that package, or install it with an entry point of recsys_topk.operators"
     )

@@ -1,4 +1,4 @@
-"""ApproxNDCG: one minus NDCG with ranks made of logistic functions."""
+"""ApproxNDCG: one minus NDCG with ranks approximated by logistic functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recsys_topk.ops.kth_pair import kth_pair
 
 
 class _ApproximateRanks(torch.autograd.Function):
-    """sum over valid j of s((x_j - x_i) / tau) for the rows i; what is of size N^2 is recomputed in the backward."""
+    """The sum over valid j of s((x_j - x_i) / tau) for the rows i. The backward recomputes tensors of size N^2."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, rows: Tensor, mask: Tensor, tau: float) -> Tensor:
@@ -25,7 +25,7 @@ class _ApproximateRanks(torch.autograd.Function):
         ctx.tau = tau
         ranks = torch.empty_like(rows, dtype=scores.dtype)
         for span in spans(scores, rows):
-            ranks[span] = _passed(scores, rows, mask, tau, span).sum(2)
+            ranks[span] = _comparisons(scores, rows, mask, tau, span).sum(2)
         return ranks
 
     @staticmethod
@@ -35,42 +35,42 @@ class _ApproximateRanks(torch.autograd.Function):
             return through_reference(_approximate_ranks, (scores, rows, mask, ctx.tau), [upstream])
         gradient = torch.empty_like(scores)
         for span in spans(scores, rows):
-            p = _passed(scores, rows, mask, ctx.tau, span)
+            p = _comparisons(scores, rows, mask, ctx.tau, span)
             push = p * (1.0 - p) * upstream[span, :, None]
             gradient[span] = push.sum(1).scatter_add(1, rows[span], -push.sum(2))
         return gradient / ctx.tau, None, None, None
 
 
 def _approximate_ranks(scores: Tensor, rows: Tensor, mask: Tensor, tau: float) -> Tensor:
-    return _passed(scores, rows, mask, tau, slice(None)).sum(2)
+    return _comparisons(scores, rows, mask, tau, slice(None)).sum(2)
 
 
-def _passed(scores: Tensor, rows: Tensor, mask: Tensor, tau: float, span: slice) -> Tensor:
-    """Return how far item j has passed item i, s((x_j - x_i) / tau), (b, P, N); 0 where j is masked."""
+def _comparisons(scores: Tensor, rows: Tensor, mask: Tensor, tau: float, span: slice) -> Tensor:
+    """Return the soft comparison s((x_j - x_i) / tau) of items j and i, (b, P, N); 0 where j is masked."""
     x = scores[span]
     p = torch.sigmoid((x[:, None, :] - x.gather(1, rows[span])[:, :, None]) / tau)
     return p if is_full(mask) else p * mask[span, None, :]
 
 
 class ApproxNDCGLoss(RankingLoss):
-    """One minus NDCG in which the rank of an item is the sum of how far every other item has passed it.
+    """One minus NDCG with approximate ranks: the rank of an item is 1 plus its soft comparisons with all other items.
 
     L = 1 - sum_i G_i m_i / log2(1 + r_i), r_i = 1 + sum_{j != i} s((x_j - x_i) / tau), G = gain / ideal DCG@k,
     s the logistic function. m_i = 1 without k; with k, m_i = p_i min(1, k / sum p), where p is the DFTopK membership of
-    the ranks, s((theta - r_i) / tau) with theta midway between the k-th and the next rank. The factor keeps the
-    membership from exceeding k and thereby 0 <= L <= 1: with p alone NDCG@k can exceed 1, and a loss below 0 cannot be
-    weighted by a learned variance.
+    the ranks, s((theta - r_i) / tau) with theta midway between the k-th and the next rank. The factor min(1, k / sum p)
+    bounds the sum of the memberships by k, so that 0 <= L <= 1. Without it NDCG@k can exceed 1, and a negative loss
+    cannot be weighted by a learned variance.
 
     Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(p N) time for p items with a gain (with k, for all
-    items), O(N) memory per list beyond a buffer of fixed size. Use it to optimise NDCG itself; tau must fit the scale
-    of the scores, since the gradient vanishes where they lie far apart.
+    items), O(N) memory per list beyond a buffer of fixed size. Use it to optimise NDCG directly. Choose tau to match
+    the scale of the scores: the gradient vanishes where scores are far apart relative to tau.
 
     Args:
         tau: Temperature of the comparison.
-        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y. None = as the data says: exponential for grades, linear
-            for places (such as RecFlow's 29..20); exponential if the data says nothing.
-        k: Where NDCG is cut; None = nowhere.
-        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
+        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y. None = by the kind of labels: exponential for grades
+            (the default), linear for places (such as RecFlow's 29..20).
+        k: Cut-off of NDCG@k; None = no cut-off.
+        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
@@ -104,23 +104,23 @@ class ApproxNDCGLoss(RankingLoss):
         """See `RankingLoss.per_list`."""
         gains = normalised_gains(labels, self.gain, mask, k)
         rows = better_items(gains > 0 if k is None else mask)
-        # An item passes itself by one half.
-        passed: Tensor = closed_form(_ApproximateRanks, _approximate_ranks, scores, rows, mask, self.tau)
-        ranks = passed + 0.5
+        # The sum includes the comparison of an item with itself, which is one half.
+        comparisons: Tensor = closed_form(_ApproximateRanks, _approximate_ranks, scores, rows, mask, self.tau)
+        ranks = comparisons + 0.5
         achieved = discount(ranks, scores.dtype) * gains.gather(1, rows)
         if k is not None:
             achieved = achieved * self._membership(ranks, k, scores.detach().gather(1, rows), mask.gather(1, rows))
         return 1.0 - achieved.sum(-1)
 
     def _membership(self, ranks: Tensor, k: int | Tensor, scores: Tensor, mask: Tensor) -> Tensor:
-        """Return m, (B, N). Which ranks are the k-th and the next is read off the scores, where ties are exact."""
+        """Return m, (B, N). The k-th and the next rank are found from the scores, in which ties are exact."""
         count = mask.sum(-1)
         wanted = torch.minimum(k if isinstance(k, Tensor) else torch.full_like(count, k), count)
         proper = ((wanted > 0) & (wanted < count))[:, None]
         if scores.shape[1] < 2:
             return (wanted > 0).to(ranks.dtype)[:, None]
-        # A list with nothing to cut passes through as one of equal scores and ranks, with k = 1: its value is not used,
-        # and its gradient is a finite number times 0.
+        # Lists with k = 0 or k >= n are replaced by equal scores and ranks with k = 1. Their value is not used, and
+        # their gradient is a finite number times 0.
         inner = torch.where(proper, wanted[:, None], 1)
         x, r, valid = torch.where(proper, scores, 0.0), torch.where(proper, ranks, 0.0), mask | ~proper
         pair = kth_pair(x, inner[:, 0], valid)

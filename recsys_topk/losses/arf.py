@@ -1,4 +1,4 @@
-"""ARF: adaptive neural ranking, a relaxed recall at the stage's quota plus a global sorting term."""
+"""ARF (adaptive neural ranking): a relaxed recall at the stage's quota plus a global sorting term."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.ops.topk_target import topk_target
 
-# Lists are taken in groups whose relaxed permutations have about this many entries; a group is made again backwards.
+# Lists are processed in groups whose relaxed permutations have about this many entries in total. The backward pass
+# recomputes each group.
 GROUP = 2**24
 
 
@@ -22,15 +23,15 @@ class ARFLoss(RankingLoss):
 
     With P the NeuralSort matrix of the scores (rows are ranks) and P* the permutation of the labels (tied labels
     share their ranks evenly): L_relax = mean_i -y_i log(mean_{r <= k} P_ri + eps), L_global = mean_{r,i} -P*_ri
-    log(P_ri + eps), and L = L_relax + exp(-w) L_global / 2 + w / 2 with w the learned `log_variance` (starts at 0; give
-    it to the optimizer, or it stays there). O(n^2) time.
+    log(P_ri + eps), and L = L_relax + exp(-w) L_global / 2 + w / 2 with w the learned `log_variance`. It starts at 0
+    and is trained only if it is passed to the optimizer. O(n^2) time.
 
     Args:
         tau: Temperature of NeuralSort.
-        top: How many items are true, by label; None = all positive ones.
+        top: Number of true items, by label; None = all positive items.
         eps: Added inside each logarithm, as published.
-        k: The quota, how many items the stage passes on; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as the data says, else 0.
+        k: The quota, the number of items that the stage passes on; required here or in the call.
+        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
@@ -88,7 +89,7 @@ class ARFLoss(RankingLoss):
         ranks = torch.arange(1, scores.shape[1] + 1, device=scores.device)
         p = neuralsort_matrix(scores, mask, n, ranks, self.tau)
         relax = self._relax(p, (target, 1.0 - target), mask, ranks[:, None] <= quota[:, None, None], quota, n)
-        # Tied labels span ranks ahead + 1 .. ahead + size, and have 1 / size of each.
+        # Tied labels occupy ranks ahead + 1 .. ahead + size and get a share of 1 / size of each.
         both = mask[:, :, None] & mask[:, None, :]
         ahead = (both & (labels[:, :, None] < labels[:, None, :])).sum(2)
         size = (both & (labels[:, :, None] == labels[:, None, :])).sum(2).clamp_min(1)
@@ -108,14 +109,15 @@ class ARFV2Loss(ARFLoss):
     """ARF with the relaxed recall replaced by LCRON's two-sided term.
 
     L_relax = mean_i -(y_i log(U_i / (C_i + eps) + eps) + (1 - y_i) log(D_i / (C_i + eps) + eps)), U the mass of item i
-    in the first k rows of NeuralSort, D in the rest, C = U + D held constant; the rest as in `ARFLoss`. O(n^2) time.
+    in the first k rows of NeuralSort, D in the other rows, C = U + D held constant. The other terms are those of
+    `ARFLoss`. O(n^2) time.
 
     Args:
         tau: Temperature of NeuralSort.
-        top: How many items are true, by label; None = all positive ones.
+        top: Number of true items, by label; None = all positive items.
         eps: Added inside each logarithm and to C, as published.
-        k: The quota, how many items the stage passes on; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as the data says, else 0.
+        k: The quota, the number of items that the stage passes on; required here or in the call.
+        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
@@ -139,7 +141,7 @@ class ARFV2Loss(ARFLoss):
 
 
 def neuralsort_matrix(scores: Tensor, mask: Tensor, n: Tensor, ranks: Tensor, tau: float) -> Tensor:
-    """Return the NeuralSort matrix, (B, rank, item); 0 for masked items and for ranks beyond the valid ones."""
+    """Return the NeuralSort matrix, (B, rank, item); 0 for masked items and ranks above the number of valid items."""
     x = torch.where(mask, scores - scores.sum(1, keepdim=True).detach() / n[:, None], 0.0)
     distance = torch.where(mask[:, None, :], (x[:, :, None] - x[:, None, :]).abs(), 0.0).sum(2)
     slope = (n[:, None] + 1 - 2 * ranks).to(x.dtype)

@@ -1,4 +1,4 @@
-"""The interface of all ranking losses: scores and labels of lists in, one number out."""
+"""The interface of all ranking losses: a function from the scores and labels of lists to a number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recsys_topk.checks import check_finite, check_int, check_k, check_labels, check_lists, check_weights
 from recsys_topk.losses.flat import FlatLists, flat_lists
-from recsys_topk.losses.left_out import why_left_out
+from recsys_topk.losses.skipped_lists import explain_skipped_lists
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
 from recsys_topk.operators.base import TopKOperator
 from recsys_topk.operators.base import registry as operators
@@ -32,13 +32,13 @@ registry: LossRegistry
 
 
 class ListFacts(NamedTuple):
-    """What the base has found out about a batch of lists.
+    """Properties of a batch of lists that the base class has computed.
 
     Attributes:
         positive: Boolean (B, N), the valid items with a label above `positive_above`.
-        positives: (B,) int64, their number.
+        positives: (B,) int64, the number of positive items.
         items: (B,) int64, the number of valid items; None = all N.
-        counted: Boolean (B,), the lists that are not left out; None = all.
+        counted: Boolean (B,), the lists that are not skipped; None = all.
     """
 
     positive: Tensor
@@ -48,34 +48,35 @@ class ListFacts(NamedTuple):
 
 
 class RankingLoss(Recorded, nn.Module, ABC):
-    """Base of all losses: checks, float32 arithmetic, masks, k, weights and the reduction over lists.
+    """Base class of all losses: checks, float32 arithmetic, masks, k, weights and the reduction over lists.
 
-    A subclass sets `name` and the facts below, and writes `per_list`, one formula. Lists are rows. An item is
-    *positive* when its label is above `positive_above`. A list without a valid positive item (and, for a loss that
-    cuts at k, a list with k = 0 or with no item beyond the k-th) says nothing about the order and is left out of the
-    mean; a batch of only such lists gives 0 with zero gradients, and a warning the first time it happens.
+    A subclass sets the class attributes below and implements the formula in `per_list`. Lists are rows. An item is
+    *positive* if its label is above `positive_above`. A list without a valid positive item has no information about the
+    order and is skipped: it does not enter the mean. A loss that requires k also skips lists with k = 0 and lists
+    without an item beyond the k-th. If all lists of a batch are skipped, the loss is 0 with zero gradients, and a
+    warning is issued the first time.
 
     Class attributes:
         name: Registry name.
-        label_kind: ``"graded"`` if the size of a label matters, ``"binary"`` if only positive or not.
+        label_kind: ``"graded"`` if the size of a label matters, ``"binary"`` if a label is only positive or not.
         family: ``"top-k"``, ``"listwise"``, ``"pairwise"`` or ``"pointwise"``.
         cost: Time for one list: ``"n"``, ``"n log n"``, ``"k n"`` or ``"n^2"``.
-        requires_k: The loss has no meaning without a k.
-        stage_k: What an open k means in a stage of a cascade: ``"k"``, the number of items wanted in the end, or
-            ``"quota"``, the number that the stage passes on.
-        paper: Where the loss is from.
+        requires_k: Whether the loss needs a k.
+        stage_k: The default k in a stage of a cascade: ``"k"``, the number of items wanted at the end of the cascade,
+            or ``"quota"``, the number of items that the stage passes on.
+        paper: Reference.
 
     Attributes:
-        partition_tau: The temperature of the softmax over the list, for a loss that divides by its sum, and that can
-            therefore be corrected for sampled candidates; None for all others.
+        partition_tau: Temperature of the softmax over the list, for losses that a logQ correction for sampled
+            candidates applies to; None for all other losses.
 
     Args:
-        k: Where to cut: an int, ``"positives"`` (each list's own number of positives), or None.
-        positive_above: Items with a label above this are positive; None = as the data says, else 0.
-        reduction: ``"mean"`` (weighted, over the lists counted), ``"sum"``, or ``"none"`` for (B,) with 0 for lists
-            left out.
-        validate: Raise on scores that are not finite, and on labels and weights that are not finite and >= 0. Reads the
-            tensors, so it is off by default.
+        k: Cut-off: an int, ``"positives"`` (the number of positives of each list), or None.
+        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
+        reduction: ``"mean"`` (weighted, over the counted lists), ``"sum"``, or ``"none"`` for (B,) with 0 for skipped
+            lists.
+        validate: Raise on scores that are not finite, and on labels and weights that are not finite and >= 0. Off by
+            default, because the check reads the tensors on the host.
     """
 
     name: ClassVar[str]
@@ -120,13 +121,13 @@ class RankingLoss(Recorded, nn.Module, ABC):
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
         elif not hasattr(cls, "name"):
-            cls.name = cls.__name__  # for run names and messages; only a name of its own enters the registry
+            cls.name = cls.__name__  # for run names and messages; only classes that set `name` are registered
 
     def set_label_defaults(self, kind: LabelKind, positive_above: float) -> None:
-        """Fill in what the constructor left at None, from what the data says about its labels.
+        """Set the options that the constructor left at None from the labels of the data.
 
-        Arguments that were given, 0 included, stay as they are. A module calls this with the labels of its schema, so
-        that a loss built in Python and one built on the command line agree.
+        Options that were passed to the constructor, including 0, do not change. `CascadeModule` calls this with the
+        labels of its schema, so that a loss built in Python equals one built on the command line.
 
         Args:
             kind: ``"grades"`` (a small scale, such as 0 to 4) or ``"places"`` (places in a ranking, bigger is better).
@@ -145,13 +146,14 @@ class RankingLoss(Recorded, nn.Module, ABC):
             setattr(self, name, values[kind])
 
     def correct_sampling(self, scores: Tensor, log_q: Tensor) -> Tensor:
-        """Return scores x - tau log q, with which sum_j exp(x_j / tau) over a list estimates the sum over all items.
+        """Return the corrected scores x - tau log q (logQ correction for sampled candidates).
 
-        Only a loss that divides by that sum has a use for it; any other raises.
+        With them, sum_j exp(x_j / tau) over a list estimates the sum over all items. Raises for losses that do not
+        divide by that sum.
 
         Args:
             scores: (B, N).
-            log_q: (B, N), the logarithm of how likely each candidate was to be in its list; 0 = it was certain.
+            log_q: (B, N), the log probability that each candidate was sampled into its list; 0 = certain.
 
         Example:
             >>> from recsys_topk.losses import SoftmaxLoss
@@ -160,13 +162,13 @@ class RankingLoss(Recorded, nn.Module, ABC):
         """
         if self.partition_tau is None:
             raise ValueError(
-                f"the loss {self.name!r} has no sum over all items that sampling would distort, so it takes no logQ "
-                f"correction; use 'softmax' or 'listnet' (with target 'normalised'), or --data.logq_correction false"
+                f"the loss {self.name!r} has no softmax over the list, so a logQ correction does not apply; "
+                f"use 'softmax' or 'listnet' (with target 'normalised'), or --data.logq_correction false"
             )
         return scores - self.partition_tau * log_q
 
     def _by_labels(self, name: str, given: Option | None, *, grades: Option, places: Option) -> Option:
-        """Return the option called `name` if it was given, else its value for grades until the data says otherwise."""
+        """Return `given`, or if it is None the default for grades, which `set_label_defaults` may change later."""
         if given is not None:
             return given
         self._open_options[name] = {"grades": grades, "places": places}
@@ -174,12 +176,12 @@ class RankingLoss(Recorded, nn.Module, ABC):
 
     @abstractmethod
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
-        """Return the loss of each list, (B,). Called with clean input only.
+        """Return the loss of each list, (B,). The base class calls it with clean input.
 
         Args:
             scores: (B, N), float32 or float64; 0 where masked.
             labels: (B, N), the dtype of scores; 0 where masked. Every list has a positive.
-            mask: Boolean (B, N). `recsys_topk.numerics.is_full(mask)` tells that nothing is masked.
+            mask: Boolean (B, N). `recsys_topk.numerics.is_full(mask)` is True if nothing is masked.
             k: One int, an int64 tensor (B,), or None; with `requires_k`, 1 <= k < number of valid items.
         """
 
@@ -197,22 +199,26 @@ class RankingLoss(Recorded, nn.Module, ABC):
     ) -> Tensor:
         """Return the loss of a batch of lists.
 
-        Lists are rows with a mask, or stand in 1-D tensors with `list_ids` or `lengths`. Flat lists are batched by
-        length, with less than two padded places per item; the value and the gradient are those of the rows. Their
-        lengths are read on the host.
+        Lists are rows with a mask, or flat 1-D tensors with `list_ids` or `lengths`. Flat lists are batched by length,
+        with fewer than two padded items per item. The value and the gradient equal those of padded rows. The lengths of
+        flat lists are read on the host: a GPU is waited for once per call, unless `list_ids` or `lengths` is on the
+        CPU.
 
         Args:
             scores: (B, N), any floating dtype; (T,) for flat lists.
             labels: The shape of scores, finite and >= 0; bigger is better.
-            mask: Boolean (B, N), True = a real item; None = all are. Flat lists take none.
+            mask: Boolean (B, N), True = a real item; None = all items are real. Not allowed for flat
+                lists.
             k: Overrides the `k` of the constructor: one int, or one int per list, (B,).
             weights: (B,), the weight of each list in the mean.
-            list_ids: (T,) integers, the list of each item, in any order. What is per list (`k`, `weights`, the result
-                without a reduction) is in the order of the sorted ids, as in ``torch.unique(list_ids)``.
-            lengths: (B,) integers, the number of items of each list, list after list.
+            list_ids: (T,) integers, the list of each item, in any order. Values per list (`k`, `weights`, and the
+                result of ``reduction="none"``) are in the order of the sorted ids, as in ``torch.unique(list_ids)``. On
+                the device of the scores or on the CPU.
+            lengths: (B,) integers, the number of items of each list; the lists are stored one after the other. On the
+                device of the scores, on the CPU, or a Python list.
 
         Returns:
-            A scalar, or (B,) under ``reduction="none"``; float32 (float64 for float64 scores).
+            A scalar, or (B,) for ``reduction="none"``; float32 (float64 for float64 scores).
         """
         if list_ids is not None or lengths is not None:
             return self._forward_flat(scores, labels, flat_lists(scores, labels, mask, list_ids, lengths), k, weights)
@@ -222,13 +228,13 @@ class RankingLoss(Recorded, nn.Module, ABC):
             x = at_least_float32(scores)
             y = labels if labels.dtype == x.dtype else labels.to(x.dtype)
             mean = self.reduction == "mean" and weights is None
-            whole = self._whole(x, y, mask, k, mean)
-            losses, counted = self._measure(x, y, mask, k)[:2] if whole is None else whole
+            fused = self._fused(x, y, mask, k, mean)
+            losses, counted = self._measure(x, y, mask, k)[:2] if fused is None else fused
             if counted is not None and not self._warned and may_read(x) and len(x) and not bool(counted.any()):
                 longest = y.shape[1] if mask is None else int(count_true(mask).max())
                 positives = find_positives(y, mask, self.positive_above)[1]
-                self._warn_of_nothing(y if mask is None else y[mask], longest, positives)
-            return losses if mean and whole is not None else self._reduce(losses, counted, weights)
+                self._warn_all_skipped(y if mask is None else y[mask], longest, positives)
+            return losses if mean and fused is not None else self._reduce(losses, counted, weights)
 
     def _forward_flat(
         self, scores: Tensor, labels: Tensor, lists: FlatLists, k: int | Tensor | None, weights: Tensor | None
@@ -238,20 +244,20 @@ class RankingLoss(Recorded, nn.Module, ABC):
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
             y = labels.to(x.dtype)
-            empty = (lists.lengths == 0).nonzero()[:, 0]
+            empty = lists.empty()
             places, values = [empty], [x.new_zeros(len(empty)) + x[:0].sum()]
             counted = torch.zeros(number, dtype=torch.bool, device=x.device)
             positives = torch.zeros(number, dtype=torch.int64, device=x.device)
             for rows, items, mask in lists.buckets():
                 own = k[rows] if isinstance(k, Tensor) else k
-                # The gradient of index_select is a sum into place; that of x[items] sorts the indices first.
+                # The backward of index_select is an index_add; the backward of x[items] sorts the indices first.
                 batch = x.index_select(0, items.flatten()).view_as(items)
                 losses, count, positives[rows] = self._measure(batch, y[items], mask, own)
                 counted[rows] = True if count is None else count
                 places.append(rows)
                 values.append(losses)
             if not self._warned and may_read(x) and number and not bool(counted.any()):
-                self._warn_of_nothing(y, int(lists.lengths.max()), positives, stacklevel=6)
+                self._warn_all_skipped(y, int(lists.lengths.max()), positives, stacklevel=6)
             ordered = torch.cat(values).index_select(0, torch.cat(places).argsort())
             return self._reduce(ordered, counted, weights)
 
@@ -264,9 +270,9 @@ class RankingLoss(Recorded, nn.Module, ABC):
         weights: Tensor | None,
         lists: int,
     ) -> int | Tensor | None:
-        """Raise unless what is per list, and under `validate` every value, is as it should be; return k."""
+        """Check k and weights, and with `validate` all values. Return k."""
         if weights is not None and weights.shape != (lists,):
-            raise ValueError(f"weights must be one per list, ({lists},), got {tuple(weights.shape)}")
+            raise ValueError(f"weights must have one entry per list, shape ({lists},), got {tuple(weights.shape)}")
         if k is not None:
             k = check_k(k, scores, lists=lists, read=self.validate or may_read(scores))
         if self.validate:
@@ -280,7 +286,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
     def _measure(
         self, x: Tensor, y: Tensor, mask: Tensor | None, k: int | Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return the loss of each list, which lists count (None = all), and their numbers of positives, (B,) each."""
+        """Return the losses, which lists are counted (None = all), and the numbers of positives, (B,) each."""
         positive, positives = find_positives(y, mask, self.positive_above)
         items = None if mask is None else count_true(mask)
         cut = self._cut(k, positives)
@@ -295,17 +301,20 @@ class RankingLoss(Recorded, nn.Module, ABC):
         if x.numel() == 0 or (self.requires_k and x.shape[1] < 2):
             losses = x.sum(-1) * 0.0
         else:
-            losses = self._lists(x, y, mask, cut, ListFacts(positive, positives, items, counted))
+            losses = self._list_losses(x, y, mask, cut, ListFacts(positive, positives, items, counted))
         return losses, counted, positives
 
     def _law(self) -> Law | None:
-        """Return the law under which one kernel serves the whole call, where there is one."""
+        """Return the law of the fused kernel that computes this loss; None = there is no such kernel."""
         return None
 
-    def _whole(
+    def _fused(
         self, x: Tensor, y: Tensor, mask: Tensor | None, k: int | Tensor | None, mean: bool
     ) -> tuple[Tensor, Tensor | None] | None:
-        """Return the losses, or their mean, and which lists count, if one kernel serves the whole call; else None."""
+        """Return the losses (or their mean) and the counted lists from the fused kernel, or None if it cannot be used.
+
+        The kernel covers the whole call, including masks and skipped lists.
+        """
         law = self._law()
         if law is None or x.shape[1] < 2:
             return None
@@ -315,12 +324,12 @@ class RankingLoss(Recorded, nn.Module, ABC):
         kernel = topk_loss.implementation_for(*arguments)
         return None if kernel is None else kernel.function(*arguments)
 
-    def _lists(
+    def _list_losses(
         self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts
     ) -> Tensor:
-        """Return the loss of each list from input as it came: masked places and lists left out may hold anything.
+        """Return the loss of each list from raw input: masked items and skipped lists may hold any value.
 
-        Cleans and calls `per_list`; a loss whose kernel accepts such input overrides it.
+        Cleans the input and calls `per_list`. A loss whose kernel accepts raw input overrides this method.
         """
         x, y, valid = scores, labels, mask
         if valid is None:
@@ -328,17 +337,18 @@ class RankingLoss(Recorded, nn.Module, ABC):
         else:
             x, y = fill_masked(x, valid, 0.0), fill_masked(y, valid, 0.0)
         if facts.counted is not None:
-            x, y, valid, k = self._harmless(x, y, valid, k, facts.counted)
+            x, y, valid, k = self._replace_skipped(x, y, valid, k, facts.counted)
         return self.per_list(x, y, valid, k)
 
     def counted_lists(self, labels: Tensor, mask: Tensor | None = None, *, k: int | Tensor | None = None) -> Tensor:
-        """Return which lists this loss counts, boolean (B,); the others are left out of the mean.
+        """Return which lists this loss counts, boolean (B,). The other lists are skipped: they do not enter the mean.
 
-        A list counts if it has a valid positive item and, for a loss that cuts at k, at least one item beyond the k-th.
+        A list is counted if it has a valid positive item. If the loss requires k, the list also needs k >= 1 and at
+        least one item beyond the k-th.
 
         Args:
             labels: (B, N).
-            mask: Boolean (B, N), True = a real item; None = all are.
+            mask: Boolean (B, N), True = a real item; None = all items are real.
             k: Overrides the `k` of the constructor.
 
         Example:
@@ -358,16 +368,16 @@ class RankingLoss(Recorded, nn.Module, ABC):
             counted = counted if proper is None else counted & proper
         return counted
 
-    def _warn_of_nothing(self, labels: Tensor, longest: int, positives: Tensor, stacklevel: int = 5) -> None:
+    def _warn_all_skipped(self, labels: Tensor, longest: int, positives: Tensor, stacklevel: int = 5) -> None:
         self._warned = True
-        reasons = why_left_out(labels, longest, positives, self.positive_above)
-        message = f"{type(self).__name__} left out every list of a batch: the loss is 0 and nothing is learned from it"
-        warnings.warn(f"{message}. {reasons}. Later batches do not warn", stacklevel=stacklevel)
+        reasons = explain_skipped_lists(labels, longest, positives, self.positive_above)
+        message = f"{type(self).__name__} skipped every list of a batch: the loss and its gradients are 0"
+        warnings.warn(f"{message}. {reasons}. This warning is shown once", stacklevel=stacklevel)
 
     def _required(self, k: int | Tensor | None) -> int | Tensor:
         if k is None:
             raise ValueError(
-                f"the {self.name!r} loss selects the top k and was given no k; "
+                f"the {self.name!r} loss requires k, got none; "
                 f"pass k to the constructor, {type(self).__name__}(k=10), or to the call"
             )
         return k
@@ -376,10 +386,10 @@ class RankingLoss(Recorded, nn.Module, ABC):
         chosen = self.k if k is None else k
         return positives if isinstance(chosen, str) else chosen
 
-    def _harmless(
+    def _replace_skipped(
         self, x: Tensor, y: Tensor, mask: Tensor, k: int | Tensor | None, counted: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, int | Tensor | None]:
-        """Replace lists that are left out by one that every formula accepts: equal scores, one positive, k = 1."""
+        """Replace skipped lists by one that every formula accepts: equal scores, one positive item, k = 1."""
         row = counted[:, None]
         dummy = torch.zeros_like(y)
         dummy[:, :1] = max(self.positive_above, 0.0) + 1.0
@@ -400,7 +410,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
             losses = torch.where(counted, losses, 0.0)
         if weights is not None:
             losses = losses * weights.to(losses.dtype)
-        # Gradients are averaged over processes, so that a sum over all of them is each one's, times their number.
+        # Data parallelism averages gradients over processes; multiplying by their number turns the average into a sum.
         return losses.sum() * processes() if self.reduction == "sum" else losses
 
     def extra_repr(self) -> str:
@@ -409,10 +419,10 @@ class RankingLoss(Recorded, nn.Module, ABC):
 
 
 class LossRegistry(Registry[RankingLoss]):
-    """The losses by name: classes that register themselves, and for every operator without one, the loss made of it."""
+    """The registry of losses. Every operator without a loss of the same name gets a generated loss."""
 
     def discover(self) -> None:
-        """Import every module that may define a loss or an operator, and make the losses of operators."""
+        """Import every module that may define a loss or an operator, and generate the losses of operators."""
         from recsys_topk.losses.from_operator import loss_of
 
         super().discover()
@@ -421,8 +431,8 @@ class LossRegistry(Registry[RankingLoss]):
                 self.register(name, loss_of(operator))
 
     def register(self, name: str, cls: type[RankingLoss]) -> None:
-        """Add `cls` under `name`; a loss that was made of an operator gives way to one that is written out."""
-        if hasattr(self._classes.get(name), "made_of"):
+        """Add `cls` under `name`. A hand-written loss replaces a generated one."""
+        if hasattr(self._classes.get(name), "source_operator"):
             del self._classes[name]
         super().register(name, cls)
 
@@ -431,7 +441,7 @@ registry = LossRegistry("loss", "recsys_topk.losses", "recsys_topk.losses", Rank
 
 
 def _cap(k: int | Tensor, scores: Tensor, items: Tensor | None) -> tuple[int | Tensor, Tensor | None]:
-    """Cap k at the valid items; also return which lists have something to cut (None = all)."""
+    """Return k capped at the number of valid items, and the lists with 0 < k < valid items (None = all)."""
     if not isinstance(k, Tensor):
         least = scores.shape[1] if items is None else int(items.min()) if may_read(items) and len(items) else 0
         if 0 < k < least:

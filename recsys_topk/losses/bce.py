@@ -13,16 +13,16 @@ from recsys_topk.numerics import masked_mean
 
 
 class BCELoss(RankingLoss):
-    """Binary cross-entropy of every item on its own, scores as logits.
+    """Pointwise binary cross-entropy with the scores as logits.
 
     L = mean over valid items of log(1 + exp(x_i)) - y_i x_i, y_i = 1 for positive items.
 
     Shapes: scores, labels and mask (B, N). Labels: binary. Cost: O(N). Use it when the scores must be calibrated
-    probabilities; it does not look at the order. As with every loss here, lists without a positive are left out.
+    probabilities; it does not depend on the order. As in every loss here, lists without a positive are skipped.
 
     Args:
         k: If given, only the true top k are positive.
-        positive_above: Items with a label above this are positive; None = as the data says, else 0.
+        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 

@@ -18,13 +18,13 @@ class DFTopKLoss(TopKLoss):
     """Cross-entropy of the DFTopK membership.
 
     L = mean_i softplus(z_i) - y_i z_i with z_i = (x_i - theta) / tau, theta = alpha x_[k] + (1 - alpha) x_[k+1].
-    Linear in N; a good first choice.
+    Cost: O(N). A good default.
 
     Args:
         tau: Temperature.
-        alpha: Where the threshold lies between x_[k+1] (0) and x_[k] (1).
+        alpha: Position of the threshold between x_[k+1] (0) and x_[k] (1).
         k: How many items to select; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as the data says, else 0.
+        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
@@ -56,7 +56,7 @@ class DFTopKLoss(TopKLoss):
     def _law(self) -> Law:
         return Law("dftopk", self.tau, self.alpha)
 
-    def _lists(
+    def _list_losses(
         self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts
     ) -> Tensor:
         assert k is not None

@@ -29,20 +29,26 @@ class FlatLists(NamedTuple):
     """Where the items of each list stand in flat tensors.
 
     Attributes:
-        lengths: (L,) int64, the number of items of each list.
-        order: (T,) int64, the items list by list; None = they stand so already.
+        lengths: (L,) int64 on the host, the number of items of each list.
+        order: (T,) int64 on the device of the items, the items list by list; None = they stand so already.
+        device: Where the items are.
     """
 
     lengths: Tensor
     order: Tensor | None
+    device: torch.device
+
+    def empty(self) -> Tensor:
+        """Return the numbers of the lists without items, on the device."""
+        return _sent((self.lengths == 0).nonzero()[:, 0], self.device)
 
     def buckets(self) -> Iterator[Bucket]:
         """Yield the lists that have items: those of 1, of 2, of 3 to 4, of 5 to 8, ... items together.
 
-        A row is padded to the longest list of its bucket, which is less than twice its own length. Reads the lengths.
+        A row is padded to the longest list of its bucket, which is less than twice its own length.
 
         Example:
-            >>> for bucket in FlatLists(torch.tensor([3, 1, 4]), None).buckets():
+            >>> for bucket in FlatLists(torch.tensor([3, 1, 4]), None, torch.device("cpu")).buckets():
             ...     bucket.lists.tolist(), bucket.items.tolist()
             ([1], [[3]])
             ([0, 2], [[0, 1, 2, 0], [4, 5, 6, 7]])
@@ -54,12 +60,13 @@ class FlatLists(NamedTuple):
             if exponent < 0:
                 continue
             lists = (size == exponent).nonzero()[:, 0]
-            lengths, first = self.lengths[lists, None], starts[lists, None]
+            lengths = self.lengths[lists]
             shortest, longest = int(lengths.min()), int(lengths.max())
-            place = torch.arange(longest, device=first.device)
-            mask = None if shortest == longest else place < lengths
-            items = first + (place if mask is None else place * mask)
-            yield Bucket(lists, items if self.order is None else self.order[items], mask)
+            rows, own, first = _sent(torch.stack([lists, lengths, starts[lists]]), self.device)
+            place = torch.arange(longest, device=self.device)
+            mask = None if shortest == longest else place < own[:, None]
+            items = first[:, None] + (place if mask is None else place * mask)
+            yield Bucket(rows, items if self.order is None else self.order[items], mask)
 
 
 def flat_lists(scores: Tensor, labels: Tensor, mask: Tensor | None, list_ids: Any, lengths: Any) -> FlatLists:
@@ -72,10 +79,12 @@ def flat_lists(scores: Tensor, labels: Tensor, mask: Tensor | None, list_ids: An
         list_ids: (T,) integers, the list of each item, in any order; or None.
         lengths: (L,) integers, the number of items of each list, list after list; or None.
 
+    `list_ids` and `lengths` may be on the host while the scores are on another device: then nothing is read from there.
+
     Example:
         >>> x = torch.zeros(4)
         >>> flat_lists(x, x, None, torch.tensor([7, 3, 7, 7]), None)
-        FlatLists(lengths=tensor([1, 3]), order=tensor([1, 0, 2, 3]))
+        FlatLists(lengths=tensor([1, 3]), order=tensor([1, 0, 2, 3]), device=device(type='cpu'))
     """
     name = "lengths" if list_ids is None else "list_ids"
     if list_ids is not None and lengths is not None:
@@ -97,22 +106,31 @@ def flat_lists(scores: Tensor, labels: Tensor, mask: Tensor | None, list_ids: An
         if ids.shape != scores.shape:
             raise ValueError(f"list_ids must be one per item, ({len(scores)},), got {tuple(ids.shape)}")
         ordered, order = ids.sort(stable=True)
-        return FlatLists(torch.unique_consecutive(ordered, return_counts=True)[1], order)
-    counts = _integers("lengths", lengths, scores.device)
+        # On a device this waits: how many lists there are, and their lengths, are read from there.
+        counts = torch.unique_consecutive(ordered, return_counts=True)[1].cpu()
+        return FlatLists(counts, _sent(order, scores.device), scores.device)
+    counts = _integers("lengths", lengths, scores.device).cpu().long()
     if counts.dim() != 1 or bool((counts < 0).any()) or int(counts.sum()) != len(scores):
         raise ValueError(
             f"lengths must be 1-D, not negative and sum to the {len(scores)} items of scores, "
             f"got shape {tuple(counts.shape)} with sum {int(counts.sum())}"
         )
-    return FlatLists(counts.long(), None)
+    return FlatLists(counts, None, scores.device)
 
 
 def _integers(name: str, values: Tensor | Sequence[int], device: torch.device) -> Tensor:
-    found = values if isinstance(values, Tensor) else torch.as_tensor(values, device=device)
+    found = values if isinstance(values, Tensor) else torch.as_tensor(values)
     if found.numel() == 0 and not isinstance(values, Tensor):
         found = found.long()
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         raise TypeError(f"{name} must hold integers, got {found.dtype}")
-    if found.device != device:
-        raise ValueError(f"{name} is on {found.device} and scores are on {device}; move one to the other")
+    if found.device.type != "cpu" and found.device != device:
+        raise ValueError(f"{name} is on {found.device} and scores are on {device}; move it there, or to the CPU")
     return found
+
+
+def _sent(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device, without waiting for what the device is doing."""
+    if x.device == device:
+        return x
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)

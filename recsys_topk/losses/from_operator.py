@@ -1,4 +1,4 @@
-"""The loss of an operator: cross-entropy of its membership, under its name and with its options, without a file."""
+"""Generated losses: for each operator, the cross-entropy of its membership, with the operator's name and options."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any, get_type_hints
 from recsys_topk.losses.topk import TopKLoss
 from recsys_topk.operators.base import TopKOperator
 
-HOME = "recsys_topk.losses"
-OURS = "recsys_topk.operators."
+LOSSES = "recsys_topk.losses"
+OPERATORS = "recsys_topk.operators."
 
 
 def loss_of(operator: type[TopKOperator]) -> type[TopKLoss]:
-    """Return the loss that trains an operator, made at the first call.
+    """Return the loss class of an operator. The class is created at the first call.
 
-    It is called ``<operator class>Loss``, registered under the operator's name, and takes the operator's arguments and
-    those of `TopKLoss`. Its class path is ``recsys_topk.losses.<file of the operator>.<class>`` for an operator of this
-    package, and ``recsys_topk.losses.<class>`` for one of another.
+    The class is called ``<operator class>Loss``, is registered under the operator's name, and accepts the arguments of
+    the operator and of `TopKLoss`. Its class path is ``recsys_topk.losses.<file of the operator>.<class>`` for an
+    operator of this package, and ``recsys_topk.losses.<class>`` for an operator of another package.
 
     Args:
-        operator: The operator class; it has a `name`.
+        operator: The operator class, with a `name`.
 
     Example:
         >>> from recsys_topk.operators import LapSum
@@ -56,9 +56,9 @@ def _make(operator: type[TopKOperator]) -> type[TopKLoss]:
         TopKLoss.__init__(self, built, **values)
 
     name = f"{operator.__name__}Loss"
-    module = HOME
-    if operator.__module__.startswith(OURS):
-        module = f"{HOME}.{operator.__module__.removeprefix(OURS)}"
+    module = LOSSES
+    if operator.__module__.startswith(OPERATORS):
+        module = f"{LOSSES}.{operator.__module__.removeprefix(OPERATORS)}"
     __init__.__signature__ = signature  # type: ignore[attr-defined]
     __init__.__annotations__ = {one.name: one.annotation for one in (*own, *shared)}
     __init__.__qualname__, __init__.__module__ = f"{name}.__init__", module
@@ -70,36 +70,36 @@ def _make(operator: type[TopKOperator]) -> type[TopKLoss]:
         "name": operator.name,
         "cost": operator.cost,
         "paper": operator.paper,
-        "made_of": operator,
+        "source_operator": operator,
     }
     made: type[TopKLoss] = type(name, (TopKLoss,), body)
-    if module != HOME:
-        _home(module).__dict__[name] = made
+    if module != LOSSES:
+        _virtual_module(module).__dict__[name] = made
     return made
 
 
 def _parameters(cls: type[Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a constructor, without self, with types for annotations that are text."""
+    """Return the parameters of a constructor without self, with string annotations resolved to types."""
     hints = get_type_hints(cls.__init__)
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
     return [one.replace(annotation=hints.get(one.name, one.annotation)) for one in parameters]
 
 
 def _options(operator: type[TopKOperator]) -> list[inspect.Parameter]:
-    left_out = {*operator.loss_leaves_out, "validate"}
-    options = [one for one in _parameters(operator) if one.name not in left_out]
-    unclear = [one.name for one in options if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    if unclear:
+    excluded = {*operator.loss_leaves_out, "validate"}
+    options = [one for one in _parameters(operator) if one.name not in excluded]
+    variadic = [one.name for one in options if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    if variadic:
         raise TypeError(
-            f"the loss of operator {operator.name!r} takes its options by name, and {operator.__qualname__}.__init__ "
-            f"takes *{unclear[0]}; write the options out"
+            f"the loss of operator {operator.name!r} needs named options, but {operator.__qualname__}.__init__ "
+            f"has *{variadic[0]}; declare each option as a parameter"
         )
     defaults = operator.loss_defaults
     return [one.replace(default=defaults[one.name]) if one.name in defaults else one for one in options]
 
 
 def _documentation(operator: type[TopKOperator], names: list[str]) -> str:
-    """Return the operator's description and arguments with those of the loss, in the form that parsers read."""
+    """Return a docstring with the operator's description and the arguments of the operator and the loss."""
     text, shared = inspect.cleandoc(operator.__doc__ or ""), inspect.cleandoc(TopKLoss.__doc__ or "")
     what = re.split(r"^(?:Args|Example|Class attributes):$", text, maxsplit=1, flags=re.M)[0].strip()
     arguments = {**_arguments(shared), **{name: about for name, about in _arguments(text).items() if name in names}}
@@ -111,14 +111,14 @@ def _documentation(operator: type[TopKOperator], names: list[str]) -> str:
 
 
 def _arguments(text: str) -> dict[str, str]:
-    """Return what a docstring says about each argument."""
+    """Return the description of each argument in a docstring."""
     found = re.search(r"^Args:\n(.*?)(?:^\S|\Z)", text, flags=re.M | re.S)
     entries = re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", found.group(1) if found else "", flags=re.M | re.S)
     return {name: " ".join(about.split()) for name, about in entries}
 
 
-def _home(name: str) -> ModuleType:
-    """Return the module `name`, which has no file: class paths and pickles look for its loss there."""
+def _virtual_module(name: str) -> ModuleType:
+    """Return the module `name`, which has no file. It makes class paths and pickles of a generated loss work."""
     module = sys.modules.get(name)
     if module is None:
         module = ModuleType(name, f"The loss of the operator {name.rpartition('.')[2]!r}.")

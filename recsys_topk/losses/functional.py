@@ -1,9 +1,9 @@
 """Every loss as one function: ``functional.dftopk(scores, labels, k=10)``. Needs torch and numpy only.
 
-There is a function for each registered loss, under its registry name; `dir` lists them. It takes what the loss takes
-when it is called (scores, labels, mask, k, weights, list_ids, lengths) and, by name, what its class takes when it is
-built (tau, reduction, ...). `help` and `inspect.signature` show the types and defaults. A call builds the loss, which
-takes about 0.1 ms: for many small batches, keep an object of the class instead.
+There is one function for each registered loss, under its registry name; `dir` lists them. A function accepts the
+arguments of the loss call (scores, labels, mask, k, weights, list_ids, lengths) and, as keywords, those of the
+constructor (tau, reduction, ...). `help` and `inspect.signature` show types and defaults. Each call creates a loss
+object, which takes about 0.1 ms. For many small batches, create the object once instead.
 
 Example:
     >>> import torch
@@ -30,7 +30,7 @@ from recsys_topk.losses.base import RankingLoss, registry
 
 LossFunction = Callable[..., Tensor]
 
-# Of the call of a loss; k belongs to both the call and the constructor.
+# Arguments of the loss call. k is an argument of both the call and the constructor.
 _CALL = ("scores", "labels", "mask", "weights", "list_ids", "lengths")
 
 
@@ -88,13 +88,13 @@ def _signature(cls: type[RankingLoss]) -> inspect.Signature:
 
 
 def _order(call: dict[str, Any], own: dict[str, Any]) -> list[str]:
-    """Return scores, labels, mask, k, then the options of the class, then the rest of the call."""
+    """Return the argument order: scores, labels, mask, k, constructor options, remaining call arguments."""
     first = ["scores", "labels", "mask", "k"]
     return [*first, *(name for name in own if name not in first), *(name for name in call if name not in first)]
 
 
 def _documentation(cls: type[RankingLoss]) -> str:
-    """Return the class's docstring with the arguments of the call before its own."""
+    """Return the docstring of the class, with the call arguments listed before the constructor arguments."""
     text, call = inspect.cleandoc(cls.__doc__ or ""), inspect.cleandoc(RankingLoss.forward.__doc__ or "")
     of_call = call.partition("Args:\n")[2].partition("\n\n")[0]
     of_call = "\n".join(line for line in of_call.splitlines() if not line.startswith("    k: "))

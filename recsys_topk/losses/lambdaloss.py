@@ -20,32 +20,32 @@ Variant = Literal["ndcg1", "ndcg2", "ndcg2pp"]
 
 
 class LambdaLoss(RankingLoss):
-    """The LambdaLoss framework's bounds of NDCG: pairwise logistic losses with weights from gains and ranks.
+    """Bounds of NDCG from the LambdaLoss framework: pairwise logistic losses with weights from gains and ranks.
 
     L = sum over pairs of w_ij log_b(1 + exp(-sigma (x_i - x_j))), with G = gain / ideal DCG@k, D(r) = 1 / log2(1 + r),
     r the rank by score, and no gradient through w:
 
-    - ``ndcg1``: w_ij = G_i D(r_i), over all ordered pairs of valid items, i = j included (the 1 of a rank);
+    - ``ndcg1``: w_ij = G_i D(r_i), over all ordered pairs of valid items, including i = j (the 1 in a rank);
     - ``ndcg2``: w_ij = (G_i - G_j) (D(d) - D(d + 1)), d = abs(r_i - r_j), over pairs with y_i > y_j;
     - ``ndcg2pp``: mu times the weight of ``ndcg2`` plus LambdaRank's (G_i - G_j) abs(D(r_i) - D(r_j)).
 
-    At k, the ideal DCG and LambdaRank's D are cut at k, ``ndcg1`` takes items i ranked in the first k, and ``ndcg2``
-    divides the weight of pairs with a rank beyond k by 1 - D(max(r_i, r_j)) (Jagerman et al. 2022).
+    With k, the ideal DCG and LambdaRank's D are cut at k, ``ndcg1`` uses only items i ranked in the first k, and
+    ``ndcg2`` divides the weight of pairs with a rank beyond k by 1 - D(max(r_i, r_j)) (Jagerman et al. 2022).
 
-    Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(p N) time for p items that are better than some
-    other, O(N) memory per list beyond a buffer of fixed size. Use it when NDCG@k is the goal; ``ndcg2pp`` is the
-    paper's best.
+    Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(p N) time for p items that have a larger label than
+    some other item, O(N) memory per list beyond a buffer of fixed size. Use it when NDCG@k is the goal; ``ndcg2pp`` is
+    the best variant in the paper.
 
     Args:
         variant: ``"ndcg1"``, ``"ndcg2"`` or ``"ndcg2pp"``.
         sigma: Steepness of the logistic function.
         mu: Weight of the ``ndcg2`` part in ``ndcg2pp``.
-        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y. None = as the data says: exponential for grades, linear
-            for places (such as RecFlow's 29..20); exponential if the data says nothing.
+        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y. None = by the kind of labels: exponential for grades
+            (the default), linear for places (such as RecFlow's 29..20).
         log_base: Base of the loss's logarithm: ``"2"`` (the paper) or ``"e"``.
         pairs: ``"sum"`` over the pairs of a list, or their ``"mean"``.
-        k: Where NDCG is cut; None = nowhere.
-        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
+        k: Cut-off of NDCG@k; None = no cut-off.
+        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 

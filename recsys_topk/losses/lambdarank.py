@@ -1,4 +1,4 @@
-"""LambdaRank: pairs weighted by what swapping them would do to NDCG."""
+"""LambdaRank: pairs weighted by the change of NDCG when they are swapped."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ class LambdaRankLoss(RankingLoss):
 
     L = sum over pairs with y_i > y_j of abs(G_i - G_j) abs(D(r_i) - D(r_j)) log(1 + exp(-sigma (x_i - x_j))), with
     G = gain / ideal DCG@k, D(r) = 1 / log2(1 + r) (0 beyond k), r the rank by score. No gradient flows through the
-    weights. A pair counts if at least one of the two stands in the first k: that is what changes NDCG@k.
+    weights. A pair has a weight only if at least one of its items is ranked in the first k, because only such a swap
+    changes NDCG@k.
 
-    Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(p N) time for p items that are better than some
-    other, O(N) memory per list beyond a buffer of fixed size. Use it when NDCG@k is the goal and labels are grades.
+    Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(p N) time for p items that have a larger label than
+    some other item, O(N) memory per list beyond a buffer of fixed size. Use it when NDCG@k is the goal and labels are
+    grades.
 
     Args:
         sigma: Steepness of the logistic function.
-        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y. None = as the data says: exponential for grades, linear
-            for places (such as RecFlow's 29..20); exponential if the data says nothing.
+        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y. None = by the kind of labels: exponential for grades
+            (the default), linear for places (such as RecFlow's 29..20).
         pairs: ``"sum"`` over the pairs of a list, or their ``"mean"``.
-        k: Where NDCG is cut; None = nowhere.
-        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
+        k: Cut-off of NDCG@k; None = no cut-off.
+        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 

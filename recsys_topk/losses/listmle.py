@@ -18,18 +18,18 @@ from recsys_topk.ops.ranks import descending_order, tie_groups
 class ListMLELoss(RankingLoss):
     """Negative log-likelihood of the order of the labels under the Plackett-Luce model of the scores.
 
-    L = sum over items i of log sum_{j: y_j <= y_i} exp(x_j) - x_i: each item must win against all that are labelled no
-    better. Items with the lowest label of their list have nothing below them and are no term of the sum. With distinct
-    labels this is the ListMLE of the paper; where labels tie, it is Breslow's form of the likelihood, which does not
-    depend on the order in which the items stand (the usual implementations order tied labels by position or at random).
-    With k, only the true top k are terms of the sum (top-k ListMLE, Xia et al. 2009).
+    L = sum over items i of log sum_{j: y_j <= y_i} exp(x_j) - x_i: each item is compared with all items whose label is
+    not larger. Items with the lowest label of their list are not terms of the sum. With distinct labels this is the
+    ListMLE of the paper. For tied labels it is Breslow's form of the likelihood, which does not depend on the order of
+    the items (most implementations order tied labels by position or at random). With k, only the true top k are terms
+    of the sum (top-k ListMLE, Xia et al. 2009).
 
     Shapes: scores, labels and mask (B, N). Labels: graded, only their order matters. Cost: O(N log N). Use it when the
-    full order is known and labels hardly tie; long lists give large values, since terms are summed.
+    full order is known and few labels are tied. Long lists give large values, because terms are summed.
 
     Args:
         k: If given, only the order of the true top k counts.
-        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
+        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
@@ -63,7 +63,7 @@ class ListMLELoss(RankingLoss):
         ordered, chosen = labels.gather(1, order), terms.gather(1, order)
 
         def formula(x: Tensor) -> Tensor:
-            # A masked score far below the others instead of -inf, which has no derivative in a logcumsumexp.
+            # Masked scores are very low instead of -inf, because logcumsumexp has no derivative at -inf.
             low = torch.finfo(x.dtype).min / 4
             return _plackett_luce(torch.where(mask, x, low).gather(1, order), ordered, chosen)[0]
 
@@ -75,11 +75,11 @@ class ListMLELoss(RankingLoss):
 
 
 def _plackett_luce(x: Tensor, labels: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss, (B,), and its gradient, (B, N), of lists sorted by descending label, masked scores -inf.
+    """Return the loss, (B,), and its gradient, (B, N), of lists sorted by descending label. Masked scores are -inf.
 
-    With R_i the items labelled no better than i and c_i = logsumexp over R_i, L = sum of c_i - x_i over the terms, and
-    dL/dx_j = sum over terms i with j in R_i of exp(x_j - c_i), minus 1 if j is a term. Both are cumulative sums, taken
-    in logarithms so that nothing underflows.
+    With R_i the items whose label is not larger than that of i and c_i = logsumexp over R_i, L = sum of c_i - x_i over
+    the terms, and dL/dx_j = sum over terms i with j in R_i of exp(x_j - c_i), minus 1 if j is a term. Both are
+    cumulative sums, computed in logarithms to avoid underflow.
     """
     first, last = tie_groups(labels[:, 1:] != labels[:, :-1])
     rest = x.flip(-1).logcumsumexp(-1).flip(-1).gather(1, first)

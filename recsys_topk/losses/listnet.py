@@ -1,4 +1,4 @@
-"""ListNet: cross-entropy between a distribution made of the labels and the softmax of the scores."""
+"""ListNet: cross-entropy between a distribution over the labels and the softmax of the scores."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Target = Literal["softmax", "normalised"]
 
 
 class ListNetLoss(RankingLoss):
-    """Cross-entropy between the labels' and the scores' probability of being first.
+    """Cross-entropy between the top-one probabilities of the labels and of the scores.
 
     L = -sum_i q_i log softmax(x / tau)_i, with q = softmax(y / label_tau) (``target="softmax"``, the paper) or
     q = y / sum(y) (``target="normalised"``), over valid items.
 
-    Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(N). A cheap and steady listwise loss. The softmax of
-    labels such as RecFlow's 29..20 puts nearly all mass on the first item: take ``normalised`` or a larger `label_tau`.
+    Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(N). A cheap and stable listwise loss. The softmax of
+    labels such as RecFlow's 29..20 puts nearly all mass on the first item: use ``normalised`` or a larger `label_tau`.
 
     Args:
-        target: ``"softmax"`` or ``"normalised"``. None = as the data says: softmax for grades, normalised for places;
-            softmax if the data says nothing.
+        target: ``"softmax"`` or ``"normalised"``. None = by the kind of labels: softmax for grades (the default),
+            normalised for places.
         tau: Temperature of the scores.
-        label_tau: Temperature of the labels' softmax; ``"normalised"`` has none.
+        label_tau: Temperature of the softmax of the labels; not used by ``"normalised"``.
         k: If given, only the true top k have mass in the target.
-        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
+        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
@@ -65,7 +65,7 @@ class ListNetLoss(RankingLoss):
         self.label_tau = check_positive("label_tau", label_tau)
 
     def correct_sampling(self, scores: Tensor, log_q: Tensor) -> Tensor:
-        """See `RankingLoss.correct_sampling`; a softmax target depends on the sample too, and has no correction."""
+        """See `RankingLoss.correct_sampling`. A softmax target also depends on the sample and cannot be corrected."""
         self.partition_tau = self.tau if self.target == "normalised" else None
         return super().correct_sampling(scores, log_q)
 
@@ -80,7 +80,7 @@ class ListNetLoss(RankingLoss):
             y = labels / self.label_tau
             if is_full(admitted):
                 return torch.softmax(y, -1)
-            # Not -inf: a list with k = 0 admits nothing, and its target is 0 and not NaN.
+            # Not -inf: a list with k = 0 admits no item, and its target must be 0 instead of NaN.
             return torch.softmax(torch.where(admitted, y, torch.finfo(y.dtype).min), -1) * admitted
         y = labels if is_full(admitted) else torch.where(admitted, labels, 0.0)
         return y / y.sum(-1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny)

@@ -1,4 +1,4 @@
-"""NeuralNDCG: one minus NDCG with NeuralSort's relaxed permutation in place of the sort."""
+"""NeuralNDCG: one minus NDCG with NeuralSort's relaxed permutation instead of a sort."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from recsys_topk.ops.sinkhorn_scaling import sinkhorn_scaling
 
 
 class NeuralNDCGLoss(RankingLoss):
-    """One minus NDCG in which every place of the ranking holds a mixture of items.
+    """One minus NDCG in which every rank holds a mixture of items.
 
     L = 1 - sum_{r <= k} D(r) sum_i P_ri G_i, G = gain / ideal DCG@k, D(r) = 1 / log2(1 + r). P is NeuralSort's matrix,
-    row r = softmax_i(((n + 1 - 2 r) x_i - sum_j |x_i - x_j|) / tau), scaled by Sinkhorn's iteration until rows and
-    columns sum to 1. The gradient flows through the iteration. A list stops at the round in which its rows and columns
-    are within 1e-6 of 1, and at `rounds` at the latest; L is kept from falling below 0 by what is then missing.
+    row r = softmax_i(((n + 1 - 2 r) x_i - sum_j |x_i - x_j|) / tau), scaled by Sinkhorn iterations until rows and
+    columns sum to 1. The gradient flows through the iterations. The iterations of a list end when its row and column
+    sums are within 1e-6 of 1, or after `rounds` iterations. L is clamped at 0, because the sums may then still differ
+    from 1.
 
-    The paper's transposed form, sum_i G_i sum_{r <= k} P_ri D(r), is the same number summed in another order.
+    The paper's transposed form, sum_i G_i sum_{r <= k} P_ri D(r), is the same sum in a different order.
 
     Shapes: scores, labels and mask (B, N). Labels: graded. Cost: O(N^2) time per round and O(N^2) memory per list.
 
     Args:
         tau: Temperature.
-        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y. None = as the data says: exponential for grades, linear
-            for places (such as RecFlow's 29..20); exponential if the data says nothing.
-        rounds: Largest number of Sinkhorn rounds.
-        k: Where NDCG is cut; None = nowhere.
-        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
+        gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y. None = by the kind of labels: exponential for grades
+            (the default), linear for places (such as RecFlow's 29..20).
+        rounds: Maximum number of Sinkhorn iterations.
+        k: Cut-off of NDCG@k; None = no cut-off.
+        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
@@ -78,10 +79,10 @@ class NeuralNDCGLoss(RankingLoss):
 
 
 def _relaxed_permutation(scores: Tensor, mask: Tensor, tau: float) -> Tensor:
-    """Return NeuralSort's matrix, (B, N, N), rows = places; 0 in places beyond the valid items and at masked items."""
+    """Return NeuralSort's matrix, (B, rank, item); 0 for masked items and for ranks above the number of valid items."""
     n = scores.shape[1]
     count = count_true(mask)[:, None, None]
-    # Rows do not change when the whole list is shifted, and small numbers round less.
+    # Rows are invariant to a shift of the list, and smaller numbers have smaller rounding errors.
     lowest = torch.finfo(scores.dtype).min
     x = (scores - torch.where(mask, scores.detach(), lowest).amax(1, keepdim=True)) / tau
     pairs = mask[:, :, None] & mask[:, None, :]

@@ -1,7 +1,7 @@
-"""Sums over pairs of a list in bounded memory: the engine of the pairwise losses.
+"""Sums over the pairs of a list in bounded memory, for the pairwise losses.
 
-Losses over pairs need B N^2 terms, but never all of them at once. Here they are formed for a few lists at a time, and
-the gradient, which has a closed form, is summed in the same pass: nothing of size N^2 is kept for the backward.
+A pairwise loss has B N^2 terms. They are computed for a few lists at a time, and the gradient, which has a closed form,
+is summed in the same pass. No tensor of size N^2 is kept for the backward.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from recsys_topk.numerics import is_full
 from recsys_topk.ops.dispatch import may_read, through_reference, under_transform, wants_graph
 from recsys_topk.ops.pair_sums import PairWeights, count_pairs, pair_sums
 
-# How many pairs are formed at a time. About six such buffers live at once: on a CPU the share of each thread should
-# stay in its cache (measured fastest), elsewhere and under compilation a chunk should be worth its kernel launches.
+# Number of pairs per chunk. About six such buffers exist at once. On a CPU the share of each thread should stay in its
+# cache (measured fastest); on other devices and under compilation a chunk should outweigh its kernel launches.
 PAIRS_IN_CACHE = 1 << 16
 PAIRS_AT_A_TIME = 1 << 21
 
@@ -61,30 +61,30 @@ class _WithGradient(torch.autograd.Function):
 def with_gradient(scores: Tensor, value: Tensor, gradient: Tensor, formula: Callable[[Tensor], Tensor]) -> Tensor:
     """Return `value`, (B,), with `gradient`, (B, N), as its derivative with respect to `scores`, (B, N).
 
-    For losses whose gradient is a by-product of their value.
+    For losses that compute their gradient together with their value.
 
     Args:
         scores: (B, N).
         value: (B,).
         gradient: (B, N).
-        formula: From the scores to the value in differentiable torch, for derivatives of the gradient.
+        formula: Differentiable function from the scores to the value, used for second derivatives.
     """
     result: Tensor = _WithGradient.apply(scores, value, gradient, formula)  # type: ignore[no-untyped-call]
     return result
 
 
 def better_items(candidate: Tensor) -> Tensor:
-    """Return indices, (B, P), that cover the `candidate` items of every list, those that can come first in a pair.
+    """Return indices, (B, P), that include all `candidate` items of every list: the possible first items of a pair.
 
-    P is the largest number of candidates in a list, so that ten positives among a thousand items cost 10 N pairs a
-    list and not N^2. Where reading that number would wait for a device, P = N.
+    P is the largest number of candidates in a list, so that ten positives among a thousand items cost 10 N pairs per
+    list instead of N^2. P = N if reading that number would wait for a device.
 
     Args:
         candidate: Boolean (B, N).
     """
     lists, n = candidate.shape
     count = int(candidate.sum(-1).max()) if may_read(candidate) else n
-    # Gathering costs something: it pays when it saves a fair share of the pairs.
+    # Gathering has a cost: it is worth it only if it saves at least a quarter of the pairs.
     if 4 * count > 3 * n:
         return torch.arange(n, device=candidate.device).expand(lists, n)
     return candidate.to(torch.float32).topk(max(1, count), dim=-1, sorted=False).indices
@@ -99,7 +99,7 @@ def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Te
     Args:
         scores: (B, N).
         rows: (B, P), the indices of the items i (see `better_items`); j runs over all items.
-        weight: For a slice of b lists, the weights w_ij >= 0, (b, P, N), 0 for what is not a pair.
+        weight: A function from a slice of b lists to the weights w_ij >= 0, (b, P, N); 0 if (i, j) is not a pair.
         sigma: Steepness.
     """
 
@@ -112,8 +112,8 @@ def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Te
     x = scores.detach()
     head = x.gather(1, rows)
     wants_gradient = torch.is_grad_enabled() and scores.requires_grad
-    # Results go into tensors made beforehand: small ones made on the way would lie between the large buffers that are
-    # freed, and the allocator could not use the room again.
+    # Results are written to preallocated tensors. Small tensors allocated in the loop would lie between the large
+    # buffers that are freed, and the allocator could not reuse the space.
     value, gradient = x.new_empty(x.shape[0]), torch.empty_like(x)
     for span in spans(x, rows):
         z = head[span, :, None] - x[span, None, :]
@@ -130,12 +130,12 @@ def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Te
 
 
 def weighted_pairs(scores: Tensor, weights: PairWeights, rows: Callable[[], Tensor], *, sigma: float = 1.0) -> Tensor:
-    """Return what `pairwise_logistic` returns, by a compiled loop where there is one.
+    """Return the result of `pairwise_logistic`, computed by a compiled loop if one is available.
 
     Args:
         scores: (B, N).
         weights: The weights.
-        rows: Called if they are needed: the indices of the items i, (B, P).
+        rows: A function that returns the indices of the items i, (B, P). It is called only if they are needed.
         sigma: Steepness.
     """
     if pair_sums.backend_for(scores, weights, sigma) != "torch":
@@ -150,7 +150,7 @@ class LabelOrder:
     Args:
         labels: (B, N).
         mask: Boolean (B, N).
-        candidate: Boolean (B, N), which items may be the better of a pair; None = all.
+        candidate: Boolean (B, N), which items may be the first item of a pair; None = all.
     """
 
     def __init__(self, labels: Tensor, mask: Tensor, candidate: Tensor | None = None) -> None:
@@ -163,13 +163,13 @@ class LabelOrder:
 
     @property
     def rows(self) -> Tensor:
-        """Indices that cover the items with something below them, (B, P); found when first asked for."""
+        """Indices that include all items with a larger label than some other item, (B, P); computed on first use."""
         if self._rows is None:
             self._rows = better_items(self.candidate)
         return self._rows
 
     def weights(self, values: Tensor, kind: Literal["ones", "differences"], **rest: Any) -> PairWeights:
-        """Return weights of the pairs by values that grow with the label; `rest` as in `PairWeights`."""
+        """Return the pair weights for values that increase with the label. For `rest` see `PairWeights`."""
         return PairWeights(torch.where(self.candidate, values, -math.inf), self._second(values), kind, **rest)
 
     def count(self) -> Tensor:
@@ -177,12 +177,12 @@ class LabelOrder:
         return count_pairs(torch.where(self.candidate, self._labels, -math.inf), self._second(self._labels))
 
     def differences(self, values: Tensor) -> Callable[[slice], Tensor]:
-        """Return the function from a slice of lists to max(v_i - v_j, 0), (b, P, N)."""
+        """Return a function from a slice of lists to max(v_i - v_j, 0), (b, P, N)."""
         weights = self.weights(values, "differences")
         return lambda span: weights.block(span, self.rows)
 
     def ones(self) -> Callable[[slice], Tensor]:
-        """Return the function from a slice of lists to 1 for each pair and 0 elsewhere, (b, P, N)."""
+        """Return a function from a slice of lists to 1 for each pair and 0 elsewhere, (b, P, N)."""
         weights = self.weights(self._labels, "ones")
         return lambda span: weights.block(span, self.rows)
 

@@ -1,4 +1,4 @@
-"""Which items a loss with binary labels treats as positive."""
+"""The positive items of losses with binary labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recsys_topk.ops.topk_target import topk_target
 
 
 def positive_items(labels: Tensor, mask: Tensor, k: int | Tensor | None, positive_above: float) -> Tensor:
-    """Return the valid items with a label above `positive_above`, within the true top k if k is given, boolean (B, N).
+    """Return the valid items with a label above `positive_above`, boolean (B, N); with k, only those in the true top k.
 
     Example:
         >>> positive_items(torch.tensor([[3.0, 0.0, 1.0, 2.0]]), torch.ones(1, 4, dtype=torch.bool), 2, 0.0)

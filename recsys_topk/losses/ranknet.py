@@ -20,16 +20,16 @@ class RankNetLoss(RankingLoss):
     L = 1/P sum over pairs with y_i > y_j of w_ij log(1 + exp(-sigma (x_i - x_j))), P the number of those pairs.
 
     Shapes: scores, labels and mask (B, N). Labels: graded, only their order matters unless weighted. Cost: O(p N) time
-    for p items that are better than some other, O(N) memory per list beyond a buffer of fixed size. Use it when the
-    whole order matters and labels are an order rather than a quantity. With binary labels it is the BPR loss.
+    for p items that have a larger label than some other item, O(N) memory per list beyond a buffer of fixed size. Use
+    it when the whole order matters and labels are ordinal. With binary labels it is the BPR loss.
 
     Args:
         sigma: Steepness of the logistic function.
         weighting: w_ij = 1 (``"none"``), y_i - y_j (``"label_difference"``) or y_i^2 - y_j^2
             (``"squared_label_difference"``).
-        pairs: ``"mean"`` over the pairs of a list, or their ``"sum"``, which lets long lists weigh more.
-        k: If given, only pairs whose better item is in the true top k count.
-        positive_above: Lists without a label above this are left out; None = as the data says, else 0.
+        pairs: ``"mean"`` over the pairs of a list, or their ``"sum"``, which gives long lists a larger weight.
+        k: If given, only pairs whose first item is in the true top k are used.
+        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 

@@ -15,7 +15,7 @@ from recsys_topk.ops.subsets import subset_logs
 
 
 class SmoothTopKSVMLoss(RankingLoss):
-    """Every k-subset without the positive item must score less, by a margin, than those with it.
+    """Hinge loss with a margin between the best k-subset with the positive item and the best k-subset without it.
 
     For a positive item t, with the maximum over subsets A of k items smoothed by tau:
     l_t = smooth max_A (margin [t not in A] + mean score of A) - smooth max_{A with t} (mean score of A).
@@ -27,9 +27,9 @@ class SmoothTopKSVMLoss(RankingLoss):
 
     Args:
         tau: Temperature.
-        margin: By how much subsets with the positive item should lead (alpha in the paper).
+        margin: Required score difference between subsets with and without the positive item (alpha in the paper).
         k: How many items to select; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as the data says, else 0.
+        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 

@@ -26,17 +26,17 @@ class SoftmaxLoss(RankingLoss):
     """Softmax cross-entropy: each positive against the rest of its list, mean over the positives.
 
     L = mean over positives i of -log(exp(x_i / tau) / sum_{j in C_i} exp(x_j / tau)), where C_i is the whole list
-    (``against="all"``) or i and the negatives (``against="negatives"``, so that positives do not push one another
-    down).
+    (``against="all"``) or i and the negatives (``against="negatives"``, so that positives do not compete with each
+    other).
 
-    Shapes: scores, labels and mask (B, N). Labels: binary. Cost: O(N). Use it for retrieval with sampled negatives; it
-    bounds NDCG over the whole list, and gives the hardest negatives the largest gradient the smaller tau is.
+    Shapes: scores, labels and mask (B, N). Labels: binary. Cost: O(N). Use it for retrieval with sampled negatives. It
+    bounds NDCG over the whole list. The smaller tau is, the more the gradient concentrates on the hardest negatives.
 
     Args:
         tau: Temperature.
         against: ``"all"`` or ``"negatives"``.
         k: If given, only the true top k are positive.
-        positive_above: Items with a label above this are positive; None = as the data says, else 0.
+        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 

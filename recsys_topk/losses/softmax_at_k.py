@@ -1,4 +1,4 @@
-"""SoftmaxLoss@K: softmax cross-entropy weighted by whether an item has reached the top k."""
+"""SoftmaxLoss@K: softmax cross-entropy weighted by whether an item is in the top k."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from recsys_topk.ops.kth_pair import kth_pair
 
 
 class SoftmaxAtKLoss(RankingLoss):
-    """SL@K: the softmax loss of each positive, weighted by how surely it stands above the list's top-k quantile.
+    """SL@K: the softmax loss of each positive, weighted by its soft membership of the top k.
 
     L = mean over positives i of s((x_i - beta) / tau_weight) log sum_j exp((x_j - x_i) / tau), with s the logistic
-    function and beta = x_[k], the k-th largest score. -log NDCG@k is bounded by it up to constants. Beta and the weight
-    are constants for the gradient, so every positive is pushed up.
+    function and beta = x_[k], the k-th largest score. L bounds -log NDCG@k up to constants. Beta and the weight are
+    constants for the gradient, so the gradient raises every positive.
 
-    The paper differentiates the weight, but not beta (`weight_gradient`). Lowering x_i then lowers its weight, and this
-    wins where log sum_j exp((x_j - x_i) / tau) (1 - s) / tau_weight > (1 - softmax_i) / tau: with tau_weight = tau, for
-    every positive of a fresh model with more than a few items, which is pushed *down*. Use it only after training with
-    `softmax`, or with tau_weight well above tau log N; docs/losses.md has figures.
+    The paper differentiates the weight, but not beta (`weight_gradient`). Lowering x_i then lowers its weight. This
+    effect dominates where log sum_j exp((x_j - x_i) / tau) (1 - s) / tau_weight > (1 - softmax_i) / tau. With
+    tau_weight = tau this holds for every positive of an untrained model with more than a few items, so the gradient
+    *lowers* the positives. Use `weight_gradient` only after training with `softmax`, or with tau_weight well above
+    tau log N; docs/losses.md has figures.
 
     Shapes: scores, labels and mask (B, N). Labels: binary. Cost: O(N). Use it for NDCG@k with sampled negatives. A
-    positive far below the quantile has next to no weight.
+    positive far below beta has almost no weight.
 
     Args:
         tau: Temperature of the softmax.
         tau_weight: Temperature of the weight.
         weight_gradient: Differentiate the weight, as the paper does.
-        k: Where the quantile lies; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as the data says, else 0.
+        k: Rank of the threshold beta; required here or in the call.
+        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 

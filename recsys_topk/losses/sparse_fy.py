@@ -1,4 +1,4 @@
-"""Fenchel-Young loss of Sparse Top-K: a convex loss whose gradient is membership minus truth, with no dead zone."""
+"""Fenchel-Young loss of Sparse Top-K: a convex loss whose gradient is the membership minus the target."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from recsys_topk.ops.topk_target import topk_target
 
 
 class SparseFenchelYoungLoss(RankingLoss):
-    """tau times the mean over valid items of H(z_i) for the others and H(1 - z_i) for the true ones.
+    """Convex loss of the Sparse Top-K membership: a smooth hinge on each side of the list's threshold.
 
-    z = x / tau - t with t such that the memberships p = clip(z, 0, 1) sum to the number of true items, and H(u) = 0
-    below 0, u^2 / 2 up to 1, u - 1/2 above: a hinge on each side of a threshold that moves with the list. It is the
-    Fenchel-Young loss (Blondel et al. 2020) of the projection of `SparseTopK`, so it is convex, 0 exactly where all
-    true items lead all others by tau, and its gradient is (p - y) / n: an item on the wrong side always has one, where
-    the cross-entropy of the same membership (`sparse`) gives it none.
+    L = tau times the mean over valid items of H(1 - z_i) for true items and H(z_i) for all others, with
+    z = x / tau - t, t such that the memberships p = clip(z, 0, 1) sum to the number of true items, and H(u) = 0
+    below 0, u^2 / 2 up to 1, u - 1/2 above. It is the Fenchel-Young loss (Blondel et al. 2020) of the projection of
+    `SparseTopK`, so it is convex. It is 0 exactly if every true item exceeds every other item by tau. Its gradient is
+    (p - y) / n, so every misplaced item gets a gradient. The cross-entropy of the same membership (`sparse`) gives
+    misplaced items with p = 0 or p = 1 no gradient.
 
     Shapes: scores, labels and mask (B, N). Labels: binary, or graded with `k`. Cost: O(N) per pass, a few passes.
 
     Args:
         tau: Regularisation (l in the paper): the margin.
-        k: How many items are true, at most; a list with fewer positives has that many. Required here or in the call.
-        positive_above: Items with a label above this are positive; None = as the data says, else 0.
+        k: Maximum number of true items; all positives are true in a list with fewer. Required here or in the call.
+        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
@@ -71,9 +72,9 @@ class SparseFenchelYoungLoss(RankingLoss):
         assert k is not None
         target = topk_target(labels, mask, k, self.positive_above)
         items, wanted = mask.sum(1), target.sum(1).long()
-        proper = (wanted > 0) & (wanted < items)  # tied labels may make every item true: nothing to tell apart
+        proper = (wanted > 0) & (wanted < items)  # with tied labels all items may be true
         filled = scores if is_full(mask) else fill_masked(scores, mask, -torch.inf)
-        # A list with nothing to tell apart gets some threshold that exists, and loss and gradient 0.
+        # Lists in which all or no items are true get a valid dummy threshold, and loss and gradient 0.
         ks = torch.where(proper, wanted, 1).clamp_max(max(1, scores.shape[1] - 1))
         x, gap = centred(filled, ks)
         threshold = clip_threshold(x.detach() / self.tau, gap / self.tau, ks)

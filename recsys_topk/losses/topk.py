@@ -19,10 +19,10 @@ from recsys_topk.ops.topk_target import topk_target
 
 
 def selection_bce(selection: SoftSelection, target: Tensor) -> Tensor:
-    """Return the cross-entropy of each list, the mean over its valid items of -(y log p + (1 - y) log(1 - p)), (B,).
+    """Return the cross-entropy of each list, (B,): the mean over valid items of -(y log p + (1 - y) log(1 - p)).
 
     Args:
-        selection: The membership.
+        selection: The soft membership p.
         target: (B, N), 0 or 1.
 
     Example:
@@ -37,7 +37,7 @@ def selection_bce(selection: SoftSelection, target: Tensor) -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Linear in both logs, so the backward pass needs the target only, and -inf times 0 never arises."""
+    """The loss is linear in both logarithms: the backward needs only the target, and never computes -inf times 0."""
 
     generate_vmap_rule = True
 
@@ -68,24 +68,24 @@ def _build(operator: str | Mapping[str, Any]) -> TopKOperator:
     unknown = set(operator) - {"class_path", "init_args"}
     if unknown or "class_path" not in operator:
         raise ValueError(
-            "an operator is described by its class_path and init_args, "
+            "the description of an operator must have a class_path and may have init_args, such as "
             f"{{'class_path': 'lapsum', 'init_args': {{'tau': 2.0}}}}; got {dict(operator)!r}"
         )
     return registry.resolve(str(operator["class_path"]))(**operator.get("init_args", {}))
 
 
 class TopKLoss(RankingLoss):
-    """Base of the losses that ask an operator which items it would select.
+    """Cross-entropy between the soft membership of a top-k operator and the true top k.
 
     L = mean over valid items of -(y log p + (1 - y) log(1 - p)), with p the operator's membership at k and y the true
-    top k (see `topk_target`). Memberships of exactly 0 and 1 count as 1e-6 and 1 - 1e-6 (`TopKOperator.bounded`). Every
-    operator has such a loss under its own name (`recsys_topk.losses.from_operator`).
+    top k (see `topk_target`). Memberships of exactly 0 and 1 are replaced by 1e-6 and 1 - 1e-6
+    (`TopKOperator.bounded`). Every operator has such a loss under its own name (`recsys_topk.losses.from_operator`).
 
     Args:
-        operator: The operator whose membership is trained: an object, a registry name, or its description,
+        operator: The operator to train: an object, a registry name, or a description
             ``{"class_path": ..., "init_args": {...}}``.
         k: How many items to select; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as the data says, else 0.
+        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
 
@@ -123,5 +123,5 @@ class TopKLoss(RankingLoss):
         return self.operator.law() if plain else None
 
     def clamp(self, selection: SoftSelection) -> SoftSelection:
-        """Return the selection as it enters the cross-entropy: without exact zeros and ones."""
+        """Return the selection without memberships of exactly 0 and 1, for the cross-entropy."""
         return self.operator.bounded(selection)

@@ -1,12 +1,13 @@
-"""Metrics of lists and cascades: `functional` needs torch only, the classes keep state with torchmetrics.
+"""Metrics of lists and cascades. `functional` needs torch only; the classes are torchmetrics metrics.
 
 The classes are imported on first use, so that `recsys_topk.metrics.functional` works without torchmetrics.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from recsys_topk.lazy import attach
 
 if TYPE_CHECKING:
     from recsys_topk.metrics.average_precision import MAPAt
@@ -35,22 +36,19 @@ __all__ = [
     "configured_metrics",
 ]
 
-_MODULES = {
-    "DCGAt": "dcg",
-    "JointRecall": "joint_recall",
-    "KendallTau": "kendall",
-    "ListMean": "mean",
-    "MAPAt": "average_precision",
-    "MRRAt": "reciprocal_rank",
-    "NDCGAt": "ndcg",
-    "PrecisionAt": "precision",
-    "RecallAt": "recall",
-    "SelectionMass": "selection_mass",
-    "configured_metrics": "configured",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "average_precision": ["MAPAt"],
+        "configured": ["configured_metrics"],
+        "dcg": ["DCGAt"],
+        "joint_recall": ["JointRecall"],
+        "kendall": ["KendallTau"],
+        "mean": ["ListMean"],
+        "ndcg": ["NDCGAt"],
+        "precision": ["PrecisionAt"],
+        "recall": ["RecallAt"],
+        "reciprocal_rank": ["MRRAt"],
+        "selection_mass": ["SelectionMass"],
+    },
+)

@@ -1,4 +1,4 @@
-"""The shell of metrics of one list that are cut at k."""
+"""Base class of the metrics with a cut-off k."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from recsys_topk.metrics.mean import ListMean
 
 
 class MeanAtK(ListMean):
-    """Mean over lists of a function of scores and labels that is cut at k. A subclass sets `name` and `measure`.
+    """Mean over lists of a function of scores and labels with a cut-off k. A subclass sets `name` and `measure`.
 
     Class attributes:
-        measure: A function of scores, labels, mask and the `options`; returns one value per list, and which count.
+        measure: A function of scores, labels, mask and the `options`. It returns one value per list and the lists that
+            are counted.
 
     Args:
-        k: Where to cut; None = nowhere.
+        k: Cut-off; None = no cut-off.
         positive_above: Items with a label above this are positive.
     """
 
@@ -34,7 +35,7 @@ class MeanAtK(ListMean):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `measure` takes besides tensors."""
+        """Keyword arguments of `measure`."""
         return {"k": self.k, "positive_above": self.positive_above}
 
     def update(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:

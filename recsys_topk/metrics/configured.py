@@ -1,4 +1,4 @@
-"""The metrics of a cascade from a configured list: names and plain options in, metrics by logged name out."""
+"""Create the metrics of a cascade from configuration entries."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def configured_metrics(
     labels: Literal["grades", "places"] = "grades",
     operator: Callable[..., Any] | None = None,
 ) -> dict[str, ListMean]:
-    """Return the metrics that a list of entries asks for, by the name under which they are logged.
+    """Return the configured metrics by the name under which they are logged.
 
-    An entry is a registry name (or class path), or a mapping with that name as ``metric`` and options: the arguments
-    of the metric's class, and ``stage`` for the name of the stage that is measured. Without ``stage`` there is one
-    metric per stage; a metric of the whole cascade has none. What an entry leaves out comes from the cascade: k, m (the
-    stage's quota), quotas, positive_above, and a linear gain where labels are places.
+    An entry is a registry name (or class path), or a mapping with that name as ``metric`` and options. The options are
+    the arguments of the metric's class, and ``stage``, the name of the stage to measure. Without ``stage``, one metric
+    per stage is created. A metric of the whole cascade has no ``stage`` option. Options that an entry does not set come
+    from the cascade: k, m (the quota of the stage), quotas, positive_above, and a linear gain if labels are places.
 
     Args:
-        entries: The list.
-        k: How many items are wanted in the end.
-        quotas: How many items each stage passes on, by the stage's name, first to last.
+        entries: The configuration entries.
+        k: Number of items wanted at the end of the cascade.
+        quotas: Number of items that each stage passes on, by stage name, first stage first.
         positive_above: Items with a label above this are positive.
-        labels: What the labels are, as in a schema.
-        operator: The top-k operator of the loss; None = it has none, and metrics of an operator are refused.
+        labels: Kind of labels, as in a schema.
+        operator: The top-k operator of the loss. None = the loss has no operator; metrics of an operator then raise.
 
     Example:
         >>> metrics = configured_metrics(["joint_recall", "recall"], k=10, quotas={"retrieval": 30, "ranking": 20})
@@ -60,7 +60,7 @@ def _of_entry(entry: MetricEntry, quotas: Mapping[str, int], offered: Mapping[st
     options = {"metric": entry} if isinstance(entry, str) else dict(entry)
     name, stage = options.pop("metric", None), options.pop("stage", None)
     if not isinstance(name, str):
-        raise ValueError(f"a metric is a name, or a mapping such as {{metric: ndcg, k: 5}}; got {entry!r}")
+        raise ValueError(f"a metric must be a name or a mapping such as {{metric: ndcg, k: 5}}, got {entry!r}")
     cls = registry.resolve(name)
     accepted = inspect.signature(cls).parameters
     takes = [option for option in accepted if option != "operator"]
@@ -68,17 +68,17 @@ def _of_entry(entry: MetricEntry, quotas: Mapping[str, int], offered: Mapping[st
     if unknown is not None:
         known = [*takes, *([] if cls.whole_cascade else ["stage"])]
         raise ValueError(
-            f"metric {name!r} has no option {unknown!r}; {suggest(unknown, known)}it has: {', '.join(known)}"
+            f"metric {name!r} has no option {unknown!r}; {suggest(unknown, known)}its options: {', '.join(known)}"
         )
     if stage is not None and (cls.whole_cascade or stage not in quotas):
         raise ValueError(
-            f"metric {name!r} measures the whole cascade, so it takes no stage"
+            f"metric {name!r} measures the whole cascade and has no option 'stage'; remove it"
             if cls.whole_cascade
-            else f"metric {name!r} names stage {stage!r}; the stages are {', '.join(quotas)}"
+            else f"metric {name!r}: unknown stage {stage!r}; the stages are {', '.join(quotas)}"
         )
     if "operator" in accepted and offered["operator"] is None:
         raise ValueError(
-            f"metric {name!r} measures the top-k operator of the loss, and this loss has none; leave it out"
+            f"metric {name!r} measures the top-k operator of the loss, but this loss has none; remove the metric"
         )
     if cls.whole_cascade:
         made = cls(**_complete(options, offered, accepted))

@@ -13,9 +13,9 @@ class DCGAt(MeanAtK):
     """DCG@k; mean over the lists with a positive. See `recsys_topk.metrics.functional.dcg_at`.
 
     Args:
-        k: Where to cut; None = nowhere.
+        k: Cut-off; None = no cut-off.
         gain: ``"exponential"`` (2^y - 1) or ``"linear"`` (y).
-        positive_above: Only lists with a label above this are counted.
+        positive_above: Lists without a label above this are skipped.
 
     Example:
         >>> import torch

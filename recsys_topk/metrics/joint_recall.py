@@ -1,4 +1,4 @@
-"""Recall of the true top k among what survives a whole cascade."""
+"""Recall of the true top k among the items that survive a whole cascade."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from recsys_topk.metrics.mean import ListMean
 
 
 class JointRecall(ListMean):
-    """Of the true top k of a list, the share that survives all stages with their quotas; mean over lists.
+    """The share of the true top k that survives all stages with their quotas; mean over lists.
 
-    See `recsys_topk.metrics.functional.joint_recall` for the definition and its ties.
+    See `recsys_topk.metrics.functional.joint_recall` for the definition and the treatment of ties.
 
     Args:
         k: Size of the true set.
-        quotas: How many items each stage passes on, first stage first.
+        quotas: Number of items that each stage passes on, first stage first.
         positive_above: Items with a label above this are positive.
 
     Example:

@@ -1,4 +1,4 @@
-"""The state that all metrics share: a sum over lists and two counts; and the table of their names."""
+"""The base class of all metrics, which keeps a sum over lists and two counts, and the metric registry."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ registry: Registry[ListMean]
 
 
 class ListMean(Metric):  # type: ignore[misc]  # torchmetrics is untyped here
-    """Mean over lists: a float64 sum, an int64 count, and an int64 count of the lists that were left out.
+    """Mean over lists. The state is a float64 sum, an int64 count, and an int64 count of the skipped lists.
 
-    All three add up over batches and processes, so the result depends on neither the batch size nor the number of
-    processes. A subclass writes `update` and passes per-list values to `add`. Without any list counted the result is
-    NaN.
+    All three are summed over batches and processes, so the result depends on neither the batch size nor the number of
+    processes. A subclass implements `update` and passes one value per list to `add`. The result is NaN if no list is
+    counted.
 
-    A subclass that sets `name` can be asked for by that name (`recsys_topk.metrics.configured`). Arguments called
-    ``k``, ``m``, ``quotas`` and ``positive_above`` are then taken from the cascade unless they are given.
+    A subclass that sets `name` can be configured by that name (`recsys_topk.metrics.configured`). Its arguments ``k``,
+    ``m``, ``quotas`` and ``positive_above`` then default to the values of the cascade.
 
     Class attributes:
         name: Registry name.
-        whole_cascade: `update` takes the scores of all stages, one (B, N) tensor per stage, instead of one (B, N).
+        whole_cascade: `update` takes the scores of all stages, one (B, N) tensor per stage, instead of one tensor.
 
     Attributes:
-        skipped: Lists left out so far (in this process), int64 scalar.
-        stage: Number of the stage whose scores a configured metric gets; None = of no single stage.
+        skipped: Number of skipped lists so far in this process, int64 scalar.
+        stage: Index of the stage whose scores a configured metric gets; None = not a metric of one stage.
     """
 
     name: ClassVar[str]
@@ -56,18 +56,18 @@ class ListMean(Metric):  # type: ignore[misc]  # torchmetrics is untyped here
 
     @property
     def label(self) -> str:
-        """What the metric is called in logs: its name and the numbers that define it, e.g. ``recall@10@30``."""
+        """Name of the metric in logs, with the numbers that define it, e.g. ``recall@10@30``."""
         return self.name
 
     def add(self, values: Tensor, counted: Tensor) -> None:
-        """Add one value per list, (B,); lists that are not `counted` go to `skipped`."""
+        """Add one value per list, (B,). Lists that are not `counted` increase `skipped`."""
         self.total += torch.where(counted, values, 0.0).sum(dtype=torch.float64)
         included = counted.sum()
         self.count += included
         self.skipped += counted.numel() - included
 
     def compute(self) -> Tensor:
-        """Return the mean over all lists counted, a float32 scalar."""
+        """Return the mean over all counted lists, a float32 scalar."""
         return (self.total / self.count).float()
 
 

@@ -11,10 +11,7 @@ from recsys_topk.metrics.functional import ndcg_at
 class NDCGAt(DCGAt):
     """NDCG@k; mean over the lists with a positive. See `recsys_topk.metrics.functional.ndcg_at`.
 
-    Args:
-        k: Where to cut; None = nowhere.
-        gain: ``"exponential"`` (2^y - 1) or ``"linear"`` (y).
-        positive_above: Only lists with a label above this are counted.
+    The arguments are those of `DCGAt`.
 
     Example:
         >>> import torch

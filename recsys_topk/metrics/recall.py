@@ -1,4 +1,4 @@
-"""Recall of the true top k among a model's m best items."""
+"""Recall of the true top k among the m items with the best scores."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from recsys_topk.metrics.mean import ListMean
 
 
 class RecallAt(ListMean):
-    """recall@k@m: of the true top k of a list, the share among the m items with the best scores; mean over lists.
+    """recall@k@m: the share of the true top k that is among the m items with the best scores; mean over lists.
 
-    See `recsys_topk.metrics.functional.recall_at` for the definition and its ties.
+    See `recsys_topk.metrics.functional.recall_at` for the definition and the treatment of ties.
 
     Args:
         k: Size of the true set.

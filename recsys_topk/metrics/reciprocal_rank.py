@@ -11,9 +11,7 @@ from recsys_topk.metrics.functional import reciprocal_rank_at
 class MRRAt(MeanAtK):
     """MRR@k; mean over the lists with a positive. See `recsys_topk.metrics.functional.reciprocal_rank_at`.
 
-    Args:
-        k: Where to cut; None = nowhere.
-        positive_above: Items with a label above this are positive.
+    The arguments are those of `MeanAtK`.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""How many items a soft selection holds for each one it should."""
+"""Total membership of a soft selection relative to k."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SelectionMass(ListMean):
     """sum(p) / k of an operator's membership; mean over lists. See `recsys_topk.metrics.functional.selection_mass`.
 
     Args:
-        k: How many items were to be selected; capped at the valid items of a list.
+        k: Number of items to select; capped at the number of valid items of a list.
 
     Example:
         >>> import torch
@@ -37,18 +37,18 @@ class SelectionMass(ListMean):
 
 
 class StageSelectionMass(SelectionMass):
-    """`SelectionMass` of what the operator of the loss makes of a stage's scores, as a configured metric.
+    """`SelectionMass` of the loss's operator applied to the scores of a stage, as a configured metric.
 
     Args:
-        operator: The operator, of scores, k and mask.
-        k: How many items were to be selected; capped at the valid items of a list.
+        operator: The operator, a function of scores, k and mask.
+        k: Number of items to select; capped at the number of valid items of a list.
     """
 
     name: ClassVar[str] = "selection_mass"
 
     def __init__(self, operator: Callable[..., Any], k: int) -> None:
         super().__init__(k)
-        self._operator = (operator,)  # in a tuple: it is a part of the loss and not of the metric's state
+        self._operator = (operator,)  # in a tuple, so that it is not registered as a submodule of the metric
 
     @property
     def label(self) -> str:

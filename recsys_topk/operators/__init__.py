@@ -1,4 +1,4 @@
-"""Differentiable top-k operators: scores and k in, soft membership of the top k out. Needs torch and numpy only."""
+"""Differentiable top-k operators: functions from scores and k to a soft membership. Needs torch and numpy only."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def get(name: str, /, **arguments: Any) -> TopKOperator:
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of all operators, those of installed plug-ins included."""
+    """Return the names of all operators, including those of installed plug-ins."""
     return registry.available()
 
 
 def __getattr__(name: str) -> Any:
-    """Find an operator class that this file does not import, by its class name."""
+    """Return a registered operator class by its class name, for operators that this module does not import."""
     if not name.startswith("_"):
         for cls in registry.classes().values():
             if cls.__name__ == name:

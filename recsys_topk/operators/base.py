@@ -1,4 +1,4 @@
-"""The interface of all top-k operators: scores and k in, soft membership of the top k out."""
+"""The interface of all top-k operators: a function from scores and k to the soft membership of the top k."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from recsys_topk.spec import Recorded
 
 @dataclass(frozen=True)
 class SoftSelection:
-    """Soft membership of the top k, as two logarithms that were each computed stably.
+    """Soft membership p of the top k, stored as log p and log(1 - p), each computed stably.
 
-    Two logs and not one probability, because a probability can be mistaken for a logit, because the survival of
-    several stages is a sum of `log_p`, and because log(1 - p) cannot be had from a p that rounded to 1.
+    The class stores two logarithms instead of one probability for three reasons: a probability can be mistaken for a
+    logit, the joint survival of several stages is a sum of `log_p`, and log(1 - p) cannot be computed from a p that was
+    rounded to 1.
 
     Attributes:
-        log_p: log of the membership, (B, N); -inf where masked.
-        log_q: log of one minus the membership, (B, N); 0 where masked.
+        log_p: Logarithm of the membership, (B, N); -inf where masked.
+        log_q: Logarithm of one minus the membership, (B, N); 0 where masked.
         mask: Boolean (B, N), True = a real item.
     """
 
@@ -47,7 +48,7 @@ class SoftSelection:
 
 
 def clamped(selection: SoftSelection) -> SoftSelection:
-    """Return memberships inside [1e-6, 1 - 1e-6], with zero gradient outside.
+    """Return the memberships clamped to [1e-6, 1 - 1e-6]. The gradient of clamped memberships is 0.
 
     Example:
         >>> certain = torch.tensor([[0.0, -math.inf]])
@@ -62,31 +63,31 @@ registry: Registry[TopKOperator]
 
 
 class TopKOperator(Recorded, nn.Module, ABC):
-    """Base of all operators: checks, float32 arithmetic, masks and one k per list.
+    """Base class of all operators: checks, float32 arithmetic, masks and one k per list.
 
-    A subclass sets `name` and the facts below, and writes `select`. Everything else is done here once: half precision
-    is computed in float32, autocast is left, masked scores are replaced by 0 (so that NaN and infinity cannot leak),
-    and lists with k = 0 or k >= their number of valid items are answered exactly, with zero gradient.
+    A subclass sets the class attributes below and implements `select`. The base class does the rest: it computes half
+    precision in float32 with autocast off, replaces masked scores by 0 (so that NaN and infinity cannot leak), and
+    handles lists with k = 0 or k >= their number of valid items exactly, with zero gradient.
 
     Class attributes:
         name: Registry name.
         cost: Time for one list: ``"n"``, ``"n log n"``, ``"k n"`` or ``"n^2"``.
-        sums_to_k: The membership of a list sums to k: abs(sum of p - k) <= 8 N eps of its dtype, for scores of any
-            size and offset.
+        sums_to_k: The membership of a list sums to k: abs(sum of p - k) <= 8 N eps, with eps of the dtype, for scores
+            of any size and offset.
         equivariant: Permuting the items permutes the membership.
         tie_fair: Equal scores get equal membership and gradient.
         deterministic: The same input gives the same output.
-        exact_gradient: The gradient is that of the value (checked by finite differences).
-        fractional_k: k may be a fraction: a float, or a floating tensor (B,), up to which the membership sums.
+        exact_gradient: The gradient is the derivative of the value (checked by finite differences).
+        fractional_k: k may be fractional: a float, or a floating tensor (B,). The membership sums to it.
         transformable: `torch.func.grad`, `vmap` and `jacrev` work; False for operators that draw random numbers.
-        paper: Where the operator is from.
+        paper: Reference.
         loss_defaults: Defaults of the loss of the same name (see `recsys_topk.losses.from_operator`) that differ from
             those of the operator.
-        loss_leaves_out: Arguments that the loss does not take.
+        loss_leaves_out: Arguments of the operator that the loss does not have.
 
     Args:
         tau: Temperature; smaller is closer to the hard top k.
-        validate: Raise on NaN or infinity among valid scores (reads the tensor, so it is off by default).
+        validate: Raise on NaN or infinity among valid scores. Off by default, because the check reads the tensor.
     """
 
     name: ClassVar[str]
@@ -110,29 +111,29 @@ class TopKOperator(Recorded, nn.Module, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if {"select", "bounded"} & cls.__dict__.keys() and "law" not in cls.__dict__:
-            cls.law = TopKOperator.law  # type: ignore[method-assign]  # another membership has another law
+            cls.law = TopKOperator.law  # type: ignore[method-assign]  # the inherited law is not that of a new `select`
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
 
     def law(self) -> Law | None:
-        """Return the law under which a fused kernel computes the cross-entropy of `select`; None = there is none."""
+        """Return the law of the fused kernel that computes the cross-entropy of `select`; None = no such kernel."""
         return None
 
     @abstractmethod
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
-        """Compute the membership. Called with clean input only.
+        """Compute the membership. The base class calls it with clean input.
 
         Args:
             scores: (B, N), float32 or float64, N >= 2; 0 where masked.
             k: One int, or an int64 tensor (B,), with 1 <= k < number of valid items in every list. With `fractional_k`
                 also a tensor (B,) of the dtype of scores, with 0 < k < number of valid items.
-            mask: Boolean (B, N). `recsys_topk.numerics.is_full(mask)` tells that nothing is masked.
+            mask: Boolean (B, N). `recsys_topk.numerics.is_full(mask)` is True if nothing is masked.
         """
 
     def bounded(self, selection: SoftSelection) -> SoftSelection:
-        """Return the selection as it enters a cross-entropy, where log 0 must not occur.
+        """Return the selection for a cross-entropy, in which log 0 must not occur.
 
-        The selection itself here; operators whose memberships are exactly 0 or 1 return `clamped` ones.
+        By default this is the selection itself. Operators with memberships of exactly 0 or 1 return `clamped` ones.
         """
         return selection
 
@@ -143,8 +144,8 @@ class TopKOperator(Recorded, nn.Module, ABC):
         Args:
             scores: (B, N), any floating dtype.
             k: One int, or one int per list, (B,). It is capped at the number of valid items. An operator with
-                `fractional_k` also takes a float, or one per list.
-            mask: Boolean (B, N), True = a real item; None = all are.
+                `fractional_k` also accepts one float, or one float per list.
+            mask: Boolean (B, N), True = a real item; None = all items are real.
 
         Returns:
             The selection, in float32 (float64 for float64 scores).
@@ -163,7 +164,7 @@ class TopKOperator(Recorded, nn.Module, ABC):
         full = is_full(mask)
         count = torch.full(x.shape[:1], x.shape[1], device=x.device) if full else count_true(mask)
         if isinstance(k, Tensor) and k.is_floating_point():
-            if x.shape[1] == 1:  # one item can be selected in part: padded, it is a list like others
+            if x.shape[1] == 1:  # a single item can be selected in part; padding gives `select` two items
                 wide = self._select_general(pad(x, (0, 1)), k, pad(mask, (0, 1), value=False))
                 return SoftSelection(wide.log_p[:, :1], wide.log_q[:, :1], mask)
             wanted = torch.minimum(k.to(x.dtype), count.to(x.dtype))
@@ -182,8 +183,8 @@ class TopKOperator(Recorded, nn.Module, ABC):
         log_p = torch.where(everything, 0.0, torch.full_like(x, -math.inf))
         log_q = torch.where(everything, -math.inf, torch.zeros_like(x))
         if x.shape[1] < 2 or x.shape[0] == 0:
-            return SoftSelection(log_p + 0.0 * _nothing(x), log_q + 0.0 * _nothing(x), mask)
-        # Lists that are answered exactly still pass through `select`, as a harmless list of equal scores.
+            return SoftSelection(log_p + 0.0 * _connected_zero(x), log_q + 0.0 * _connected_zero(x), mask)
+        # Lists with an exact result also pass through `select`, replaced by equal scores.
         inner = mask & proper[:, None]
         selection = self.select(
             torch.where(inner, x, 0.0), torch.where(proper, wanted, 1), mask if full else mask | ~proper[:, None]
@@ -197,8 +198,8 @@ class TopKOperator(Recorded, nn.Module, ABC):
         return f"tau={self.tau:g}"
 
 
-def _nothing(x: Tensor) -> Tensor:
-    """Return a scalar 0 through which `x` receives a zero gradient, whatever it holds."""
+def _connected_zero(x: Tensor) -> Tensor:
+    """Return a scalar 0 with a zero gradient with respect to `x`, for any values of `x`."""
     return torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0.0).sum()
 
 

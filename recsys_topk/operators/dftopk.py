@@ -13,14 +13,14 @@ from recsys_topk.ops.topk_loss import Law
 
 
 class DFTopK(TopKOperator):
-    """Logistic membership around the midpoint between the last item in and the first item out.
+    """Logistic membership around the midpoint of the k-th and (k+1)-th score.
 
-    p_i = sigmoid((x_i - theta) / tau), theta = alpha x_[k] + (1 - alpha) x_[k+1]; theta is differentiated. Linear in
-    N. The membership does not sum to k: it tends to k as tau goes to 0 and to N / 2 as tau grows.
+    p_i = sigmoid((x_i - theta) / tau), theta = alpha x_[k] + (1 - alpha) x_[k+1]; theta is differentiated. Cost: O(N).
+    The membership does not sum to k: its sum tends to k as tau goes to 0 and to N / 2 as tau grows.
 
     Args:
         tau: Temperature.
-        alpha: Where the threshold lies between x_[k+1] (0) and x_[k] (1).
+        alpha: Position of the threshold between x_[k+1] (0) and x_[k] (1).
         validate: Raise on NaN or infinity among valid scores.
 
     Example:

@@ -1,4 +1,4 @@
-"""DiffSort: the mass that an item sends to the k best outputs of a relaxed sorting network."""
+"""DiffSort: the mass of an item in the k best outputs of a relaxed sorting network."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ PHI = 0.25
 class DiffSort(TopKOperator):
     """Top-k mass of a sorting network with relaxed conditional swaps.
 
-    A comparator on (a, b) puts alpha a + (1 - alpha) b on the lower and the rest on the upper wire, with
-    alpha = F((b - a) / tau), F a distribution function (Cauchy by default); the relaxed values enter the next layer.
-    Instead of an n x n matrix, the indicator of the k best outputs is carried back through the layers:
-    O(n) per layer, n layers for ``odd_even`` and log^2 n for ``bitonic``, and p and 1 - p are two such passes, so that
+    A comparator on (a, b) puts alpha a + (1 - alpha) b on the lower wire and the remainder on the upper wire, with
+    alpha = F((b - a) / tau), F a distribution function (Cauchy by default). The relaxed values enter the next layer.
+    The indicator of the k best outputs is propagated back through the layers, so no n x n matrix is needed: O(n) per
+    layer, n layers for ``odd_even`` and log^2 n for ``bitonic``. p and 1 - p are computed in two separate passes, so
     neither is a difference.
 
-    The result depends on the order of the items, and equal scores are not treated alike: it is a network. Masked
-    items are taken out of it: a list with m valid items passes through the network for m wires.
+    The result depends on the order of the items, and equal scores may get different memberships, because the network
+    compares wires by position. Masked items do not enter the network: a list with m valid items uses the network for m
+    wires.
 
     Args:
         tau: Temperature, the inverse of the network's steepness.
         network: ``"bitonic"`` (log^2 n layers) or ``"odd_even"`` (n layers).
         distribution: ``"cauchy"``, ``"logistic"``, ``"logistic_phi"`` (the gap d enters as d / |d|^0.25),
-            ``"gaussian"``, ``"reciprocal"`` or ``"optimal"`` (the two of the paper that keep the network monotonic).
+            ``"gaussian"``, ``"reciprocal"`` or ``"optimal"`` (the last two keep the network monotonic, see the paper).
         validate: Raise on NaN or infinity among valid scores.
 
     Example:
@@ -71,7 +72,7 @@ class DiffSort(TopKOperator):
         """See `TopKOperator.select`."""
         rows, n = scores.shape
         wires = _Wires.of(scores, mask, 1 << (n - 1).bit_length() if self.network == "bitonic" else n, self.network)
-        # Around the k-th score: the network mixes values, and mixtures of scores of 1e7 would be rounded.
+        # Scores are centred at the (k+1)-th: the network mixes values, and mixtures of large scores lose precision.
         _, cut = kth_values(scores.detach() if is_full(mask) else fill_masked(scores.detach(), mask, -math.inf), k)
         x = scores.new_zeros(rows, wires.width).scatter(1, wires.place, scores - cut)
         layers = _bitonic(wires) if self.network == "bitonic" else _odd_even(wires)
@@ -124,14 +125,14 @@ class _Wires(NamedTuple):
 
     @staticmethod
     def of(scores: Tensor, mask: Tensor, width: int, network: Network) -> _Wires:
-        """Put the valid items of each list side by side, in order; masked ones on the wires that are left."""
+        """Place the valid items of each list on adjacent wires, in order, and masked items on the remaining wires."""
         n = scores.shape[1]
         if is_full(mask):
             place = torch.arange(width - n, width, device=scores.device).expand_as(scores)
             ends = torch.full((scores.shape[0], 1), width, device=scores.device)
             return _Wires(width, place, ends - n, ends, width == n)
         count = count_true(mask)[:, None]
-        # A list's own bitonic network has the next power of two of wires; its items take the last of them.
+        # The bitonic network of a list has the next power of two of wires; its items use the last ones.
         stop = 1 << torch.ceil(torch.log2(count.double())).long() if network == "bitonic" else count
         start = stop - count
         inside = start + mask.cumsum(1) - 1
@@ -141,7 +142,7 @@ class _Wires(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """Comparators that work side by side: wires i and i + distance, in blocks of 2 distance from `offset` on."""
+    """Parallel comparators on wires i and i + distance, in blocks of 2 * distance wires starting at `offset`."""
 
     offset: int
     distance: int
@@ -171,7 +172,7 @@ def _odd_even(wires: _Wires) -> list[_Layer]:
     for t in range(wires.width):
         offset = t % 2
         pairs = (wires.width - offset) // 2
-        if pairs == 0:  # two wires: the second layer has nothing to compare
+        if pairs == 0:  # with two wires, the second layer has no comparators
             continue
         active = None
         if not wires.whole:
@@ -190,7 +191,7 @@ def _bitonic(wires: _Wires) -> list[_Layer]:
             direction = 1 - 2 * ((low >> (block + 1)) % 2)
             active = None
             if not wires.whole:
-                # A list leaves the network after the blocks that its own number of wires needs.
+                # A list uses only the blocks that its own number of wires needs.
                 active = (low >= wires.start) & (high < wires.stop) & ((1 << block) < wires.stop)
             layers.append(_Layer(0, distance, wires.width // 2, direction, active))
     return layers

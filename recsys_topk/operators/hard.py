@@ -1,4 +1,4 @@
-"""Hard top-k: 1 for the k best items, 0 for the rest, with a borrowed gradient if one is wanted."""
+"""Hard top-k: 1 for the k best items and 0 for all others, with an optional straight-through gradient."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from recsys_topk.ops.sorting import sort_descending
 
 
 class HardTopK(TopKOperator):
-    """Membership 1 for the k best items and 0 for the rest; equal scores are taken in their order of appearance.
+    """Membership 1 for the k best items and 0 for all others. Among equal scores the earlier item is selected.
 
-    Its gradient is 0, or, with `straight_through`, that of another operator: the value is hard, the backward pass is
-    the other's (log p and log(1 - p) each carry the other's gradient). In a cross-entropy the value is clamped to
-    [1e-6, 1 - 1e-6] and the gradient is not; the loss of this name takes it from dftopk unless told otherwise.
+    The gradient is 0. With `straight_through`, the value stays hard, and log p and log(1 - p) get the gradients of
+    another operator. In a cross-entropy the value is clamped to [1e-6, 1 - 1e-6]; the gradient is not clamped. The loss
+    ``hard`` uses the gradient of dftopk by default.
 
     Args:
-        tau: Temperature of the operator that lends its gradient; the value does not depend on it.
+        tau: Temperature of the operator that provides the gradient; the value does not depend on it.
         straight_through: Name of that operator, e.g. ``"dftopk"``; None = no gradient.
         validate: Raise on NaN or infinity among valid scores.
 
@@ -43,29 +43,29 @@ class HardTopK(TopKOperator):
     def __init__(self, tau: float = 1.0, straight_through: str | None = None, *, validate: bool = False) -> None:
         super().__init__(tau, validate=validate)
         self.straight_through = straight_through
-        self.lender = None if straight_through is None else registry.get(straight_through, tau=tau)
+        self.surrogate = None if straight_through is None else registry.get(straight_through, tau=tau)
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""
         chosen = hard_topk(scores, k, mask)
         log_p = torch.where(chosen, 0.0, torch.full_like(scores, -math.inf).detach())
         log_q = torch.where(chosen, -math.inf, torch.zeros_like(scores).detach())
-        if self.lender is None:
-            lent_p = lent_q = torch.where(mask, scores, 0.0) * 0.0
+        if self.surrogate is None:
+            soft_p = soft_q = torch.where(mask, scores, 0.0) * 0.0
         else:
-            lent = self.lender.select(scores, k, mask)
-            lent_p, lent_q = lent.log_p, lent.log_q
-        return SoftSelection(straight_through(log_p, lent_p), straight_through(log_q, lent_q), mask)
+            soft = self.surrogate.select(scores, k, mask)
+            soft_p, soft_q = soft.log_p, soft.log_q
+        return SoftSelection(straight_through(log_p, soft_p), straight_through(log_q, soft_q), mask)
 
     def bounded(self, selection: SoftSelection) -> SoftSelection:
-        """Clamp the value alone: the lent gradient passes."""
+        """Clamp the value. The straight-through gradient does not change."""
         value = clamped(SoftSelection(selection.log_p.detach(), selection.log_q.detach(), selection.mask))
         return SoftSelection(
             straight_through(value.log_p, selection.log_p), straight_through(value.log_q, selection.log_q), value.mask
         )
 
     def extra_repr(self) -> str:
-        """Show where the gradient comes from."""
+        """Show the operator that provides the gradient."""
         return f"straight_through={self.straight_through!r}"
 
 
@@ -77,17 +77,17 @@ def hard_topk(scores: Tensor, k: int | Tensor, mask: Tensor) -> Tensor:
     return torch.zeros_like(mask).contiguous().scatter(1, order, first.expand_as(order))
 
 
-def straight_through(value: Tensor, lender: Tensor) -> Tensor:
-    """Return `value`, with the gradient going to `lender`."""
-    passed: Tensor = apply(_StraightThrough, value, lender)
-    return passed
+def straight_through(value: Tensor, surrogate: Tensor) -> Tensor:
+    """Return `value`. Its gradient is passed to `surrogate` unchanged."""
+    result: Tensor = apply(_StraightThrough, value, surrogate)
+    return result
 
 
 class _StraightThrough(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(value: Tensor, lender: Tensor) -> Tensor:
+    def forward(value: Tensor, surrogate: Tensor) -> Tensor:
         return value.clone()
 
     @staticmethod

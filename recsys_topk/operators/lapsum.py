@@ -1,4 +1,4 @@
-"""LapSum: a membership by the Laplace distribution function that sums to k exactly."""
+"""LapSum: a Laplace membership that sums to k exactly."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class LapSum(TopKOperator):
 
 
 def _centred_at_fraction(filled: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scores less the one that is selected in part, x_[m + 1] for m < k < m + 1, and 0: the first guess.
+    """Return the scores minus the partly selected score, x_[m + 1] for m < k < m + 1, and the gap 0.
 
-    For a whole k no item is selected in part, and the guess is the middle of a gap, as in `centred`.
+    For an integer k no item is partly selected, and the result is that of `centred`.
     """
     whole = k.long()
     kept, cut = kth_values(filled, whole.clamp_min(1))

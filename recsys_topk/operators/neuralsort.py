@@ -1,4 +1,4 @@
-"""NeuralSort: the mass that an item has in the first k rows of a relaxed permutation matrix."""
+"""NeuralSort: the mass of an item in the first k rows of a relaxed permutation matrix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recsys_topk.ops.dispatch import closed_form, may_read, operation, through_r
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.sorting import average_ties, sort_descending
 
-# Rows of the relaxed permutation are made in chunks of about this many entries: they stay in the cache.
+# Rows of the relaxed permutation are computed in chunks of about this many entries, which fit in the cache.
 CHUNK = 2**18
 
 
@@ -25,19 +25,19 @@ class NeuralSort(TopKOperator):
     """Top-k mass of NeuralSort's relaxed permutation, without its n x n matrix.
 
     Row r is softmax_i(((n + 1 - 2 r) x_i - sum_j |x_i - x_j|) / tau); U_i is the mass of item i in rows 1..k, D_i in
-    the rows after. Rows sum to 1, columns do not. Two forms:
+    the rows after k. Rows sum to 1, columns do not. There are two forms:
 
-    - normalised (the default, and what the loss uses): p = U / C and 1 - p = D / C with C = U + D held constant, so
-      that log p and log(1 - p) carry the gradients of U and of D (the form of LCRON). Needs all rows: n^2 time.
-    - plain: p = U, which sums to k and may exceed 1; log(1 - p) is -inf, with zero gradient, where it does. Needs
-      the first k rows: k n time.
+    - normalised (the default, used by the loss): p = U / C and 1 - p = D / C with C = U + D held constant, so that
+      log p and log(1 - p) have the gradients of log U and log D (the form of LCRON). Needs all rows: n^2 time.
+    - plain: p = U, which sums to k and may exceed 1; log(1 - p) is then -inf with zero gradient. Needs the first k
+      rows: k n time.
 
-    Both use O(n) memory: rows are made in chunks and made again in the backward pass. Masses are summed as
-    logarithms, so that they do not underflow at small tau.
+    Both use O(n) memory: rows are computed in chunks and recomputed in the backward pass. Masses are summed as
+    logarithms to avoid underflow at small tau.
 
     Args:
         tau: Temperature.
-        normalised: Which form.
+        normalised: True = the normalised form, False = the plain form.
         eps: Added to C in the normalised form (LCRON's published loss has 1e-6).
         validate: Raise on NaN or infinity among valid scores.
 
@@ -82,7 +82,7 @@ class NeuralSort(TopKOperator):
 
 
 class _Masses(torch.autograd.Function):
-    """log U and log D, computed in the order of the scores, where sums of distances are cumulative sums."""
+    """log U and log D, computed on sorted scores, where sums of distances are cumulative sums."""
 
     @staticmethod
     def forward(
@@ -114,7 +114,7 @@ class _Masses(torch.autograd.Function):
             ctx.tau,
             ctx.normalised,
         )
-        # distance_i = sum_j |v_i - v_j| in descending order: item i is above n - i items and below i - 1.
+        # distance_i = sum_j |v_i - v_j|; in descending order, item i is larger than n - i items and smaller than i - 1.
         ranks = torch.arange(1, v.shape[1] + 1, device=v.device)
         through = grad_distance.cumsum(1)
         both_sides = 2.0 * through - grad_distance - through[:, -1:]
@@ -124,7 +124,7 @@ class _Masses(torch.autograd.Function):
 
 
 def _reference(filled: Tensor, k: Tensor, count: Tensor, tau: float, normalised: bool) -> tuple[Tensor, Tensor]:
-    """Return log U and log D from the whole matrix, (B, n, n): differentiable to any order, n^2 memory."""
+    """Return log U and log D from the full matrix, (B, n, n). Differentiable to any order; n^2 memory."""
     valid = filled > -math.inf
     n, ranks = count[:, None], torch.arange(1, filled.shape[1] + 1, device=filled.device)
     x = torch.where(valid, filled, 0.0)
@@ -146,9 +146,9 @@ def _inverse(order: Tensor) -> Tensor:
 
 
 def _centred(values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values less their mean (0 where masked) and the sum of distances of each (inf where masked).
+    """Return the values minus their mean (0 where masked) and the sum of distances of each (inf where masked).
 
-    Rows are invariant to a shift of the scores; in float32 the sums are much more accurate around 0.
+    Rows are invariant to a shift of the scores, and float32 sums of centred values are much more accurate.
     """
     n, ranks = count[:, None], torch.arange(1, values.shape[1] + 1, device=values.device)
     valid = ranks <= n
@@ -160,7 +160,7 @@ def _centred(values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Chunk(NamedTuple):
-    """Some rows: their numbers, and the weight of each in U and in D, (B, R, 1); None = 1, False = 0."""
+    """A chunk of rows: the row numbers and the weight of each row in U and in D, (B, R, 1); None = 1, False = 0."""
 
     numbers: Tensor
     in_u: Tensor | Literal[False] | None
@@ -168,7 +168,7 @@ class _Chunk(NamedTuple):
 
 
 def _chunks(v: Tensor, k: Tensor, count: Tensor, normalised: bool) -> Iterator[_Chunk]:
-    """Yield all rows that are needed, in chunks that lie on one side of every list's k where that is possible."""
+    """Yield all needed rows in chunks. A chunk lies on one side of the k of every list if possible."""
     if may_read(k):
         low, high = int(k.min()), int(k.max())
         least, most = (int(count.min()), int(count.max())) if normalised else (high, high)
@@ -211,9 +211,9 @@ def neuralsort_masses(
 
     Args:
         v: (B, N), centred scores, descending, 0 where masked.
-        distance: (B, N), the sum of distances of each to the others, inf where masked.
+        distance: (B, N), the sum of the distances of each item to all others, inf where masked.
         k: (B,) int64, 1 <= k < count.
-        count: (B,) int64, valid items; they come first.
+        count: (B,) int64, the number of valid items, which come first.
         tau: Temperature.
         normalised: Whether the rows after the k-th are needed.
     """
@@ -230,10 +230,10 @@ def neuralsort_masses(
 
 
 def _references(v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Return, for each item, about the largest logarithm among rows 1..k and among the rows after, (B, N) each.
+    """Return, per item, about the largest logarithm in rows 1..k and in the rows after k, (B, N) each.
 
-    The row in which an item weighs most is that of its own rank, and of the rows on the other side of k the nearest
-    one. Masses are summed relative to these, and so neither overflow nor vanish.
+    The mass of an item is largest in the row of its own rank, and on the other side of k in the nearest row. Masses are
+    summed relative to these values, so they neither overflow nor underflow.
     """
     ranks, valid = torch.arange(1, v.shape[1] + 1, device=v.device), torch.isfinite(distance)
     near = []
@@ -246,10 +246,10 @@ def _references(v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: floa
 
 
 def _exp(x: Tensor) -> Tensor:
-    """Return exp(x) of the logarithms of shares, in place.
+    """Return exp(x) for logarithms x of shares, in place.
 
-    A share is at most 1, so x > 0 is a rounding error, or a row that does not count for this list (its weight is 0,
-    and infinity times 0 would be NaN). The lower bound avoids the underflow that makes exp slow on CPU.
+    A share is at most 1. x > 0 is a rounding error, or a row with weight 0 for this list (infinity times 0 would be
+    NaN). The lower bound avoids underflow, which makes exp slow on a CPU.
     """
     return x.clamp_(LOWEST_EXPONENT[x.dtype], 0.0).exp_()
 

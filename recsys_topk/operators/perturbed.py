@@ -1,4 +1,4 @@
-"""Perturbed top-k: how often an item is among the k best when the scores are noised."""
+"""Perturbed top-k: how often an item is among the k best when noise is added to the scores."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class PerturbedTopK(TopKOperator):
 
     p = mean_s y_s, y_s the hard top k of x + tau z_s, z_s standard normal. Gradient: the unbiased estimator
     dp/dx = mean_s y_s z_s^T / tau of the smoothed map (Berthet et al. 2020), not the derivative of the finite mean.
-    O(samples N) time, O(N) memory: the noise is drawn sample by sample, and again in the backward pass. Inside
+    O(samples N) time, O(N) memory: the noise is drawn one sample at a time, and drawn again in the backward pass. In a
     cross-entropy the membership is clamped to [1e-6, 1 - 1e-6].
 
     Args:
         tau: Standard deviation of the noise.
-        samples: Number of noised copies.
-        seed: None = fresh noise at each call, governed by `torch.manual_seed`; an int = the same noise at each call.
+        samples: Number of noise samples.
+        seed: None = new noise in each call, controlled by `torch.manual_seed`; an int = the same noise in each call.
         validate: Raise on NaN or infinity among valid scores.
 
     Example:
@@ -66,12 +66,12 @@ class PerturbedTopK(TopKOperator):
         if under_transform():
             raise RuntimeError(NO_TRANSFORM)
         device = scores.device
-        # On the host, wherever the scores are: a generator is seeded there.
+        # The seed stays on the host for any device of the scores, because generators are seeded from the host.
         host = torch.device("cpu")
         seed = torch.randint(2**62, (1,), device=host) if self.seed is None else torch.tensor([self.seed], device=host)
         filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
         ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=device)
-        # Noise added to scores of 1e7 would be rounded away.
+        # Scores are centred, because noise added to very large scores would be lost to rounding.
         x, _ = centred(filled, ks)
         p = _Membership.apply(x, ks, seed, self.samples, self.tau)  # type: ignore[no-untyped-call]
         inside = (p > 0.0) & (p < 1.0)
@@ -104,9 +104,9 @@ class _Membership(torch.autograd.Function):
 
 
 def noised_topk(filled: Tensor, k: Tensor, noise: Tensor, tau: float) -> Tensor:
-    """Return the hard top k of `filled` + tau `noise`, boolean (B, N): exactly k items, the first of those that tie.
+    """Return the hard top k of `filled` + tau `noise`, boolean (B, N): exactly k items; among ties the first ones.
 
-    Two draws of float32 noise are equal once in some million, so that equal scores tie now and then.
+    Ties occur in practice: two draws of float32 noise are equal about once in some million.
 
     Example:
         >>> x = torch.tensor([[2.0, 1.0, 0.0]])
@@ -121,13 +121,13 @@ def noised_topk(filled: Tensor, k: Tensor, noise: Tensor, tau: float) -> Tensor:
 
 
 def _noise(filled: Tensor, generator: torch.Generator, places: Tensor | None, width: int) -> Tensor:
-    """Draw noise for the valid items only, so that masked ones do not shift what the others receive."""
+    """Draw noise for the valid items only, so that masked items do not change the noise of the others."""
     drawn = torch.randn(len(filled), width, generator=generator, dtype=filled.dtype, device=filled.device)
     return drawn if places is None else drawn.gather(1, places)
 
 
 def _start(filled: Tensor, seed: Tensor) -> tuple[torch.Generator, Tensor | None, int]:
-    device = "cpu" if filled.is_meta else filled.device  # what has no values needs no random ones
+    device = "cpu" if filled.is_meta else filled.device  # there is no generator on the meta device
     generator = torch.Generator(device=device).manual_seed(int(seed))
     valid = filled > -math.inf
     width = int(valid.sum(1).max()) if filled.numel() and may_read(filled) else filled.shape[1]
@@ -141,7 +141,7 @@ def _fake_mean(filled: Tensor, k: Tensor, seed: Tensor, samples: int, tau: float
 
 @operation(fake=_fake_mean)
 def perturbed_mean(filled: Tensor, k: Tensor, seed: Tensor, samples: int, tau: float) -> Tensor:
-    """Return the mean of the noised memberships, (B, N); `filled` is -inf where masked."""
+    """Return the mean of the memberships under noise, (B, N); `filled` is -inf where masked."""
     generator, places, width = _start(filled, seed)
     total = torch.zeros_like(filled)
     for _ in range(samples):
@@ -157,8 +157,8 @@ def _fake_gradient(filled: Tensor, k: Tensor, seed: Tensor, grad: Tensor, sample
 def perturbed_gradient(filled: Tensor, k: Tensor, seed: Tensor, grad: Tensor, samples: int, tau: float) -> Tensor:
     """Return mean_s z_s <grad, y_s> / tau, (B, N), over the same noise as `perturbed_mean`.
 
-    <grad, p> is subtracted from <grad, y_s>: the noise has mean 0, so the estimate stays unbiased up to a factor
-    1 - 1/samples, and its variance falls.
+    <grad, p> is subtracted from <grad, y_s> to reduce the variance. The noise has mean 0, so the estimate stays
+    unbiased up to a factor 1 - 1/samples.
     """
     generator, places, width = _start(filled, seed)
     total, noises = torch.zeros_like(filled), torch.zeros_like(filled)

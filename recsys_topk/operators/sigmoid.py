@@ -1,4 +1,4 @@
-"""Sigmoid top-k: a logistic membership whose threshold makes it sum to k exactly."""
+"""Sigmoid top-k: a logistic membership with the threshold at which it sums to k exactly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recsys_topk.ops.topk_loss import Law
 
 
 class SigmoidTopK(TopKOperator):
-    """Logistic membership around the threshold at which it sums to k: the strict sibling of DFTopK.
+    """Logistic membership around the threshold at which it sums to k: DFTopK with an exact sum.
 
     p_i = sigmoid((x_i - b) / tau), b solves sum_i p_i = k. Newton's method finds b in a few passes, O(N) each; the
     gradient follows from the implicit function theorem, db/dx_i = p_i (1 - p_i) / sum_j p_j (1 - p_j).

@@ -15,12 +15,12 @@ from recsys_topk.ops.fill_masked import fill_masked
 
 
 class SinkhornTopK(TopKOperator):
-    """Entropic transport of n items onto "out" and "in" with masses n - k and k (SOFT), without iterations.
+    """Entropic optimal transport of n items onto two anchors, "out" and "in", with masses n - k and k (SOFT).
 
-    The cost of item i is (x_i + 1)^2 to be out and x_i^2 to be in, divided by the list's largest cost c (a constant
-    for the gradient, as in the original), regularised by epsilon = tau. With two anchors the plan has one dual
-    variable that matters: it is the sigmoid operator at temperature tau c / 2, and Sinkhorn's rounds are not needed.
-    Since c depends on where the scores lie, so does the membership.
+    The cost of item i is (x_i + 1)^2 for "out" and x_i^2 for "in", divided by the largest cost c of the list (a
+    constant for the gradient, as in the original), regularised by epsilon = tau. With two anchors only one dual
+    variable matters: the plan is the sigmoid operator at temperature tau c / 2, and no Sinkhorn iterations are needed.
+    Because c depends on the location of the scores, the membership is not invariant to a shift of the scores.
 
     Args:
         tau: The entropic regularisation epsilon.
@@ -42,8 +42,8 @@ class SinkhornTopK(TopKOperator):
         x = scores.detach()
         high = (x if is_full(mask) else fill_masked(x, mask, -math.inf)).amax(1, keepdim=True)
         low = (x if is_full(mask) else -fill_masked(-x, mask, -math.inf)).amin(1, keepdim=True)
-        # The largest of x^2 and (x + 1)^2 over the list lies at one of its ends.
+        # x^2 and (x + 1)^2 are largest at the smallest or the largest score of the list.
         largest = (high * high).maximum((high + 1.0).square()).maximum(low * low).maximum((low + 1.0).square())
-        # Squares of scores beyond 1e19 overflow in float32; the membership is k / n long before that.
+        # Squares of scores above 1e19 overflow in float32; the membership is k / n already for smaller scores.
         temperature = (0.5 * self.tau * largest).clamp_max(1e-3 * torch.finfo(x.dtype).max)
         return sigmoid_selection(scores, k, mask, temperature)

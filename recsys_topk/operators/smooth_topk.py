@@ -13,11 +13,12 @@ from recsys_topk.ops.subsets import subset_logs
 class SmoothTopK(TopKOperator):
     """Inclusion probability in a random k-subset whose weight is exp(sum of its scores / tau).
 
-    p_i = exp(x_i / tau) e_{k-1}(without i) / e_k, e_j the j-th elementary symmetric polynomial of exp(x / tau): the
-    gradient of tau log e_k, the smooth maximum over all k-subsets. Among all distributions over k-subsets with the same
-    memberships, this one has the largest entropy.
+    p_i = exp(x_i / tau) e_{k-1}(without i) / e_k, e_j the j-th elementary symmetric polynomial of exp(x / tau). This is
+    the gradient of tau log e_k, the smooth maximum over all k-subsets. Among all distributions over k-subsets with the
+    same memberships, this one has the largest entropy.
 
-    Cost: O(k N) time and memory, in O(log N) steps. Off the CPU a k per list costs as much as k = N.
+    Cost: O(k N) time and memory, in O(log N) steps. On devices other than the CPU, one k per list costs as much as
+    k = N.
 
     Args:
         tau: Temperature.

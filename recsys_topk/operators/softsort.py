@@ -1,4 +1,4 @@
-"""SoftSort: the mass that an item has in the first k rows of a relaxed permutation matrix."""
+"""SoftSort: the mass of an item in the first k rows of a relaxed permutation matrix."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from recsys_topk.ops.sorting import share_ties, sort_descending
 class SoftSort(TopKOperator):
     """Top-k mass of SoftSort's relaxed permutation, without its n x n matrix.
 
-    Row r is softmax_i(-|x_i - x_[r]| / tau); U_i is the mass of item i in rows 1..k, D_i in the rows after. Rows sum
-    to 1, columns do not. Two forms:
+    Row r is softmax_i(-|x_i - x_[r]| / tau); U_i is the mass of item i in rows 1..k, D_i in the rows after k. Rows sum
+    to 1, columns do not. There are two forms:
 
-    - normalised (the default, and what the loss uses): p = U / C and 1 - p = D / C with C = U + D held constant, so
-      that log p and log(1 - p) carry the gradients of U and of D (the form of LCRON). Needs all rows: O(n log n).
-    - plain: p = U, which sums to k and may exceed 1; log(1 - p) is -inf, with zero gradient, where it does. Needs
-      the first k rows: O(n + k log k).
+    - normalised (the default, used by the loss): p = U / C and 1 - p = D / C with C = U + D held constant, so that
+      log p and log(1 - p) have the gradients of log U and log D (the form of LCRON). Needs all rows: O(n log n).
+    - plain: p = U, which sums to k and may exceed 1; log(1 - p) is then -inf with zero gradient. Needs the first k
+      rows: O(n + k log k).
 
-    In the order of the scores |x_i - x_[r]| splits into two one-sided sums, each a recurrence s_i = e_i s_{i-1} + w_i
-    with e_i = exp(-(gap to the neighbour) / tau) <= 1: all terms are positive and none is large, so nothing cancels,
-    overflows or vanishes. Time n log n (the sort) and memory n, not n^2.
+    On sorted scores, sums over |x_i - x_[r]| split into two one-sided sums. Each is a recurrence
+    s_i = e_i s_{i-1} + w_i with e_i = exp(-(gap to the neighbour) / tau) <= 1. All terms are positive and none is
+    large, so there is no cancellation, overflow or underflow. Time is n log n (the sort) and memory n instead of n^2.
 
     Args:
         tau: Temperature.
-        normalised: Which form.
+        normalised: True = the normalised form, False = the plain form.
         eps: Added to C in the normalised form (LCRON's published loss has 1e-6).
         validate: Raise on NaN or infinity among valid scores.
 
@@ -72,15 +72,15 @@ class SoftSort(TopKOperator):
         back = torch.empty_like(order).scatter(1, order, places)
         ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=x.device)
         v = x.gather(1, order)
-        if not full:  # masked items come last; as copies of the last valid one they leave no gap
+        if not full:  # masked items come last; they become copies of the last valid item, so that there is no gap
             count = count_true(mask)[:, None]
             v = torch.where(places < count, v, v.gather(1, count - 1).detach())
         else:
             count = torch.full_like(ks, x.shape[1])[:, None]
         inside = (places < count).to(x.dtype)
         own, last, first = closed_form(_Masses, _reference, v, inside, torch.zeros_like(v[:, :1]), ks, self.tau)
-        # On its own side of k an item has its mass; on the other, that of the nearest row, less the distance to it.
-        # Differences come before the division by tau: scores far from 0 would be rounded by it.
+        # An item has its own mass on its own side of k. On the other side it has the mass of the nearest row, reduced
+        # by the distance to that row. Differences are taken before the division by tau, which would round large scores.
         edge = ks[:, None] - 1
         above = places <= edge
         log_u = torch.where(above, own.log(), last.log() + (v - v.gather(1, edge)) / self.tau)
@@ -97,7 +97,7 @@ class SoftSort(TopKOperator):
 
 
 def _plain_of_top(x: Tensor, k: int, mask: Tensor, tau: float) -> SoftSelection:
-    """Return the plain form from the k largest scores: the rest enters through one sum."""
+    """Return the plain form from the k largest scores. All other scores enter through one sum."""
     v, places = x.topk(k, dim=1)
     edge = v[:, -1:]
     rest = ((x - edge) / tau).scatter(1, places, -math.inf)
@@ -111,21 +111,22 @@ def _plain_of_top(x: Tensor, k: int, mask: Tensor, tau: float) -> SoftSelection:
 class _Masses(torch.autograd.Function):
     """The mass of each item in the rows on its own side of k, from the sorted scores, with its closed-form gradient.
 
-    With e_i = exp((v_i - v_{i-1}) / tau): up_i = 1 + e_i up_{i-1} sums the weights of the items down to i in row i, and
-    down_i = e_{i+1} (1 + down_{i+1}) those after it; Z = up + down. F_i = 1 / Z_i + e_i F_{i-1} and
-    H_i = e_{i+1} (1 / Z_{i+1} + H_{i+1}) then sum the rows before and after i, both starting afresh at k.
+    With e_i = exp((v_i - v_{i-1}) / tau): up_i = 1 + e_i up_{i-1} is the sum of the weights of items 1..i in row i, and
+    down_i = e_{i+1} (1 + down_{i+1}) is the sum of the weights of the items after i; Z = up + down.
+    F_i = 1 / Z_i + e_i F_{i-1} and H_i = e_{i+1} (1 / Z_{i+1} + H_{i+1}) then sum the rows before and after i. Both
+    recurrences restart at k.
     """
 
     @staticmethod
     def forward(
         ctx: Any, v: Tensor, inside: Tensor, below: Tensor, k: Tensor, tau: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the masses, (B, m), and those of rows 1..k at the k-th and of the rest at the (k+1)-th item, (B, 1).
+        """Return the masses, (B, m), the mass of rows 1..k at item k, and that of the other rows at item k + 1, (B, 1).
 
         Args:
             ctx: Context.
             v: (B, m), descending.
-            inside: (B, m), 1 for valid items and 0 for those after them.
+            inside: (B, m), 1 for valid items, 0 for masked items.
             below: (B, 1), the sum of exp((x - v_m) / tau) over the items that are not in `v`.
             k: (B,), 1 <= k <= m.
             tau: Temperature.
@@ -149,7 +150,7 @@ class _Masses(torch.autograd.Function):
         g_ahead = g_own.scatter_add(1, edge - 1, g_last)
         g_behind = g_own.scatter_add(1, place, torch.where(edge < width, g_first, 0.0))
         g_w = torch.zeros_like(w).scatter_add(1, place, torch.where(edge < width, g_first, 0.0))
-        # Each recurrence runs backwards in the gradient of its terms.
+        # The gradient of a recurrence is the reversed recurrence.
         g_ahead = recurrence(torch.cat((e_cut[:, 1:], zero), 1), g_ahead, True)
         g_w = g_w + g_ahead
         g_e = torch.where(ends == edge, 0.0, g_ahead * torch.cat((zero, ahead[:, :-1]), 1))
@@ -183,7 +184,7 @@ class _Parts(NamedTuple):
 def _recurrences(
     v: Tensor, inside: Tensor, below: Tensor, k: Tensor, tau: float, run: Callable[[Tensor, Tensor, bool], Tensor]
 ) -> _Parts:
-    """Return the terms, with `run` the recurrence: `scan`, which is differentiable, or `recurrence`, which is not."""
+    """Return the terms. `run` computes a recurrence: `scan`, which is differentiable, or `recurrence`, which is not."""
     gaps = torch.exp(((v[:, 1:] - v[:, :-1]) / tau).clamp_min(LOWEST_EXPONENT[v.dtype]))
     nothing = torch.zeros_like(below)
     e = torch.cat((nothing, gaps), 1)
@@ -191,7 +192,7 @@ def _recurrences(
     up = run(e, inside, False)
     down = run(after, torch.cat((inside[:, 1:], below), 1) * after, True)
     w = inside / (up + down)
-    # Where a side starts afresh, nothing is carried over.
+    # Both recurrences restart at k: no value is carried over.
     ends = torch.arange(v.shape[1], device=v.device)
     e_cut = torch.where(ends == k[:, None], 0.0, e)
     after_cut = torch.where(ends == k[:, None] - 1, 0.0, after)
@@ -201,7 +202,7 @@ def _recurrences(
 
 
 def _masses(parts: _Parts, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `_Masses` returns."""
+    """Return the outputs of `_Masses.forward`."""
     place = k[:, None].clamp_max(parts.w.shape[1] - 1)
     last, first = parts.ahead.gather(1, k[:, None] - 1), (parts.w + parts.behind).gather(1, place)
     return parts.ahead + parts.behind, last, first

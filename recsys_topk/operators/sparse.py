@@ -1,4 +1,4 @@
-"""Sparse top-k: the Euclidean projection of the scores on the k-subset polytope, exactly sparse."""
+"""Sparse top-k: the Euclidean projection of the scores onto the k-subset polytope, with exact zeros and ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from recsys_topk.ops.topk_loss import Law
 
 
 class SparseTopK(TopKOperator):
-    """Projection of x / tau on {0 <= p <= 1, sum p = k}: memberships of exactly 0 and 1 away from the threshold.
+    """Projection of x / tau onto {0 <= p <= 1, sum p = k}. Memberships far from the threshold are exactly 0 or 1.
 
     p_i = clip(x_i / tau - t, 0, 1), t solves sum_i p_i = k (Sander et al. 2023 with p = 2; the isotonic form is the
-    same map). Newton's method finds t, O(N) per pass, exact once the set of fractional items stops changing. The
-    gradient is (g - mean of g) / tau over the fractional items, and 0 elsewhere. Inside cross-entropy the membership
+    same map). Newton's method finds t in O(N) per pass; t is exact when the set of fractional items stops changing. The
+    gradient is (g - mean of g) / tau over the fractional items and 0 for all others. In a cross-entropy the membership
     is clamped to [1e-6, 1 - 1e-6].
 
     Args:

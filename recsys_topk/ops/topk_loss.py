@@ -194,16 +194,12 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
     return apply(_WithGradient, scores, _Result(value, factor, rest), [gradient]), which
 
 
-# Items of a list that one program holds; the reference (topk, then elementwise) serves longer ones.
-LONGEST = 8192
-
-
 def _serves_triton(
     scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool
 ) -> bool:
     given = [x for x in (scores, labels, mask, k) if isinstance(x, Tensor)]
     whole = k is None or isinstance(k, int) or not k.is_floating_point()
-    return runs_triton(*given) and whole and not labels.requires_grad and 2 <= scores.shape[1] <= LONGEST
+    return runs_triton(*given) and whole and not labels.requires_grad and 2 <= scores.shape[1] < 2**28
 
 
 @topk_loss.backend("triton", _serves_triton, traced=True)

@@ -10,10 +10,11 @@ from recsys_topk.losses.base import ListFacts
 
 
 class PublishedARF(ARFLoss):
-    """`ARFLoss` as published; takes its arguments. Only padding at the end makes sense.
+    """`ARFLoss` as published, with the same arguments. Padding must be at the end of the list.
 
-    Padding competes in P and in P*, its rows and columns are then set to 0, means divide by N, a list no longer than
-    the quota has no L_relax, a list with padding no L_global, and all lists count.
+    Differences from `ARFLoss`: padding takes part in P and P*, and its rows and columns are set to 0 afterwards; means
+    divide by N; a list that is not longer than the quota has no L_relax; a list with padding has no L_global; no list
+    is skipped.
 
     Example:
         >>> scores, labels = torch.tensor([[3.0, 1.0, 2.0, 0.0]]), torch.tensor([[1.0, 0.0, 0.0, 1.0]])
@@ -21,11 +22,11 @@ class PublishedARF(ARFLoss):
         tensor(True)
     """
 
-    def _lists(
+    def _list_losses(
         self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts
     ) -> Tensor:
         if mask is None:
-            return super()._lists(scores, labels, mask, k, facts)
+            return super()._list_losses(scores, labels, mask, k, facts)
         size, n = scores.shape
         quota = k if isinstance(k, Tensor) else torch.full((size,), k or n, device=scores.device)
         wanted = facts.positives if self.top is None else torch.full_like(quota, self.top)

@@ -1,4 +1,4 @@
-"""ICC with the published cuts and pairs."""
+"""ICC with the published cut-offs and pairs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from recsys_topk.numerics import mean_of_lists
 
 
 class PublishedICC(ICCObjective):
-    """`ICCObjective` as published; takes its arguments.
+    """`ICCObjective` as published, with the same arguments.
 
-    The last stage cuts at the quota of the one before it, pairs with equal labels are trained towards "the later is
-    better", and the sum over pairs i < j is divided by N^2.
+    Differences from `ICCObjective`: the last stage uses the quota of the stage before it; in pairs with equal labels
+    the later item is the target; the sum over pairs i < j is divided by N^2.
     """
 
     def compute(
@@ -36,7 +36,7 @@ class PublishedICC(ICCObjective):
         return super().compute(scores, labels, mask, groups, cuts, k)
 
     def pairs(self, combined: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-        """Return the pairwise loss of the combined scores, padding included."""
+        """Return the pairwise loss of the combined scores, including padding."""
         n = labels.shape[1]
         later = torch.ones(n, n, dtype=torch.bool, device=labels.device).triu(1)
         target = (labels[:, :, None] > labels[:, None, :]).to(labels.dtype)

@@ -15,14 +15,14 @@ from recsys_topk.reference.lcron import lcron_terms
 
 
 class PublishedJoint(JointObjective):
-    """`JointObjective` as published: padded items compete and are trained on.
+    """`JointObjective` as published, with the same arguments: padding takes part in the loss.
 
-    With NeuralSort or SoftSort it is LCRON's loss in the dense form of its authors (`lcron_terms`); with any other
-    operator the mask is ignored. Takes the arguments of `JointObjective`.
+    With NeuralSort or SoftSort this is LCRON's loss in the dense form of its authors (`lcron_terms`). With any other
+    operator the mask is ignored.
     """
 
     def clean(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Return the values as they are: padding takes part."""
+        """Return the values unchanged, because padding takes part in the loss."""
         return values
 
     def compute(

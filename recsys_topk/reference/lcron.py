@@ -1,7 +1,7 @@
 """LCRON's loss with the published treatment of padding, in the dense form of its authors; for comparisons only.
 
-The permutation matrices are computed over all slots, padding included, and multiplied by the mask along both axes, as
-if padding stood at the end of the list. In the joint term the items that should not survive are not masked at all.
+The permutation matrices are computed over all slots, including padding, and multiplied by the mask along both axes, as
+if padding were at the end of the list. In the joint term, items that should not survive are not masked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recsys_topk.operators.softsort import SoftSort
 
 
 def permutation(operator: NeuralSort | SoftSort, scores: Tensor) -> Tensor:
-    """Return the relaxed permutation matrix, (B, rank, item), of whole lists."""
+    """Return the relaxed permutation matrix of unmasked lists, (B, rank, item)."""
     n = scores.shape[1]
     if isinstance(operator, SoftSort):
         ordered = scores.sort(1, descending=True).values
@@ -33,12 +33,12 @@ def lcron_terms(
     """Return the term of each stage and the joint term.
 
     Args:
-        operator: Which permutation, and its temperature.
+        operator: The operator, which defines the permutation and its temperature.
         scores: One (B, N) tensor per stage.
-        labels: (B, N); the k largest, padding included, are true unless they are padding.
+        labels: (B, N). The true items are the k largest labels (including padding) that are not padding.
         mask: Boolean (B, N).
-        k: Number of true items, and where every stage cuts.
-        eps: Inside each logarithm and each normaliser.
+        k: Number of true items, and the cut-off of every stage.
+        eps: Added inside each logarithm and to each normaliser.
     """
     real = mask.to(labels.dtype)
     both = real[:, :, None] * real[:, None, :]

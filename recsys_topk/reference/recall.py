@@ -1,4 +1,4 @@
-"""Recall as the research code computes it."""
+"""Recall as in the published research code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recsys_topk.metrics.recall import RecallAt
 def published_recall(
     selected: Tensor, labels: Tensor, mask: Tensor | None, k: int, positive_above: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the published recall of one batch, (1,): the mean over all lists of hits / k, and that it counts."""
+    """Return the published recall of one batch, the mean over all lists of hits / k, (1,), and a True flag, (1,)."""
     true = labels > positive_above if mask is None else (labels > positive_above) & mask
     true = top(torch.where(true, labels, -1.0).to(torch.float32), k) & true
     batch_mean = (true & selected).sum(-1).double().div(k).mean()[None]
@@ -23,10 +23,10 @@ def published_recall(
 
 
 class PublishedRecall(RecallAt):
-    """`RecallAt` as published; takes its arguments.
+    """`RecallAt` as published, with the same arguments.
 
-    The hits are always divided by k, padding competes for places, lists without positives count as 0, ties go by
-    position, and the result is a mean of batch means (so it depends on the batch size).
+    Differences from `RecallAt`: hits are always divided by k; padding is ranked; lists without positives count as 0;
+    ties are ordered by position; the result is a mean of batch means, so it depends on the batch size.
 
     Example:
         >>> metric = PublishedRecall(k=2, m=1)
@@ -41,7 +41,7 @@ class PublishedRecall(RecallAt):
 
 
 class PublishedJointRecall(JointRecall):
-    """`JointRecall` as published; takes its arguments. See `PublishedRecall`."""
+    """`JointRecall` as published, with the same arguments. See `PublishedRecall`."""
 
     def update(self, stage_scores: Sequence[Tensor], labels: Tensor, mask: Tensor | None = None) -> None:
         """Add a batch of lists: one (B, N) tensor of scores per stage, labels and mask (B, N)."""

@@ -1,8 +1,8 @@
-"""The yardstick of `bench data`: RecFlow read as research code reads it, in plain Python, one request at a time.
+"""The baseline of `bench data`: a RecFlow reader in plain Python that reads one request at a time.
 
-Written from the description of the format, not from anybody's code. It does what such readers do: a dictionary of
-positions per day, items built one by one with three clock conversions each, and negatives drawn by a multinomial over
-(requests, slots of all other requests). Times are in UTC+8, so that its output can be compared with the toolkit's.
+It was written from the description of the format and follows the style of research code: a dictionary of positions per
+day, items built one by one with three clock conversions each, and negatives drawn by a multinomial over (requests,
+slots of all other requests). Times are in UTC+8, so that its output can be compared with that of the toolkit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ResearchDataset(Dataset[tuple[Any, ...]]):
     """A day of two-stage samples: context, history, four groups of items, their masks and labels.
 
     Args:
-        folder: The `data` folder; it is trusted, since its pickles are opened by `pickle`.
+        folder: The `data` folder. It must be trusted, because its pickles are opened with `pickle`.
         day: The day.
     """
 
@@ -80,7 +80,7 @@ class ResearchDataset(Dataset[tuple[Any, ...]]):
 
 
 def sample_negatives(items: Tensor, number: int) -> Tensor:
-    """Draw negatives from the other requests' slots: (B, N, F) items give (B, number, F); O(B^2 N) memory."""
+    """Draw negatives from the items of the other requests: (B, N, F) items give (B, number, F); O(B^2 N) memory."""
     lists, slots, features = items.shape
     flat = items.reshape(lists * slots, features)
     others = torch.arange(lists * slots).expand(lists, -1)

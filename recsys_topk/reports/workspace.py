@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from collections.abc import Iterable, Sequence
 from importlib import resources
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-METRIC = "joint_recall@10@20"  # of the default cascade
+METRIC = "joint_recall@10@20"  # the joint recall of the default cascade
 STEP = "trainer/global_step"
-MOST_RUNS = 100  # in one panel; W&B's own default is 10
+MOST_RUNS = 100  # per panel; the default of W&B is 10
+NEWEST = 200  # number of newest runs whose metrics are read
 DIAGNOSTICS = "--trainer.callbacks+=recsys_topk.callbacks.diagnostics.Diagnostics"
 
 
-def workspace(entity: str, project: str, metric: str = METRIC) -> Any:
+def workspace(entity: str, project: str, metrics: Sequence[str] = (METRIC,)) -> Any:
     """Return the workspace.
 
     Args:
         entity: User or team that owns the project.
         project: The project.
-        metric: The metric that runs are compared by, without ``val/``.
+        metrics: The metrics by which runs are compared, without ``val/``. Runs are sorted by the first one.
     """
     with warnings.catch_warnings():
-        # The package declares its models in pydantic's old way, and says so seven times.
+        # The package declares its models in the old style of pydantic, which warns seven times.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message="Pydantic V1 style")
         try:
             import wandb_workspaces.reports.v2 as wr
@@ -33,30 +38,71 @@ def workspace(entity: str, project: str, metric: str = METRIC) -> Any:
             raise ValueError(
                 f"the dashboard needs wandb-workspaces ({error}): pip install 'wandb-workspaces>=0.4'"
             ) from error
-    best = f"val/{metric}.max"
     text = resources.files("recsys_topk.reports").joinpath("workspace.yaml").read_text(encoding="utf-8")
-    content = yaml.safe_load(text.replace("METRIC", metric).replace("DIAGNOSTICS", DIAGNOSTICS))
+    content = yaml.safe_load(text.replace("DIAGNOSTICS", DIAGNOSTICS))
     sections = [
-        ws.Section(name=name, panels=[_made(wr, panel) for panel in panels], is_open=number < 2)
+        ws.Section(
+            name=name,
+            panels=[_made(wr, panel, metric) for panel in panels for metric in _repeats(panel, metrics)],
+            is_open=number < 2,
+        )
         for number, (name, panels) in enumerate(content["sections"].items())
     ]
     return ws.Workspace(
         entity=entity, project=project, name="recsys-topk", sections=sections,
         settings=ws.WorkspaceSettings(x_axis=STEP, max_runs=MOST_RUNS),
-        runset_settings=ws.RunsetSettings(order=[expr.Ordering(expr.Summary(best), ascending=False)]),
+        runset_settings=ws.RunsetSettings(order=[expr.Ordering(expr.Summary(f"val/{metrics[0]}"), ascending=False)]),
     )  # fmt: skip
 
 
-def _made(wr: Any, given: Any) -> Any:
-    """Return what a part of workspace.yaml stands for: a panel, or a value of one."""
+def _repeats(panel: Any, metrics: Sequence[str]) -> Sequence[str]:
+    """Return the metrics for which a panel is repeated: all, or one if the panel does not show METRIC."""
+    return metrics if "METRIC" in json.dumps(panel) else metrics[:1]
+
+
+def _made(wr: Any, given: Any, metric: str) -> Any:
+    """Return the object for a part of workspace.yaml: a panel, or a value of a panel."""
     if isinstance(given, list):
-        return [_made(wr, part) for part in given]
+        return [_made(wr, part, metric) for part in given]
     if isinstance(given, dict):
-        options = {name: _made(wr, value) for name, value in given.items() if name != "panel"}
+        options = {name: _made(wr, value, metric) for name, value in given.items() if name != "panel"}
         return getattr(wr, given["panel"])(**options)
-    section, _, path = str(given).partition(":")
+    if not isinstance(given, str):
+        return given
+    text = given.replace("METRIC", metric)
+    section, _, path = text.partition(":")
     known = {"config": wr.Config, "summary": wr.SummaryMetric}
-    return known[section](path) if section in known else given
+    return known[section](path) if section in known else text
+
+
+def metrics_of_folder(folder: Path) -> list[str]:
+    """Return the monitored metrics of the runs in a folder, newest run first.
+
+    The names contain k and the quota of the last stage, so runs of two different cascades have two names.
+    """
+    found = []
+    files = sorted(folder.glob("**/run.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in files[:NEWEST]:
+        try:
+            found.append(json.loads(path.read_text(encoding="utf-8")).get("monitor"))
+        except (ValueError, AttributeError):
+            continue
+    return _names(found)
+
+
+def metrics_of_project(entity: str, project: str) -> list[str]:
+    """Return the monitored metrics of the runs of a W&B project; empty if it has no runs or W&B does not answer."""
+    import wandb
+
+    try:
+        runs = wandb.Api(timeout=20).runs(f"{entity}/{project}", order="-created_at")
+        return _names([run.config.get("monitor") for run in islice(runs, NEWEST)])
+    except (wandb.Error, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+
+
+def _names(found: Iterable[Any]) -> list[str]:
+    return list(dict.fromkeys(name for name in found if isinstance(name, str) and name))
 
 
 def spec(made: Any) -> str:
@@ -65,13 +111,22 @@ def spec(made: Any) -> str:
     return content
 
 
-def save(entity: str | None, project: str, metric: str = METRIC) -> str:
+def default_entity() -> str:
+    """Return the user or team whose key is known here."""
+    import wandb
+
+    try:
+        return str(wandb.Api(timeout=20).default_entity)
+    except (wandb.Error, OSError, RuntimeError) as error:
+        raise ValueError(f"W&B does not answer: {error}") from error
+
+
+def save(entity: str, project: str, metrics: Sequence[str] = (METRIC,)) -> str:
     """Save the workspace and return its address."""
     import wandb
 
     try:
-        owner = entity or wandb.Api(timeout=20).default_entity
-        saved = workspace(str(owner), project, metric).save()
+        saved = workspace(entity, project, metrics).save()
         return str(saved.url)
     except (wandb.Error, OSError, RuntimeError) as error:
-        raise ValueError(f"W&B did not take the workspace for {entity or 'you'}/{project}: {error}") from error
+        raise ValueError(f"W&B rejected the workspace for {entity}/{project}: {error}") from error

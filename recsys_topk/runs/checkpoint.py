@@ -42,7 +42,7 @@ def check_is_file(path: str | Path) -> None:
         )
 
 
-def config_of(content: Mapping[str, Any]) -> dict[str, Any]:
+def config_from_checkpoint(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model and the data of a checkpoint as a config."""
     model = {name: value for name, value in content["hyper_parameters"].items() if name != "schema"}
     saved = content.get("datamodule_hyper_parameters")

@@ -1,11 +1,11 @@
 """The config of a run: a plain dict, built from packaged configs, files and options, with names in place of classes.
 
 A config has the keys of LightningCLI (`model`, `data`, `trainer`, `seed_everything`, `ckpt_path`) and those of a run
-(`out`, `name`, `logger`, ...). Five keys are shorter ways to say something:
+(`out`, `name`, `logger`, ...). Six keys are short forms:
 
 - `config`: a name, a file, a dict, or a list of them, merged below the other keys in their order;
 - `trust`: packages that the files may name classes of (`recsys_topk.trust`);
-- `loss` and `objective`: the same as `model.loss` and `model.objective`;
+- `loss`, `objective` and `lr_scheduler`: the same as `model.loss`, `model.objective` and `model.lr_scheduler`;
 - `losses`: options for losses that are chosen by name, ``{"lapsum": {"tau": 5}}``, used for the loss that the merged
   config chooses, whatever the order; options given for the chosen loss itself win.
 
@@ -31,6 +31,7 @@ CONFIGS = "recsys_topk.runs.configs"
 # Arguments that the run itself gives to a class.
 GIVEN = ("self", "loss", "stages")
 KEYS = ("loss", "objective", "data")
+SHORT = ("loss", "objective", "lr_scheduler")
 TORCHREC = "recsys_topk.strategies.torchrec.TorchRecStrategy"
 DEFAULTS = {"loss": "dftopk", "data": "recflow"}
 
@@ -75,7 +76,7 @@ def read_config(name: str) -> dict[str, Any]:
 def _check_shape(content: Mapping[Any, Any], source: str) -> None:
     """Raise if a part of a config is not of the kind that `resolve` takes."""
     kinds: dict[str, tuple[type, ...]] = dict.fromkeys(("model", "losses", "init_args"), (Mapping,))
-    kinds |= dict.fromkeys((*KEYS, "trainer"), (Mapping, str))
+    kinds |= dict.fromkeys((*KEYS, "trainer", "lr_scheduler"), (Mapping, str))
     losses = content.get("losses")
     inner = (content.get("model"), losses, content.get("trainer"))
     parts = [content, *(part for part in inner if isinstance(part, Mapping))]
@@ -109,7 +110,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         appends = isinstance(key, str) and key.endswith("+")
         before = merged.get(key[:-1] if appends else key)
         if appends:
-            merged[key[:-1]] = [*several(before), *several(value)]
+            merged[key[:-1]] = [*as_list(before), *as_list(value)]
         elif isinstance(value, Mapping):
             merged[key] = merge(before if isinstance(before, Mapping) else {}, value)
         else:
@@ -129,7 +130,7 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
             return resolve(config)
     by_loss: dict[type, dict[str, Any]] = {}
     merged: dict[str, Any] = {}
-    for layer in _layers(config):
+    for layer in layers(config):
         for name, options in (layer.pop("losses", None) or {}).items():
             by_loss.setdefault(registry_of("loss").resolve(name), {}).update(options)
         merged = merge(merged, _long_form(layer))
@@ -144,6 +145,10 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
         given = {**(by_loss.get(cls, {}) if key == "loss" else {}), **chosen.get("init_args", {})}
         check_options(key, cls, given)
         holder[key] = {"class_path": class_path(cls), "init_args": given}
+    if model.get("lr_scheduler") is not None:
+        from recsys_topk.cascades.schedules import describe_schedule
+
+        model["lr_scheduler"] = describe_schedule(model["lr_scheduler"])
     return merged
 
 
@@ -161,29 +166,29 @@ def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
             )
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a config as dotted keys and values, without the level of `init_args`.
 
     Example:
-        >>> flat({"loss": {"class_path": "dftopk", "init_args": {"tau": 1}}, "model": {"lr": 0.1}})
+        >>> flatten_config({"loss": {"class_path": "dftopk", "init_args": {"tau": 1}}, "model": {"lr": 0.1}})
         {'loss': 'dftopk', 'loss.tau': 1, 'model.lr': 0.1}
     """
     found: dict[str, Any] = {}
     for name, value in config.items():
         key = prefix if name in ("class_path", "init_args") and prefix else f"{prefix}.{name}".lstrip(".")
         if isinstance(value, Mapping) and value:
-            found |= flat(value, key)
+            found |= flatten_config(value, key)
         elif not (name == "init_args" and prefix):
             found[key] = value
     return found
 
 
-def put(config: dict[str, Any], key: str, value: Any) -> None:
+def set_option(config: dict[str, Any], key: str, value: Any) -> None:
     """Set the option with a dotted key; options of a class go to its `init_args`.
 
     Example:
         >>> config = {"loss": "dftopk"}
-        >>> put(config, "loss.tau", 2)
+        >>> set_option(config, "loss.tau", 2)
         >>> config
         {'loss': {'class_path': 'dftopk', 'init_args': {'tau': 2}}}
     """
@@ -195,7 +200,7 @@ def put(config: dict[str, Any], key: str, value: Any) -> None:
         last = found[-1] if isinstance(found, list) else found
         inner: Any = {"class_path": last, "init_args": {}} if isinstance(last, str) else last or {}
         config[name] = [*found[:-1], inner] if isinstance(found, list) else inner
-        put(inner.get("init_args", inner), rest, value)
+        set_option(inner.get("init_args", inner), rest, value)
     elif name.endswith("+"):
         config[name] = [*config.get(name, []), value]
     elif isinstance(before, dict) and isinstance(value, str):
@@ -211,18 +216,24 @@ def as_options(config: Mapping[str, Any]) -> list[str]:
         >>> as_options({"config": "simulated", "loss": {"class_path": "dftopk", "tau": 9}})
         ['--config', 'simulated', '--loss', 'dftopk', '--loss.tau', '9']
     """
-    return [part for key, value in flat(config).items() for one in several(value) for part in (f"--{key}", str(one))]
+    return [
+        part
+        for key, value in flatten_config(config).items()
+        for one in as_list(value)
+        for part in (f"--{key}", str(one))
+    ]
 
 
-def several(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """Return a value that may be one, several or None as a list."""
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for below in several(config.get("config")):
+def layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what a config is merged from, lowest first: the configs that it names, and its own keys."""
+    for below in as_list(config.get("config")):
         if isinstance(below, Mapping):
-            yield from _layers(below)
+            yield from layers(below)
         elif isinstance(below, (str, Path)):
             yield read_config(str(below))
         else:
@@ -233,9 +244,9 @@ def _layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with `loss` and `objective` below `model`, each part with its class path and `init_args`."""
-    short = {key: layer[key] for key in ("loss", "objective") if layer.get(key) is not None}
-    long = {key: value for key, value in layer.items() if key not in ("loss", "objective")}
+    """Return a config with its short forms below `model`, each part with its class path and `init_args`."""
+    short = {key: layer[key] for key in SHORT if layer.get(key) is not None}
+    long = {key: value for key, value in layer.items() if key not in SHORT}
     if short or long.get("model"):
         from recsys_topk.cascades.upgrade import upgrade
 
@@ -245,7 +256,7 @@ def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
         strategy = dict(trainer["strategy"])
         if strategy.get("class_path") == "torchrec":  # Lightning's parser knows names of classes only
             long["trainer"] = {**trainer, "strategy": {**strategy, "class_path": TORCHREC}}
-    for key in KEYS:
+    for key in (*KEYS, "lr_scheduler"):
         holder = long if key == "data" else long.get("model", {})
         part = holder.get(key)
         if part is None:
@@ -253,7 +264,9 @@ def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
         part = {"class_path": part} if isinstance(part, str) else dict(part)
         name, options = part.pop("class_path", None), {**(part.pop("init_args", None) or {}), **part}
         holder[key] = {"init_args": options}
-        if name is not None:
+        if name is not None and key == "lr_scheduler":
+            holder[key]["class_path"] = str(name).removeprefix("torch.optim.lr_scheduler.")
+        elif name is not None:
             holder[key]["class_path"] = class_path(registry_of(key).resolve(str(name)))
     return long
 

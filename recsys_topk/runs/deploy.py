@@ -21,7 +21,7 @@ def export_checkpoint(
     half_tables: bool = False,
     programs: bool = True,
     trust: Sequence[str] = (),
-    say: Callable[[str], object] = lambda text: None,
+    log_line: Callable[[str], object] = lambda text: None,
 ) -> ExportReport:
     """Export the cascade of a checkpoint, with the data that it was trained on; see `export_cascade`.
 
@@ -32,7 +32,7 @@ def export_checkpoint(
         half_tables: Store embedding tables in float16.
         programs: Write torch programs beside the ONNX files.
         trust: Packages whose classes the checkpoint may name.
-        say: Called with one line per step.
+        log_line: Called with one line per step.
     """
     if Path(out).exists():
         raise ValueError(f"{str(out)!r} exists; give another --out, or remove it")
@@ -40,7 +40,7 @@ def export_checkpoint(
     saved = content.get("datamodule_hyper_parameters")
     if not saved:
         raise ValueError(f"{str(checkpoint)!r} says nothing of its data; use recsys_topk.serving.export.export_cascade")
-    say(f"reading {checkpoint}")
+    log_line(f"reading {checkpoint}")
 
     from recsys_topk.cascades.module import CascadeModule
     from recsys_topk.datamodules.base import restore
@@ -59,4 +59,4 @@ def export_checkpoint(
             "step": content.get("global_step"),
         }
     }
-    return export_cascade(model, data, out, half_tables=half_tables, programs=programs, facts=facts, say=say)
+    return export_cascade(model, data, out, half_tables=half_tables, programs=programs, facts=facts, log_line=log_line)

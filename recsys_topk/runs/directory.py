@@ -7,10 +7,12 @@ import itertools
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from recsys_topk.files import write_whole
+from recsys_topk.runs.config import as_list
 from recsys_topk.runs.text import size_text
 
 Status = Literal["running", "interrupted", "failed", "finished"]
@@ -88,9 +90,9 @@ class RunDirectory:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def record(self, *, anyway: bool = False, **facts: Any) -> None:
-        """Add to what is known of the run; a process that is not the first one does so only if it must (`anyway`)."""
-        if first_process() or (anyway and self.path.is_dir()):
+    def record(self, *, from_any_process: bool = False, **facts: Any) -> None:
+        """Add to what is known of the run; a process that is not the first one does so only with `from_any_process`."""
+        if first_process() or (from_any_process and self.path.is_dir()):
             write_whole(self.path / "run.json", json.dumps({**self.facts, **facts}, indent=1) + "\n")
 
     @property
@@ -106,7 +108,7 @@ class RunDirectory:
         return False
 
     def claim(self) -> None:
-        """Take the run for this process until it ends; raise if another has it."""
+        """Lock the run for this process until it ends; raise if another process has it."""
         from filelock import FileLock, Timeout
 
         if not first_process():
@@ -119,7 +121,7 @@ class RunDirectory:
         self._lock = lock
 
     def release(self) -> None:
-        """Let go of the run."""
+        """Release the lock of the run."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -167,6 +169,19 @@ def wandb_environment() -> dict[str, str]:
     if found.get("mode") == "dryrun":  # the old name, which Lightning sets
         found["mode"] = "offline"
     return found
+
+
+def with_wandb_environment(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with the environment's options of W&B in it: below what is typed, above the files.
+
+    Example:
+        >>> os.environ["WANDB_NOTES"] = "said here"
+        >>> with_wandb_environment({"config": "simulated", "wandb": {"project": "mine"}})
+        {'config': ['simulated', {'wandb': {'notes': 'said here'}}], 'wandb': {'project': 'mine'}}
+        >>> del os.environ["WANDB_NOTES"]
+    """
+    found = {key: value for key, value in wandb_environment().items() if key != "name" or "name" not in config}
+    return {**config, **({"config": [*as_list(config.get("config")), {"wandb": found}]} if found else {})}
 
 
 def offline_wandb(mode: str | None = None) -> bool:

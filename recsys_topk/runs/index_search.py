@@ -68,10 +68,10 @@ class IndexSearch:
         lists = with_items(requests.batch, self.items, first, first.expand(requests.batch.size, 1))
         vectors, _ = self.stage.encode(lists)
         absent = int((self._rows < 0).sum())
-        number = min(quota + requests.left_out.shape[1] + absent, len(self._rows))
+        number = min(quota + requests.excluded.shape[1] + absent, len(self._rows))
         found = torch.from_numpy(self.source.index.search(vectors.cpu().numpy(), number)[0]).to(self._rows.device)
         rows = torch.where(found >= 0, self._rows[found.clamp_min(0)], -1)
-        mask = (rows >= 0) & ~(rows[:, :, None] == requests.left_out[:, None]).any(-1)
+        mask = (rows >= 0) & ~(rows[:, :, None] == requests.excluded[:, None]).any(-1)
         # Of what is left, the index's best: later ones were only asked for to fill the quota.
         mask &= mask.cumsum(1) <= quota
         own = (rows[:, :, None] == requests.own[:, None]) & requests.mask[:, None]

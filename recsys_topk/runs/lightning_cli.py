@@ -32,11 +32,12 @@ from recsys_topk.files import write_whole
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.registry import suggest
 from recsys_topk.runs.checkpoint import check_is_file, check_schema, read_checkpoint
-from recsys_topk.runs.config import KEYS, resolve, several
+from recsys_topk.runs.config import KEYS, as_list, resolve
 from recsys_topk.runs.directory import WANDB_OPTIONS, RunDirectory, check_name, first_process, run_name
 from recsys_topk.runs.memory import keep_freed_memory
 from recsys_topk.runs.metrics_file import MetricsFile
 from recsys_topk.runs.parser_errors import plain_error
+from recsys_topk.runs.preflight import check_hardware, check_monitors
 from recsys_topk.runs.quiet import quiet_libraries
 from recsys_topk.runs.resume import Resumption, check_changes
 from recsys_topk.runs.table_memory import announce_memory
@@ -45,10 +46,9 @@ from recsys_topk.strategies.torchrec import TorchRecStrategy
 from recsys_topk.trust import UntrustedError, what_to_trust
 
 if TYPE_CHECKING:
-    from recsys_topk.runs.run import Command, Say
+    from recsys_topk.runs.run import Command, LogLine
 
 TorchRecStrategy.register_strategies(StrategyRegistry)
-NO_GPU = "--trainer.accelerator asks for a GPU and none is visible here; use --trainer.accelerator cpu (or auto)"
 TRAINER_DEFAULTS = {
     "max_epochs": 1,
     "log_every_n_steps": 10,
@@ -61,6 +61,7 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "name": (str | None, None, "the run's name; made from its options if not given"),
     "logger": (Literal["csv", "wandb"], "csv", "metrics.csv is always written"),
     "log_checkpoints": (bool, False, "upload the weights of best and last to W&B after fit"),
+    "baselines": (bool, True, "measure random order and popularity beside the result"),
     "save_every_minutes": (float, 5.0, "how often last.ckpt is saved inside an epoch"),
     "save_every_n_steps": (int | None, None, "save last.ckpt also at every so many steps"),
     **{f"wandb.{name}": (str | None, None, f"{name} of the W&B run") for name in WANDB_OPTIONS},
@@ -107,7 +108,7 @@ class SaveConfig(SaveConfigCallback):  # type: ignore[misc]  # lightning is unty
         for logger in wandb_loggers(trainer.loggers):
             # The plain names, because a class path depends on how the loss was chosen.
             trained = pl_module.loss.name if pl_module.objective.uses_loss else pl_module.objective.name
-            names = {"loss": trained, "objective": pl_module.objective.name}
+            names = {"loss": trained, "objective": pl_module.objective.name, "monitor": pl_module.monitor}
             recalls = [f"val/{name}" for name in pl_module.metrics["val"]]
             describe_run(logger, {**yaml.safe_load(text), **names}, recalls)
 
@@ -119,7 +120,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         command: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         config: The config; see `recsys_topk.runs.config`.
         resumption: The run to resume; None = a new one.
-        say: Takes what is worth telling, a line at a time.
+        log_line: Takes one line of text for people at a time.
         build: Build the parts; otherwise only check the config and fill in its defaults.
 
     Attributes:
@@ -133,12 +134,12 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         command: Command,
         config: Mapping[str, Any],
         resumption: Resumption | None = None,
-        say: Say = lambda text: None,
+        log_line: LogLine = lambda text: None,
         build: bool = True,
     ) -> None:
         quiet_libraries()
         keep_freed_memory()
-        self.command, self.resumption, self.say, self.build = command, resumption, say, build
+        self.command, self.resumption, self.log_line, self.build = command, resumption, log_line, build
         try:
             super().__init__(
                 cascade,
@@ -154,8 +155,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
                 auto_configure_optimizers=False,
             )
         except MisconfigurationException as error:
-            no_gpu = "gpu backend" in str(error) or "CUDAAccelerator" in str(error)
-            raise ValueError(NO_GPU if no_gpu else str(error)) from error
+            raise ValueError(str(error)) from error
 
     @property
     def options(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         return found
 
     @property
-    def loading(self) -> dict[str, Any]:
+    def checkpoint_options(self) -> dict[str, Any]:
         """What the trainer's methods take to load the checkpoint: the file that was checked, safely unpickled.
 
         The path is absolute because Lightning downloads what begins with "http" and knows words such as "last".
@@ -182,7 +182,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         return str(self._parser(self.command).format_help())
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add what is ours to LightningCLI's arguments."""
+        """Add the options of a run to those of LightningCLI."""
         for name, (kind, default, text) in OPTIONS.items():
             parser.add_argument(f"--{name}", type=kind, default=default, help=text)
         parser.link_arguments("data.schema", "model.schema", apply_on="instantiate")
@@ -210,7 +210,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
                 raise ValueError(plain_error(text)) from error
             known = [option for action in self._parser(self.command)._actions for option in action.option_strings]
             option = f"--{unknown.group(1)}"
-            close = suggest(option, [*known, "--resume", *(f"--{key}" for key in KEYS)], "{}")
+            close = suggest(option, [*known, "--resume", *(f"--{key}" for key in (*KEYS, "lr_scheduler"))], "{}")
             raise ValueError(f"{self.command} has no option {option}; {close}--help_all lists them") from error
 
     def _parse_ckpt_path(self) -> None:
@@ -221,7 +221,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Refuse what cannot be done before any data are read."""
+        """Refuse what cannot be done, before any data are read."""
         options = self.config[self.command]
         if options.log_checkpoints and options.logger != "wandb":
             raise ValueError("--log_checkpoints uploads to W&B; add --logger wandb")
@@ -229,13 +229,15 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             check_name(options.name)
         if options.ckpt_path is not None:
             check_is_file(options.ckpt_path)
+        if self.build:
+            check_hardware(vars(options.trainer))
         if self.resumption is not None:
             then = CascadeCLI("fit", self.resumption.config, build=False).options
             for line in check_changes(self.resumption, then, self.options):
-                self.say(line)
+                self.log_line(line)
 
     def instantiate_classes(self) -> None:
-        """Build the parts if they are wanted."""
+        """Build the parts, unless only the config was asked for."""
         if self.build:
             strategy = self.config[self.command].trainer.strategy
             on_meta = bool(getattr(getattr(strategy, "init_args", None), "tables_on_meta", False))
@@ -251,6 +253,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer with the run's directory, loggers and callbacks."""
         options = self.config[self.command]
+        wanted = self._get(self.config_init, "trainer")
+        check_monitors(as_list(wanted.get("callbacks")), self.model)
         if options.model.stages is None:  # config.yaml names the stages, whatever later versions choose by themselves
             options.model.stages = [config.to_dict() for config in self.model.cascade.configs]
         if options.ckpt_path is not None:
@@ -262,12 +266,11 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             name = options.name or run_name(self.model, self.datamodule, options.seed_everything)
             name = name if self.command == "fit" else f"{self.command}-{name}"
             self.directory = RunDirectory(Path(options.out), name)
-        wanted = self._get(self.config_init, "trainer")
         if wanted.get("logger") in (None, True):
             kwargs["logger"] = self.loggers(options.logger)
         kwargs["default_root_dir"] = str(self.directory.path)
-        kwargs["callbacks"] = [*several(wanted.get("callbacks")), *self.callbacks()]
-        plugins = several(wanted.get("plugins"))
+        kwargs["callbacks"] = [*as_list(wanted.get("callbacks")), *self.callbacks()]
+        plugins = as_list(wanted.get("plugins"))
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, WholeFileIO()]
         try:
@@ -278,18 +281,18 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         return trainer
 
     def _check_memory(self, schema: Any, stages: int, options: Mapping[str, Any]) -> None:
-        """Say what the tables will take, and refuse what the machine does not have."""
+        """Log the memory of the tables; raise if the machine does not have it."""
         trainer = self.config[self.command].trainer
         for line in announce_memory(schema, stages, options, str(trainer.accelerator), trainer.strategy):
-            self.say(line)
+            self.log_line(line)
 
     def loggers(self, kind: str) -> list[Logger]:
         """Return the loggers: CSV always, W&B too if asked for (offline without a key, so that nothing prompts)."""
         done = self.resumption.steps if self.resumption is not None and first_process() else None
         made: list[Logger] = [MetricsFile(self.directory.path, keep_before=done)]
-        options = self.config[self.command].wandb
-        if kind == "wandb" and options.mode != "disabled":
-            made.append(make_wandb(self.directory, vars(options)))
+        options = self.config[self.command]
+        if kind == "wandb" and options.wandb.mode != "disabled":
+            made.append(make_wandb(self.directory, vars(options.wandb), self.command, options.ckpt_path))
         return made
 
     def callbacks(self) -> list[Callback]:
@@ -300,10 +303,10 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         pace = Pace(every=1.0 if shows else None)
         made: list[Callback] = [pace]
         if shows:
-            made.append(RichProgress(pace) if sys.stdout.isatty() else PlainProgress(pace, self.say))
+            made.append(RichProgress(pace) if sys.stdout.isatty() else PlainProgress(pace, self.log_line))
         if self.command == "fit" and wanted.get("enable_checkpointing") is not False:
             folder = self.directory.path / "checkpoints"
-            if wanted.get("limit_val_batches") != 0:
+            if wanted.get("limit_val_batches") != 0 and self.datamodule.splits["val"]:
                 made.append(BestCheckpoint(folder, f"val/{self.model.monitor}"))
             made.append(ResumePoint(folder, options.save_every_minutes, options.save_every_n_steps))
         if self.command == "predict":

@@ -1,4 +1,4 @@
-"""When one of several processes dies: the others end soon, with one line that says what happened and what to do."""
+"""When one of several processes dies, the others end soon, with one line on what happened and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recsys_topk.runs.directory import first_process
 if TYPE_CHECKING:
     from recsys_topk.runs.run import TrainingRun
 
-# Seconds between two looks at the other processes, and for which this one may still fail by itself.
+# Seconds between two checks of the other processes, and seconds in which this one may still fail by itself.
 PERIOD, GRACE = 0.2, 20.0
 
 _LOST = re.compile(r"gloo|nccl|ProcessGroup|TCPStore|Connection (closed|reset|refused)|Broken pipe", re.IGNORECASE)
@@ -28,8 +28,10 @@ class LostProcessError(ConnectionError):
 
     Args:
         text: What happened.
-        quiet: Whether another process says so.
+        quiet: Whether another process reports it.
     """
+
+    exit_status = 1
 
     def __init__(self, text: str, quiet: bool = False) -> None:
         super().__init__(text)
@@ -37,7 +39,7 @@ class LostProcessError(ConnectionError):
 
 
 @contextmanager
-def watching(run: TrainingRun) -> Iterator[None]:
+def watch_processes(run: TrainingRun) -> Iterator[None]:
     """Watch the processes that Lightning starts for a run, and turn errors of communication inside into one line.
 
     Lightning kills the first process a few seconds after another has died; here it ends by itself, so that `run.json`
@@ -55,11 +57,11 @@ def watching(run: TrainingRun) -> Iterator[None]:
     except Exception as error:
         if run.trainer.world_size == 1 or not isinstance(error, RuntimeError) or not _LOST.search(str(error)):
             raise
-        time.sleep(5 * PERIOD)  # until the kernel has told of the death
+        time.sleep(5 * PERIOD)  # the kernel reports the end of a process a moment later
         alone = not first_process() and os.getppid() != parent
-        if alone:  # the first process is dead, and cannot say so
-            run.directory.record(anyway=True, status="failed")
-        raise LostProcessError(_story(run), quiet=not first_process() and not alone) from error
+        if alone:  # the first process is dead and cannot record it
+            run.directory.record(from_any_process=True, status="failed")
+        raise LostProcessError(_explanation(run), quiet=not first_process() and not alone) from error
     finally:
         over.set()
         if first_process():
@@ -74,9 +76,9 @@ def _watch(run: TrainingRun, over: threading.Event) -> None:
         if any(process.poll() for process in _children(run)):
             if not over.wait(GRACE):
                 run.directory.record(status="failed")
-                os.write(2, f"recsys-topk: {_story(run)}\n".encode())
+                os.write(2, f"recsys-topk fit: {_explanation(run)}\n".encode())
                 _end_others(run)
-                os._exit(2)
+                os._exit(1)
             return
 
 
@@ -95,7 +97,7 @@ def _end_others(run: TrainingRun) -> None:
             process.wait()
 
 
-def _story(run: TrainingRun) -> str:
+def _explanation(run: TrainingRun) -> str:
     statuses = [(rank, process.poll()) for rank, process in enumerate(_children(run), 1)]
     ended = [(rank, status) for rank, status in statuses if status]
     number = run.trainer.world_size
@@ -108,5 +110,5 @@ def _story(run: TrainingRun) -> str:
         what = f"process {rank} of {number} (0 to {number - 1}) {how}"
     where = run.directory.path
     saved = (where / "checkpoints" / "last.ckpt").is_file()
-    cure = f"--resume {where} continues from the last checkpoint" if saved else "there is no checkpoint yet"
-    return f"{what}; training stopped after step {run.trainer.global_step}; {cure}"
+    remedy = f"--resume {where} continues from the last checkpoint" if saved else "there is no checkpoint yet"
+    return f"{what}; training stopped after step {run.trainer.global_step}; {remedy}"

@@ -1,4 +1,4 @@
-"""What libraries say about themselves, kept from people who train."""
+"""Notices of libraries that say nothing about the run are not shown."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import warnings
 NOTICES = (
     "Failed to import: fbgemm_gpu|is now DEPRECATED|does not have many workers|LeafSpec|The number of training batches|"
     "torch.distributed.(reduce_scatter_tensor|all_gather_into_tensor)|deprecating ShardedTensor|"
-    "Checkpoint directory|callbacks used to create the checkpoint"
+    "Checkpoint directory|callbacks used to create the checkpoint|Total length of `list` across ranks is zero"
 )
 GREETINGS = re.compile(
-    "(GPU|TPU|HPU) available|💡|`Trainer.|Restor(ing|ed)|Loaded model weights|Using|\nDetected KeyboardInterrupt"
+    "(GPU|TPU|HPU) available|💡|`Trainer.|Restor(ing|ed)|Loaded model weights|Loading `train_dataloader`|Using|-{20}|"
+    "\nDetected KeyboardInterrupt"
 )
 LOUD = {
     "lightning.fabric.utilities.seed": logging.WARNING,
+    "lightning.fabric.utilities.distributed": logging.WARNING,
     "lightning.pytorch.trainer.connectors.checkpoint_connector": logging.WARNING,
     "torch.fx._symbolic_trace": logging.ERROR,
 }
@@ -28,9 +30,10 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="fbgemm_gpu.*")
     for name, level in LOUD.items():
         logging.getLogger(name).setLevel(level)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_says_something)
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        logging.getLogger(name).addFilter(_is_about_the_run)
 
 
-def _says_something(record: logging.LogRecord) -> bool:
-    """Drop Lightning's greetings; what the data module says about the world it makes goes through the same logger."""
+def _is_about_the_run(record: logging.LogRecord) -> bool:
+    """Return False for Lightning's greetings; lines of the data modules go through the same logger and are kept."""
     return not GREETINGS.match(record.getMessage())

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.runs.checkpoint import describe_checkpoint, read_checkpoint
-from recsys_topk.runs.config import flat
+from recsys_topk.runs.config import flatten_config
 from recsys_topk.runs.directory import RunDirectory
 from recsys_topk.trust.documents import inspect_config, read_yaml_file
 from recsys_topk.trust.own_runs import recall
 
 # Options that may differ from the run's. These say how long to train, where things are and what is shown or kept.
 FREE = (
-    "out", "name", "logger", "wandb", "log_checkpoints", "save_every_minutes", "save_every_n_steps", "ckpt_path",
-    "weights_only",
+    "out", "name", "logger", "wandb", "log_checkpoints", "baselines", "save_every_minutes", "save_every_n_steps",
+    "ckpt_path", "weights_only",
     "trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.min_epochs", "trainer.min_steps",
     "trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.log_every_n_steps", "trainer.profiler",
     "trainer.default_root_dir", "data.num_workers", "data.cache_dir", "data.eval_batch_size",
@@ -39,7 +39,7 @@ class Resumption:
         config: The options it was started with.
         steps: Optimizer steps done.
         epochs: Whole epochs done.
-        inside: Whether the checkpoint lies inside an epoch.
+        mid_epoch: Whether the checkpoint lies inside an epoch.
         lines: What is restored, for people.
         trust: What the user trusted when it was started.
     """
@@ -49,7 +49,7 @@ class Resumption:
     config: dict[str, Any]
     steps: int
     epochs: int
-    inside: bool
+    mid_epoch: bool
     lines: tuple[str, ...]
     trust: tuple[str, ...]
 
@@ -110,23 +110,27 @@ def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumpti
             f"{str(checkpoint)!r} holds weights only, so training cannot be resumed from it; take last.ckpt"
         )
     epoch = loop["epoch_progress"]["current"]
-    steps, epochs, inside = int(content["global_step"]), int(epoch["processed"]), epoch["started"] > epoch["processed"]
+    steps, epochs, mid_epoch = (
+        int(content["global_step"]),
+        int(epoch["processed"]),
+        epoch["started"] > epoch["processed"],
+    )
     batches = int(loop["epoch_loop.batch_progress"]["current"]["ready"])
-    where = f", {batches} batches into epoch {epochs + 1}" if inside else ""
+    where = f", {batches} batches into epoch {epochs + 1}" if mid_epoch else ""
     state = f"  state      {steps} steps, {epochs} whole epochs{where}; optimizer, order of requests, generators"
     lines = (*describe_checkpoint(str(checkpoint), content), state)
-    return Resumption(run, checkpoint, config, steps, epochs, inside, lines, own)
+    return Resumption(run, checkpoint, config, steps, epochs, mid_epoch, lines, own)
 
 
 def check_changes(resumption: Resumption, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Raise if an option differs from the run's that may not; return a line for each that makes numbers drift.
+    """Raise if an option differs from the run's that may not; return a line for each that may change the last digits.
 
     Args:
         resumption: The run.
         then: All options that the run was started with.
         now: All options that it is to be resumed with.
     """
-    before, after = flat(then), flat(now)
+    before, after = flatten_config(then), flatten_config(now)
     changed = [key for key in after if before.get(key) != after[key]]
     # With another number of processes, the batch of one may change; the loader refuses another global batch.
     moved = any(_among(key, ("trainer.devices", "trainer.num_nodes")) for key in changed)
@@ -145,7 +149,7 @@ def check_changes(resumption: Resumption, then: Mapping[str, Any], now: Mapping[
             f"the run in {resumption.run.path} has trained {resumption.epochs} epochs, and --trainer.max_epochs is "
             f"{target}; give more to train on"
         )
-    if not resumption.inside and now["trainer"].get("max_steps", -1) != -1:
+    if not resumption.mid_epoch and now["trainer"].get("max_steps", -1) != -1:
         raise ValueError(
             f"{resumption.checkpoint} was saved between two epochs, from where Lightning cannot count on to "
             f"--trainer.max_steps; give --trainer.max_steps=-1 --trainer.max_epochs N"

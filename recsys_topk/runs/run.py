@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from recsys_topk.runs.checkpoint import config_of, describe_checkpoint, read_checkpoint
-from recsys_topk.runs.config import resolve, several
-from recsys_topk.runs.directory import RunDirectory, Status, first_process, wandb_environment
+from recsys_topk.runs.checkpoint import config_from_checkpoint, describe_checkpoint, read_checkpoint
+from recsys_topk.runs.config import resolve
+from recsys_topk.runs.day_check import check_days
+from recsys_topk.runs.directory import RunDirectory, Status, first_process, with_wandb_environment
 from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
 from recsys_topk.trust import reading
 from recsys_topk.trust.own_runs import remember
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from recsys_topk.runs.lightning_cli import CascadeCLI
 
 Command: TypeAlias = Literal["fit", "validate", "test", "predict"]
-Say: TypeAlias = Callable[[str], None]
+LogLine: TypeAlias = Callable[[str], None]
 
 # Errors of the user's or of the data, not of the program; the command line shows them as one line.
 REFUSALS = (ValueError, OSError, ImportError)
@@ -45,7 +46,7 @@ class TrainingRun:
             checkpoint inside its directory. Its options are restored; `config` may change how long it trains.
         trust: Packages whose classes a config file, checkpoint or run directory may name, e.g. ``["my_package"]``; see
             `recsys_topk.trust`. Those of the classes that `config` names itself are trusted.
-        say: Takes what is worth telling people, a line at a time; by default it is logged.
+        log_line: Takes one line of text for people at a time; by default it is logged.
 
     Example::
 
@@ -60,16 +61,12 @@ class TrainingRun:
         *,
         resume: str | Path | None = None,
         trust: Sequence[str] = (),
-        say: Say = log.info,
+        log_line: LogLine = log.info,
     ) -> None:
         # What is typed wins over the environment, and that over the files.
-        environment = {
-            key: value for key, value in wandb_environment().items() if key != "name" or "name" not in config
-        }
-        layers = [{"wandb": environment}] if environment else []
-        self.config = {**config, **({"config": [*several(config.get("config")), *layers]} if layers else {})}
+        self.config = with_wandb_environment(config)
         self.trust = (*trust, *trusted_by(config))
-        self.say: Say = say if first_process() else lambda text: None
+        self.log_line: LogLine = log_line if first_process() else lambda text: None
         self.resumption: Resumption | None = None
         self._parts: CascadeCLI | None = None
         if resume is not None:
@@ -80,7 +77,7 @@ class TrainingRun:
             self.trust = (*self.trust, *self.resumption.trust)
 
     @property
-    def nothing_left(self) -> str | None:
+    def finished_message(self) -> str | None:
         """Why there is nothing to resume, None if there is something."""
         found = self.resumption
         if found is None or not found.finished:
@@ -137,21 +134,22 @@ class TrainingRun:
         parts = self.parts("fit")
 
         from recsys_topk.callbacks.resume_point import TrainingStoppedError
-        from recsys_topk.runs.lost_process import watching
-        from recsys_topk.runs.summary import announce, report_end, report_stop
+        from recsys_topk.runs.lost_process import watch_processes
+        from recsys_topk.runs.summary import report_end, report_start, report_stop
+        from recsys_topk.runs.wandb_lineage import run_facts
         from recsys_topk.runs.wandb_logging import wandb_loggers
 
         self.directory.claim()
         own = remember(self.directory.path, self.trust) if first_process() else {}
-        self.directory.record(status="running", **own)
+        self.directory.record(status="running", monitor=self.model.monitor, **own)
         for logger in wandb_loggers(self.trainer.loggers):
-            self.directory.record(wandb_id=logger.version)
+            self.directory.record(**run_facts(logger))
         status: Status = "failed"
         refused = False
         try:
-            announce(self, "fit")
-            with _weights_fit(), watching(self):
-                self.trainer.fit(**{**parts._prepare_subcommand_kwargs("fit"), **parts.loading})
+            report_start(self, "fit")
+            with _weights_fit(), watch_processes(self):
+                self.trainer.fit(**{**parts._prepare_subcommand_kwargs("fit"), **parts.checkpoint_options})
             status = "finished"
         except (TrainingStoppedError, SystemExit) as stop:
             if not self.trainer.interrupted:
@@ -197,13 +195,13 @@ class TrainingRun:
     def _measure(self, command: Command, corpus: Mapping[str, Any] | None = None) -> dict[str, float]:
         own = self.parts(command).command != "fit"
 
-        from recsys_topk.runs.summary import announce, report_end
+        from recsys_topk.runs.summary import report_end, report_start
 
         quietly = {"return_predictions": False} if command == "predict" else {"verbose": False}
-        loading = self.parts().loading if own else {}
+        loading = self.parts().checkpoint_options if own else {}
         try:
             if own:
-                announce(self, command)
+                report_start(self, command)
             with _weights_fit(), self._whole_catalogue(corpus):
                 getattr(self.trainer, command)(self.model, datamodule=self.data, **loading, **quietly)
         except SystemExit:
@@ -229,7 +227,7 @@ class TrainingRun:
             from recsys_topk.runs.index_search import IndexedCatalogue
 
             options["searches"] = {"index": IndexedCatalogue(index, export, self.data)}
-        callback = CorpusMetrics(**options, say=self.say, file=self.directory.path / "corpus.json")
+        callback = CorpusMetrics(**options, log_line=self.log_line, file=self.directory.path / "corpus.json")
         self.trainer.callbacks.append(callback)
         try:
             yield
@@ -239,15 +237,17 @@ class TrainingRun:
     def _read(self, command: Command, build: bool) -> CascadeCLI:
         with reading(self.trust):
             config, lines = self._config(command)
+            if build:
+                check_days(config)
             resolve(config)  # names are checked before Lightning is imported
             for line in lines if build else ():
-                self.say(line)
+                self.log_line(line)
 
             from recsys_topk.runs.lightning_cli import CascadeCLI
             from recsys_topk.trust.guard import guarded
 
             with guarded():
-                return CascadeCLI(command, config, self.resumption, self.say, build)
+                return CascadeCLI(command, config, self.resumption, self.log_line, build)
 
     def _config(self, command: Command) -> tuple[dict[str, Any], Sequence[str]]:
         """Return the config, above that of the run to resume or of the checkpoint, and lines on what is restored."""
@@ -261,7 +261,7 @@ class TrainingRun:
             example = f"recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"
             raise ValueError(f"{command} needs a trained model: {example}")
         content = read_checkpoint(checkpoint)
-        return {"config": [config_of(content), self.config]}, describe_checkpoint(checkpoint, content)
+        return {"config": [config_from_checkpoint(content), self.config]}, describe_checkpoint(checkpoint, content)
 
 
 @contextmanager

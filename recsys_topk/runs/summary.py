@@ -1,26 +1,30 @@
-"""What a run says before it begins and when it has ended, or was stopped."""
+"""The lines of a run for people: what begins, what was reached, what to do next."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint
 from recsys_topk.cascades.features import table_sizes
+from recsys_topk.runs.baselines import Baselines, measure_baselines
 from recsys_topk.runs.directory import first_process
-from recsys_topk.runs.metrics_file import MetricsFile, read_rows
+from recsys_topk.runs.metrics_file import MetricsFile
 from recsys_topk.runs.text import size_text, table
-from recsys_topk.runs.wandb_logging import log_summary, log_weights, wandb_loggers
+from recsys_topk.runs.wandb_logging import log_end
+from recsys_topk.trust import class_path
 
 if TYPE_CHECKING:
+    from recsys_topk.cascades.module import CascadeModule, Split
     from recsys_topk.runs.run import Command, TrainingRun
 
 LARGEST = 3
 
 
 def table_rows(model: Any) -> list[dict[str, object]]:
-    """Return the largest tables of each stage: rows, dimension and megabytes; shared tables once."""
+    """Return the largest tables of each stage: rows, dimension and size; shared tables once."""
     rows: list[dict[str, object]] = []
     seen: set[int] = set()
     for name, stage in model.cascade.stages.items():
@@ -28,80 +32,140 @@ def table_rows(model: Any) -> list[dict[str, object]]:
             continue
         seen.add(id(stage.embedding))
         shared = sum(other.embedding is stage.embedding for other in model.cascade.stages.values()) > 1
-        sizes = table_sizes(stage.embedding)
-        rows += [{"stage": "all" if shared else name, **size} for size in sizes[:LARGEST]]
+        for size in table_sizes(stage.embedding)[:LARGEST]:
+            megabytes = cast("float", size.pop("MB"))
+            rows.append({"stage": "all" if shared else name, **size, "size": size_text(megabytes * 2**20)})
     return rows
 
 
-def announce(run: TrainingRun, command: Command) -> None:
-    """Say what is trained or measured, how large it is, and where the run goes."""
+def report_start(run: TrainingRun, command: Command) -> None:
+    """Log what is trained or measured, how large it is, and where the run goes."""
     model = run.model
     stages = " -> ".join(f"{config.name} ({config.kind}, {config.quota})" for config in model.cascade.configs)
     trained = f"{model.loss.name} under {model.objective.name}" if model.objective.uses_loss else model.objective.name
-    run.say(f"{command}: {trained}; {stages}")
+    run.log_line(f"{command}: {trained}; {stages}")
     parameters = list(model.parameters())
     count = sum(parameter.numel() for parameter in parameters)
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     rows = table_rows(model)
-    run.say(f"  {count:,} parameters ({size_text(size)}); {'the largest tables:' if rows else 'no embedding tables'}")
+    run.log_line(
+        f"  {count:,} parameters ({size_text(size)}); {'the largest tables:' if rows else 'no embedding tables'}"
+    )
     for line in table(rows).splitlines() if rows else ():
-        run.say(f"  {line}")
+        run.log_line(f"  {line}")
     where = f"  run directory {run.directory.path}"
     if run.resumption is not None:
         dropped = sum(logger.dropped for logger in run.trainer.loggers if isinstance(logger, MetricsFile))
         again = f"; {dropped} rows of metrics.csv that came later will be logged again" if dropped else ""
         where += f", after step {run.resumption.steps}{again}"
-    run.say(where)
+    run.log_line(where)
 
 
 def report_end(run: TrainingRun, command: Command) -> None:
-    """Say what was reached and what was written; let W&B have it too."""
+    """Log what was reached beside baselines, what was written and what to do next; log the metrics to W&B too."""
     if not first_process():
         return
-    shown = {name: value for name, value in run.metrics.items() if not name.startswith("train/")}
+    split: Split = "val" if command in ("fit", "validate") else "test"
+    shown = {name: value for name, value in run.metrics.items() if name.startswith(f"{split}/")}
     if shown:
-        run.say(table(metric_rows(shown)))
+        report_metrics(run, split, shown)
     best = next((part for part in run.trainer.checkpoint_callbacks if isinstance(part, BestCheckpoint)), None)
     if command == "fit" and best is not None and best.best_model_score is not None:
-        run.say(f"best {best.monitor} {float(best.best_model_score):.4f} (best.ckpt)")
-    path = run.directory.path
-    for logger in wandb_loggers(run.trainer.loggers):
-        key = f"tables/{'val' if command in ('fit', 'validate') else command}"
-        logger.log_table(key, columns=["metric", "value"], data=[list(item) for item in shown.items()])
-        if command == "fit":
-            log_summary(logger, read_rows(path / "metrics.csv"))
-            found = {label: path / "checkpoints" / f"{label}.ckpt" for label in ("best", "last")}
-            if run.parts().config["fit"].log_checkpoints:
-                log_weights(logger, path.name, {k: file for k, file in found.items() if file.is_file()}, shown)
+        run.log_line(f"best {best.monitor} {float(best.best_model_score):.4f} (best.ckpt)")
+    log_end(run, command, shown)
     if command == run.parts().command:
-        run.say("\n  ".join(["written:", *run.directory.files()]))
+        run.log_line("\n  ".join(["written:", *run.directory.files()]))
+    if command == "fit":
+        for line in next_commands(run.directory.path, run.model):
+            run.log_line(line)
 
 
-def metric_rows(metrics: Mapping[str, float]) -> list[dict[str, object]]:
-    """Return metrics as rows of a table; with metrics over the whole catalogue, one column per set of candidates.
+def report_metrics(run: TrainingRun, split: Split, metrics: Mapping[str, float]) -> None:
+    """Log the metrics of a split in one table, with random order, popularity and the oracle on the same lists.
+
+    Metrics over the whole catalogue (`--corpus`), which have baselines of their own, get a second table.
+    """
+    model, data = run.model, run.data
+    found = Baselines({}, 0)
+    shards = [name for name in data.splits[split] if name != split]
+    days = f" {' to '.join(dict.fromkeys((shards[0], shards[-1])))}" if shards else ""
+    where = f"{split}{days}: lists of {data.list_length(split)}"
+    if run.parts().options["baselines"]:
+        batches = run.trainer.num_val_batches if split == "val" else run.trainer.num_test_batches
+        try:
+            found = measure_baselines(model, data, split, int(batches[0]))
+            where += f"; baselines on {found.requests:,} requests"
+            where += "" if "popularity" in found.metrics else ", without popularity: there are no training data"
+        except Exception as error:  # what was trained and measured is shown whatever a data module of the user's does
+            where += f"; no baselines: {type(error).__name__}: {error}"
+    listed, catalogue = [], []
+    for name, value in metrics.items():
+        _, metric, *rest = name.split("/")
+        if not rest or rest[0].isdigit():
+            others = {ranker: own.get(metric) for ranker, own in found.metrics.items()}
+            listed.append({"metric": metric, "this run": value, **others})
+        else:
+            catalogue.append(name)
+    run.log_line(f"\n{where}")
+    run.log_line(table(listed, _columns(listed)))
+    quotas = " -> ".join(map(str, model.cascade.quotas))
+    run.log_line(f"joint recall: share of the {model.k} right items left after {quotas}")
+    if catalogue:
+        rows = corpus_rows({name: metrics[name] for name in catalogue})
+        run.log_line(f"\n{split}: the whole catalogue")
+        run.log_line(table(rows, _columns(rows)))
+
+
+def corpus_rows(metrics: Mapping[str, float]) -> list[dict[str, object]]:
+    """Return metrics over the whole catalogue as rows of a table, one column per ranker.
 
     Example:
-        >>> metric_rows({"test/ndcg@5/200": 0.5, "test/ndcg@5/corpus": 0.1, "test/ndcg@5/random": 0.01})
-        [{'metric': 'test/ndcg@5', '200': 0.5, 'corpus': 0.1, 'random': 0.01}]
+        >>> corpus_rows({"test/ndcg@5/corpus": 0.1, "test/ndcg@5/random": 0.01})
+        [{'metric': 'ndcg@5', 'this run': 0.1, 'random': 0.01}]
     """
-    if not any(name.endswith("/corpus") for name in metrics):
-        return [{"metric": name, "value": value} for name, value in metrics.items()]
     rows: dict[str, dict[str, object]] = {}
     for name, value in metrics.items():
-        split, metric, *column = name.split("/")
-        row = rows.setdefault(f"{split}/{metric}", {"metric": f"{split}/{metric}"})
-        row["/".join(column) or "sampled"] = value
+        _, metric, ranker = name.split("/", 2)
+        rows.setdefault(metric, {"metric": metric})["this run" if ranker == "corpus" else ranker] = value
     return list(rows.values())
 
 
+def _columns(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return the columns of a table of rankers, from the weakest to the strongest."""
+    found = dict.fromkeys(name for row in rows for name in row)
+    first = [name for name in ("metric", "random", "popularity", "this run") if name in found]
+    return [*first, *(name for name in found if name not in first)]
+
+
+def next_commands(path: Path, model: CascadeModule) -> list[str]:
+    """Return the commands that one may type after training, with the paths of the run; none without a checkpoint.
+
+    Args:
+        path: The run's directory.
+        model: What was trained; `compare` trains its loss again beside another one.
+    """
+    found = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
+    checkpoint = next((shlex.quote(str(file)) for file in found if file.is_file()), None)
+    if checkpoint is None:
+        return []
+    lines = ["next:", f"  recsys-topk test --ckpt_path {checkpoint}"]
+    path_of_loss = class_path(type(model.loss))
+    name = getattr(model.loss, "name", None) if path_of_loss.startswith("recsys_topk.") else path_of_loss
+    if model.objective.uses_loss and name is not None:
+        config, other = shlex.quote(str(path / "config.yaml")), "dftopk" if name == "listnet" else "listnet"
+        lines.append(f"  recsys-topk compare --config {config} --losses {name},{other}")
+    export = shlex.quote(str(path / "export"))
+    return [*lines, f"  recsys-topk export --ckpt_path {checkpoint} --out {export}"]
+
+
 def report_stop(run: TrainingRun) -> None:
-    """Say what was reached until training was stopped, and the command that resumes it."""
+    """Log what was reached until training was stopped, and the command that resumes it."""
     if run.metrics:
-        run.say(table([{"metric so far": name, "value": value} for name, value in run.metrics.items()]))
+        run.log_line(table([{"metric so far": name, "value": value} for name, value in run.metrics.items()]))
     step = run.trainer.global_step
     point = next((part for part in run.trainer.checkpoint_callbacks if isinstance(part, ResumePoint)), None)
     if point is None or point.saved_step is None or not point.path.is_file():
-        run.say(f"stopped after step {step}, before the first checkpoint")
+        run.log_line(f"stopped after step {step}, before the first checkpoint")
         return
-    run.say(f"stopped after step {step}; {point.path} holds step {point.saved_step}. Resume it with:")
-    run.say(f"  recsys-topk fit --resume {shlex.quote(str(run.directory.path))}")
+    run.log_line(f"stopped after step {step}; {point.path} holds step {point.saved_step}. Resume it with:")
+    run.log_line(f"  recsys-topk fit --resume {shlex.quote(str(run.directory.path))}")

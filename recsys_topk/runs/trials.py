@@ -1,4 +1,4 @@
-"""Many training runs: which of them are there already, and a process for each of the rest.
+"""Many training runs: those that are finished are read, each of the others runs in a process of its own.
 
 A process is forked from one that has imported everything and computed nothing. It starts in a moment and is otherwise
 as fresh as a new interpreter, so a run gives the same numbers as a `TrainingRun` by itself.
@@ -21,10 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from recsys_topk.runs.config import flat, registry_of, resolve
-from recsys_topk.runs.run import Say, TrainingRun
+from recsys_topk.runs.config import flatten_config, registry_of, resolve
+from recsys_topk.runs.directory import with_wandb_environment
+from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.trust import reading
 from recsys_topk.trust.typed import trusted_by
+
+
+class TrialsFailedError(ValueError):
+    """Some of the runs of a command failed; the others are kept."""
+
+    exit_status = 1
 
 
 @dataclass(frozen=True)
@@ -48,11 +55,11 @@ class Trial:
     trust: tuple[str, ...] = ()
 
     def read(self) -> dict[str, Any]:
-        """Return what the run has measured, empty if there is nothing yet; raise if it was another run."""
+        """Return what the run has measured, empty if nothing; raise if the file was written with other options."""
         if not self.target.is_file():
             return {}
         found: dict[str, Any] = json.loads(self.target.read_text(encoding="utf-8"))
-        then, now = flat(found.get("given", {})), flat(self.identity()["given"])
+        then, now = flatten_config(found.get("given", {})), flatten_config(self.identity()["given"])
         changed = [key for key in {**then, **now} if str(then.get(key)) != str(now.get(key))]
         if changed:
             what = ", ".join(f"--{key} was {then.get(key)!r} and is {now.get(key)!r} now" for key in changed[:3])
@@ -69,7 +76,7 @@ class Trial:
 
     def run(self, **trainer: Any) -> TrainingRun:
         """Return the run, not trained yet."""
-        above = {"wandb": {**self.config.get("wandb", {}), "name": None}}  # each run has the name of its directory
+        above = {"wandb": self.place["wandb"]}  # on top, because the environment stands between files and what is typed
         made = TrainingRun({"config": [self.config, self.place, {"trainer": trainer}], **above}, trust=self.trust)
         if made.trainer.world_size > 1:
             raise ValueError(f"each run trains on one device, got {made.trainer.world_size}; use --trainer.devices 1")
@@ -101,11 +108,12 @@ class Competition:
     jobs: int = 1
     logger: Literal["csv", "wandb"] = "csv"
 
-    def trials(self, place: str) -> list[Trial]:
+    def trials(self, place: str, job: str = "train") -> list[Trial]:
         """Return the runs, seed by seed; raise on a mistake in any of them.
 
         Args:
             place: Name of the folder with their files.
+            job: Type of their W&B runs. Their group is called after the folder of the results.
         """
         for name in ("seeds", "jobs"):
             if getattr(self, name) < 1:
@@ -122,11 +130,13 @@ class Competition:
             for label, variant in self.variants.items():
                 name = f"{file_name(label)}-s{seed}"
                 seeded = {"seed_everything": seed, "data": {"seed": seed}}
-                given = {"config": [self.common, variant, seeded]}
+                grouped = {"wandb": {"group": self.out.resolve().name, "job_type": job}}
+                given = {"config": [grouped, with_wandb_environment(self.common), variant, seeded]}
                 with reading(trusted_by(given)) as trust:
                     config = resolve(given)
-                where = {"out": str(self.out / "runs"), "name": name, "logger": self.logger}
-                shown = {**where, "trainer": {"enable_progress_bar": False}}
+                own = {**config.pop("wandb"), "name": None}  # each run has the name of its directory
+                where = {"out": str(self.out / "runs"), "name": name, "logger": self.logger, "wandb": own}
+                shown = {**where, "baselines": False, "trainer": {"enable_progress_bar": False}}
                 made.append(Trial(label, seed, config, shown, self.out / place / f"{name}.json", trust))
         return made
 
@@ -156,8 +166,8 @@ def by_label(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     return found
 
 
-Tell: TypeAlias = Callable[[Any], None]
-Work: TypeAlias = Callable[[Trial, Tell], None]
+Send: TypeAlias = Callable[[Any], None]
+Work: TypeAlias = Callable[[Trial, Send], None]
 
 
 def run_all(
@@ -166,8 +176,8 @@ def run_all(
     total: int,
     competition: Competition,
     done: Callable[[Trial], str],
-    say: Say,
-    heard: Callable[[Trial, Any], None] = lambda trial, message: None,
+    log_line: LogLine,
+    on_message: Callable[[Trial, Any], None] = lambda trial, message: None,
 ) -> None:
     """Run `todo` with a line for each that also says how much time is left; raise at the end if some failed.
 
@@ -175,37 +185,37 @@ def run_all(
         work: What a process does.
         todo: The runs to do.
         total: The number of runs with those that are there already.
-        competition: Says how many processes at a time; its folder names the W&B group.
+        competition: Says how many processes at a time.
         done: Returns what to say of a run that is over.
-        say: Takes the lines.
-        heard: Called with what a process has to tell.
+        log_line: Takes the lines.
+        on_message: Called with what a process has to tell.
     """
     there, failures, start = total - len(todo), [], time.monotonic()
     if there:
-        say(f"{there} of {total} runs are there already")
-    outcomes = in_processes(work, todo, competition.jobs, competition.out.name, heard)
+        log_line(f"{there} of {total} runs are finished already")
+    outcomes = in_processes(work, todo, competition.jobs, on_message)
     for number, (trial, failure) in enumerate(outcomes, start=there + 1):
         head = f"[{number}/{total}] {trial.label}, seed {trial.seed}"
         if failure is None:
             left = (time.monotonic() - start) / (number - there) * (total - number)
             shown = f" | about {left / 60:.0f} min left" if left > 90 else f" | about {left:.0f} s left"
-            say(f"{head}: {done(trial)}{shown if number < total else ''}")
+            log_line(f"{head}: {done(trial)}{shown if number < total else ''}")
         else:
             failures.append(f"{trial.label}, seed {trial.seed}: {failure}")
-            say(f"{head}: {failure} (more in {trial.log})")
+            log_line(f"{head}: {failure} (more in {trial.log})")
     if failures:
-        raise ValueError(
+        raise TrialsFailedError(
             f"{len(failures)} runs failed; the first: {failures[0]}. Correct it and run the same command again"
         )
 
 
 def in_processes(
-    work: Work, todo: Sequence[Trial], jobs: int, group: str, heard: Callable[[Trial, Any], None]
+    work: Work, todo: Sequence[Trial], jobs: int, on_message: Callable[[Trial, Any], None]
 ) -> Iterator[tuple[Trial, str | None]]:
     """Do `work` for each run in a process of its own; yield each when it is over, with the reason if it failed."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["recsys_topk.runs.lightning_cli", "numba"])
-    environment = {"WANDB_RUN_GROUP": group, **os.environ}
+    environment = dict(os.environ)
     environment.pop("WANDB_SERVICE", None)  # W&B's helper of this process, if any, knows nothing of the others
     settings = (environment, 1 if jobs > 1 else None, multiprocessing.get_start_method(allow_none=True))
     waiting, running, reasons = iter(todo), dict[Any, tuple[Trial, Any]](), dict[Any, str]()
@@ -234,7 +244,7 @@ def in_processes(
                 if kind == "failed":
                     reasons[connection] = message
                 else:
-                    heard(trial, message)
+                    on_message(trial, message)
     finally:
         for _, process in running.values():
             process.terminate()
@@ -243,8 +253,8 @@ def in_processes(
             process.kill()
 
 
-def timed(train: Callable[..., Any], *arguments: Any) -> float:
-    """Call what trains and return the seconds it took."""
+def measure_seconds(train: Callable[..., Any], *arguments: Any) -> float:
+    """Call a function and return the seconds it took."""
     start = time.perf_counter()
     train(*arguments)
     return time.perf_counter() - start
@@ -253,7 +263,7 @@ def timed(train: Callable[..., Any], *arguments: Any) -> float:
 def _enter(
     work: Work, trial: Trial, connection: Any, environment: Mapping[str, str], threads: int | None, method: str | None
 ) -> None:
-    """Do `work` in a new process: with the environment of the command, output to a file, and no life after it."""
+    """Do `work` in a new process, with the environment of the command and output to a file; end with the parent."""
     multiprocessing.set_start_method(method, force=True)  # that of this process is not for the workers of its loaders
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""W&B: a logger that never prompts, axes and summaries that mean something, tables and weights."""
+"""W&B: a logger that never prompts, axes and summaries that sweeps can read, and runs of tables and pictures."""
 
 from __future__ import annotations
 
@@ -7,45 +7,86 @@ import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from recsys_topk.runs.directory import RunDirectory, offline_wandb
+from recsys_topk.runs.metrics_file import read_rows
+from recsys_topk.runs.wandb_lineage import linked_run, log_weights, run_facts, use_data, use_weights
+
+if TYPE_CHECKING:
+    from recsys_topk.runs.run import Command, TrainingRun
 
 STEP = "trainer/global_step"
-# What `recsys-topk test` needs of a checkpoint: weights and plain descriptions, no optimizer state.
-KEPT = ("state_dict", "hyper_parameters", "datamodule_hyper_parameters", "epoch", "global_step")
-LIGHTNING = "pytorch-lightning_version"
-
-
 PROJECT = "recsys-topk"
 
 
-def make_wandb(run: RunDirectory, options: Mapping[str, Any] | None = None) -> WandbLogger:
+class RunLogger(WandbLogger):  # type: ignore[misc]  # lightning is untyped here
+    """Lightning's logger, with the best value of each validation metric as a plain number in the summary.
+
+    W&B's own ``define_metric(summary="max")`` writes ``{"max": value}``, and a sweep or a table that looks for the
+    metric's name finds no number there.
+
+    Args:
+        linked: The training run of the checkpoint that is measured (`linked_run`).
+        options: As those of `WandbLogger`.
+
+    Attributes:
+        best: The largest value so far of each metric that is summed up so.
+    """
+
+    def __init__(self, linked: Mapping[str, str] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.linked = dict(linked or {})
+        self._wandb_init.pop("anonymous", None)  # Lightning passes it on, and W&B warns that it has no effect
+        self.best: dict[str, float] = {}
+
+    @rank_zero_only  # type: ignore[untyped-decorator]  # lightning is untyped here
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log metrics. W&B puts the newest values into the summary; of those in `best`, replace them by the largest."""
+        super().log_metrics(metrics, step)
+        self.keep_best({name: float(value) for name, value in metrics.items() if name in self.best})
+
+    def keep_best(self, values: Mapping[str, float]) -> None:
+        """Put the largest of these and earlier values into the summary."""
+        for name, value in values.items():
+            self.best[name] = max(value, self.best[name])
+            self.experiment.summary[name] = self.best[name]
+
+
+def make_wandb(
+    run: RunDirectory,
+    options: Mapping[str, Any] | None = None,
+    command: str = "fit",
+    checkpoint: str | Path | None = None,
+) -> RunLogger:
     """Return the logger of a run; a resumed run keeps the id that `run.json` or the environment holds.
 
     Args:
         run: Where it writes.
         options: Arguments of `wandb.init` by name (`WANDB_OPTIONS`); None = its default.
+        command: Decides the job type: ``"train"`` for ``fit``, else the command.
+        checkpoint: The checkpoint that is measured. Its training run gives the defaults of project, entity and group.
     """
+    given = _given(options)
+    known = run.facts.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+    offline = offline_wandb(given.pop("mode", None))
+    linked = linked_run(checkpoint)
+    defaults = {"name": run.path.name, "project": PROJECT, "job_type": "train" if command == "fit" else command}
+    defaults |= {name: linked[name] for name in ("project", "entity", "group") if name in linked}
+    # W&B reads its environment once in a process, so the mode is given too.
+    mode = {"mode": "offline" if offline else "online"}
+    return RunLogger(linked, **{**defaults, **given}, id=known, save_dir=str(run.path), offline=offline, **mode)
+
+
+def _given(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options that are set; tags may be one text with commas between."""
     given = {name: value for name, value in (options or {}).items() if value is not None}
     if isinstance(given.get("tags"), str):
         given["tags"] = [tag.strip() for tag in given["tags"].split(",")]
-    known = run.facts.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-    offline = offline_wandb(given.pop("mode", None))
-    # W&B reads its environment once in a process, so the mode is given too.
-    mode = {"mode": "offline" if offline else "online"}
-    logger = WandbLogger(
-        **{"name": run.path.name, "project": PROJECT, **given},
-        id=known,
-        save_dir=str(run.path),
-        offline=offline,
-        **mode,
-    )
-    logger._wandb_init.pop("anonymous", None)  # Lightning passes it on, and W&B warns that it has no effect
-    return logger
+    return given
 
 
 def wandb_loggers(loggers: Sequence[Logger]) -> list[WandbLogger]:
@@ -56,58 +97,48 @@ def wandb_loggers(loggers: Sequence[Logger]) -> list[WandbLogger]:
 def describe_run(logger: WandbLogger, config: Mapping[str, Any], recalls: Sequence[str]) -> None:
     """Log the whole configuration, and say what the metrics are drawn against and how they are summed up.
 
-    Everything is drawn over the optimizer steps. A recall's summary holds the largest value (`max`, the one to compare
-    runs by) and the final one (`last`). The recalls are named one by one too: Lightning defines `*`, and of two globs
-    that fit a name W&B takes either, not always the same.
+    Everything is drawn over the optimizer steps. The summary of a recall is its largest value so far, a plain number,
+    those before a resumption included. The recalls are named one by one: Lightning defines `*`, and of two globs that
+    fit a name W&B takes either. A run that measures a checkpoint has the training run under ``training_run``.
 
     Args:
         logger: Logs to W&B.
         config: The configuration.
         recalls: Names of the validation metrics.
     """
-    logger.log_hyperparams(dict(config))
+    linked = logger.linked if isinstance(logger, RunLogger) else {}
+    logger.log_hyperparams({**config, **({"training_run": linked} if linked else {})})
     experiment = logger.experiment
     experiment.define_metric(STEP)
-    experiment.define_metric("train/*", step_metric=STEP)
-    for name in ("val/*", *recalls):
-        experiment.define_metric(name, step_metric=STEP, summary="max,last")
-    experiment.define_metric("test/*", step_metric=STEP)
+    for name in ("train/*", "val/*", *recalls, "test/*"):
+        experiment.define_metric(name, step_metric=STEP)
+    if isinstance(logger, RunLogger):
+        logger.best = dict.fromkeys(recalls, float("-inf"))
+        for row in read_rows(Path(logger.save_dir) / "metrics.csv"):
+            logger.keep_best({name: float(row[name]) for name in recalls if row.get(name)})
+        use_weights(experiment, linked)
 
 
-def log_summary(logger: WandbLogger, rows: Sequence[Mapping[str, str]]) -> None:
-    """Sum the validation metrics up over the whole run: W&B itself sees only what came after a resumption.
-
-    Args:
-        logger: Logs to W&B.
-        rows: The rows of metrics.csv.
-    """
-    for name in sorted({name for row in rows for name in row if name.startswith("val/")}):
-        values = [float(row[name]) for row in rows if row[name]]
-        if values:
-            logger.experiment.summary[name] = {"max": max(values), "last": values[-1]}
-
-
-def log_weights(logger: WandbLogger, name: str, checkpoints: Mapping[str, Path], metadata: Mapping[str, Any]) -> None:
-    """Upload checkpoints as one artifact: weights and plain descriptions, neither code nor optimizer state.
-
-    `recsys-topk test --ckpt_path` takes such a file. Offline it is kept and goes up with `wandb sync`.
+def log_end(run: TrainingRun, command: Command, metrics: Mapping[str, float]) -> None:
+    """Log what stands at the end of a command: a table of its metrics, the data it used, and the weights if wanted.
 
     Args:
-        logger: Logs to W&B.
-        name: The artifact's name.
-        checkpoints: Files by what they are called in the artifact, e.g. ``best``.
-        metadata: What stands beside it.
+        run: The run.
+        command: What it did.
+        metrics: What it measured.
     """
-    import wandb
-
-    artifact = wandb.Artifact(name, type="model", metadata=dict(metadata))
-    with tempfile.TemporaryDirectory() as folder:
-        for label, path in checkpoints.items():
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            bare = Path(folder) / f"{label}.ckpt"
-            torch.save({key: content[key] for key in (*KEPT, LIGHTNING) if key in content}, bare)
-            artifact.add_file(str(bare), name=bare.name)
-        logger.experiment.log_artifact(artifact, aliases=["latest", *checkpoints])
+    path = run.directory.path
+    for logger in wandb_loggers(run.trainer.loggers):
+        key = f"tables/{'val' if command in ('fit', 'validate') else command}"
+        logger.log_table(key, columns=["metric", "value"], data=[list(item) for item in metrics.items()])
+        if command == run.parts().command:  # not the test of what was just trained
+            use_data(logger.experiment, run.data)
+        if command == "fit":
+            run.directory.record(**run_facts(logger))
+            found = {label: path / "checkpoints" / f"{label}.ckpt" for label in ("best", "last")}
+            if run.parts().config["fit"].log_checkpoints:
+                kept = {label: file for label, file in found.items() if file.is_file()}
+                run.directory.record(**log_weights(logger, kept, metrics, path.name))
 
 
 def log_once(
@@ -118,29 +149,33 @@ def log_once(
     tables: Mapping[str, Sequence[Mapping[str, Any]]],
     pictures: Mapping[str, bytes],
     pages: Mapping[str, Path] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     """Log tables, pictures and pages as one W&B run of its own, offline without a key.
 
     Args:
         folder: Where W&B writes.
         job: Type of the run.
-        name: Name of the run and of its group.
+        name: Name of the run and, by default, of its group.
         config: Its config.
         tables: Rows by key.
         pictures: PNG images by key.
         pages: HTML files by key.
+        options: Project, entity, group, tags, notes and mode, as those of the runs it is about.
     """
-    if os.environ.get("WANDB_MODE") == "disabled":
+    given = _given(options)
+    mode = given.pop("mode", None) or os.environ.get("WANDB_MODE")
+    if mode == "disabled":
         return
 
     import wandb
 
+    made = {"project": os.environ.get("WANDB_PROJECT", PROJECT), "group": name, **given, "name": name, "job_type": job}
     with (
         tempfile.TemporaryDirectory() as scratch,
         wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT), name=name, group=name, job_type=job,
-            config=dict(config), dir=str(folder.resolve()),
-            mode="offline" if offline_wandb() else "online", settings=wandb.Settings(silent=True),
+            **made, config=dict(config), dir=str(folder.resolve()),
+            mode="offline" if offline_wandb(mode) else "online", settings=wandb.Settings(silent=True),
         ) as run,
     ):  # fmt: skip
         logged: dict[str, Any] = {key: wandb.Html(str(path)) for key, path in (pages or {}).items()}

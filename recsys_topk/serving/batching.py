@@ -1,4 +1,4 @@
-"""Requests that arrive together are answered together: one call of the models for several of them."""
+"""Dynamic batching: requests that arrive at about the same time are answered by one call of the models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ A = TypeVar("A")
 
 
 class OverloadedError(RuntimeError):
-    """More requests are waiting than the service holds."""
+    """The queue of waiting requests is full."""
 
 
 @dataclass
@@ -23,14 +23,14 @@ class _Waiting(Generic[Q]):
 
 
 class Batcher(Generic[Q, A]):
-    """Collects questions for a short while and answers them by one call in another thread.
+    """Collects questions for a short time and answers them by one call in another thread.
 
     Args:
-        answer: Called with several questions; returns one answer per question, or an exception in its place.
-        most: Questions per call.
+        answer: A function of several questions. It returns one answer, or one exception, per question.
+        most: Maximum number of questions per call.
         wait: Seconds to wait for more questions after the first.
-        queue: Questions that may wait; more are refused with an `OverloadedError`.
-        workers: Calls that may run at once.
+        queue: Maximum number of waiting questions. Further questions raise `OverloadedError`.
+        workers: Maximum number of concurrent calls.
         observe: Called with the number of questions of each call.
     """
 
@@ -54,25 +54,25 @@ class Batcher(Generic[Q, A]):
 
     @property
     def waiting(self) -> int:
-        """Questions that no call has taken yet."""
+        """Number of waiting questions."""
         return self._queue.qsize()
 
     def start(self) -> None:
-        """Begin to answer; call it inside the event loop."""
+        """Start answering. Call it inside the event loop."""
         self._loop = asyncio.create_task(self._run())
 
     async def ask(self, question: Q) -> A:
-        """Return the answer to a question, once a call has given it; raise what the call gave in its place."""
+        """Return the answer to a question, or raise the exception that the call returned for it."""
         waiting = _Waiting(question, asyncio.get_running_loop().create_future())
         try:
             self._queue.put_nowait(waiting)
         except asyncio.QueueFull:
-            raise OverloadedError("too many requests are waiting") from None
+            raise OverloadedError("too many waiting requests; try again later") from None
         found: A = await waiting.answer
         return found
 
     async def stop(self) -> None:
-        """Answer what is waiting, then stop."""
+        """Answer the waiting questions, then stop."""
         while self._queue.qsize() or self._calls:
             await asyncio.sleep(0.01)
         if self._loop is not None:
@@ -84,7 +84,7 @@ class Batcher(Generic[Q, A]):
             await self._free.acquire()
             batch = [await self._queue.get()]
             if self._queue.qsize() < self._most - 1:
-                await asyncio.sleep(self._wait)  # 0 lets those ask that are about to
+                await asyncio.sleep(self._wait)  # sleep(0) runs other tasks, which may ask further questions
             while self._queue.qsize() and len(batch) < self._most:
                 batch.append(self._queue.get_nowait())
             call = asyncio.create_task(self._call(batch))
@@ -92,7 +92,7 @@ class Batcher(Generic[Q, A]):
             call.add_done_callback(self._calls.discard)
 
     async def _call(self, batch: Sequence[_Waiting[Q]]) -> None:
-        # Whoever asked may have given up meanwhile, and is then not answered.
+        # Skip questions that were cancelled in the meantime.
         batch = [one for one in batch if not one.answer.done()]
         try:
             if not batch:

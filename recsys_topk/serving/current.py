@@ -1,4 +1,4 @@
-"""The export that a service uses now, and a newer one when it appears, without a request being dropped."""
+"""The export that a service uses, and its replacement by a newer one without dropped requests."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ log = logging.getLogger(__name__)
 class CurrentExport:
     """Opens an export, and opens it again when the manifest at its path changes.
 
-    To publish a new export, write it to a folder of its own and let a link point at it: ``ln -sfn export-2 current``.
-    The new one is opened and checked in the background; requests are answered by the old one until it is ready. If
-    it cannot be opened, the old one stays, and the reason is logged.
+    To publish a new export, write it to a new folder and update a symbolic link: ``ln -sfn export-2 current``. The new
+    export is opened and checked in the background. The old export answers requests until the new one is ready. If the
+    new export cannot be opened, the old one stays in use and the reason is logged.
 
     Args:
-        export: Path of the export; may be a link.
-        index: Path of the index, or None for exact search; may be a link.
-        threads: Threads of one call of a model.
-        loaded: Called after each attempt with whether it succeeded.
+        export: Path of the export; may be a symbolic link.
+        index: Path of the index, which may be a symbolic link; None = exact search.
+        threads: Threads per model call.
+        loaded: Called after each attempt to load an export, with whether it succeeded.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class CurrentExport:
 
     @property
     def recommender(self) -> CascadeRecommender:
-        """The export in use. Keep it for the whole of a request."""
+        """The recommender in use. Use the same object for a whole request."""
         return self._recommender
 
     def refresh(self, force: bool = False) -> bool:
-        """Open the export again if it changed; return whether a new one is in use now. May be called by any thread."""
+        """Open the export again if it changed. Return whether a new one is in use. Thread-safe."""
         with self._lock:
             stamp = self._look()
             if stamp is None or (stamp == self._stamp and not force):
@@ -54,7 +54,7 @@ class CurrentExport:
             try:
                 fresh = self._open()
             except (ManifestError, ValueError, OSError) as error:
-                log.error("the export at %s was not loaded, the old one stays: %s", self.export, error)
+                log.error("cannot load the export at %s, the old one stays in use: %s", self.export, error)
                 self._loaded(False)
                 return False
             changed = fresh.manifest.identity != self._recommender.manifest.identity
@@ -63,7 +63,7 @@ class CurrentExport:
             return changed
 
     def _open(self) -> CascadeRecommender:
-        # A link may be changed between two files, so the folder behind it is settled first.
+        # The link may change while files are read, so it is resolved first.
         index = None if self.index is None else Path(self.index).resolve()
         return CascadeRecommender.from_export(self.export.resolve(), index, self._threads)
 

@@ -32,18 +32,18 @@ from recsys_topk.serving.twin import ExportedModel, ItemVectors, ListScores, Req
 TOLERANCE = 1e-5
 """Largest difference between an exported stage and the checkpoint, as a share of the largest absolute score."""
 
-_ONE_FILE_BYTES = 1 << 30  # a protobuf holds 2 GiB at most
+_ONE_FILE_BYTES = 1 << 30  # protobuf files are limited to 2 GiB
 _CHECKED_REQUESTS = 256
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export says about itself.
+    """The result of an export.
 
     Attributes:
-        manifest: What was written.
-        agreement: How the ONNX files compare with the checkpoint.
-        recalls: With `half_tables`: the joint recall on the checked requests, of the checkpoint and of the export.
+        manifest: The manifest of the export.
+        agreement: Comparison of the ONNX files with the checkpoint.
+        recalls: With `half_tables`, the joint recall of the checkpoint and of the export on the compared requests.
     """
 
     manifest: Manifest
@@ -59,31 +59,31 @@ def export_cascade(
     half_tables: bool = False,
     programs: bool = True,
     facts: Mapping[str, Any] | None = None,
-    say: Callable[[str], object] = lambda text: None,
+    log_line: Callable[[str], object] = lambda text: None,
 ) -> ExportReport:
     """Write a trained cascade for serving: one folder per stage, the catalogue, users, encoder and a manifest.
 
-    Nothing is written unless onnxruntime agrees with the model on real requests (`check`).
+    The export is written only if the ONNX files and the model agree on real requests (`check`).
 
     Args:
         model: The trained cascade.
-        data: Its data, prepared.
-        out: Folder to make; it must not exist.
-        half_tables: Store embedding tables in float16: half the size, at a loss of recall that is reported.
-        programs: Write torch programs (``.pt2``) beside the ONNX files.
-        facts: What the manifest should say besides, e.g. where the weights come from.
-        say: Called with one line per step.
+        data: The prepared data of the cascade.
+        out: Folder to create; it must not exist.
+        half_tables: Store embedding tables in float16. This halves their size; the loss of recall is reported.
+        programs: Also write torch programs (``.pt2``).
+        facts: Further entries of the manifest, e.g. the source of the weights.
+        log_line: Called with one line of text per step.
     """
     out = Path(out)
     if out.exists():
-        raise ValueError(f"{str(out)!r} exists; give another --out, or remove it")
+        raise ValueError(f"{str(out)!r} already exists; use another --out, or remove it")
     model = model.to("cpu").eval()
     stages = {name: stage for name, stage in model.cascade.stages.items() if isinstance(stage, Stage)}
     batches = list(_requests(data))
     with whole_folder(out) as folder:
         entries = []
         for config, stage in zip(model.cascade.configs, stages.values(), strict=True):
-            say(f"exporting stage {config.name} ({config.kind})")
+            log_line(f"exporting stage {config.name} ({config.kind})")
             models = models_of(stage, model.schema)
             if half_tables:
                 halve_tables(models)
@@ -95,7 +95,7 @@ def export_cascade(
             recalls = _recalls(model, lambda batch: [score(batch) for score in scores.values()], batches)
         else:
             check(agreement)
-        say("writing the catalogue")
+        log_line("writing the catalogue")
         items = data.serving_items()
         items.write(folder / ITEMS)
         users = data.serving_users(items)
@@ -119,7 +119,7 @@ def export_cascade(
 
 
 def halve_tables(models: Mapping[str, ExportedModel]) -> None:
-    """Store the embedding tables of models in float16; they are read as float32."""
+    """Store the embedding tables of models in float16. Look-ups return float32."""
     for model in models.values():
         stage: Any = model.stage
         tables = stage.embedding.tables
@@ -128,7 +128,7 @@ def halve_tables(models: Mapping[str, ExportedModel]) -> None:
 
 
 def _requests(data: CascadeDataModule) -> Iterator[CascadeBatch]:
-    """Yield batches of the test days, or of others if there are none, until there are enough requests to compare."""
+    """Yield batches of the test split until there are enough requests to compare."""
     loader = data.test_dataloader()
     number = 0
     for batch in loader:
@@ -161,7 +161,7 @@ def _recalls(
 
 
 def models_of(stage: Stage, schema: Schema) -> dict[str, ExportedModel]:
-    """Return what is exported of a stage: two towers if it has them, else the scores of lists."""
+    """Return the exported models of a stage: two towers if it has them, otherwise one model that scores lists."""
     if hasattr(stage, "encode_requests") and hasattr(stage, "encode_items"):
         return {"requests": RequestVectors(stage, schema), "items": ItemVectors(stage, schema)}
     return {"scores": ListScores(stage, schema)}
@@ -170,15 +170,15 @@ def models_of(stage: Stage, schema: Schema) -> dict[str, ExportedModel]:
 def write_stage(
     folder: Path, name: str, kind: str, quota: int, models: Mapping[str, ExportedModel], programs: bool = True
 ) -> StageEntry:
-    """Write the models of a stage into a folder of its own.
+    """Write the models of a stage to its folder in the export.
 
     Args:
-        folder: The export.
-        name: The stage.
-        kind: Its registry name or class path.
-        quota: How many items it passes on.
-        models: What `models_of` returned.
-        programs: Write ``.pt2`` files (`torch.export.load`) beside the ONNX files.
+        folder: Folder of the export.
+        name: Name of the stage.
+        kind: Registry name or class path of the stage.
+        quota: Number of items that the stage passes on.
+        models: The models, from `models_of`.
+        programs: Also write ``.pt2`` files (`torch.export.load`).
     """
     (folder / name).mkdir()
     written = {}
@@ -192,10 +192,10 @@ def write_stage(
 
 
 def write_model(model: ExportedModel, path: Path) -> torch.export.ExportedProgram:
-    """Write a model as ONNX, with free lengths of batch, list and history; return its program."""
+    """Write a model as ONNX, with dynamic lengths of batch, list and history. Return its torch program."""
     lengths = {axis: Dim(axis, min=1) for one in model.inputs for axis in one.axes if isinstance(axis, str)}
     free = tuple({i: lengths[axis] for i, axis in enumerate(one.axes) if axis in lengths} for one in model.inputs)
-    # Lengths of 0 and 1 are taken for constants, so the example has others, all different.
+    # torch.export treats lengths 0 and 1 as constants, so the example uses larger, distinct lengths.
     sizes = {axis: number for number, axis in enumerate(lengths, start=2)}
     shapes = [[sizes[axis] if isinstance(axis, str) else axis for axis in one.axes] for one in model.inputs]
     example = tuple(
@@ -219,7 +219,7 @@ def write_model(model: ExportedModel, path: Path) -> torch.export.ExportedProgra
 
 
 def _name_axes(graph: Any, model: ExportedModel) -> None:
-    """Call the free lengths of an ONNX graph batch, items and views, in place of the exporter's s14 and s73."""
+    """Name the dynamic axes of an ONNX graph batch, items and views instead of the exporter's s14 and s73."""
     names: dict[str, str] = {}
     for value, one in zip(graph.inputs, model.inputs, strict=True):
         names |= {str(value.shape[i]): axis for i, axis in enumerate(one.axes) if isinstance(axis, str)}
@@ -232,12 +232,12 @@ def _name_axes(graph: Any, model: ExportedModel) -> None:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How an export compares with the checkpoint on real batches.
+    """Comparison of an export with the checkpoint on real batches.
 
     Attributes:
-        requests: Requests that were compared.
-        differences: Largest difference of each stage's scores, as a share of its largest absolute score.
-        same_sets: Whether every request keeps the same items.
+        requests: Number of compared requests.
+        differences: Largest score difference of each stage, as a share of its largest absolute score.
+        same_sets: Whether the same items survive in every request.
     """
 
     requests: int
@@ -255,8 +255,8 @@ def compare(
 
     Args:
         stages: The trained stages by name, in evaluation mode.
-        quotas: How many items each stage passes on.
-        score: Returns the scores (B, N) of a stage of the export for a batch.
+        quotas: Number of items that each stage passes on.
+        score: A function of a stage name and a batch that returns the scores of the export, (B, N).
         batches: Batches to compare on.
     """
     worst = dict.fromkeys(stages, 0.0)
@@ -275,18 +275,20 @@ def compare(
 
 
 def check(agreement: Agreement, tolerance: float = TOLERANCE) -> None:
-    """Raise if an export differs from the checkpoint by more than rounding."""
+    """Raise if an export differs from the checkpoint by more than rounding errors."""
     name, difference = max(agreement.differences.items(), key=lambda pair: pair[1])
     if difference > tolerance or not agreement.same_sets:
-        what = "keeps other items" if difference <= tolerance else f"differs by {difference:.1e} of the largest score"
+        what = (
+            "keeps different items" if difference <= tolerance else f"differs by {difference:.1e} of the largest score"
+        )
         raise RuntimeError(
             f"the export of stage {name!r} {what} on {agreement.requests} requests (allowed: {tolerance:.0e} and the "
-            f"same items); nothing was written"
+            f"same items); no export was written"
         )
 
 
 def onnx_scores(folder: Path, entry: StageEntry) -> Callable[[CascadeBatch], np.ndarray[Any, Any]]:
-    """Return a function of batches that scores by the ONNX files of a stage, (B, N)."""
+    """Return a function from a batch to the scores of a stage's ONNX files, (B, N)."""
     from recsys_topk.serving.session import Session
 
     sessions = {role: Session(folder / model.file, model) for role, model in entry.models.items()}
@@ -308,7 +310,7 @@ def onnx_scores(folder: Path, entry: StageEntry) -> Callable[[CascadeBatch], np.
 
 
 def _same_sets(wanted: Sequence[Tensor], found: Sequence[Tensor], mask: Tensor, quotas: Sequence[int]) -> bool:
-    """Return whether two cascades keep the same items, but where two scores at a cut are equal up to rounding."""
+    """Return whether two cascades keep the same items. Scores at the cut that differ only by rounding are ignored."""
     one, other = (apply_quotas(scores, mask, quotas).kept for scores in (wanted, found))
     differ = (one != other).any(1)
     for stage, quota in zip(wanted, quotas, strict=True):
@@ -323,7 +325,7 @@ def _same_sets(wanted: Sequence[Tensor], found: Sequence[Tensor], mask: Tensor, 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's notices about optional packages and its own internals from the user."""
+    """Suppress the exporter's messages about optional packages and internals."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""Hard inference over a catalogue: what each stage of an export scores, keeps and drops. Needs no torch."""
+"""Hard inference over a catalogue: the items that each stage of an export scores, keeps and drops. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from recsys_topk.serving.requests import Requests
 from recsys_topk.serving.session import Session
 
 Array = npt.NDArray[Any]
-# Returns rows and scores, (B, n) each and best first, -1 and -inf where there are fewer items.
+# A function that returns rows and scores, (B, n) each, best first; -1 and -inf where there are fewer items.
 Search = Callable[[Requests, int], tuple[Array, Array]]
 
 CHUNK = 4096
-"""Items that are scored at once where the whole catalogue is."""
+"""Number of items that are scored at once when the whole catalogue is scored."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """What one stage did to the candidates of one request.
+    """The result of one stage for one request.
 
     Attributes:
-        stage: Its name.
+        stage: Name of the stage.
         rows: (N,) rows of the candidates in the catalogue, best first.
-        scores: (N,) their scores, descending; equal scores stand in the order in which the candidates came.
-        quota: How many it passes on: the first `quota` of them.
+        scores: (N,) scores of the candidates, descending. Equal scores keep the order of the input.
+        quota: Number of items that the stage passes on: the first `quota` candidates.
     """
 
     stage: str
@@ -46,12 +46,12 @@ class Passage:
 
 
 class StageRunner:
-    """Scores items by the exported models of one stage.
+    """Scores items with the exported models of one stage.
 
     Args:
-        folder: The export.
+        folder: Folder of the export.
         entry: The stage.
-        threads: Threads of one call.
+        threads: Threads per model call.
     """
 
     def __init__(self, folder: Path, entry: StageEntry, threads: int = 1) -> None:
@@ -59,15 +59,15 @@ class StageRunner:
         self._sessions = {role: Session(folder / model.file, model, threads) for role, model in entry.models.items()}
 
     def request_vectors(self, requests: Requests) -> Array:
-        """Return (B, D); for a stage with towers."""
+        """Return the request vectors, (B, D), of a stage with towers."""
         return self._sessions["requests"].run(requests.inputs())
 
     def item_vectors(self, items: ItemTable, rows: Array | slice = slice(None)) -> Array:
-        """Return the vectors of some items; for a stage with towers."""
+        """Return the vectors of the given items, of a stage with towers."""
         return self._sessions["items"].run({"items": items.ids[rows], "item_values": items.values[rows]})
 
     def scores(self, requests: Requests, items: ItemTable, rows: Array) -> Array:
-        """Return the scores of lists of items, (B, N), given rows of the catalogue, (B, N)."""
+        """Return the scores, (B, N), of lists of catalogue rows, (B, N)."""
         if not rows.size:
             return np.empty(rows.shape, dtype=np.float32)
         if self.entry.has_towers:
@@ -83,10 +83,10 @@ class Funnel:
     """The stages of an export over its catalogue.
 
     Args:
-        folder: The export.
-        manifest: Its manifest.
-        items: Its catalogue.
-        threads: Threads of one call of a model.
+        folder: Folder of the export.
+        manifest: Manifest of the export.
+        items: Catalogue of the export.
+        threads: Threads per model call.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, items: ItemTable, threads: int = 1) -> None:
@@ -106,13 +106,13 @@ class Funnel:
         candidates: Sequence[Array] | None = None,
         excluded: Sequence[Array] | None = None,
     ) -> list[list[Passage]]:
-        """Return what each stage did, for each request.
+        """Return the results of each stage, for each request.
 
         Args:
             requests: The requests.
-            search: Finds the best items of each request by the first stage; None = exactly, in chunks.
-            candidates: For each request the rows of the items that may be recommended; None = all.
-            excluded: For each request rows that may not.
+            search: A function that finds the best items of the first stage; None = exact search in chunks.
+            candidates: Per request, the rows of the items that may be recommended; None = all.
+            excluded: Per request, the rows of items that must not be recommended.
         """
         number = len(requests)
         excluded = [np.empty(0, dtype=np.int64)] * number if excluded is None else excluded
@@ -126,9 +126,9 @@ class Funnel:
         return [list(one) for one in zip(*passages, strict=True)]
 
     def exact(self, requests: Requests, number: int) -> tuple[Array, Array]:
-        """Return the rows and scores of the `number` best items of each request by the first stage, best first.
+        """Return the rows and scores of the `number` best items of the first stage for each request, best first.
 
-        Memory is bounded: items are scored in chunks. Equal scores: the item that stands first.
+        Items are scored in chunks, so memory is bounded. Among equal scores, the first item comes first.
         """
         best_rows = np.empty((len(requests), 0), dtype=np.int64)
         best_scores = np.empty((len(requests), 0), dtype=np.float32)
@@ -140,7 +140,7 @@ class Funnel:
         return best_rows, best_scores
 
     def chunks(self, requests: Requests) -> Iterator[tuple[Array, Array]]:
-        """Yield rows (n,) and scores (B, n) of the first stage, for all items in order."""
+        """Yield the rows, (n,), and scores of the first stage, (B, n), of all items in order."""
         stage, total = self.first, len(self.items.names)
         vectors = stage.request_vectors(requests) if stage.entry.has_towers else None
         for start in range(0, total, CHUNK):
@@ -152,7 +152,7 @@ class Funnel:
 
     def _retrieve(self, requests: Requests, search: Search, excluded: Sequence[Array]) -> list[Passage]:
         quota = self.first.entry.quota
-        # What is excluded is searched for and dropped, so that the quota is filled all the same.
+        # Excluded items are dropped after the search, so more items are searched to fill the quota.
         extra = max((len(out) for out in excluded), default=0)
         rows, scores = search(requests, min(quota + extra, len(self.items.names)))
         found = []

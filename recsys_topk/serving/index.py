@@ -1,4 +1,4 @@
-"""An index of the catalogue by the item vectors of the first stage (faiss). Needs no torch."""
+"""A faiss index of the catalogue over the item vectors of the first stage. Needs no torch."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _FLAT_ITEMS: Final = 200_000
 
 @dataclass(frozen=True)
 class IndexFacts:
-    """What is known about an index.
+    """Properties of an index.
 
     Attributes:
         kind: ``"flat"`` (exact), ``"ivf"`` or ``"hnsw"``.
-        export: Identity of the export whose item vectors it holds.
+        export: Identity of the export whose item vectors are indexed.
         items: Number of items.
-        width: Width of the vectors.
-        effort: What a search does: lists that are visited (``ivf``) or candidates that are kept (``hnsw``).
+        width: Dimension of the vectors.
+        effort: Search effort: number of visited lists (``ivf``) or of kept candidates (``hnsw``).
         recall: Share of the true nearest items that a search finds, on `queries` vectors, at the first stage's quota.
-        queries: Vectors that the recall was measured with.
-        seconds: Time to build.
+        queries: Number of query vectors for the recall.
+        seconds: Build time.
         bytes_per_item: Size of the file divided by the number of items.
-        sha256: Of the file.
+        sha256: SHA-256 of the file.
     """
 
     kind: IndexKind
@@ -67,25 +67,26 @@ def build_index(
     threads: int = 1,
     progress: Callable[[int], object] = lambda items: None,
 ) -> IndexFacts:
-    """Index the catalogue of an export and return what the index costs and finds.
+    """Build an index of the catalogue of an export. Return its properties.
 
     Args:
         export: Folder of the export.
-        out: Folder to make; it must not exist.
-        kind: ``"flat"`` searches exactly; ``"ivf"`` visits the nearest of sqrt(items) lists; ``"hnsw"`` walks a graph.
-            None = flat up to 200,000 items, else hnsw.
-        effort: Lists to visit, or candidates to keep; more is slower and finds more. None = 64 lists or 128 candidates.
-        seed: Seed of the clusters and of the queries that the recall is measured with.
+        out: Folder to create; it must not exist.
+        kind: ``"flat"`` is exact; ``"ivf"`` searches the nearest of sqrt(items) lists; ``"hnsw"`` searches a graph.
+            None = flat up to 200,000 items, otherwise hnsw.
+        effort: Number of lists to visit, or of candidates to keep. A larger value is slower and has a higher recall.
+            None = 64 lists or 128 candidates.
+        seed: Seed of the clustering and of the queries for the recall.
         threads: Threads of faiss and of the item tower.
-        progress: Called with the number of items that were encoded.
+        progress: Called with the number of items of each encoded batch.
     """
     import faiss
 
     out = Path(out)
     if out.exists():
-        raise ValueError(f"{str(out)!r} exists; give another --out, or remove it")
+        raise ValueError(f"{str(out)!r} already exists; use another --out, or remove it")
     if kind is not None and kind not in get_args(IndexKind):
-        raise ValueError(f"an index is one of {', '.join(get_args(IndexKind))}, got {kind!r}")
+        raise ValueError(f"the kind of an index must be one of {', '.join(get_args(IndexKind))}, got {kind!r}")
     manifest = read_manifest(export)
     stage = first_stage(manifest, Path(export), threads)
     items = ItemTable.read(Path(export) / ITEMS)
@@ -117,12 +118,12 @@ def build_index(
 
 
 class CatalogueIndex:
-    """An index that was built for an export.
+    """An index of the catalogue of an export.
 
     Args:
-        folder: What `build_index` wrote.
-        manifest: The export that it must belong to.
-        threads: Threads of a search.
+        folder: Folder that `build_index` wrote.
+        manifest: Manifest of the export. The index must have been built for it.
+        threads: Threads per search.
     """
 
     def __init__(self, folder: str | Path, manifest: Manifest, threads: int = 1) -> None:
@@ -131,28 +132,28 @@ class CatalogueIndex:
         self.facts = read_facts(folder)
         if self.facts.export != manifest.identity:
             raise ManifestError(
-                f"the index {str(folder)!r} was built for another export; build it again with `recsys-topk index`"
+                f"the index {str(folder)!r} was built for a different export; build it again with `recsys-topk index`"
             )
         if sha256(Path(folder) / FILE) != self.facts.sha256:
-            raise ManifestError(f"{str(Path(folder) / FILE)!r} is not the file that was built; build the index again")
+            raise ManifestError(f"{str(Path(folder) / FILE)!r} does not match its SHA-256; build the index again")
         faiss.omp_set_num_threads(threads)
         self._index = faiss.read_index(str(Path(folder) / FILE))
         _set_effort(self._index, self.facts.kind, self.facts.effort)
 
     def search(self, vectors: Array, number: int) -> tuple[Array, Array]:
-        """Return rows and scores of the items found, (B, number), best first; -1 where fewer were found."""
+        """Return rows and scores of the best items, (B, number), best first; row -1 where fewer items were found."""
         return _search(self._index, vectors, number)
 
 
 def read_facts(folder: str | Path) -> IndexFacts:
-    """Return what is known about an index."""
+    """Return the properties of an index."""
     path = Path(folder) / FACTS
     if not path.is_file():
-        raise ManifestError(f"{str(folder)!r} holds no index; make one with `recsys-topk index`")
+        raise ManifestError(f"{str(folder)!r} has no index; build one with `recsys-topk index`")
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         if plain.pop("format") != _FORMAT:
-            raise ValueError("it has another format")
+            raise ValueError("unknown format")
         return IndexFacts(**plain)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(f"{path} cannot be read ({error}); build the index again") from error
@@ -163,14 +164,14 @@ def first_stage(manifest: Manifest, export: Path, threads: int = 1) -> StageRunn
     entry = manifest.stages[0]
     if not entry.has_towers:
         raise ValueError(
-            f"the first stage {entry.name!r} ({entry.kind}) has no item vectors, so there is nothing to index; "
-            f"`recommend` and `serve` score all items by it"
+            f"the first stage {entry.name!r} ({entry.kind}) has no item vectors, so it cannot be indexed; "
+            f"use `recommend` or `serve` without an index, which score all items"
         )
     return StageRunner(export, entry, threads)
 
 
 def encode_catalogue(stage: StageRunner, items: ItemTable, progress: Callable[[int], object] = lambda n: None) -> Array:
-    """Return the vectors of all items, (C, D) float32, in batches."""
+    """Return the vectors of all items, (C, D) float32, computed in batches."""
     blocks = []
     for start in range(0, len(items.names), CHUNK):
         blocks.append(stage.item_vectors(items, slice(start, start + CHUNK)))
@@ -209,7 +210,7 @@ def _set_effort(index: Any, kind: IndexKind, effort: int | None) -> int:
 
 
 def _queries(vectors: Array, seed: int) -> Array:
-    """Return item vectors with noise: no requests are known here, and plain item vectors would find themselves."""
+    """Return item vectors with noise as queries. Requests are not available here, and item vectors find themselves."""
     generator = np.random.default_rng(seed)
     chosen = vectors[generator.integers(0, len(vectors), min(_QUERIES, len(vectors)))]
     noise = generator.normal(size=chosen.shape) * vectors.std(axis=0)

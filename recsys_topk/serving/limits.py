@@ -1,4 +1,4 @@
-"""What is done around every request: limits on the body before anything is parsed, and measurement."""
+"""ASGI middleware: limits on the request body, and measurement of requests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class BodyLimits:
-    """ASGI middleware: reads the whole body first, within a size (else status 413) and a time (else 408).
+    """ASGI middleware that reads the whole body before the application, with limits on its size (413) and time (408).
 
     Args:
         app: The application.
-        most: Bytes of a body.
-        seconds: Time to send it.
+        most: Maximum number of bytes of the body.
+        seconds: Maximum time in which the body must arrive.
     """
 
     def __init__(self, app: App, most: int, seconds: float) -> None:
@@ -73,12 +73,12 @@ class BodyLimits:
 
 
 class Measured:
-    """ASGI middleware: reports path, status and seconds of every request.
+    """ASGI middleware that reports path, status and duration of every request.
 
     Args:
         app: The application.
-        observe: Called with the path as the application declares it (``"other"`` if it has none such), the status and
-            the seconds until the response was sent.
+        observe: Called with the path of the matched route (``"other"`` if there is none), the status and the seconds
+            until the response was sent.
     """
 
     def __init__(self, app: App, observe: Callable[[str, int, float], object]) -> None:

@@ -1,4 +1,4 @@
-"""The manifest of an export: what each file is, and that it is the file that was written. Needs no torch."""
+"""The manifest of an export: its stages, and the SHA-256 of every file. Needs no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCK: Final = 1 << 20
 
 
 class ManifestError(ValueError):
-    """An export that is damaged, mixed from several exports, or not an export."""
+    """The folder is not an export, or the export is damaged or mixed with files of other exports."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Model:
 
     Attributes:
         file: The ONNX file, relative to the export.
-        inputs: What it reads, in order.
-        output: The name of what it returns.
+        inputs: The inputs, in order.
+        output: The name of the output.
     """
 
     file: str
@@ -39,7 +39,7 @@ class Model:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Model:
-        """Rebuild what `dataclasses.asdict` made."""
+        """Rebuild the object from the result of `dataclasses.asdict`."""
         inputs = tuple(Input(one["name"], one["dtype"], tuple(one["axes"])) for one in plain["inputs"])
         return cls(str(plain["file"]), inputs, str(plain["output"]))
 
@@ -49,10 +49,10 @@ class StageEntry:
     """A stage of an export.
 
     Attributes:
-        name: The stage.
-        kind: Its registry name or class path.
-        quota: How many items it passes on.
-        models: ``"requests"`` and ``"items"`` (vectors, whose dot product is the score), or ``"scores"`` (of lists).
+        name: Name of the stage.
+        kind: Registry name or class path of the stage.
+        quota: Number of items that the stage passes on.
+        models: ``"requests"`` and ``"items"`` (vectors whose dot product is the score), or ``"scores"`` (of lists).
     """
 
     name: str
@@ -62,25 +62,25 @@ class StageEntry:
 
     @property
     def has_towers(self) -> bool:
-        """Whether the score is a dot product of two vectors, so that the catalogue can be indexed."""
+        """Whether the score is the dot product of two vectors, so that the catalogue can be indexed."""
         return "items" in self.models
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> StageEntry:
-        """Rebuild what `dataclasses.asdict` made."""
+        """Rebuild the object from the result of `dataclasses.asdict`."""
         models = {str(name): Model.from_plain(model) for name, model in plain["models"].items()}
         return cls(str(plain["name"]), str(plain["kind"]), int(plain["quota"]), models)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an export holds.
+    """The content of an export.
 
     Attributes:
         schema: The features.
-        stages: The stages, first to last.
-        k: How many items are wanted in the end.
-        facts: What else is known: versions, the checkpoint, the agreement with it. Not needed to serve.
+        stages: The stages, first stage first.
+        k: Number of items wanted at the end of the cascade.
+        facts: Further information: versions, the checkpoint, the agreement with it. Not needed for serving.
         files: SHA-256 and size of every file, by path relative to the export.
     """
 
@@ -92,7 +92,7 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """A short name of the export that changes with the content of any file."""
+        """A short hash over the contents of all files."""
         text = json.dumps({name: entry["sha256"] for name, entry in self.files.items()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -100,7 +100,7 @@ class Manifest:
 def write_manifest(
     folder: Path, schema: Schema, stages: tuple[StageEntry, ...], k: int, facts: Mapping[str, Any]
 ) -> Manifest:
-    """Write the manifest of a folder whose other files are complete, and `stage.json` into each stage's folder."""
+    """Write `stage.json` to the folder of each stage, and the manifest. All other files must be complete."""
     for stage in stages:
         write_whole(folder / stage.name / STAGE_FILE, _text({"format": FORMAT, "k": k, **asdict(stage)}))
     files = {
@@ -115,11 +115,11 @@ def write_manifest(
 
 
 def read_manifest(folder: str | Path, verify: bool = True) -> Manifest:
-    """Return the manifest of an export, after comparing every file with its SHA-256.
+    """Return the manifest of an export. By default every file is compared with its SHA-256.
 
     Args:
-        folder: The export.
-        verify: Compare the files; False reads the manifest alone.
+        folder: Folder of the export.
+        verify: Compare the files; False = only read the manifest.
 
     Raises:
         ManifestError: The manifest cannot be read, names a file outside the folder, or a file differs.
@@ -127,11 +127,11 @@ def read_manifest(folder: str | Path, verify: bool = True) -> Manifest:
     folder = Path(folder)
     path = folder / FILE
     if not path.is_file():
-        raise ManifestError(f"{str(folder)!r} holds no export: there is no {FILE}; make one with `recsys-topk export`")
+        raise ManifestError(f"{str(folder)!r} has no export: {FILE} is missing; create one with `recsys-topk export`")
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         if plain["format"] != FORMAT:
-            raise ManifestError(f"{path} has format {plain['format']!r}; this release reads {FORMAT}")
+            raise ManifestError(f"{path} has format {plain['format']!r}; this version reads format {FORMAT}")
         manifest = Manifest(
             schema=Schema.from_dict(plain["schema"]),
             stages=tuple(StageEntry.from_plain(stage) for stage in plain["stages"]),
@@ -163,17 +163,17 @@ def _check_names(path: Path, manifest: Manifest) -> None:
     for name in (*manifest.files, *used, *(stage.name for stage in manifest.stages)):
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts or "\\" in name or not parts.parts:
-            raise ManifestError(f"{path} names {name!r}, which is not a file inside its folder")
+            raise ManifestError(f"{path} names {name!r}, which is not a path inside its folder")
     missing = [name for name in used if name not in manifest.files]
     if missing:
-        raise ManifestError(f"{path} uses {missing[0]!r} and has no SHA-256 of it")
+        raise ManifestError(f"{path} uses {missing[0]!r} but has no SHA-256 of it; export again")
 
 
 def _verify(folder: Path, manifest: Manifest) -> None:
     for name, problem in _problems(folder, manifest):
         raise ManifestError(
-            f"{str(folder / name)!r} {problem}: the export is damaged, or mixed from several; export again, or copy it "
-            f"again whole"
+            f"{str(folder / name)!r} {problem}: the export is damaged or mixed with another one; export again, or copy "
+            f"the whole folder again"
         )
 
 
@@ -182,15 +182,15 @@ def _problems(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
     for name, entry in manifest.files.items():
         path = folder / name
         if not path.resolve().is_relative_to(inside):
-            yield name, "is a link that leaves the folder"
+            yield name, "is a link to a path outside the folder"
         elif not path.is_file():
             yield name, "is missing"
         elif path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
-            yield name, "is not the file that was exported"
+            yield name, "does not match the manifest"
     for stage in manifest.stages:
         own = json.loads((folder / stage.name / STAGE_FILE).read_text(encoding="utf-8"))
         if StageEntry.from_plain(own) != stage:
-            yield f"{stage.name}/{STAGE_FILE}", "describes another stage than the manifest"
+            yield f"{stage.name}/{STAGE_FILE}", "describes a different stage than the manifest"
 
 
 def _text(plain: Any) -> str:

@@ -1,4 +1,4 @@
-"""`CascadeRecommender`: users in, the items that survive all stages out. Needs no torch."""
+"""`CascadeRecommender` returns the items that survive all stages for given users. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Array = npt.NDArray[Any]
 Name = int | str
 
 ENCODER = "encoder"
-"""The folder of an export that says how features become ids and values."""
+"""Name of the folder with the feature encoder in an export."""
 
 
 class UnknownUserError(ValueError):
-    """A user that the export does not hold."""
+    """The export does not contain this user."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Recommendation:
     """An item that survived all stages.
 
     Attributes:
-        item: Its name.
-        rank: 1 for the best.
-        scores: The score of each stage, by the stage's name.
+        item: Name of the item.
+        rank: Rank of the item, 1 = best.
+        scores: Score of each stage, by stage name.
     """
 
     item: Name
@@ -47,15 +47,15 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What happened to an item at one stage.
+    """The result of one stage for one item.
 
     Attributes:
-        stage: The stage.
-        score: The item's score.
-        cut: The lowest score that was passed on.
-        rank: The item's place among all that the stage saw.
-        quota: How many were passed on.
-        passed: Whether the item was.
+        stage: Name of the stage.
+        score: Score of the item.
+        cut: Lowest score that was passed on.
+        rank: Rank of the item among all items that the stage scored.
+        quota: Number of items that the stage passes on.
+        passed: Whether the item was passed on.
     """
 
     stage: str
@@ -67,12 +67,12 @@ class Verdict:
 
 
 class CascadeRecommender:
-    """Recommends items of an export's catalogue by its stages.
+    """Recommends items of the catalogue of an export, with its stages.
 
     Args:
-        folder: The export.
-        index: Folder of an index of its catalogue; None = the first stage searches exactly.
-        threads: Threads of one call of a model.
+        folder: Folder of the export.
+        index: Folder of an index of the catalogue; None = exact search in the first stage.
+        threads: Threads per model call.
 
     Example::
 
@@ -95,17 +95,17 @@ class CascadeRecommender:
 
     @classmethod
     def from_export(cls, folder: str | Path, index: str | Path | None = None, threads: int = 1) -> CascadeRecommender:
-        """Open an export; every file is compared with the manifest first."""
+        """Open an export. Every file is first compared with the manifest."""
         return cls(folder, index, threads)
 
     @cached_property
     def identity(self) -> str:
-        """A short name of the export; see `Manifest.identity`."""
+        """A short hash of the export; see `Manifest.identity`."""
         return self.manifest.identity
 
     @property
     def most(self) -> int:
-        """How many items can be recommended at once: the quota of the last stage."""
+        """Maximum number of recommended items: the quota of the last stage."""
         return self.manifest.stages[-1].quota
 
     def recommend(
@@ -121,10 +121,11 @@ class CascadeRecommender:
 
         Args:
             users: Names of users of the export, or raw features with a history (`Requests.of_rows`).
-            number: How many items to return at most; None = the wanted k of the cascade, capped at the last quota.
-            exclude_seen: Leave out what the user has had: the history, and for users of the export all that they had.
-            allowed: Recommend only these items; names that are not in the catalogue are ignored.
-            blocked: Never recommend these.
+            number: Maximum number of items per user; None = the k of the cascade, capped at the last quota.
+            exclude_seen: Exclude the items that the user has seen: those of the history, and for users of the export
+                all items that they have seen.
+            allowed: Recommend only these items. Names that are not in the catalogue are ignored.
+            blocked: Never recommend these items.
         """
         number = self.check_number(number)
         passages = self.passages(users, exclude_seen=exclude_seen, allowed=allowed, blocked=blocked)
@@ -138,7 +139,7 @@ class CascadeRecommender:
         allowed: Sequence[Name] | None = None,
         blocked: Sequence[Name] = (),
     ) -> list[list[Passage]]:
-        """Return what each stage did for each user; arguments as those of `recommend`."""
+        """Return the results of each stage for each user. The arguments are those of `recommend`."""
         requests = self.requests(users)
         out = _known(self.items, blocked)
         excluded = [np.union1d(seen, out) if exclude_seen else out for seen in requests.seen]
@@ -146,7 +147,7 @@ class CascadeRecommender:
         return self.funnel.run(requests, self._search, candidates=candidates, excluded=excluded)
 
     def explain(self, user: Name | Mapping[str, Any], item: Name, *, exclude_seen: bool = False) -> list[Verdict]:
-        """Return what each stage did to an item, up to the one that dropped it.
+        """Return the result of each stage for an item, up to the stage that dropped it.
 
         Args:
             user: As in `recommend`.
@@ -155,15 +156,15 @@ class CascadeRecommender:
         """
         row = int(self.items.index.rows([item])[0])
         if row < 0:
-            raise ValueError(f"the catalogue has no item {item!r}")
+            raise ValueError(f"the catalogue has no item {item!r}; use a name of an exported item")
         requests = self.requests([user])
         excluded = requests.seen if exclude_seen else None
         if excluded is not None and row in excluded[0]:
-            raise ValueError(f"item {item!r} is left out because the user has had it")
+            raise ValueError(f"item {item!r} is excluded because the user has seen it; set exclude_seen to False")
         passages = self.funnel.run(requests, self._search, excluded=excluded)[0]
         verdicts = []
         for number, passage in enumerate(passages):
-            # The score and those it is ranked among come from one computation: others differ in rounding.
+            # The score and the scores it is compared with come from one computation, so that rounding is the same.
             if number:
                 scores = passage.scores
                 score = float(scores[passage.rows == row][0])
@@ -182,20 +183,20 @@ class CascadeRecommender:
         return verdicts
 
     def requests(self, users: Sequence[Name | Mapping[str, Any]]) -> Requests:
-        """Return encoded requests of users by name or by features; all of one kind."""
+        """Return the encoded requests of users, given all by name or all by features."""
         schema = self.manifest.schema
         rows = [user for user in users if isinstance(user, Mapping)]
         if rows and len(rows) != len(users):
-            raise ValueError("give users by name or by features, not both in one call")
+            raise ValueError("users must be given all by name or all by features, got both in one call")
         if rows:
             if self.encoder is None:
-                raise ValueError("this export cannot encode features; name users of the export")
+                raise ValueError("this export has no encoder for features; give users of the export by name")
             try:
                 return Requests.of_rows(rows, self.encoder, self.items, schema, self.views)
             except (TypeError, OverflowError, NotImplementedError) as error:
                 raise ValueError(f"the features cannot be encoded: {error}") from error
         if self.users is None:
-            raise ValueError("this export holds no users; give features and a history")
+            raise ValueError("this export has no users; give features and a history")
         found = self.users.index.rows(list(users))
         if (found < 0).any():
             unknown = users[int(np.argmax(found < 0))]
@@ -205,17 +206,15 @@ class CascadeRecommender:
 
     @property
     def views(self) -> int:
-        """Newest views of a history that are read."""
+        """Maximum length of a history; older views are dropped."""
         return int(self.manifest.facts.get("views") or 50)
 
     def check_number(self, number: int | None) -> int:
-        """Return how many items to recommend, or raise if it cannot be so many."""
+        """Return the number of items to recommend. Raise if it exceeds the quota of the last stage."""
         if number is None:
             return min(self.manifest.k, self.most)
         if not 1 <= number <= self.most:
-            raise ValueError(
-                f"the last stage passes on {self.most} items, so number must be 1 to {self.most}, got {number}"
-            )
+            raise ValueError(f"number must be between 1 and {self.most}, the quota of the last stage, got {number}")
         return number
 
     def _search(self, requests: Requests, number: int) -> tuple[Array, Array]:
@@ -239,20 +238,20 @@ class CascadeRecommender:
 def search_exactly(queries: Array, vectors: Array, number: int, block: int = 1 << 16) -> tuple[Array, Array]:
     """Return rows and scores of the `number` vectors with the largest dot products, (B, number), best first.
 
-    Equal scores: the first row. Memory: O(B (block + number)).
+    Among equal scores, the first row comes first. Memory: O(B (block + number)).
 
     Args:
         queries: (B, D).
         vectors: (C, D).
-        number: How many, at most C.
-        block: Vectors that are compared at once.
+        number: Number of results per query, at most C.
+        block: Number of vectors that are compared at once.
     """
     rows = np.empty((len(queries), 0), dtype=np.int64)
     scores = np.empty((len(queries), 0), dtype=np.float32)
     for start in range(0, len(vectors), block):
         found = queries @ vectors[start : start + block].T
         order = _best(found, min(number, found.shape[1]))
-        # Rows of earlier blocks stand first, so a stable sort takes them first where scores are equal.
+        # Rows of earlier blocks come first, so a stable sort keeps them first among equal scores.
         rows = np.concatenate([rows, order + start], axis=1)
         scores = np.concatenate([scores, np.take_along_axis(found, order, 1)], axis=1)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :number]
@@ -266,12 +265,12 @@ def _known(items: ItemTable, names: Sequence[Name]) -> Array:
 
 
 def _best(scores: Array, number: int) -> Array:
-    """Return the places of the `number` largest scores of each row, best first; equal scores: the first place."""
+    """Return the columns of the `number` largest scores of each row, best first; among equal scores the first one."""
     if number >= scores.shape[1]:
         return np.argsort(-scores, axis=1, kind="stable")
     chosen = np.argpartition(-scores, number - 1, axis=1)
     threshold = np.take_along_axis(scores, chosen[:, number - 1 : number], 1)
-    # Of the places that tie at the threshold, partition takes any; a stable sort of all that reach it takes the first.
+    # argpartition picks any of the columns that tie at the threshold; a stable sort of all of them picks the first.
     found = np.empty((len(scores), number), dtype=np.int64)
     for row, (own, least) in enumerate(zip(scores, threshold, strict=True)):
         places = np.flatnonzero(own >= least)

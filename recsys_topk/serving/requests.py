@@ -1,4 +1,4 @@
-"""Encoded requests, as exported models read them: from raw features and histories, or from users of the export."""
+"""Encoded requests for exported models, from raw features and histories or from users of the export."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Requests:
-    """B requests; the fields are those of `CascadeBatch`.
+    """B requests, with the fields of `CascadeBatch`.
 
     Attributes:
         request: (B, F_r) integers.
@@ -26,7 +26,7 @@ class Requests:
         history: (B, L, F_h) integers, L >= 1; padding after the last view.
         history_length: (B,) integers.
         history_values: (B, L, V_h) float32.
-        seen: For each request the rows of the items that the user has had.
+        seen: Per request, the rows of the items that the user has seen.
     """
 
     request: Array
@@ -40,12 +40,12 @@ class Requests:
         return len(self.request)
 
     def inputs(self) -> dict[str, Array]:
-        """Return the arrays by the names of the models' inputs."""
+        """Return the arrays by the names of the model inputs."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seen"}
 
     @classmethod
     def of_users(cls, users: UserTable, rows: Array, schema: Schema) -> Requests:
-        """Return the newest state of some users of an export."""
+        """Return the requests of users of an export, with their latest state."""
         made = cls(
             request=users.request[rows],
             request_values=users.request_values[rows],
@@ -63,12 +63,13 @@ class Requests:
         """Encode raw requests.
 
         Args:
-            rows: One mapping per request: the features by name, and ``"history"``, the names of the items that the
-                user has had, oldest first, or mappings with ``"item"`` and what else belongs to a view.
-            encoder: How features become ids and values.
+            rows: One mapping per request: the features by name, and ``"history"``, the items that the user has seen,
+                oldest first. An entry of the history is the name of an item, or a mapping with ``"item"`` and further
+                features of the view.
+            encoder: The feature encoder.
             items: The catalogue, in which the items of histories are looked up.
             schema: The features.
-            views: Newest views to keep.
+            views: Maximum length of a history; older views are dropped.
         """
         user, context = (encoder.encode(part, rows, partial=True) for part in ("user", "context"))
         histories = [_views(row, number) for number, row in enumerate(rows)]
@@ -92,7 +93,7 @@ class Requests:
         return made._with_a_view(schema)
 
     def _with_a_view(self, schema: Schema) -> Requests:
-        """Return the requests with room for one view at least, since models read a history of length 1 or more."""
+        """Return the requests with a history of length 1 or more, which the models require."""
         if self.history.shape[1]:
             return self
         number = len(self.request)
@@ -114,7 +115,7 @@ def _views(row: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
             raise ValueError(f"a view of request {number} has no 'item', got {sorted(map(str, view))}")
         if isinstance(view["item"], bool) or not isinstance(view["item"], (int, str, np.integer)):
             raise ValueError(
-                f"an item in the history of request {number} must be an integer or a text, got {view['item']!r}"
+                f"an item in the history of request {number} must be an integer or a string, got {view['item']!r}"
             )
     return views
 
@@ -122,7 +123,7 @@ def _views(row: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
 def _encode_views(
     flat: Sequence[tuple[int, Mapping[str, Any]]], encoder: FeatureEncoder, items: ItemTable, schema: Schema
 ) -> tuple[Array, Array]:
-    """Return ids and values of views: those that items have too from the catalogue, the others from the view itself."""
+    """Return ids and values of views: from the catalogue if all history features are item features, else encoded."""
     rows = np.array([row for row, _ in flat], dtype=np.int64)
     own = {feature.name for feature in schema.items}
     if all(feature.name in own for feature in schema.history):
@@ -142,7 +143,7 @@ def _padding(schema: Schema) -> Array:
 
 
 def _padded(flat: Array, length: Array, longest: int, padding: Array) -> Array:
-    """Return rows of all requests one after another as (B, longest, columns)."""
+    """Return the concatenated rows of all requests as a padded array, (B, longest, columns)."""
     made = np.empty((len(length), longest, flat.shape[1]), dtype=flat.dtype)
     made[:] = padding
     made[np.arange(longest) < length[:, None]] = flat

@@ -1,4 +1,4 @@
-"""Requests from files: one row per user, features and a history. Needs pyarrow and no torch."""
+"""Requests from files: one row per user, with features and a history. Needs pyarrow and no torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Return the rows of a Parquet, CSV, TSV or JSON lines file, for `CascadeRecommender.recommend`.
 
-    In CSV and TSV a history is a text of items with spaces between them; the types of columns are guessed.
+    In CSV and TSV files a history is a string of item names separated by spaces, and column types are inferred.
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {str(path)!r} of users")
+        raise FileNotFoundError(f"the file of users {str(path)!r} does not exist")
     kind = path.suffix.lower()
     if kind in (".jsonl", ".ndjson", ".json"):
         return _json_lines(path)
@@ -51,7 +51,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: no JSON ({error})") from None
+            raise ValueError(f"{path}, line {number}: not valid JSON ({error})") from None
         if not isinstance(row, dict):
             raise ValueError(f"{path}, line {number}: must be an object with features and a history")
         rows.append(row)

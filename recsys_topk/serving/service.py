@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 Name = Annotated[int, Field(strict=True)] | Annotated[str, Field(max_length=256)]
 LONGEST_LIST = 10_000
 
-# Nothing on the page comes from elsewhere, and nothing may.
+# The page loads no external resources, and the policy forbids them.
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:",
@@ -44,16 +44,16 @@ class ServiceOptions:
     """Limits of a service.
 
     Attributes:
-        body_bytes: Largest body.
-        users: Users per request.
-        timeout: Seconds until a request that was not answered gets the status 504, and until a body must have arrived.
-        batch: Users that are answered by one call of the models.
-        batch_wait: Seconds that a request waits for others while no call is running. Those that come while one is
-            running are answered together in any case.
-        queue: Requests that may wait; more get the status 503.
-        workers: Calls that may run at once.
-        threads: Threads of one call of a model.
-        watch: Seconds between two looks for a newer export; 0 = never.
+        body_bytes: Maximum size of a body.
+        users: Maximum number of users per request.
+        timeout: Seconds after which an unanswered request gets the status 504, and in which a body must arrive.
+        batch: Maximum number of requests per model call.
+        batch_wait: Seconds that a request waits for others while no call is running. Requests that arrive during a call
+            are always answered together.
+        queue: Maximum number of waiting requests; further requests get the status 503.
+        workers: Maximum number of concurrent model calls.
+        threads: Threads per model call.
+        watch: Seconds between two checks for a newer export; 0 = never.
     """
 
     body_bytes: int = 1 << 20
@@ -68,7 +68,7 @@ class ServiceOptions:
 
 
 class Ask(BaseModel):
-    """What is recommended, and to whom."""
+    """A request for recommendations."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -76,14 +76,16 @@ class Ask(BaseModel):
     rows: list[dict[str, Any]] | None = Field(
         None, min_length=1, description="Features by name, and `history`: names of items, oldest first"
     )
-    number: int | None = Field(None, ge=1, description="Items per user; by default the k that was trained for")
-    exclude_seen: bool = Field(False, description="Leave out what the user has had")
+    number: int | None = Field(None, ge=1, description="Items per user; by default the k of the cascade")
+    exclude_seen: bool = Field(False, description="Exclude items that the user has seen")
     allowed: list[Name] | None = Field(None, max_length=LONGEST_LIST, description="Recommend only these items")
-    blocked: list[Name] = Field(default_factory=list, max_length=LONGEST_LIST, description="Never recommend these")
+    blocked: list[Name] = Field(
+        default_factory=list, max_length=LONGEST_LIST, description="Never recommend these items"
+    )
 
     @property
     def who(self) -> list[Any]:
-        """The users, in the form in which they were given."""
+        """The users, as names or as rows of features."""
         return list(self.users if self.users is not None else self.rows or ())
 
 
@@ -96,14 +98,14 @@ class Scored(BaseModel):
 
 
 class Answer(BaseModel):
-    """Recommendations, one list per user in the order asked."""
+    """Recommendations, one list per user, in the order of the request."""
 
     export: str
     recommendations: list[list[Scored]]
 
 
 class AskFunnel(BaseModel):
-    """A user whose funnel is shown, and perhaps an item to explain."""
+    """A request for the funnel of a user, with an optional item to explain."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -113,7 +115,7 @@ class AskFunnel(BaseModel):
 
 
 class Telemetry:
-    """The metrics of a service, in a registry of its own."""
+    """The metrics of a service, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -122,7 +124,7 @@ class Telemetry:
         )
         self.seconds = Histogram(
             "recsys_topk_request_seconds",
-            "Time to answer",
+            "Response time",
             ["path"],
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
             registry=self.registry,
@@ -130,7 +132,7 @@ class Telemetry:
         self.batch = Histogram(
             "recsys_topk_batch_requests", "Requests per call", buckets=(1, 2, 4, 8, 16, 32, 64), registry=self.registry
         )
-        self.waiting = Gauge("recsys_topk_waiting_requests", "Requests that wait for a call", registry=self.registry)
+        self.waiting = Gauge("recsys_topk_waiting_requests", "Waiting requests", registry=self.registry)
         self.loads = Counter(
             "recsys_topk_export_loads_total", "Exports loaded, by outcome", ["outcome"], registry=self.registry
         )
@@ -143,12 +145,12 @@ class Telemetry:
 
 
 def make_app(export: str | Path, index: str | Path | None = None, options: ServiceOptions | None = None) -> FastAPI:
-    """Return the service as an ASGI application. The export is opened at once, so that mistakes show before it listens.
+    """Return the service as an ASGI application. The export is opened immediately, so errors show before it listens.
 
     Args:
-        export: The export; a link is followed again when it changes.
-        index: An index of its catalogue; None = exact search.
-        options: Limits.
+        export: Path of the export. A symbolic link is followed again when it changes.
+        index: Path of an index of the catalogue; None = exact search.
+        options: Limits of the service.
     """
     chosen = options or ServiceOptions()
     telemetry = Telemetry()
@@ -183,7 +185,7 @@ def make_app(export: str | Path, index: str | Path | None = None, options: Servi
     app.add_middleware(BodyLimits, most=chosen.body_bytes, seconds=chosen.timeout)
 
     app.add_middleware(Measured, observe=telemetry.observe)
-    app.add_exception_handler(RequestValidationError, _say_what_is_invalid)
+    app.add_exception_handler(RequestValidationError, _validation_error)
 
     @app.post("/recommend", responses=_ERRORS, response_model=Answer)
     async def recommend(ask: Ask) -> Response:
@@ -205,7 +207,7 @@ def make_app(export: str | Path, index: str | Path | None = None, options: Servi
 
     @app.post("/funnel", responses=_ERRORS)
     async def funnel(ask: AskFunnel) -> dict[str, Any]:
-        """Show what each stage does for a user."""
+        """Return the items that each stage scores, keeps and drops for a user."""
         try:
             return await asyncio.wait_for(asyncio.to_thread(show_funnel, current.recommender, ask), chosen.timeout)
         except asyncio.TimeoutError:
@@ -217,17 +219,17 @@ def make_app(export: str | Path, index: str | Path | None = None, options: Servi
 
     @app.get("/users")
     async def users(prefix: Annotated[str, Field(max_length=256)] = "") -> dict[str, list[int | str]]:
-        """Return some users whose names begin with a text."""
+        """Return up to 50 users whose names start with a prefix."""
         return {"users": await asyncio.to_thread(_some_users, current.recommender, prefix)}
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Say that the process is alive."""
+        """Return that the process is alive."""
         return {"status": "alive", "version": __version__}
 
     @app.get("/ready", responses={503: {"description": "Not ready"}})
     async def ready() -> dict[str, Any]:
-        """Say whether requests are answered, and by which export."""
+        """Return the export in use, or the status 503 if the service is not ready."""
         if not app.state.ready:
             raise HTTPException(503, "starting or stopping")
         manifest = current.recommender.manifest
@@ -236,7 +238,7 @@ def make_app(export: str | Path, index: str | Path | None = None, options: Servi
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Return metrics in the format of Prometheus."""
+        """Return metrics in the Prometheus format."""
         telemetry.waiting.set(0 if batcher is None else batcher.waiting)
         telemetry.export.clear()
         telemetry.export.labels(current.recommender.manifest.identity).set(1)
@@ -254,13 +256,13 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"description": "The export has no such user"},
     408: {"description": "The body did not arrive in time"},
     413: {"description": "The body is too large"},
-    503: {"description": "Too many requests are waiting"},
+    503: {"description": "Too many waiting requests"},
     504: {"description": "Not answered in time"},
 }
 
 
 def answer_together(asked: Sequence[tuple[Ask, CascadeRecommender]]) -> list[bytes | BaseException]:
-    """Answer several requests; those with the same options and the same export by one call of the models."""
+    """Answer several requests. Requests with the same options and the same export share one model call."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, (ask, recommender) in enumerate(asked):
         options = (id(recommender), ask.users is None, ask.exclude_seen, str(ask.allowed), str(ask.blocked))
@@ -285,24 +287,24 @@ def _answer_group(asked: Sequence[tuple[Ask, CascadeRecommender]]) -> list[bytes
     except ValueError as error:
         if len(asked) == 1:
             return [error]
-        # One of them is at fault: answer each alone, so that the others do not suffer.
+        # One request is invalid: answer each one separately, so that the others succeed.
         return [_answer_group([one])[0] for one in asked]
     answers: list[bytes | BaseException] = []
     lists = iter(found)
     for ask, _ in asked:
         number = recommender.check_number(ask.number)
-        # The form is that of `Answer`; nothing of it comes from the client, so it is not validated again.
+        # This is the format of `Answer`. It contains no client input, so it is not validated again.
         own = [[vars(one) for one in next(lists)[:number]] for _ in ask.who]
         answer = {"export": recommender.identity, "recommendations": own}
         try:
             answers.append(json.dumps(answer, allow_nan=False).encode())
         except ValueError:
-            answers.append(ValueError("the features are so large that scores are not finite"))
+            answers.append(ValueError("the scores are not finite; check for very large feature values"))
     return answers
 
 
 def show_funnel(recommender: CascadeRecommender, ask: AskFunnel) -> dict[str, Any]:
-    """Return what each stage scored, kept and dropped for a user, and what happened to an item if one is named."""
+    """Return the items that each stage scored, kept and dropped for a user, and the explanation of `ask.item`."""
     passages = recommender.passages([ask.user], exclude_seen=ask.exclude_seen)[0]
     stages = [
         {
@@ -318,7 +320,7 @@ def show_funnel(recommender: CascadeRecommender, ask: AskFunnel) -> dict[str, An
     explained = None
     if ask.item is not None:
         verdicts = recommender.explain(ask.user, ask.item, exclude_seen=ask.exclude_seen)
-        # Where nothing is passed on there is no cut, and JSON has no infinity.
+        # The cut is infinite if no item is passed on, and JSON has no infinity.
         explained = [{**asdict(one), "cut": one.cut if math.isfinite(one.cut) else None} for one in verdicts]
     return {"user": ask.user, "catalogue": len(recommender.items.names), "stages": stages, "explained": explained}
 
@@ -341,12 +343,12 @@ def _check(ask: Ask, recommender: CascadeRecommender, most_users: int) -> None:
 
 
 def _invalid(field: str, text: str) -> HTTPException:
-    """Return the error that FastAPI gives for a field that is not valid."""
+    """Return the error of FastAPI for an invalid field."""
     return HTTPException(422, [{"loc": ["body", field], "msg": _clean(text), "type": "value_error"}])
 
 
-async def _say_what_is_invalid(request: Request, error: Exception) -> JSONResponse:
-    """Return the status 422 with the fields named. What was sent is not repeated: it may be no valid JSON."""
+async def _validation_error(request: Request, error: Exception) -> JSONResponse:
+    """Return the status 422 with the names of the invalid fields, without their values, which may be invalid JSON."""
     found: Any = error.errors() if isinstance(error, RequestValidationError) else ()
     details = [
         {"loc": [_clean(str(part)) for part in one["loc"]], "msg": _clean(one["msg"]), "type": one["type"]}
@@ -356,7 +358,7 @@ async def _say_what_is_invalid(request: Request, error: Exception) -> JSONRespon
 
 
 def _clean(text: str) -> str:
-    """Return text that can be sent as UTF-8, whatever a client put into it."""
+    """Return text with characters that cannot be encoded as UTF-8 replaced."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""An ONNX file that is run by onnxruntime. Needs no torch."""
+"""Runs an ONNX file with onnxruntime. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Array = npt.NDArray[Any]
 
 
 class Session:
-    """A model of an export, loaded once. May be called from several threads.
+    """A loaded model of an export. Thread-safe.
 
     Args:
         path: The ONNX file.
-        model: Its inputs and its output.
-        threads: Threads of one call; 0 = as onnxruntime chooses.
+        model: Inputs and output of the model.
+        threads: Threads per call; 0 = chosen by onnxruntime.
     """
 
     def __init__(self, path: Path, model: Model, threads: int = 1) -> None:
@@ -33,7 +33,7 @@ class Session:
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(self, given: Mapping[str, Array]) -> Array:
-        """Return the output, given arrays by name; integers and floats are converted to what the model reads."""
+        """Return the output for arrays by input name. Arrays are converted to the data types of the inputs."""
         inputs = {one.name: np.ascontiguousarray(given[one.name], dtype=one.dtype) for one in self.model.inputs}
         found: Array = self._session.run([self.model.output], inputs)[0]
         return found

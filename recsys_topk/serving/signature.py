@@ -1,4 +1,4 @@
-"""What an exported model reads: names, types and axes of its inputs. Needs no torch."""
+"""The signature of an exported model: names, types and axes of its inputs. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recsys_topk.datamodules.schema import Part, Schema
 
-# The fields of a batch that hold the ids and the values of each part.
+# The fields of a batch with the ids and the values of each part.
 FIELDS: dict[Part, tuple[str, str]] = {
     "request": ("request", "request_values"),
     "history": ("history", "history_values"),
@@ -20,9 +20,9 @@ class Input:
     """An input of an exported model.
 
     Attributes:
-        name: Its name: that of the field of `CascadeBatch`.
+        name: Name of the input, the same as the field of `CascadeBatch`.
         dtype: ``"int64"`` or ``"float32"``.
-        axes: The name of each axis whose length is free, the length of each that is not.
+        axes: Per axis, its name if the length is dynamic, otherwise its length.
     """
 
     name: str
@@ -31,12 +31,12 @@ class Input:
 
 
 def inputs_of(schema: Schema, parts: Sequence[Part], lists: bool = False) -> list[Input]:
-    """Return the inputs of a model that reads some parts of a schema; a part without features has none.
+    """Return the inputs of a model that reads the given parts of a schema. A part without features has no inputs.
 
     Args:
         schema: The features.
-        parts: What the model reads.
-        lists: Items come in lists, (batch, items, columns), one list per request; else as rows, (items, columns).
+        parts: The parts that the model reads.
+        lists: True = items are lists, (batch, items, columns), one list per request; False = rows, (items, columns).
 
     Example:
         >>> from recsys_topk.datamodules.schema import Feature, Table

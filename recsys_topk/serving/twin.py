@@ -1,4 +1,4 @@
-"""Plain twins of stages for export: the same numbers from ordinary embeddings, without TorchRec and compiled loops."""
+"""Copies of stages for export, with plain embedding look-ups instead of TorchRec and compiled loops."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from recsys_topk.serving.signature import FIELDS, Input, inputs_of
 
 
 class PlainEmbedding(nn.Module):
-    """What `FeatureEmbedding` computes, by one embedding look-up per feature. For export, not for training.
+    """`FeatureEmbedding` with one embedding look-up per feature. For export, not for training.
 
     Args:
-        embedding: The embedding whose weights are used; they are not copied.
-        parts: The parts of a batch that are read; the others come out empty, and their tables are left out.
+        embedding: The embedding. Its weights are shared, not copied.
+        parts: The parts of a batch to embed. The output of all other parts is empty, and their tables are not included.
     """
 
     def __init__(self, embedding: FeatureEmbedding, parts: tuple[Part, ...] = PARTS) -> None:
@@ -42,10 +42,10 @@ class PlainEmbedding(nn.Module):
         )
 
     def forward(self, batch: CascadeBatch, history: HistoryForm = "rows") -> Embedded:
-        """Return what `FeatureEmbedding.forward` returns."""
+        """Return the result of `FeatureEmbedding.forward`."""
         found = {part: self._embed(part, batch) if part in self.parts else torch.zeros(0, 0) for part in PARTS}
         if history == "mean" and "history" in self.parts:
-            # Padding has embeddings and values of 0, so the sum is that of the real views.
+            # Padding has embeddings and values of 0, so it does not change the sum.
             found["history"] = found["history"].sum(1) / batch.history_length.clamp_min(1)[:, None]
         return Embedded(**found)
 
@@ -65,19 +65,19 @@ class PlainEmbedding(nn.Module):
 
 
 def plain_twin(stage: Stage, parts: tuple[Part, ...] = PARTS) -> Any:
-    """Return a copy of a stage in evaluation mode whose `PlainEmbedding` shares the weights of the tables."""
-    # The tables may be large, so they are kept out of the copy.
+    """Return a copy of a stage in evaluation mode, with a `PlainEmbedding` that shares the weights of the tables."""
+    # The tables may be large, so they are not copied.
     twin: Any = copy.deepcopy(stage, {id(stage.embedding): nn.Identity()})
     twin.embedding = PlainEmbedding(stage.embedding, parts)
     return twin.eval().requires_grad_(False)
 
 
 class ExportedModel(nn.Module):
-    """A function of tensors that is exported.
+    """Base class of exported models.
 
     Attributes:
-        inputs: The tensors that `forward` takes, in order.
-        output: Name and axes of what it returns.
+        inputs: The inputs of `forward`, in order.
+        output: Name and axes of the output.
     """
 
     inputs: list[Input]
@@ -88,16 +88,16 @@ class ExportedModel(nn.Module):
         self.inputs = inputs_of(schema, parts, lists)
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        """Return the output, given `inputs`."""
+        """Return the output for the tensors of `inputs`."""
         return self.compute({one.name: tensor for one, tensor in zip(self.inputs, tensors, strict=True)})
 
     def compute(self, given: dict[str, Tensor]) -> Tensor:
-        """Return the output, given the inputs by name."""
+        """Return the output for the inputs by name."""
         raise NotImplementedError
 
 
 class ListScores(ExportedModel):
-    """Scores (batch, items) of any stage. Every candidate is taken for a pool item of its own."""
+    """Scores (batch, items) of any stage. Every candidate is a separate pool item."""
 
     output = ("scores", ("batch", "items"))
 
@@ -140,14 +140,14 @@ class ItemVectors(ExportedModel):
 
     def compute(self, given: dict[str, Tensor]) -> Tensor:
         """See `ExportedModel.compute`."""
-        # One list of one item per row: the item tower reads rows of the pool.
+        # Each row is a list of one item, because the item tower reads rows of the pool.
         batch = _batch(given, next(iter(given.values())).shape[0], 1)
         vectors: Tensor = self.stage.encode_items(self.stage.embedding(batch, history="mean"))
         return vectors
 
 
 def _batch(given: dict[str, Tensor], size: Any, number: Any) -> CascadeBatch:
-    """Return a batch of `size` lists of `number` items each, no two of which share an item."""
+    """Return a batch of `size` lists of `number` items each. The lists share no items."""
     shape = (size, number)
     no_ids = torch.zeros(size, 0, dtype=torch.int64)
     return CascadeBatch(

@@ -1,4 +1,4 @@
-"""From shards to full tensors and back, so that a checkpoint is the same file whatever wrote it."""
+"""Conversion between shards and full tensors, so that checkpoints do not depend on the strategy."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from recsys_topk.cascades.optimizers import table_collections
 from recsys_topk.cascades.tables import copy_into, place_of
 
-# Rows of a table that are drawn at once; part of what decides which values they get.
-DRAWN_AT_ONCE = 1 << 16
+# Number of table rows that are initialised at once. Changing it changes the initial values.
+ROWS_AT_ONCE = 1 << 16
 
 
 def gather(tree: Any) -> Any:
-    """Return nested dicts with every `ShardedTensor` as a full tensor on the CPU of process 0; {} in the others.
+    """Return nested dicts with every `ShardedTensor` as a full CPU tensor in process 0, and {} in the other processes.
 
-    A process may lack keys: with table-wise sharding it lists the optimizer state of its own tables only.
+    A process may lack keys: with table-wise sharding it has only the optimizer state of its own tables.
     """
     if not isinstance(tree, Mapping):
         return tree
@@ -44,7 +44,7 @@ def gather(tree: Any) -> Any:
 
 
 def _split(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> tuple[dict[str, Any], list[Any]]:
-    """Return what is not sharded, and the shards of this process with their place."""
+    """Return the values that are not sharded, and the shards of this process with their positions."""
     rest: dict[str, Any] = {}
     shards: list[Any] = []
     for key, value in tree.items():
@@ -60,14 +60,14 @@ def _split(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> tuple[dict[st
 
 
 def load_into(module: nn.Module, saved: Mapping[str, Tensor], strict: bool = True) -> None:
-    """Load full tensors into a module with sharded tables; each process takes its part."""
+    """Load full tensors into a module with sharded tables. Each process loads its own shards."""
     own = module.state_dict()
     wrong = sorted(set(own) ^ set(saved)) if strict else []
     wrong += [key for key, value in own.items() if key in saved and tuple(value.size()) != tuple(saved[key].shape)]
     if wrong:
         raise ValueError(
-            f"the checkpoint's weights do not fit this model; give the options it was trained with. The first that "
-            f"does not fit: {wrong[0]}"
+            f"the weights of the checkpoint do not match this model (first mismatch: {wrong[0]}); use the options that "
+            f"it was trained with"
         )
     for key, value in own.items():
         if key in saved:
@@ -75,14 +75,14 @@ def load_into(module: nn.Module, saved: Mapping[str, Tensor], strict: bool = Tru
 
 
 def draw_tables(module: nn.Module, configs: Mapping[str, Sequence[Any]]) -> None:
-    """Initialise sharded tables that were built on the meta device, a part of a table at a time.
+    """Initialise sharded tables that were built on the meta device, `ROWS_AT_ONCE` rows at a time.
 
-    The values depend on torch's seed, the table and the row, not on who holds it: they are the same for every number of
-    processes and every kind of sharding. No process holds more than its shards and `DRAWN_AT_ONCE` rows.
+    The values depend on torch's seed, the table and the row. They are the same for every number of processes and every
+    kind of sharding. A process needs memory for its shards and `ROWS_AT_ONCE` rows only.
 
     Args:
-        module: Holds the tables.
-        configs: TorchRec's description of the tables of each collection, by its path.
+        module: The module with the tables.
+        configs: TorchRec's table configs of each collection, by the path of the collection.
     """
     for path, collection in table_collections(module).items():
         state = collection.state_dict()
@@ -91,9 +91,9 @@ def draw_tables(module: nn.Module, configs: Mapping[str, Sequence[Any]]) -> None
             key = zlib.crc32(f"{path}.{config.name}".encode())
             for shard in target.local_shards():
                 rows, columns = place_of(shard)
-                for part in range(rows.start // DRAWN_AT_ONCE, -(-rows.stop // DRAWN_AT_ONCE)):
-                    first = part * DRAWN_AT_ONCE
-                    drawn = _draw(config, min(DRAWN_AT_ONCE, config.num_embeddings - first), (key, part))
+                for part in range(rows.start // ROWS_AT_ONCE, -(-rows.stop // ROWS_AT_ONCE)):
+                    first = part * ROWS_AT_ONCE
+                    drawn = _draw(config, min(ROWS_AT_ONCE, config.num_embeddings - first), (key, part))
                     begin, end = max(first, rows.start), min(first + len(drawn), rows.stop)
                     with torch.no_grad():
                         shard.tensor[begin - rows.start : end - rows.start].copy_(

@@ -1,4 +1,4 @@
-"""What sharded tables will take, before a machine is rented: TorchRec's planner on tables without memory."""
+"""Memory and time estimates of sharded tables: TorchRec's planner on tables on the meta device."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from recsys_topk.cascades.optimizers import fused_optimizer, table_collections
 from recsys_topk.cascades.tables import configs_of
 from recsys_topk.strategies.sharding import Sharding, allowed_kinds, plan_tables
 
-# Beyond this many times the devices that were asked about, no more are tried.
-FARTHEST = 64
+# If the tables do not fit, up to this many times the requested number of devices are tried.
+MAX_FACTOR = 64
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """How one table is divided.
+    """The sharding of one table.
 
     Attributes:
-        table: Its path.
-        rows: Its rows.
-        dim: Its columns.
-        sharding: The kind, e.g. ``"row_wise"``.
+        table: Path of the table.
+        rows: Number of rows.
+        dim: Number of columns.
+        sharding: The kind of sharding, e.g. ``"row_wise"``.
         shards: Number of shards.
-        bytes: Memory of its shards on the device that has the most of it, optimizer state and buffers included.
-        seconds: TorchRec's estimate of a step's look-ups, updates and communication on that device.
+        bytes: Largest memory of its shards on one device, including optimizer state and buffers.
+        seconds: TorchRec's estimate of the time per step for look-ups, updates and communication on one device.
     """
 
     table: str
@@ -47,10 +47,10 @@ class ShardedTables:
     """A plan for all tables.
 
     Attributes:
-        tables: The largest first.
+        tables: The plans of the tables, largest table first.
         weights: Bytes of all weights.
-        per_device: Bytes of each device, of all tables.
-        slowest: Estimated seconds of a step on the slowest device, tables only.
+        per_device: Bytes of all tables on each device.
+        slowest: Estimated seconds per step on the slowest device, for the tables only.
     """
 
     tables: tuple[TablePlan, ...]
@@ -63,29 +63,30 @@ def one_table(items: int, dim: int, optimizer: str) -> nn.Module:
     """Return a module with one table on the meta device.
 
     Args:
-        items: Its rows.
-        dim: Its columns.
+        items: Number of rows.
+        dim: Number of columns.
         optimizer: As `embedding_optimizer` of a cascade.
     """
     config = EmbeddingBagConfig(name="item", num_embeddings=items, embedding_dim=dim, feature_names=["item"])
     module = nn.Module()
     module.tables = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
-    _give(optimizer, list(module.parameters()))
+    _apply_optimizer(optimizer, list(module.parameters()))
     return module
 
 
 def without_memory(module: nn.Module, optimizer: str) -> nn.Module:
-    """Return the tables of a cascade that was built inside `tables_on_meta`, and nothing else of it."""
+    """Return only the tables of a cascade that was built inside `tables_on_meta`."""
     made = nn.ModuleDict({path.replace(".", "/"): collection for path, collection in table_collections(module).items()})
-    _give(optimizer, list(made.parameters()))
+    _apply_optimizer(optimizer, list(made.parameters()))
     return made
 
 
-def _give(optimizer: str, parameters: list[nn.Parameter]) -> None:
+def _apply_optimizer(optimizer: str, parameters: list[nn.Parameter]) -> None:
     fused = fused_optimizer(optimizer, 0.1)
     if fused is None:
         raise ValueError(
-            "sharded tables need an optimizer inside backward: embedding_optimizer rowwise_adagrad, adagrad or sgd"
+            f"sharded tables need an optimizer that runs inside backward, got embedding_optimizer {optimizer!r}; use "
+            f"rowwise_adagrad, adagrad or sgd"
         )
     apply_optimizer_in_backward(fused.optimizer, parameters, dict(fused.options))
 
@@ -100,7 +101,7 @@ def plan(
     sharding: Sharding = "auto",
     batch_size: int = 1024,
 ) -> ShardedTables:
-    """Return TorchRec's plan; raise ValueError with what would fit if there is none.
+    """Return TorchRec's plan. If the tables do not fit, raise a ValueError with the number of devices that is enough.
 
     Args:
         tables: A module with tables on the meta device.
@@ -108,23 +109,23 @@ def plan(
         device: ``"cpu"`` or ``"cuda"``.
         memory: Bytes of one device; None = TorchRec's default.
         optimizer: Optimizer of the tables.
-        sharding: Which kinds may be chosen.
-        batch_size: Requests per device and batch, for the estimates of time.
+        sharding: The kind of sharding, or ``"auto"``.
+        batch_size: Requests per device and batch, for the time estimates.
     """
     kinds = allowed_kinds(sharding, fused_optimizer(optimizer, 0.1))
     try:
         return _plan(tables, kinds, devices, device, memory, batch_size)
     except ValueError as error:
         number = devices
-        while number < FARTHEST * devices:
+        while number < MAX_FACTOR * devices:
             number *= 2
             try:
                 found = _plan(tables, kinds, number, device, memory, batch_size)
             except ValueError:
                 continue
             most = max(found.per_device)
-            raise ValueError(f"{error}. {number} devices would do, with {most / 1e9:,.1f} GB each") from None
-        raise ValueError(f"{error}. Not even {number} devices would do") from None
+            raise ValueError(f"{error}. {number} devices are enough, with {most / 1e9:,.1f} GB each") from None
+        raise ValueError(f"{error}. Even {number} devices are not enough") from None
 
 
 def _plan(
@@ -138,7 +139,7 @@ def _plan(
         own, times = [0] * devices, [0.0] * devices
         for shard in option.shards:
             own[shard.rank] += shard.storage.hbm + shard.storage.ddr
-            times[shard.rank] += shard.perf.total / 1e3  # in milliseconds there
+            times[shard.rank] += shard.perf.total / 1e3  # TorchRec uses milliseconds
         rows, dim = option.tensor.shape
         made.append(
             TablePlan(

@@ -1,4 +1,4 @@
-"""How embedding tables are divided among processes: TorchRec's planner, and what it found."""
+"""Sharding of embedding tables over processes with TorchRec's planner."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from recsys_topk.cascades.tables import FusedOptimizer, configs_of
 Sharding = Literal["auto", "table_wise", "row_wise", "column_wise"]
 
 KINDS = ("table_wise", "row_wise", "column_wise")
-# The narrowest part of a row that fbgemm's kernels take.
-NARROWEST = 4
+# The smallest number of columns per shard that fbgemm's kernels support.
+MIN_WIDTH = 4
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 class Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]  # torchrec is untyped here
-    """TorchRec's sharder, with row-wise sharding on a CPU too, where it works and is not offered."""
+    """TorchRec's sharder with row-wise sharding also on a CPU, where it works but is not offered by TorchRec."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Return what the planner may choose from; no copies on all processes, which an ordinary optimizer updates."""
+        """Return the kinds that the planner may choose from. Data-parallel tables are not among them."""
         return list(KINDS)
 
 
 def allowed_kinds(sharding: Sharding, fused: FusedOptimizer | None) -> list[str]:
-    """Return the kinds of sharding that the planner may choose from; raise if there is none."""
+    """Return the kinds of sharding that the planner may choose from. Raise if there is none."""
     if sharding not in get_args(Sharding):
         raise ValueError(f"sharding must be one of {', '.join(get_args(Sharding))}, got {sharding!r}")
     by_row = fused is not None and fused.optimizer is RowWiseAdagrad
     if by_row and sharding == "column_wise":
         raise ValueError(
-            "column_wise sharding splits rows, and rowwise_adagrad has one rate per row, so each part would get its "
-            "own; use row_wise or table_wise sharding, or --model.embedding_optimizer adagrad"
+            "column_wise sharding splits rows, but rowwise_adagrad has one learning rate per row, so parts of a row "
+            "would get different rates; use row_wise or table_wise sharding, or --model.embedding_optimizer adagrad"
         )
     return [kind for kind in KINDS if kind != "column_wise" or not by_row] if sharding == "auto" else [sharding]
 
@@ -57,16 +57,16 @@ def plan_tables(
     rows: int = 1024,
     group: Any = None,
 ) -> tuple[ShardingPlan, EmbeddingShardingPlanner]:
-    """Return a plan for all collections of tables in a module, and the planner that made it.
+    """Return a plan for all collections of tables in a module, and the planner.
 
     Args:
-        module: Holds the tables, perhaps on the meta device.
-        kinds: What to choose from: ``"table_wise"``, ``"row_wise"``, ``"column_wise"``.
+        module: The module with the tables, which may be on the meta device.
+        kinds: Allowed kinds of sharding: ``"table_wise"``, ``"row_wise"``, ``"column_wise"``.
         processes: Number of processes.
         device: ``"cpu"`` or ``"cuda"``.
         memory: Bytes for the tables of one process; None = TorchRec's default.
         rows: Bags per batch and process, for the estimates.
-        group: Process group that must agree on the plan; None = only this process plans.
+        group: Process group whose processes need the same plan; None = this process plans alone.
     """
     configs = [
         config for part in module.modules() if type(part) is EmbeddingBagCollection for config in configs_of(part)
@@ -74,7 +74,7 @@ def plan_tables(
     constraints = {
         config.name: ParameterConstraints(
             sharding_types=kinds,
-            compute_kernels=["fused"],  # in the device's own memory
+            compute_kernels=["fused"],  # tables in the memory of the device
             min_partition=_partition(config.embedding_dim, processes) if kinds == ["column_wise"] else None,
             pooling_factors=[1.0] * len(config.feature_names),
         )
@@ -93,19 +93,19 @@ def plan_tables(
             raise ValueError(
                 f"the tables ({wanted / 1e9:,.2f} GB of weights) do not fit: {processes} processes on {device}, "
                 f"sharding {' or '.join(kinds)}, "
-                f"{'memory as TorchRec assumes' if memory is None else f'{memory / 1e9:,.2f} GB each'}; use more "
+                f"{'TorchRec default memory' if memory is None else f'{memory / 1e9:,.2f} GB each'}; use more "
                 f"processes, more memory, row_wise sharding, a smaller dimension, or hash ids into fewer rows"
             ) from error
 
 
 def _partition(dim: int, processes: int) -> int:
-    """Return the widest column shard that still gives every process one, or the narrowest possible."""
-    parts = [part for part in range(NARROWEST, dim, NARROWEST) if dim % part == 0 and dim // part >= min(processes, 2)]
+    """Return the width of column shards: the widest one that splits the table, or the whole table."""
+    parts = [part for part in range(MIN_WIDTH, dim, MIN_WIDTH) if dim % part == 0 and dim // part >= min(processes, 2)]
     return max(parts, default=dim)
 
 
 def bytes_of(text: str | float) -> int:
-    """Return a number of bytes that was written with a unit.
+    """Return the number of bytes of a size with a unit.
 
     Example:
         >>> bytes_of("80GB"), bytes_of("1.5GiB"), bytes_of(1000)
@@ -123,9 +123,9 @@ def bytes_of(text: str | float) -> int:
 
 @contextmanager
 def quiet_planner() -> Iterator[None]:
-    """Keep back what TorchRec's planner says about how it is called; its errors are raised all the same."""
+    """Suppress the log messages and warnings of TorchRec's planner. Errors are still raised."""
     before = logging.root.manager.disable
-    logging.disable(logging.ERROR)  # some of it goes to the root logger
+    logging.disable(logging.ERROR)  # some messages go to the root logger
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""`--trainer.strategy torchrec`: embedding tables divided among processes, everything else copied to each."""
+"""`--trainer.strategy torchrec`: embedding tables are sharded over processes, all other parameters are replicated."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from recsys_topk.strategies.sharding import Sharder, Sharding, allowed_kinds, by
 
 
 class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyped here
-    """Lightning strategy for tables that no single process should hold: TorchRec shards them, DDP does the rest.
+    """Lightning strategy for tables that are too large for one process: TorchRec shards them, DDP trains the rest.
 
-    Training is that of one process on the whole batch. Tables need an optimizer that updates them inside backward
-    (``embedding_optimizer`` sgd, adagrad or rowwise_adagrad). Checkpoints hold full tensors under the names of one
-    process, so they can be loaded with any strategy and any number of processes.
+    Training is equivalent to training in one process on the whole batch. Tables need an optimizer that updates them
+    inside backward (``embedding_optimizer`` sgd, adagrad or rowwise_adagrad). Checkpoints contain full tensors under
+    the same names as without sharding, so they can be loaded with any strategy and any number of processes.
 
-    Gloo on CPUs and NCCL on CUDA devices; the latter was not run.
+    The backend is Gloo on CPUs and NCCL on CUDA devices. NCCL was not tested.
 
     Args:
-        sharding: ``"auto"`` (TorchRec's planner chooses for each table), ``"table_wise"`` (a table is with one
-            process), ``"row_wise"`` (each process has a part of the rows) or ``"column_wise"`` (of the columns).
-        memory: For the tables of one process, e.g. ``"80GB"``; the planner refuses what does not fit. None = what
-            TorchRec assumes.
-        tables_on_meta: Build tables without memory, and let each process initialise its part. The values then depend
-            on the seed only, not on the number of processes, but differ from those of a run without this option.
-        timeout_minutes: How long a process waits for another before it gives up.
+        sharding: ``"auto"`` (TorchRec's planner chooses for each table), ``"table_wise"`` (one process holds the whole
+            table), ``"row_wise"`` (each process holds a part of the rows) or ``"column_wise"`` (a part of the columns).
+        memory: Memory for the tables of one process, e.g. ``"80GB"``. The planner fails if the tables do not fit. None
+            = TorchRec's default.
+        tables_on_meta: Build tables on the meta device; each process initialises its own part. The values then depend
+            on the seed but not on the number of processes. They differ from those of a run without this option.
+        timeout_minutes: Minutes after which a process stops waiting for another one.
 
     Example::
 
@@ -69,19 +69,19 @@ class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyp
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Add the name ``torchrec``."""
+        """Register the strategy as ``torchrec``."""
         if cls.strategy_name not in strategy_registry:
             strategy_registry.register(cls.strategy_name, cls, description=str(cls.__doc__).splitlines()[0])
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """Whether weights are loaded after the tables are sharded: they are."""
+        """True: weights are loaded after the tables are sharded."""
         return True
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Shard the tables, wrap the rest, and build the optimizer."""
+        """Shard the tables, wrap the other parameters, and build the optimizer."""
         module = self.lightning_module
-        if not table_collections(module):  # a schema of numbers and vectors: plain data parallelism
+        if not table_collections(module):  # numeric features only: plain data parallelism
             super().setup(trainer)
             return
         self.accelerator.setup(trainer)
@@ -94,14 +94,14 @@ class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyp
 
     def _shard(self, module: pl.LightningModule, fitting: bool) -> nn.Module:
         embeddings = [part for part in module.modules() if isinstance(part, FeatureEmbedding)]
-        if any(isinstance(part, ShardedModule) for part in table_collections(module).values()):  # used before
+        if any(isinstance(part, ShardedModule) for part in table_collections(module).values()):  # already sharded
             return self._wrap(module, ShardingPlan({}))
         fused = [embedding.defuse() for embedding in embeddings]
         if fitting and None in fused:
             raise ValueError(
-                "--trainer.strategy torchrec shards tables that update themselves inside backward, and "
-                "embedding_optimizer 'same' leaves them to the ordinary optimizer; use --model.embedding_optimizer "
-                "rowwise_adagrad (or adagrad, sgd), or --trainer.strategy ddp, which copies the tables to each process"
+                "--trainer.strategy torchrec needs tables that are updated inside backward, got embedding_optimizer "
+                "'same'; use --model.embedding_optimizer rowwise_adagrad (or adagrad, sgd), or --trainer.strategy ddp, "
+                "which copies the tables to each process"
             )
         configs = {path: configs_of(tables) for path, tables in table_collections(module).items()}
         uneven = {one.name: one.embedding_dim for own in configs.values() for one in own if one.embedding_dim % 4}
@@ -116,11 +116,11 @@ class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyp
         )
         for embedding, own in zip(embeddings, fused, strict=True):
             if fitting and own is not None:
-                options = dict(own.options)  # TorchRec changes it
+                options = dict(own.options)  # a copy, because TorchRec modifies it
                 apply_optimizer_in_backward(own.optimizer, embedding.collections.parameters(), options)
         before = {name: value for name, value in module.state_dict().items() if value.device.type != "meta"}
         wrapped = self._wrap(module, module_plan)
-        for name, value in module.state_dict().items():  # TorchRec has drawn the tables anew
+        for name, value in module.state_dict().items():  # TorchRec initialised the tables again
             if name in before and isinstance(value, ShardedTensor):
                 copy_into(value, before[name])
         if len(before) < len(module.state_dict()):
@@ -147,28 +147,28 @@ class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyp
         return int(getattr(data, "batch_size", 1024))
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return full tensors in process 0, where the checkpoint is written."""
+        """Return full tensors in process 0, which writes the checkpoint."""
         found: dict[str, Any] = gather(dict(self.lightning_module.state_dict()))
         return found
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load full tensors; each process takes its part of the tables."""
+        """Load full tensors. Each process loads its own shards of the tables."""
         load_into(self.lightning_module, checkpoint["state_dict"], strict)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return the state with full tensors in process 0."""
+        """Return the optimizer state with full tensors in process 0."""
         if isinstance(optimizer, LightningOptimizer):
             optimizer = optimizer._optimizer
         found: dict[str, Any] = gather(optimizer.state_dict())
         return found
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load the state that one process or several saved; each process takes its part."""
+        """Load an optimizer state that any number of processes saved. Each process loads its own shards."""
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             optimizer.load_state_dict(state)
 
     def teardown(self) -> None:
-        """Let go of what training needed; sharded tables stay where they are, and can be measured on."""
+        """Release the resources of training. Sharded tables stay in place, so the model can still be evaluated."""
         if isinstance(self.model, DistributedDataParallel):
             super().teardown()
             return
@@ -179,12 +179,12 @@ class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyp
 
 
 class AgreedRows:
-    """The largest number of requests, pool items and views of any process, by one maximum per batch.
+    """The largest numbers of requests, pool items and history views over all processes, with one all-reduce per batch.
 
-    Sharded tables must get equally many bags from every process; the rest is filled with empty ones.
+    Sharded tables need the same number of bags from every process; missing bags are filled with empty ones.
 
     Args:
-        device: Where the numbers are exchanged.
+        device: Device of the all-reduce.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -192,7 +192,7 @@ class AgreedRows:
         self._last: tuple[CascadeBatch, tuple[int, int, int]] | None = None
 
     def __call__(self, batch: CascadeBatch) -> tuple[int, int, int]:
-        """Return the three numbers; every process must call it for its part of the same batch."""
+        """Return the three numbers. Every process must call it for its part of the same batch."""
         if self._last is None or self._last[0] is not batch:
             views = batch.history.shape[0] * batch.history.shape[1]
             own: Tensor = torch.tensor([batch.size, len(batch.items), views], device=self._device)

@@ -1,6 +1,6 @@
-"""Tests that plug-in authors can run against their own losses, operators, objectives and data modules.
+"""Contract tests for plug-in authors: checks of losses, operators, objectives and data modules.
 
-Needs torch only; `check_data_module` needs Lightning too.
+Needs torch only; `check_data_module` also needs Lightning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the contract suite compares, collects and reports."""
+"""Comparisons and error reports of the contract suite."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def require(holds: bool, message: str, given: object) -> None:
 
 
 def require_same(got: Tensor, expected: Tensor, message: str, given: object, tolerance: float = TIGHT) -> None:
-    """Raise unless two tensors agree to `tolerance`, relative to the largest finite entry where that exceeds 1.
+    """Raise unless two tensors agree up to `tolerance`, relative to the largest finite entry if that exceeds 1.
 
-    Infinities must stand in the same places; NaN agrees with nothing.
+    Infinities must be at the same positions. NaN never agrees.
     """
     require(got.shape == expected.shape, f"{message}: shape {tuple(got.shape)} != {tuple(expected.shape)}", given)
     a, b = got.detach().double(), expected.detach().double()
@@ -40,7 +40,7 @@ def require_finite(value: Tensor, message: str, given: object) -> None:
 
 
 def gradient_of(value: Tensor, *inputs: Tensor) -> list[Tensor]:
-    """Return the gradient of the sum of `value`; zeros where it does not depend on an input."""
+    """Return the gradient of the sum of `value`; zeros for inputs on which it does not depend."""
     total = value.sum()
     if not total.requires_grad:
         return [torch.zeros_like(x) for x in inputs]
@@ -51,8 +51,8 @@ def gradient_of(value: Tensor, *inputs: Tensor) -> list[Tensor]:
 def second_derivative_along(function: Callable[[Tensor], Tensor], scores: Tensor, direction: Tensor) -> Tensor | None:
     """Return the derivative along `direction` of the gradient of sum(function(scores)), by two backward passes.
 
-    Returns None if it is refused by a RuntimeError, which is as good as an answer. A gradient without a graph counts
-    as 0: it is one only where the gradient is constant.
+    Returns None if the function raises a RuntimeError for it, which is allowed. The derivative of a gradient without a
+    graph is taken as 0, which is correct only if the gradient is constant.
     """
     x = scores.clone().requires_grad_()
     value = function(x).sum()
@@ -78,14 +78,14 @@ def difference_along(function: Callable[[Tensor], Tensor], scores: Tensor, direc
 
 
 def require_second_derivative(function: Callable[[Tensor], Tensor], scores: Tensor, exact: bool, given: object) -> None:
-    """Raise unless the second derivative is right, or refused.
+    """Raise unless the second derivative is correct, or raises.
 
     Args:
-        function: From scores (B, N) in float64 to anything.
-        scores: Where; away from ties.
-        exact: Compare with finite differences of the gradient. If not (something is held constant for the gradient),
-            compare with `torch.func`, which takes another way through the code.
-        given: What is shown in the message.
+        function: A function of float64 scores (B, N).
+        scores: The point of evaluation, without ties.
+        exact: True = compare with finite differences of the gradient. False (parts are held constant for the gradient)
+            = compare with `torch.func`, which uses a different code path.
+        given: The input, for the message.
     """
     direction = torch.cos(torch.arange(scores.numel(), dtype=scores.dtype)).view_as(scores)
     found = second_derivative_along(function, scores, direction)
@@ -100,13 +100,13 @@ def require_second_derivative(function: Callable[[Tensor], Tensor], scores: Tens
 
 
 def require_transforms(function: Callable[..., Tensor], scores: Tensor, mask: Tensor, given: object) -> None:
-    """Raise unless `torch.func.grad`, `vmap` and `jacrev` give what autograd and a loop give.
+    """Raise unless `torch.func.grad`, `vmap` and `jacrev` agree with autograd and a loop.
 
     Args:
-        function: From scores (B, N) and a mask (B, N) to something of first dimension B.
+        function: A function of scores (B, N) and a mask (B, N), whose result has first dimension B.
         scores: (B, N).
         mask: Boolean (B, N).
-        given: What is shown in the message.
+        given: The input, for the message.
     """
     x = scores.clone().requires_grad_()
     plain = function(x, mask)
@@ -124,31 +124,31 @@ def require_transforms(function: Callable[..., Tensor], scores: Tensor, mask: Te
 
 
 def require_refused_transform(function: Callable[..., Tensor], scores: Tensor, mask: Tensor, given: object) -> None:
-    """Raise unless `torch.func.vmap` of the function raises a RuntimeError that speaks of torch.func."""
+    """Raise unless `torch.func.vmap` of the function raises a RuntimeError that mentions torch.func."""
     try:
         torch.func.vmap(function)(scores[None], mask[None])
     except RuntimeError as error:
-        require("torch.func" in str(error), f"the error does not say that torch.func is the reason: {error}", given)
+        require("torch.func" in str(error), f"the error does not name torch.func as the reason: {error}", given)
     else:
-        require(False, "transformable = False is declared, and torch.func.vmap works", given)
+        require(False, "transformable = False is declared, but torch.func.vmap works", given)
 
 
 def run_rules(subject: str, rules: Iterable[tuple[str, Callable[[], None]]]) -> None:
     """Run every rule, then raise one AssertionError that names each broken rule, the class and the input."""
     broken = []
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*left out every list of a batch")  # some rules try such batches
+        warnings.filterwarnings("ignore", ".*skipped every list of a batch")  # some rules use such batches
         for name, rule in rules:
             try:
                 rule()
             except AssertionError as failure:
                 broken.append(f"rule '{name}': {failure}")
-            except Exception as error:  # whatever the class under test raises is its breach of this rule
+            except Exception as error:  # any exception of the class under test breaks the rule
                 broken.append(f"rule '{name}': raised {type(error).__name__}: {error}")
     if broken:
         raise AssertionError(f"{subject} breaks {len(broken)} rule(s) of the contract:\n- " + "\n- ".join(broken))
 
 
 def title(rule: Callable[..., None]) -> str:
-    """Return the name of a rule as words."""
+    """Return the name of a rule with spaces."""
     return rule.__name__.replace("_", " ")

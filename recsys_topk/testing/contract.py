@@ -1,7 +1,7 @@
-"""One call that checks a loss, an operator, an objective or a data module against everything that users rely on.
+"""Functions that check a loss, an operator, an objective or a data module against the contract of this package.
 
-Each function raises one AssertionError that names every rule broken, the class, and the input that shows it. Neither
-pytest nor hypothesis is needed: a plug-in's test is one line.
+Each function raises one AssertionError that names every broken rule, the class, and the input that breaks it. Neither
+pytest nor hypothesis is needed: the test of a plug-in is one line.
 """
 
 from __future__ import annotations
@@ -32,28 +32,35 @@ def check_loss(
     rules: Collection[str] | None = None,
     device: str | None = None,
 ) -> None:
-    """Check a loss against the rules that hold for every loss.
+    """Check a loss against the rules for all losses.
 
-    The rules: masked items are inert in value and gradient whatever they hold (NaN and infinity included); the
-    order of the items does not matter; lists do not influence each other; lists without a positive leave the mean,
-    and a batch of only such lists gives 0 with zero gradients; k is an int or one int per list, 0 and more than
-    there are items included; the same input gives the same loss, and equal items equal gradients; flat lists
-    (`lengths`, `list_ids`) give what rows give; inputs are not written to; losses are finite and not negative, for
-    scores of 1e4 and 1e30 too; half precision and autocast are computed in float32 and float64 stays; weights and
-    reductions agree; validate=True names scores that are not finite; the gradient is that of the value; second
-    derivatives (create_graph=True) are right or refused; torch.func.grad, vmap and jacrev give what autograd gives;
-    torch.compile(fullgraph=True) changes nothing; off the CPU nothing is read on the host; pickle and state_dict bring
-    the loss back.
+    The rules:
 
-    A loss with an operator is excused from what its operator does not declare (`equivariant`, `tie_fair`,
-    `deterministic`, `exact_gradient`, `transformable`); a loss whose gradient is on purpose not that of its value sets
-    ``exact_gradient: ClassVar[bool] = False`` itself.
+    - masked items have no effect on value and gradient, whatever their values (including NaN and infinity);
+    - the order of the items does not matter, and lists do not influence each other;
+    - lists without a positive are skipped, and a batch of only such lists gives 0 with zero gradients;
+    - k is one int or one int per list, including 0 and values above the number of items;
+    - the same input gives the same loss, and equal items get equal gradients;
+    - flat lists (`lengths`, `list_ids`) give the same result as rows;
+    - inputs are not modified;
+    - losses are finite and not negative, also for scores of 1e4 and 1e30;
+    - half precision and autocast are computed in float32, and float64 stays float64;
+    - weights and reductions are consistent, and validate=True raises on scores that are not finite;
+    - the gradient matches finite differences, second derivatives (create_graph=True) are correct or raise, and
+      torch.func.grad, vmap and jacrev agree with autograd;
+    - torch.compile(fullgraph=True) gives the same result;
+    - on devices other than the CPU no values are read on the host;
+    - pickle and state_dict restore the loss.
+
+    A loss with an operator is exempt from the rules that its operator does not declare (`equivariant`, `tie_fair`,
+    `deterministic`, `exact_gradient`, `transformable`). A loss whose gradient intentionally differs from the derivative
+    of its value sets ``exact_gradient: ClassVar[bool] = False``.
 
     Args:
-        target: The class, a function without arguments that builds an instance, or an instance.
-        lists: Batches to try instead of the built-in ones; only the rules that apply to any batch are then checked.
-        rules: Names of the rules to check, as they stand in the error message; None = all.
-        device: Where the suite makes its tensors, for example ``"cuda"``; None = torch's default.
+        target: The class, a function without arguments that returns an instance, or an instance.
+        lists: Batches to use instead of the built-in ones. Only the rules for arbitrary batches are then checked.
+        rules: Names of the rules to check, as in the error message; None = all.
+        device: Device of the tensors, for example ``"cuda"``; None = torch's default.
 
     Example:
         >>> from recsys_topk.losses import ListNetLoss
@@ -72,24 +79,34 @@ def check_operator(
     rules: Collection[str] | None = None,
     device: str | None = None,
 ) -> None:
-    """Check an operator against the rules that hold for every operator, and against what it declares.
+    """Check an operator against the rules for all operators, and against its declarations.
 
-    The rules: masked items are inert and get p = 0, log q = 0 and no gradient; lists do not influence each other; p
-    is in [0, 1] and agrees with both logs; k = 0 and k >= the number of valid items are answered exactly, without a
-    gradient; k is an int or one per list, and a fraction where `fractional_k` says so; inputs are not written to;
-    half precision and autocast are computed in float32 and float64 stays; validate=True names scores that are not
-    finite; second derivatives (create_graph=True) are right or refused; torch.func.grad, vmap and jacrev give what
-    autograd gives; torch.compile(fullgraph=True) changes nothing; off the CPU nothing is read on the host; pickle and
-    state_dict bring the operator back; scores of 1e4 and 1e30, empty batches and empty lists are digested. Where
-    declared: the order of the items does not matter (`equivariant`), equal scores get equal membership and gradient
-    (`tie_fair`), the membership sums to k (`sums_to_k`), the same input gives the same output (`deterministic`), the
-    gradient is that of the value (`exact_gradient`).
+    The rules:
+
+    - masked items have no effect and get p = 0, log q = 0 and no gradient;
+    - lists do not influence each other;
+    - p is in [0, 1] and agrees with both logarithms;
+    - k = 0 and k >= the number of valid items give exact results without a gradient;
+    - k is one int or one int per list, or a float if `fractional_k` is declared;
+    - inputs are not modified;
+    - half precision and autocast are computed in float32, and float64 stays float64;
+    - validate=True raises on scores that are not finite;
+    - second derivatives (create_graph=True) are correct or raise, and torch.func.grad, vmap and jacrev agree with
+      autograd;
+    - torch.compile(fullgraph=True) gives the same result;
+    - on devices other than the CPU no values are read on the host;
+    - pickle and state_dict restore the operator;
+    - scores of 1e4 and 1e30, empty batches and empty lists give finite results.
+
+    If declared: the order of the items does not matter (`equivariant`), equal scores get equal membership and gradient
+    (`tie_fair`), the membership sums to k (`sums_to_k`), the same input gives the same output (`deterministic`), and
+    the gradient matches finite differences (`exact_gradient`).
 
     Args:
-        target: The class, a function without arguments that builds an instance, or an instance.
-        lists: Batches to try instead of the built-in ones; only the rules that apply to any batch are then checked.
-        rules: Names of the rules to check, as they stand in the error message; None = all.
-        device: Where the suite makes its tensors, for example ``"cuda"``; None = torch's default.
+        target: The class, a function without arguments that returns an instance, or an instance.
+        lists: Batches to use instead of the built-in ones. Only the rules for arbitrary batches are then checked.
+        rules: Names of the rules to check, as in the error message; None = all.
+        device: Device of the tensors, for example ``"cuda"``; None = torch's default.
     """
     with _default_device(device):
         subject = operator_rules.OperatorSubject(target)
@@ -108,22 +125,28 @@ def check_objective(
     deterministic: bool = True,
     device: str | None = None,
 ) -> None:
-    """Check a cascade objective against the rules that hold for every objective.
+    """Check a cascade objective against the rules for all objectives.
 
-    The rules: the total is a finite scalar with named terms, and every stage gets a finite gradient; masked items
-    are inert; the order of the items does not matter; lists without a valid item change nothing; inputs are not
-    written to; half precision and autocast are computed in float32; scores of 1e4 are digested; off the CPU nothing
-    is read on the host; pickle brings the objective back.
+    The rules:
+
+    - the total is a finite scalar with named terms, and every stage gets a finite gradient;
+    - masked items have no effect, and the order of the items does not matter;
+    - lists without a valid item are skipped;
+    - inputs are not modified;
+    - half precision and autocast are computed in float32;
+    - scores of 1e4 give finite results;
+    - on devices other than the CPU no values are read on the host;
+    - pickle restores the objective.
 
     Args:
-        make: A function without arguments that builds the objective, called as
+        make: A function without arguments that returns the objective. The objective is called as
             ``objective(scores, labels, mask, groups=..., quotas=..., k=...)``.
-        stages: Number of stages it is built for, at most 4.
-        lists: Batches to try instead of the built-in ones; only the rules that apply to any batch are then checked.
-        rules: Names of the rules to check, as they stand in the error message; None = all.
+        stages: Number of stages of the objective, at most 4.
+        lists: Batches to use instead of the built-in ones. Only the rules for arbitrary batches are then checked.
+        rules: Names of the rules to check, as in the error message; None = all.
         groups: Number of sample groups that the objective expects.
-        deterministic: Whether the same input gives the same output; comparisons are left out if not.
-        device: Where the suite makes its tensors, for example ``"cuda"``; None = torch's default.
+        deterministic: Whether the same input gives the same output. If not, results are not compared.
+        device: Device of the tensors, for example ``"cuda"``; None = torch's default.
     """
     with _default_device(device):
         subject = objective_rules.ObjectiveSubject(make, stages, groups, deterministic)
@@ -133,20 +156,29 @@ def check_objective(
 
 
 def check_data_module(make: Callable[[], CascadeDataModule], *, rules: Collection[str] | None = None) -> None:
-    """Check a data module against the rules that hold for every data module. Needs Lightning.
+    """Check a data module against the rules for all data modules. Needs Lightning.
 
-    The rules: the schema is known before data are prepared; batches have its columns, ids that are rows of their
-    tables, finite values, and padding ids where there is nothing; pool items are distinct; padding has label 0 and
-    group -1; labels are grades or places, as declared; the same seed gives the same batches; an evaluated list does
-    not depend on the batch size, the number of processes or the pass; no request is lost or repeated; training
-    resumes at the exact batch; hyper-parameters are plain and restore the data module; sampled negatives are never
-    an item of the list and never repeated; the catalogue holds every listed item; `list_length` is right; shards
-    can be sent to worker processes.
+    The rules:
+
+    - the schema is known before the data is prepared;
+    - batches have the columns of the schema, ids that are rows of their tables, finite values, and padding ids after
+      the end of a history;
+    - pool items are distinct, and padding has label 0 and group -1;
+    - labels are grades or places, as declared;
+    - the same seed gives the same batches;
+    - an evaluated list does not depend on the batch size, the number of processes or the pass;
+    - no request is lost or repeated;
+    - training resumes at the exact batch;
+    - hyper-parameters are plain values and restore the data module;
+    - sampled negatives are distinct and never items of the list;
+    - the catalogue contains every item of the lists;
+    - `list_length` is correct;
+    - shards can be sent to worker processes.
 
     Args:
-        make: A function without arguments that builds the data module, or its class. It is called often and all
-            batches are read, so use a small data set; each split needs at least 3 requests.
-        rules: Names of the rules to check, as they stand in the error message; None = all.
+        make: A function without arguments that returns the data module, or its class. It is called often and all
+            batches are read, so use a small data set. Each split needs at least 3 requests.
+        rules: Names of the rules to check, as in the error message; None = all.
     """
     subject = data_rules.DataSubject(make)
     _run(f"data module {subject.name}", subject, (), (), data_rules.RULES, rules)
@@ -168,5 +200,5 @@ def _run(
     rules += [(title(rule), partial(rule, subject)) for rule in once]
     known = {rule for rule, _ in rules}
     if chosen is not None and not set(chosen) <= known:
-        raise ValueError(f"no rule is called {sorted(set(chosen) - known)}; the rules are {sorted(known)}")
+        raise ValueError(f"unknown rules {sorted(set(chosen) - known)}; the rules are {sorted(known)}")
     run_rules(name, [(rule, check) for rule, check in rules if chosen is None or rule in chosen])

@@ -1,4 +1,4 @@
-"""The rules that every data module keeps. Knows `CascadeDataModule`'s interface, and none of the classes."""
+"""The rules for all data modules. They use only the interface of `CascadeDataModule`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 NEGATIVES = 3
 LARGEST_GRADE = 30.0
-"""Graded losses gain 2^label - 1, so a larger "grade" is a place in disguise."""
+"""Largest label that is accepted as a grade: graded losses use the gain 2^label - 1."""
 
 
 class DataSubject:
     """A data module under test.
 
     Args:
-        make: A function without arguments that builds the data module, or its class.
+        make: A function without arguments that returns the data module, or its class.
     """
 
     def __init__(self, make: Callable[[], CascadeDataModule]) -> None:
@@ -38,7 +38,7 @@ class DataSubject:
         self.name = type(make()).__name__
 
     def build(self, *, rank: int = 0, processes: int = 1, **settings: Any) -> CascadeDataModule:
-        """Return a new data module, prepared, with some attributes set, as one of several processes."""
+        """Return a new, prepared data module with the given attributes, as one of several processes."""
         data = self._make()
         data.prepare_data()
         data.setup("fit")
@@ -49,7 +49,7 @@ class DataSubject:
 
 
 def _loaded(data: CascadeDataModule, split: Split) -> Iterator[CascadeBatch]:
-    """Yield the batches of a split as a model sees them."""
+    """Yield the batches of a split as a model gets them."""
     for batch in getattr(data, f"{split}_dataloader")():
         yield data.on_after_batch_transfer(batch, 0)
 
@@ -60,7 +60,7 @@ def _same(a: CascadeBatch, b: CascadeBatch) -> bool:
 
 
 def _by_request(batches: Iterator[CascadeBatch]) -> list[tuple[int, Any]]:
-    """Return each request's id with its list: item ids, labels and groups, None where masked."""
+    """Return the id and the list of each request: item ids (-1 where masked), labels and groups."""
     found: list[tuple[int, Any]] = []
     for batch in batches:
         items = torch.where(batch.mask, batch.item_id[batch.candidates], -1)
@@ -70,7 +70,7 @@ def _by_request(batches: Iterator[CascadeBatch]) -> list[tuple[int, Any]]:
 
 
 def the_schema_can_be_stored(subject: DataSubject) -> None:
-    """The schema is known before data are prepared, survives `to_dict`, and every split names its shards."""
+    """The schema is known before the data is prepared, survives `to_dict`, and every split has named shards."""
     data = subject._make()
     schema = data.schema
     require(Schema.from_dict(schema.to_dict()) == schema, "the schema differs after to_dict and from_dict", schema)
@@ -110,7 +110,7 @@ def _require_schema(batch: CascadeBatch, schema: Schema, given: str) -> None:
             here, rows = ids[..., id_columns[feature.name]], schema.table(feature.table).rows
             low, high = int(here.min()), int(here.max())
             require(low >= 0 and high < rows, f"{part} feature {feature.name!r} has ids {low}..{high}, "
-                    f"and table {feature.table!r} has {rows} rows", given)  # fmt: skip
+                    f"but table {feature.table!r} has {rows} rows", given)  # fmt: skip
         wide = sum(column.stop - column.start for column in value_columns.values())
         expected = (*shapes[part], wide) if wide else (0, 0)
         require(values.shape == expected, f"{part} values have shape {tuple(values.shape)}, expected {expected}", given)
@@ -123,7 +123,7 @@ def _require_schema(batch: CascadeBatch, schema: Schema, given: str) -> None:
         if feature.table is not None:
             padding = schema.table(feature.table).padding
             held = batch.history[..., schema.id_columns("history")[feature.name]][absent]
-            require(bool((held == padding).all()), f"history feature {feature.name!r} must hold the padding id "
+            require(bool((held == padding).all()), f"history feature {feature.name!r} must have the padding id "
                     f"{padding} after the last view", given)  # fmt: skip
     if schema.value_columns("history"):
         require(bool((batch.history_values[absent] == 0).all()), "history values must be 0 after the last view", given)
@@ -139,11 +139,11 @@ def lists_are_consistent(subject: DataSubject) -> None:
             shape, mask = batch.candidates.shape, batch.mask
             for name in ("labels", "mask", "group"):
                 found = tuple(getattr(batch, name).shape)
-                require(found == shape, f"{name} has shape {found}, and candidates have {tuple(shape)}", given)
+                require(found == shape, f"{name} has shape {found}, but candidates have {tuple(shape)}", given)
             require(mask.dtype == torch.bool, f"mask has dtype {mask.dtype}", given)
             require(batch.labels.dtype == torch.float32, f"labels have dtype {batch.labels.dtype}", given)
             pool = batch.item_id.numel()
-            require(torch.unique(batch.item_id).numel() == pool, "the pool holds an item id twice", given)
+            require(torch.unique(batch.item_id).numel() == pool, "the pool contains an item id twice", given)
             inside = (batch.candidates >= 0) & (batch.candidates < pool)
             require(bool(inside.all()), f"candidates must be indices into the pool of {pool} items", given)
             labels = batch.labels
@@ -156,7 +156,7 @@ def lists_are_consistent(subject: DataSubject) -> None:
 
 
 def labels_are_of_the_declared_kind(subject: DataSubject) -> None:
-    """Some training item is positive; grades stay small; places of a list's positives differ."""
+    """At least one training item is positive; grades are small; the positives of a list have distinct places."""
     data = subject.build(train_negatives=0)
     schema, positives = data.schema, 0
     for number, batch in enumerate(_loaded(data, "train")):
@@ -176,7 +176,7 @@ def labels_are_of_the_declared_kind(subject: DataSubject) -> None:
 
 
 def the_same_seed_gives_the_same_batches(subject: DataSubject) -> None:
-    """Two data modules with one seed return the same training batches, negatives included, epoch by epoch."""
+    """Two data modules with the same seed return the same training batches, including negatives, in every epoch."""
     runs = []
     for _ in range(2):
         data = subject.build(train_negatives=NEGATIVES, negative_source="uniform")
@@ -187,14 +187,14 @@ def the_same_seed_gives_the_same_batches(subject: DataSubject) -> None:
         require(_same(a, b), "two data modules with the same seed differ", f"training batch {number}")
 
 
-def evaluation_does_not_depend_on_how_it_is_batched(subject: DataSubject) -> None:
+def evaluation_does_not_depend_on_batching(subject: DataSubject) -> None:
     """The list of an evaluated request is the same for any batch size, number of processes and pass."""
     data = subject.build()
     for split in SPLITS[1:]:
         expected = dict(_by_request(_loaded(data, split)))
-        require(len(expected) > 0, "there is nothing to evaluate", split)
+        require(len(expected) > 0, "the split has no requests", split)
         again = dict(_by_request(_loaded(data, split)))
-        require(again == expected, "a second pass gives other lists", split)
+        require(again == expected, "a second pass gives different lists", split)
         small = dict(_by_request(_loaded(subject.build(eval_batch_size=3), split)))
         require(small == expected, "lists depend on the batch size", f"{split}, eval_batch_size=3")
         shared: dict[int, Any] = {}
@@ -203,8 +203,8 @@ def evaluation_does_not_depend_on_how_it_is_batched(subject: DataSubject) -> Non
         require(shared == expected, "lists depend on the number of processes", f"{split}, 2 processes")
 
 
-def every_request_comes_once(subject: DataSubject) -> None:
-    """No request is lost or repeated, by one process or by several; all processes have the same number of batches."""
+def every_request_occurs_once(subject: DataSubject) -> None:
+    """No request is lost or repeated with one or several processes. All processes have the same number of batches."""
     for split in SPLITS:
         expected: list[int] | None = None
         for processes in (1, 2, 3):
@@ -217,13 +217,13 @@ def every_request_comes_once(subject: DataSubject) -> None:
                 found += [request for batch in batches for request in batch.request_id.tolist()]
             given = f"{split}, {processes} processes"
             require(len(lengths) == 1, f"processes have {sorted(lengths)} batches", given)
-            require(len(set(found)) == len(found), "a request comes twice", given)
+            require(len(set(found)) == len(found), "a request occurs twice", given)
             expected = sorted(found) if expected is None else expected
-            require(sorted(found) == expected, f"{len(found)} of {len(expected)} requests come", given)
+            require(sorted(found) == expected, f"{len(found)} of {len(expected)} requests occur", given)
 
 
 def training_resumes_at_the_exact_batch(subject: DataSubject) -> None:
-    """A state taken after any batch, stored as JSON, resumes with the batch that would have come next."""
+    """A state that was saved as JSON after any batch resumes with the next batch."""
     settings: dict[str, Any] = {"batch_size": 8, "train_negatives": NEGATIVES, "negative_source": "uniform"}
     data = subject.build(**settings)
     loader = data.train_dataloader()
@@ -239,11 +239,11 @@ def training_resumes_at_the_exact_batch(subject: DataSubject) -> None:
         rest = list(_loaded(other, "train"))
         expected = whole[at : length if at < length else 2 * length]
         same = len(rest) == len(expected) and all(_same(a, b) for a, b in zip(rest, expected, strict=True))
-        require(same, "resuming gives other batches than going on", f"the state after {at} of {length} batches")
+        require(same, "resuming gives different batches", f"the state after {at} of {length} batches")
 
 
 def hyper_parameters_are_plain_and_restore_the_data_module(subject: DataSubject) -> None:
-    """`hparams` are plain values that name the class and all arguments; `restore` builds the same data module."""
+    """`hparams` are plain values with the class and all arguments. `restore` builds the same data module from them."""
     from recsys_topk.datamodules.base import restore
 
     data = subject.build()
@@ -254,14 +254,14 @@ def hyper_parameters_are_plain_and_restore_the_data_module(subject: DataSubject)
     again.prepare_data()
     again.setup("fit")
     require(type(again) is type(data), f"restore builds a {type(again).__name__}", saved)
-    require(dict(again.hparams) == saved, "the restored data module has other hyper-parameters", saved)
-    require(again.schema == data.schema, "the restored data module has another schema", saved)
+    require(dict(again.hparams) == saved, "the restored data module has different hyper-parameters", saved)
+    require(again.schema == data.schema, "the restored data module has a different schema", saved)
     first, restored = (next(_loaded(each, "train")) for each in (data, again))
-    require(_same(restored, first), "the restored data module gives another first batch", saved)
+    require(_same(restored, first), "the restored data module gives a different first batch", saved)
 
 
 def sampled_negatives_are_new_items(subject: DataSubject) -> None:
-    """Negatives fill the last columns with label 0; none is an item of the list, none comes twice."""
+    """Negatives are in the last columns with label 0. They are distinct and never items of the list."""
     for source in ("in_batch", "uniform", "popularity"):
         data = subject.build(train_negatives=NEGATIVES, negative_source=source)
         sampled = len(data.schema.groups)
@@ -286,7 +286,7 @@ def sampled_negatives_are_new_items(subject: DataSubject) -> None:
 
 
 def the_catalogue_holds_the_items_of_the_lists(subject: DataSubject) -> None:
-    """Every listed item is in its shard's catalogue, with the same features; so are those drawn from it."""
+    """Every item of the lists and every sampled negative is in the catalogue of its shard, with the same features."""
     data = subject.build(train_negatives=NEGATIVES, negative_source="uniform")
     for split in SPLITS:
         for name in data.splits[split]:
@@ -297,26 +297,26 @@ def the_catalogue_holds_the_items_of_the_lists(subject: DataSubject) -> None:
                 rows = catalogue.rows(batch.item_id).clamp_max(len(catalogue) - 1)
                 listed = torch.zeros_like(ids, dtype=torch.bool)
                 listed[batch.candidates[batch.mask]] = True
-                there = (catalogue.item_id[rows] == ids) | ~listed
-                require(bool(there.all()), f"items {ids[~there][:3].tolist()} are not in the catalogue", given)
+                known = (catalogue.item_id[rows] == ids) | ~listed
+                require(bool(known.all()), f"items {ids[~known][:3].tolist()} are not in the catalogue", given)
                 first = listed & (batch.item_id < VARIANT)
                 same = torch.equal(catalogue.features[rows[first]].long(), batch.items[first])
                 if data.schema.value_columns("items"):
                     same &= torch.equal(catalogue.values[rows[first]], batch.item_values[first])
-                require(same, "an item has other features in the catalogue than in the pool", given)
+                require(same, "an item has different features in the catalogue and in the pool", given)
 
 
-def list_length_is_that_of_the_longest_list(subject: DataSubject) -> None:
-    """`list_length(split)` is the largest number of columns of a batch, negatives included."""
+def list_length_is_the_longest_list(subject: DataSubject) -> None:
+    """`list_length(split)` is the largest number of columns of a batch, including negatives."""
     data = subject.build(train_negatives=NEGATIVES)
     for split in SPLITS:
         longest = max(batch.candidates.shape[1] for batch in _loaded(data, split))
         declared = data.list_length(split)
-        require(declared == longest, f"list_length is {declared}, and the longest list has {longest} columns", split)
+        require(declared == longest, f"list_length is {declared}, but the longest list has {longest} columns", split)
 
 
 def shards_can_be_sent_to_workers(subject: DataSubject) -> None:
-    """A pickled shard makes the same batches, which depend on nothing but the rows asked for."""
+    """A pickled shard gives the same batches, and a batch depends only on the requested rows."""
     data = subject.build()
     name = data.splits["train"][0]
     shard = data.shard(name)
@@ -324,7 +324,7 @@ def shards_can_be_sent_to_workers(subject: DataSubject) -> None:
     expected = shard.batch(rows)
     sent = pickle.loads(pickle.dumps(shard))
     require(sent.name == name, f"the shard is called {sent.name!r}", name)
-    require(_same(sent.batch(rows), expected), "a pickled shard gives another batch", name)
+    require(_same(sent.batch(rows), expected), "a pickled shard gives a different batch", name)
     alone = _by_request(iter([shard.batch(rows[i : i + 1]) for i in range(len(rows))]))
     require(alone == _by_request(iter([expected])), "a request differs when it is batched alone", name)
 
@@ -335,12 +335,12 @@ RULES: tuple[Callable[[DataSubject], None], ...] = (
     lists_are_consistent,
     labels_are_of_the_declared_kind,
     the_same_seed_gives_the_same_batches,
-    evaluation_does_not_depend_on_how_it_is_batched,
-    every_request_comes_once,
+    evaluation_does_not_depend_on_batching,
+    every_request_occurs_once,
     training_resumes_at_the_exact_batch,
     hyper_parameters_are_plain_and_restore_the_data_module,
     sampled_negatives_are_new_items,
     the_catalogue_holds_the_items_of_the_lists,
-    list_length_is_that_of_the_longest_list,
+    list_length_is_the_longest_list,
     shards_can_be_sent_to_workers,
 )

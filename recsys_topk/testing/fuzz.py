@@ -6,7 +6,7 @@ far from 0 and far apart, half precision, and a k of its own for each list. It n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,23 +17,18 @@ from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.base import registry as losses
 from recsys_topk.operators.base import TopKOperator
 from recsys_topk.operators.base import registry as operators
-from recsys_topk.testing.lists import JUNK_SCORES
+from recsys_topk.testing.random_lists import RandomLists, random_lists
 
 Kind = Literal["loss", "operator"]
 
-BATCH = 256
-TEMPERATURES = (1e-3, 0.05, 1.0, 20.0, 500.0)
-DTYPES = (torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16)
-SCALES = (0.0, 1e-3, 1.0, 1.0, 10.0, 1e3, 1e5, 1e7, 1e30)
-OFFSETS = (0.0, 0.0, 0.0, 1.0, -1e3, 1e6, -1e7)
 
-
-@dataclass
+@dataclass(frozen=True)
 class Findings:
     """What was found for one loss or operator.
 
     Attributes:
         subject: For example ``"loss dftopk"``.
+        batches: Number of batches tried; the next one to try.
         lists: Number of lists tried.
         not_finite: Number of lists with a value or gradient that is not finite.
         not_k: Number of lists whose membership does not sum to k, for operators that declare `sums_to_k`.
@@ -42,6 +37,7 @@ class Findings:
     """
 
     subject: str
+    batches: int = 0
     lists: int = 0
     not_finite: int = 0
     not_k: int = 0
@@ -52,30 +48,6 @@ class Findings:
     def clean(self) -> bool:
         """Whether nothing was found."""
         return not (self.not_finite or self.not_k or self.exceptions)
-
-
-@dataclass(frozen=True)
-class _Batch:
-    scores: Tensor
-    labels: Tensor
-    mask: Tensor | None
-    k: int | Tensor
-    weights: Tensor | None
-    tau: float
-
-    def to(self, device: str) -> _Batch:
-        """Return the batch on a device."""
-        moved: Any = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **moved)
-
-    def list(self, row: int) -> str:
-        """Return one list in words."""
-        k = int(self.k[row]) if isinstance(self.k, Tensor) else self.k
-        mask = None if self.mask is None else self.mask[row].int().tolist()
-        return (
-            f"scores={self.scores[row].tolist()} ({self.scores.dtype}) labels={self.labels[row].tolist()} "
-            f"mask={mask} k={k} (per list: {isinstance(self.k, Tensor)}) tau={self.tau}"
-        )
 
 
 def fuzz(names: Sequence[str] | None = None, lists: int = 100_000, seed: int = 0) -> list[Findings]:
@@ -116,7 +88,8 @@ def fuzz_loss(
     seed: int = 0,
     *,
     device: str = "cpu",
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[Findings], object] | None = None,
+    resume: Findings | None = None,
 ) -> Findings:
     """Try random lists on a loss: its value and its gradient must be finite.
 
@@ -125,10 +98,11 @@ def fuzz_loss(
         lists: How many lists.
         seed: Seed of the lists.
         device: Where to compute.
-        progress: Called with the number of lists of each batch.
+        progress: Called with the findings so far after each batch.
+        resume: Findings of the same lists, seed and device to go on from; the result is that of one run.
     """
 
-    def run(batch: _Batch) -> dict[str, Tensor]:
+    def run(batch: RandomLists) -> dict[str, Tensor]:
         loss = _with_tau(cls, batch.tau)
         loss.reduction = "none"
         loss._warned = True  # batches without a positive are part of the plan
@@ -137,7 +111,8 @@ def fuzz_loss(
         gradient = _gradient(value, scores)
         return {"not_finite": ~(torch.isfinite(value) & torch.isfinite(gradient).all(1))}
 
-    return _collect(f"loss {getattr(cls, 'name', cls.__name__)}", run, lists, seed, device, progress)
+    start = resume or Findings(f"loss {getattr(cls, 'name', cls.__name__)}")
+    return _collect(start, run, lists, seed, device, progress, getattr(cls, "cost", "n^2"))
 
 
 def fuzz_operator(
@@ -146,7 +121,8 @@ def fuzz_operator(
     seed: int = 0,
     *,
     device: str = "cpu",
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[Findings], object] | None = None,
+    resume: Findings | None = None,
 ) -> Findings:
     """Try random lists on an operator: no NaN, finite gradients, and the declared sum.
 
@@ -155,10 +131,11 @@ def fuzz_operator(
         lists: How many lists.
         seed: Seed of the lists.
         device: Where to compute.
-        progress: Called with the number of lists of each batch.
+        progress: Called with the findings so far after each batch.
+        resume: Findings of the same lists, seed and device to go on from; the result is that of one run.
     """
 
-    def run(batch: _Batch) -> dict[str, Tensor]:
+    def run(batch: RandomLists) -> dict[str, Tensor]:
         operator = _with_tau(cls, batch.tau)
         scores = batch.scores.clone().requires_grad_()
         selection = operator(scores, batch.k, batch.mask)
@@ -172,7 +149,8 @@ def fuzz_operator(
             found["not_k"] = ~((p.double().sum(1) - wanted).abs() <= sum_tolerance(p))
         return found
 
-    return _collect(f"operator {getattr(cls, 'name', cls.__name__)}", run, lists, seed, device, progress)
+    start = resume or Findings(f"operator {getattr(cls, 'name', cls.__name__)}")
+    return _collect(start, run, lists, seed, device, progress, getattr(cls, "cost", "n^2"))
 
 
 def sum_tolerance(p: Tensor) -> float:
@@ -199,75 +177,36 @@ def _gradient(value: Tensor, scores: Tensor) -> Tensor:
 
 
 def _collect(
-    subject: str,
-    run: Callable[[_Batch], dict[str, Tensor]],
+    findings: Findings,
+    run: Callable[[RandomLists], dict[str, Tensor]],
     lists: int,
     seed: int,
     device: str,
-    progress: Callable[[int], object] | None,
+    progress: Callable[[Findings], object] | None,
+    cost: str,
 ) -> Findings:
-    findings = Findings(subject)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        _try(findings, run, lists, seed, device, progress)
+        while findings.lists < lists:
+            batch = random_lists(seed, findings.batches, lists - findings.lists, cost).to(device)
+            findings = _try(findings, run, batch)
+            if progress is not None:
+                progress(findings)
     return findings
 
 
-def _try(
-    findings: Findings,
-    run: Callable[[_Batch], dict[str, Tensor]],
-    lists: int,
-    seed: int,
-    device: str,
-    progress: Callable[[int], object] | None,
-) -> None:
-    for batch in _batches(lists, seed):
-        batch = batch.to(device)
-        findings.lists += len(batch.scores)
-        if progress is not None:
-            progress(len(batch.scores))
-        try:
-            found = run(batch)
-        except Exception as error:  # whatever the class under test raises is a finding
-            findings.exceptions += 1
-            findings.first = findings.first or f"{type(error).__name__}: {error}; first list {batch.list(0)}"
-            continue
-        for kind, bad in found.items():
-            count = int(bad.sum())
-            setattr(findings, kind, getattr(findings, kind) + count)
-            if count and not findings.first:
-                findings.first = f"{kind}: {batch.list(int(bad.int().argmax()))}"
-
-
-def _batches(lists: int, seed: int) -> Iterator[_Batch]:
-    draw = torch.Generator().manual_seed(seed)
-
-    def pick(options: Sequence[Any], size: tuple[int, ...] = ()) -> Any:
-        index = torch.randint(len(options), size, generator=draw)
-        return torch.tensor(options)[index] if size else options[int(index)]
-
-    def chance(probability: float, *size: int) -> Tensor:
-        return torch.rand(*size, generator=draw) < probability
-
-    for start in range(0, lists, BATCH):
-        rows, n = min(BATCH, lists - start), int(torch.randint(1, 13, (), generator=draw))
-        n = 130 if bool(chance(0.02, 1)) else n
-        dtype, column = pick(DTYPES), (rows, 1)
-        drawn = torch.randn(rows, n, generator=draw, dtype=torch.float64)
-        tied = torch.randint(-1, 2, (rows, n), generator=draw).double()
-        drawn = torch.where(chance(0.3, *column), tied, drawn)
-        scores = drawn * pick(SCALES, column).double() + pick(OFFSETS, column).double()
-        limit = float(torch.finfo(dtype).max) if dtype == torch.float16 else 1e30
-        scores = scores.clamp(-limit, limit).to(dtype)
-        kind = pick(("binary", "grades", "places"))
-        top = {"binary": 1, "grades": 4, "places": 29}[kind]
-        labels = torch.randint(0, top + 1, (rows, n), generator=draw) * chance(0.5, rows, n)
-        mask: Tensor | None = None
-        if bool(chance(0.5, 1)):
-            mask = chance(float(pick((0.2, 0.5, 0.9))), rows, n)
-            junk = torch.tensor(JUNK_SCORES).to(dtype)[torch.randint(len(JUNK_SCORES), (rows, n), generator=draw)]
-            scores = torch.where(mask, scores, junk)
-        ks = torch.randint(0, n + 2, (rows,), generator=draw)
-        k: int | Tensor = ks if bool(chance(0.5, 1)) else int(ks[0])
-        weights = torch.rand(rows, generator=draw) if bool(chance(0.2, 1)) else None
-        yield _Batch(scores, labels.to(torch.float32), mask, k, weights, pick(TEMPERATURES))
+def _try(findings: Findings, run: Callable[[RandomLists], dict[str, Tensor]], batch: RandomLists) -> Findings:
+    """Return the findings with those of one more batch."""
+    after: dict[str, Any] = {"batches": findings.batches + 1, "lists": findings.lists + len(batch.scores)}
+    torch.manual_seed(batch.seed)  # of operators that draw noise
+    try:
+        found = run(batch)
+    except Exception as error:  # whatever the class under test raises is a finding
+        after["exceptions"] = findings.exceptions + 1
+        after["first"] = findings.first or f"{type(error).__name__}: {error}; first list {batch.list(0)}"
+        return replace(findings, **after)
+    for kind, bad in found.items():
+        count = int(bad.sum())
+        after[kind] = getattr(findings, kind) + count
+        if count and not after.get("first", findings.first):
+            after["first"] = f"{kind}: {batch.list(int(bad.int().argmax()))}"
+    return replace(findings, **after)

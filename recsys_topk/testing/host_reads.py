@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 DEVICE = torch.device("meta")
 
+# With `output_size`, repeat_interleave does not ask the device for it.
 _READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _UPLOADS = (torch.tensor, torch.as_tensor, torch.from_numpy, Tensor.new_tensor)
 _INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
@@ -61,7 +62,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             return _copy(func, args, kwargs)
         if func in (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default):
             _check_indices(name, args)
-        elif any(tag in func.tags for tag in _READS) and _is_there(args):
+        elif any(tag in func.tags for tag in _READS) and _is_there(args) and kwargs.get("output_size") is None:
             raise HostReadError(f"{name} reads values on the host, in {_place()}")
         elif name in _READ_BACKWARD and isinstance(args[0], Tensor) and _is_there(args) and args[0].requires_grad:
             raise HostReadError(f"the derivative of {name} reads values on the host, in {_place()}")

@@ -1,4 +1,4 @@
-"""The lists that the contract suite tries, and ways to change a list that must not change the result."""
+"""The test lists of the contract suite, and transformations of lists that must not change the result."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-# What padding may hold without anybody noticing.
+# Values of padding that must have no effect.
 JUNK_SCORES = (math.nan, math.inf, -math.inf, 1e30)
 JUNK_LABEL = 9.0
 
 
 @dataclass(frozen=True)
 class Lists:
-    """A batch of lists to try.
+    """A batch of test lists.
 
     Attributes:
         scores: (B, N), any floating dtype.
@@ -56,15 +56,15 @@ class Lists:
         return replace(self, scores=scores)
 
     def rows(self, index: Tensor) -> Lists:
-        """Return some of the lists."""
+        """Return the lists at the given indices."""
         return replace(self, scores=self.scores[index], labels=self.labels[index], mask=self.mask[index])
 
     def columns(self, index: Tensor) -> Lists:
-        """Return every list with its items in another order."""
+        """Return every list with its items in the given order."""
         return replace(self, scores=self.scores[:, index], labels=self.labels[:, index], mask=self.mask[:, index])
 
     def and_rows(self, scores: Tensor, labels: Tensor, mask: Tensor) -> Lists:
-        """Return these lists and others of the same length."""
+        """Return these lists together with others of the same length."""
         return replace(
             self,
             scores=torch.cat([self.scores, scores.to(self.scores.dtype)]),
@@ -73,9 +73,9 @@ class Lists:
         )
 
     def with_junk(self, seed: int = 0) -> tuple[Lists, Tensor]:
-        """Return the lists with masked items strewn among the real ones, whose columns are returned too, (N,).
+        """Return the lists with masked items inserted between the real ones, and the columns of the real items, (N,).
 
-        The real items keep their order, so that a rule that breaks ties by position sees the same list.
+        The real items keep their order, so that the result is the same for ties that are broken by position.
         """
         lists, n = self.scores.shape
         junk = torch.tensor(JUNK_SCORES, dtype=self.scores.dtype).expand(lists, -1)
@@ -90,13 +90,13 @@ class Lists:
         return wide.columns(torch.cat([real, places[n:]]).argsort()), real
 
     def shuffled(self, seed: int = 0) -> tuple[Lists, Tensor]:
-        """Return the lists with their items in another order, and that order, (N,)."""
+        """Return the lists with their items in a random order, and that order, (N,)."""
         order = torch.randperm(self.scores.shape[1], generator=torch.Generator().manual_seed(seed), device="cpu")
         return self.columns(order), order
 
 
 def ordinary() -> Lists:
-    """Return 3 lists of 7 items with distinct scores, graded labels, positives everywhere and nothing masked."""
+    """Return 3 lists of 7 items with distinct scores, graded labels, positives in every list, and no masked items."""
     scores = torch.tensor(
         [
             [0.31, -1.20, 0.87, 1.92, -0.45, 0.05, -2.10],
@@ -110,7 +110,7 @@ def ordinary() -> Lists:
 
 
 def ragged() -> Lists:
-    """Return the ordinary lists with some items masked, in the middle too; every list still has items beyond k."""
+    """Return the ordinary lists with some masked items, also in the middle. Every list has more than k valid items."""
     full = ordinary()
     mask = torch.tensor([[1, 1, 0, 1, 1, 0, 1], [1, 1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool)
     return replace(full, mask=mask, k=2)
@@ -122,13 +122,13 @@ def short() -> Lists:
 
 
 def short_ragged() -> Lists:
-    """Return the short lists with an item masked in each."""
+    """Return the short lists with one masked item in each."""
     mask = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1]], dtype=torch.bool)
     return replace(short(), mask=mask, k=1)
 
 
 def tied() -> Lists:
-    """Return lists whose scores tie at the k-th place, elsewhere, and everywhere."""
+    """Return lists with ties at the k-th score, at other scores, and with all scores equal."""
     scores = torch.tensor(
         [[2.0, 1.0, 1.0, 1.0, 0.5, 0.5, -1.0], [0.0] * 7, [1.5, 1.5, 0.5, 0.5, 0.5, -0.5, -0.5]], dtype=torch.float64
     )
@@ -136,7 +136,7 @@ def tied() -> Lists:
 
 
 def extreme(sizes: Sequence[float] = (1e4, 1e30)) -> list[Lists]:
-    """Return float32 lists with scores of great size or spread, far from 0, or very close together."""
+    """Return float32 lists with very large scores, scores far from 0, or scores very close together."""
     base = ordinary().to(torch.float32)
     signs = torch.tensor([1.0, -1.0, 0.0, 1.0, -1.0, 0.5, -0.25])
     return [base.with_scores(base.scores * 0 + signs * size) for size in sizes] + [
@@ -146,7 +146,7 @@ def extreme(sizes: Sequence[float] = (1e4, 1e30)) -> list[Lists]:
 
 
 def distinct(lists: Lists) -> bool:
-    """Return whether no two valid scores of a list tie."""
+    """Return whether all valid scores of each list are distinct."""
     tie = lists.scores[:, :, None] == lists.scores[:, None, :]
     pair = lists.mask[:, :, None] & lists.mask[:, None, :] & ~torch.eye(lists.scores.shape[1], dtype=torch.bool)
     return not bool((tie & pair).any())

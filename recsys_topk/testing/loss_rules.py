@@ -1,4 +1,4 @@
-"""The rules that every loss keeps."""
+"""The rules for all losses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from recsys_topk.testing.lists import Lists, distinct, extreme, ordinary, ragged
 
 
 class LossSubject:
-    """A loss under test: builds it with the attributes a rule needs, and calls it.
+    """A loss under test. Builds it with the attributes that a rule needs, and calls it.
 
     Args:
         target: A loss class, a function without arguments that returns a loss, or a loss.
@@ -44,14 +44,14 @@ class LossSubject:
         self.exact_gradient = own and (operator is None or operator.exact_gradient)
 
     def build(self, **attributes: Any) -> RankingLoss:
-        """Return a fresh copy of the loss with some of its attributes set."""
+        """Return a copy of the loss with the given attributes."""
         loss = copy.deepcopy(self.template)
         for name, value in attributes.items():
             setattr(loss, name, value)
         return loss
 
     def cuts(self, lists: Lists) -> list[int | None]:
-        """Return the values of k to try: the loss may need one, or truncate only if it is given one."""
+        """Return the values of k to test: None only for losses that do not require k."""
         return [lists.k] if self.template.requires_k else [None, lists.k]
 
     def __call__(
@@ -63,8 +63,8 @@ class LossSubject:
         return value.detach(), gradient_of(value, scores)[0]
 
 
-def masked_items_are_inert(subject: LossSubject, lists: Lists) -> None:
-    """Adding masked items changes neither value nor gradient, and they get none, whatever they hold."""
+def masked_items_have_no_effect(subject: LossSubject, lists: Lists) -> None:
+    """Masked items of any value change neither loss nor gradient, and get no gradient."""
     wide, where = lists.with_junk()
     for k in subject.cuts(lists):
         value, gradient = subject(lists, k)
@@ -80,7 +80,7 @@ def masked_items_are_inert(subject: LossSubject, lists: Lists) -> None:
 
 
 def order_of_items_does_not_matter(subject: LossSubject, lists: Lists) -> None:
-    """Permuting the items of a list leaves the loss and permutes the gradient."""
+    """Permuting the items of a list does not change the loss, and permutes the gradient."""
     if not (subject.deterministic and subject.equivariant and (subject.tie_fair or distinct(lists))):
         return
     other, order = lists.shuffled()
@@ -92,19 +92,19 @@ def order_of_items_does_not_matter(subject: LossSubject, lists: Lists) -> None:
 
 
 def lists_do_not_influence_each_other(subject: LossSubject, lists: Lists) -> None:
-    """Each list alone has the loss and the gradient that it has in the batch."""
+    """Each list has the same loss and gradient alone as in the batch."""
     if not subject.deterministic:
         return
     for k in subject.cuts(lists):
         value, gradient = subject(lists, k)
         for row in range(len(value)):
             alone, alone_gradient = subject(lists.rows(torch.tensor([row])), k)
-            require_same(alone[0], value[row], f"list {row} has another loss when it is alone", lists)
-            require_same(alone_gradient[0], gradient[row], f"list {row} has another gradient when it is alone", lists)
+            require_same(alone[0], value[row], f"list {row} has a different loss when it is alone", lists)
+            require_same(alone_gradient[0], gradient[row], f"list {row} has a different gradient alone", lists)
 
 
-def lists_that_say_nothing_leave_the_mean(subject: LossSubject, lists: Lists) -> None:
-    """Lists without a valid item, or without a positive, change nothing; alone they give 0 with zero gradients."""
+def lists_without_positives_are_skipped(subject: LossSubject, lists: Lists) -> None:
+    """Lists without a valid item or without a positive are skipped. Alone they give 0 with zero gradients."""
     n = lists.scores.shape[1]
     none_valid = (torch.full((1, n), math.nan), torch.full((1, n), 5.0), torch.zeros(1, n, dtype=torch.bool))
     low = min(0.0, subject.template.positive_above)
@@ -115,18 +115,18 @@ def lists_that_say_nothing_leave_the_mean(subject: LossSubject, lists: Lists) ->
             more = lists.and_rows(*extra)
             with_extra, with_extra_gradient = subject(more, k, "mean")
             require_finite(with_extra, "the mean", more)
-            require(bool((with_extra_gradient[-1] == 0).all()), "a list left out got a gradient", more)
+            require(bool((with_extra_gradient[-1] == 0).all()), "a skipped list got a gradient", more)
             if subject.deterministic:
                 require_same(with_extra, value, "a list without positives changed the mean", more)
                 require_same(with_extra_gradient[:-1], gradient, "a list without positives changed the gradient", more)
             alone = more.rows(torch.tensor([len(more.scores) - 1]))
-            nothing, nothing_gradient = subject(alone, k, "mean")
-            require(float(nothing) == 0.0, f"a batch without positives gave {float(nothing)} and not 0", alone)
-            require(bool((nothing_gradient == 0).all()), "a batch without positives gave a gradient", alone)
+            skipped, skipped_gradient = subject(alone, k, "mean")
+            require(float(skipped) == 0.0, f"a batch without positives gave {float(skipped)} instead of 0", alone)
+            require(bool((skipped_gradient == 0).all()), "a batch without positives gave a gradient", alone)
 
 
-def k_may_differ_from_list_to_list(subject: LossSubject, lists: Lists) -> None:
-    """One int and one int per list mean the same; k = 0 and k >= the number of items are no error."""
+def k_can_be_given_per_list(subject: LossSubject, lists: Lists) -> None:
+    """One int and the same int per list give the same result. k = 0 and k >= the number of items do not raise."""
     ks = [lists.k] if not subject.deterministic else [lists.k, 0, lists.scores.shape[1], lists.scores.shape[1] + 5]
     for k in ks:
         value, gradient = subject(lists, k)
@@ -137,11 +137,11 @@ def k_may_differ_from_list_to_list(subject: LossSubject, lists: Lists) -> None:
             require_same(each, value, f"k = {k} as a tensor changed the loss", lists)
             require_same(each_gradient, gradient, f"k = {k} as a tensor changed the gradient", lists)
         if subject.template.requires_k and (k == 0 or k >= lists.scores.shape[1]):
-            require(bool((value == 0).all()), f"k = {k} leaves nothing to select, and the loss is not 0", lists)
+            require(bool((value == 0).all()), f"k = {k} selects no or all items, but the loss is not 0", lists)
 
 
 def the_same_input_gives_the_same_loss(subject: LossSubject, lists: Lists) -> None:
-    """Two calls agree to the last bit, and equal items get equal gradients."""
+    """Two calls give identical results, and equal items get equal gradients."""
     if not subject.deterministic:
         return
     for k in subject.cuts(lists):
@@ -158,8 +158,8 @@ def the_same_input_gives_the_same_loss(subject: LossSubject, lists: Lists) -> No
         require(worst <= 1e-9 * scale, f"equal items got gradients {worst:.3g} apart", lists)
 
 
-def flat_lists_are_the_same(subject: LossSubject, lists: Lists) -> None:
-    """1-D tensors with `lengths`, or with `list_ids` in another order, give the loss and gradient of the rows."""
+def flat_lists_equal_rows(subject: LossSubject, lists: Lists) -> None:
+    """1-D tensors with `lengths`, or with `list_ids` in any order, give the loss and gradient of the rows."""
     if not subject.deterministic:
         return
     weights, rows = torch.arange(1.0, 1.0 + len(lists.scores)), lists.mask.any(-1)
@@ -172,7 +172,7 @@ def flat_lists_are_the_same(subject: LossSubject, lists: Lists) -> None:
         by_length = loss(x[lists.mask], lists.labels[lists.mask], lengths=lists.mask.sum(-1), k=each, weights=weights)
         require_same(by_length, expected, "lengths changed the loss", lists)
         require_same(gradient_of(by_length, x)[0], slope, "lengths changed the gradient", lists)
-        # Item by item instead of list by list; a list without items has no id.
+        # Items in another order. A list without items has no id.
         across = lists.mask.T
         ids = torch.arange(len(lists.scores)).expand_as(across)[across] * 7 - 3
         by_id = loss(x.T[across], lists.labels.T[across], list_ids=ids, k=k, weights=weights[rows])
@@ -180,8 +180,8 @@ def flat_lists_are_the_same(subject: LossSubject, lists: Lists) -> None:
         require_same(gradient_of(by_id, x)[0], slope, "list_ids changed the gradient", lists)
 
 
-def inputs_are_left_alone(subject: LossSubject, lists: Lists) -> None:
-    """Neither the forward nor the backward pass writes into what it was given, with a mask or without one."""
+def inputs_are_not_modified(subject: LossSubject, lists: Lists) -> None:
+    """Neither the forward nor the backward pass modifies its inputs, with and without a mask."""
     for k in subject.cuts(lists):
         for masked in (True, False):
             scores = torch.where(lists.mask, lists.scores, 0.0).requires_grad_()
@@ -192,7 +192,7 @@ def inputs_are_left_alone(subject: LossSubject, lists: Lists) -> None:
 
 
 def losses_are_finite_and_not_negative(subject: LossSubject, lists: Lists) -> None:
-    """Finite value and gradient for any finite scores; never below 0, since learned weights would run away."""
+    """Value and gradient are finite for finite scores. The value is not negative (learned weights would diverge)."""
     for k in subject.cuts(lists):
         value, gradient = subject(lists, k)
         require_finite(value, "the loss", lists)
@@ -220,7 +220,7 @@ def half_precision_is_computed_in_float32(subject: LossSubject) -> None:
 
 
 def weights_and_reductions_agree(subject: LossSubject) -> None:
-    """The mean is sum(w L) / sum(w), the sum is sum(w L); a missing mask means that all items are real."""
+    """The mean is sum(w L) / sum(w), the sum is sum(w L). Without a mask all items are real."""
     if not subject.deterministic:
         return
     lists, weights = ordinary(), torch.tensor([0.5, 2.0, 0.0], dtype=torch.float64)
@@ -236,8 +236,8 @@ def weights_and_reductions_agree(subject: LossSubject) -> None:
         require_same(unmasked, each, "mask=None differs from a mask that is all True", lists)
 
 
-def validation_names_scores_that_are_not_finite(subject: LossSubject) -> None:
-    """validate=True raises a ValueError for NaN or infinity among valid scores, and lets padding be."""
+def validate_raises_on_non_finite_scores(subject: LossSubject) -> None:
+    """validate=True raises a ValueError for NaN or infinity among valid scores, but not for padding."""
     lists = ragged()
     for k in subject.cuts(lists):
         for bad in (math.nan, math.inf, -math.inf):
@@ -251,8 +251,8 @@ def validation_names_scores_that_are_not_finite(subject: LossSubject) -> None:
             require(False, f"validate=True did not raise a ValueError for a valid score of {bad}", spoilt)
 
 
-def the_gradient_is_that_of_the_value(subject: LossSubject) -> None:
-    """Finite differences in float64, away from ties (losses that declare exact_gradient = False are excused)."""
+def gradient_matches_finite_differences(subject: LossSubject) -> None:
+    """The gradient matches finite differences in float64, away from ties, unless exact_gradient = False is declared."""
     if not (subject.exact_gradient and subject.deterministic):
         return
     for lists in (ordinary(), ragged()):
@@ -270,8 +270,8 @@ def the_gradient_is_that_of_the_value(subject: LossSubject) -> None:
             )
 
 
-def second_derivatives_are_right_or_refused(subject: LossSubject) -> None:
-    """A gradient taken with create_graph=True has a right derivative, or raises; it is never silently constant."""
+def second_derivatives_are_correct_or_raise(subject: LossSubject) -> None:
+    """The derivative of a gradient with create_graph=True is correct or raises. It is never silently 0."""
     if not subject.deterministic:
         return
     for lists in (ordinary(), ragged()):
@@ -285,8 +285,8 @@ def second_derivatives_are_right_or_refused(subject: LossSubject) -> None:
             require_second_derivative(value, lists.scores, subject.exact_gradient, lists)
 
 
-def transforms_give_the_same(subject: LossSubject) -> None:
-    """torch.func.grad, vmap and jacrev work; an operator that declares transformable = False raises in words."""
+def torch_func_transforms_agree(subject: LossSubject) -> None:
+    """torch.func.grad, vmap and jacrev work. An operator that declares transformable = False raises a clear error."""
     operator = subject.template.operator
     refused = operator is not None and not operator.transformable
     for lists in (ordinary(), ragged()):
@@ -303,8 +303,8 @@ def transforms_give_the_same(subject: LossSubject) -> None:
             check(value, lists.scores, lists.mask, lists)
 
 
-def compilation_changes_nothing(subject: LossSubject) -> None:
-    """torch.compile(fullgraph=True) gives the same loss and gradient; operators are compiled unmasked by their own."""
+def compiled_results_are_equal(subject: LossSubject) -> None:
+    """torch.compile(fullgraph=True) gives the same loss and gradient. Operators have a separate rule without masks."""
     unmasked = [] if subject.template.operator is not None else [(short(), None, subject.cuts(short())[0])]
     for lists, mask, k in (*unmasked, (short_ragged(), short_ragged().mask, short_ragged().k)):
         torch.compiler.reset()
@@ -320,7 +320,7 @@ def compilation_changes_nothing(subject: LossSubject) -> None:
 
 
 def losses_can_be_stored(subject: LossSubject) -> None:
-    """Pickle and state_dict bring back a loss that gives the same numbers."""
+    """Pickle and state_dict restore a loss that gives the same values."""
     lists = ordinary()
     for k in subject.cuts(lists):
         loss = subject.build()
@@ -331,17 +331,17 @@ def losses_can_be_stored(subject: LossSubject) -> None:
             expected = loss(lists.scores, lists.labels, lists.mask, k=k)
             for kind, other in (("pickled", pickled), ("state_dict", loaded)):
                 value = other(lists.scores, lists.labels, lists.mask, k=k)
-                require_same(value, expected, f"the {kind} loss gives another value", lists)
+                require_same(value, expected, f"the {kind} loss gives a different value", lists)
 
 
-def great_scores_are_digested(subject: LossSubject) -> None:
+def large_scores_give_finite_results(subject: LossSubject) -> None:
     """float32 scores of 1e4 and 1e30, far from 0 or very close together, give finite losses and gradients."""
     for lists in extreme():
         losses_are_finite_and_not_negative(subject, lists)
 
 
 def empty_batches_give_zero(subject: LossSubject) -> None:
-    """No lists, no items, or one item a list: 0 or finite, never an error."""
+    """Batches without lists, without items, or with one item per list give 0 or a finite value and do not raise."""
     for lists, n in ((0, 5), (2, 0), (2, 1)):
         scores = torch.zeros(lists, n, requires_grad=True)
         labels, mask = torch.ones(lists, n), torch.ones(lists, n, dtype=torch.bool)
@@ -353,8 +353,8 @@ def empty_batches_give_zero(subject: LossSubject) -> None:
             gradient_of(value, scores)
 
 
-def nothing_is_read_on_the_host(subject: LossSubject) -> None:
-    """Off the CPU neither pass waits for the device, with a mask or without one, for every form of k."""
+def no_values_are_read_on_the_host(subject: LossSubject) -> None:
+    """On devices other than the CPU neither pass waits for the device, with and without a mask, for every form of k."""
     lists = ordinary()
     scores, labels, mask = (x.to(DEVICE) for x in (lists.scores.float(), lists.labels.float(), lists.mask))
     each = torch.zeros(len(scores), dtype=torch.int64, device=DEVICE)
@@ -366,27 +366,27 @@ def nothing_is_read_on_the_host(subject: LossSubject) -> None:
 
 
 ON_LISTS: tuple[Callable[[LossSubject, Lists], None], ...] = (
-    masked_items_are_inert,
+    masked_items_have_no_effect,
     order_of_items_does_not_matter,
     lists_do_not_influence_each_other,
-    lists_that_say_nothing_leave_the_mean,
-    k_may_differ_from_list_to_list,
+    lists_without_positives_are_skipped,
+    k_can_be_given_per_list,
     the_same_input_gives_the_same_loss,
-    flat_lists_are_the_same,
-    inputs_are_left_alone,
+    flat_lists_equal_rows,
+    inputs_are_not_modified,
     losses_are_finite_and_not_negative,
 )
 ONCE: tuple[Callable[[LossSubject], None], ...] = (
     half_precision_is_computed_in_float32,
     weights_and_reductions_agree,
-    validation_names_scores_that_are_not_finite,
-    the_gradient_is_that_of_the_value,
-    second_derivatives_are_right_or_refused,
-    transforms_give_the_same,
-    compilation_changes_nothing,
-    nothing_is_read_on_the_host,
+    validate_raises_on_non_finite_scores,
+    gradient_matches_finite_differences,
+    second_derivatives_are_correct_or_raise,
+    torch_func_transforms_agree,
+    compiled_results_are_equal,
+    no_values_are_read_on_the_host,
     losses_can_be_stored,
-    great_scores_are_digested,
+    large_scores_give_finite_results,
     empty_batches_give_zero,
 )
 LISTS: tuple[Callable[[], Lists], ...] = (ordinary, ragged, tied)

@@ -1,4 +1,4 @@
-"""The rules that every cascade objective keeps. Knows the interface of an objective, and none of the classes."""
+"""The rules for all cascade objectives. They use only the interface of an objective."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recsys_topk.testing.lists import Lists, extreme, ordinary, ragged
 
 
 class Output(Protocol):
-    """What an objective returns."""
+    """The result of an objective."""
 
     @property
     def total(self) -> Tensor:
@@ -24,11 +24,11 @@ class Output(Protocol):
 
     @property
     def terms(self) -> dict[str, Tensor]:
-        """Its parts, by name."""
+        """The terms, by name."""
 
 
 class Objective(Protocol):
-    """What is called: see `recsys_topk.cascades.objectives`."""
+    """The call interface of an objective; see `recsys_topk.cascades.objectives`."""
 
     def __call__(
         self,
@@ -47,9 +47,9 @@ class ObjectiveSubject:
     """An objective under test.
 
     Args:
-        make: A function without arguments that builds the objective.
-        stages: Number of stages it was built for.
-        groups: Number of sample groups, best first; items get one by their label.
+        make: A function without arguments that returns the objective.
+        stages: Number of stages of the objective.
+        groups: Number of sample groups, best first; the label of an item determines its group.
         deterministic: Whether the same input gives the same output.
     """
 
@@ -61,16 +61,16 @@ class ObjectiveSubject:
         self.deterministic = deterministic
 
     def inputs(self, lists: Lists) -> list[Tensor]:
-        """Return the scores of each stage: the lists' own for the first, others of the same size after it."""
+        """Return the scores of each stage: those of the lists for the first stage, multiples of them for the others."""
         factors = [1.0, -0.5, 0.75, 1.25][: self.stages]
         return [(lists.scores * f).clone().requires_grad_() for f in factors]
 
     def quotas(self, lists: Lists) -> list[int]:
-        """Return quotas that fall from stage to stage and end at k + 1."""
+        """Return quotas that decrease by 1 per stage and end at k + 1."""
         return [lists.k + self.stages - stage for stage in range(self.stages)]
 
     def group(self, lists: Lists) -> Tensor:
-        """Return the sample group of each item: the larger the label the better; -1 for padding."""
+        """Return the sample group of each item: a larger label gives a better group; -1 for padding."""
         best = (self.groups - 1 - lists.labels).clamp(0, self.groups - 1).long()
         return torch.where(lists.mask, best, -1)
 
@@ -81,7 +81,7 @@ class ObjectiveSubject:
         return total.detach(), gradient_of(total, *scores)
 
     def output(self, lists: Lists, scores: Sequence[Tensor]) -> Output:
-        """Return what the objective returns."""
+        """Return the result of the objective."""
         objective = copy.deepcopy(self.template)
         group, quotas = self.group(lists), self.quotas(lists)
         return objective(scores, lists.labels, lists.mask, groups=group, quotas=quotas, k=lists.k)
@@ -102,8 +102,8 @@ def the_output_is_a_scalar_with_named_terms(subject: ObjectiveSubject, lists: Li
         require(bool((gradient != 0).any()), f"stage {stage} gets no gradient", lists)
 
 
-def masked_items_are_inert(subject: ObjectiveSubject, lists: Lists) -> None:
-    """Adding masked items changes neither the total nor a gradient, and they get none, whatever they hold."""
+def masked_items_have_no_effect(subject: ObjectiveSubject, lists: Lists) -> None:
+    """Masked items of any value change neither the total nor a gradient, and get no gradient."""
     wide, where = lists.with_junk()
     (total, gradients), (padded, padded_gradients) = subject(lists), subject(wide)
     for stage, (gradient, outer) in enumerate(zip(gradients, padded_gradients, strict=True)):
@@ -116,7 +116,7 @@ def masked_items_are_inert(subject: ObjectiveSubject, lists: Lists) -> None:
 
 
 def order_of_items_does_not_matter(subject: ObjectiveSubject, lists: Lists) -> None:
-    """Permuting the items of a list, in all stages alike, leaves the total and permutes the gradients."""
+    """Permuting the items of a list in all stages does not change the total, and permutes the gradients."""
     if not subject.deterministic:
         return
     other, order = lists.shuffled()
@@ -126,26 +126,26 @@ def order_of_items_does_not_matter(subject: ObjectiveSubject, lists: Lists) -> N
         require_same(moved, gradient[:, order], f"permuting the items changed the gradient of stage {stage}", lists)
 
 
-def lists_without_items_change_nothing(subject: ObjectiveSubject, lists: Lists) -> None:
-    """Lists without a valid item leave the mean; a batch of only such lists has a finite total and no gradient."""
+def lists_without_items_are_skipped(subject: ObjectiveSubject, lists: Lists) -> None:
+    """Lists without a valid item are skipped. A batch of only such lists has a finite total and no gradient."""
     n = lists.scores.shape[1]
     more = lists.and_rows(torch.full((1, n), torch.nan), torch.full((1, n), 5.0), torch.zeros(1, n, dtype=torch.bool))
     (total, gradients), (with_extra, extra_gradients) = subject(lists), subject(more)
     if subject.deterministic:
         require_same(with_extra, total, "a list without items changed the total", more)
-    nothing = more.rows(torch.tensor([len(more.scores) - 1]))
-    empty, empty_gradients = subject(nothing)
-    require_finite(empty, "the total of a batch without items", nothing)
+    alone = more.rows(torch.tensor([len(more.scores) - 1]))
+    empty, empty_gradients = subject(alone)
+    require_finite(empty, "the total of a batch without items", alone)
     for stage in range(subject.stages):
         if subject.deterministic:
             got = extra_gradients[stage][:-1]
             require_same(got, gradients[stage], f"a list without items changed the gradient of stage {stage}", more)
         require(bool((extra_gradients[stage][-1] == 0).all()), "a list without items got a gradient", more)
-        require(bool((empty_gradients[stage] == 0).all()), "a batch without items got a gradient", nothing)
+        require(bool((empty_gradients[stage] == 0).all()), "a batch without items got a gradient", alone)
 
 
-def inputs_are_left_alone(subject: ObjectiveSubject, lists: Lists) -> None:
-    """Neither the forward nor the backward pass writes into what it was given."""
+def inputs_are_not_modified(subject: ObjectiveSubject, lists: Lists) -> None:
+    """Neither the forward nor the backward pass modifies its inputs."""
     scores = subject.inputs(lists)
     before = [x.detach().clone() for x in scores]
     labels, mask = lists.labels.clone(), lists.mask.clone()
@@ -171,7 +171,7 @@ def half_precision_is_computed_in_float32(subject: ObjectiveSubject) -> None:
         require_same(cast, total, "autocast changed the total", half, LOOSE)
 
 
-def great_scores_are_digested(subject: ObjectiveSubject) -> None:
+def large_scores_give_finite_results(subject: ObjectiveSubject) -> None:
     """Scores of 1e4, far from 0 or very close together, give finite totals and gradients (1e30 has no square)."""
     for lists in extreme((1e4,)):
         total, gradients = subject(lists)
@@ -181,7 +181,7 @@ def great_scores_are_digested(subject: ObjectiveSubject) -> None:
 
 
 def objectives_can_be_stored(subject: ObjectiveSubject) -> None:
-    """Pickle brings back an objective that gives the same total."""
+    """Pickle restores an objective that gives the same total."""
     lists = ordinary()
     expected, _ = subject(lists)
     original = subject.template
@@ -191,11 +191,11 @@ def objectives_can_be_stored(subject: ObjectiveSubject) -> None:
     finally:
         subject.template = original
     if subject.deterministic:
-        require_same(value, expected, "the pickled objective gives another total", lists)
+        require_same(value, expected, "the pickled objective gives a different total", lists)
 
 
-def nothing_is_read_on_the_host(subject: ObjectiveSubject) -> None:
-    """Off the CPU neither pass waits for the device, with a mask or without one."""
+def no_values_are_read_on_the_host(subject: ObjectiveSubject) -> None:
+    """On devices other than the CPU neither pass waits for the device, with and without a mask."""
     lists, objective = ragged(), copy.deepcopy(subject.template)
     if isinstance(objective, nn.Module):
         objective.to(DEVICE)
@@ -209,15 +209,15 @@ def nothing_is_read_on_the_host(subject: ObjectiveSubject) -> None:
 
 ON_LISTS: tuple[Callable[[ObjectiveSubject, Lists], None], ...] = (
     the_output_is_a_scalar_with_named_terms,
-    masked_items_are_inert,
+    masked_items_have_no_effect,
     order_of_items_does_not_matter,
-    lists_without_items_change_nothing,
-    inputs_are_left_alone,
+    lists_without_items_are_skipped,
+    inputs_are_not_modified,
 )
 ONCE: tuple[Callable[[ObjectiveSubject], None], ...] = (
     half_precision_is_computed_in_float32,
-    great_scores_are_digested,
-    nothing_is_read_on_the_host,
+    large_scores_give_finite_results,
+    no_values_are_read_on_the_host,
     objectives_can_be_stored,
 )
 LISTS: tuple[Callable[[], Lists], ...] = (ordinary, ragged)

@@ -1,4 +1,4 @@
-"""The rules that every operator keeps, as far as it declares them."""
+"""The rules for all operators. Some apply only if the operator declares them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from recsys_topk.testing.lists import Lists, distinct, extreme, ordinary, ragged
 
 
 class OperatorSubject:
-    """An operator under test: builds it with the attributes a rule needs, and calls it.
+    """An operator under test. Builds it with the attributes that a rule needs, and calls it.
 
     Args:
         target: An operator class, a function without arguments that returns an operator, or an operator.
@@ -39,7 +39,7 @@ class OperatorSubject:
         self.name = type(self.template).__name__
 
     def build(self, **attributes: Any) -> TopKOperator:
-        """Return a fresh copy of the operator with some of its attributes set."""
+        """Return a copy of the operator with the given attributes."""
         operator = copy.deepcopy(self.template)
         for name, value in attributes.items():
             setattr(operator, name, value)
@@ -56,8 +56,8 @@ class OperatorSubject:
         return plain, gradient
 
 
-def masked_items_are_inert(subject: OperatorSubject, lists: Lists) -> None:
-    """Adding masked items changes nothing; they get p = 0, log q = 0 and no gradient, whatever they hold."""
+def masked_items_have_no_effect(subject: OperatorSubject, lists: Lists) -> None:
+    """Masked items of any value have no effect, and get p = 0, log q = 0 and no gradient."""
     wide, where = lists.with_junk()
     selection, gradient = subject(lists)
     padded, padded_gradient = subject(wide)
@@ -72,7 +72,7 @@ def masked_items_are_inert(subject: OperatorSubject, lists: Lists) -> None:
 
 
 def order_of_items_does_not_matter(subject: OperatorSubject, lists: Lists) -> None:
-    """Permuting the items of a list permutes membership and gradient."""
+    """Permuting the items of a list permutes the membership and the gradient."""
     operator = subject.template
     if not (operator.deterministic and operator.equivariant and (operator.tie_fair or distinct(lists))):
         return
@@ -84,18 +84,18 @@ def order_of_items_does_not_matter(subject: OperatorSubject, lists: Lists) -> No
 
 
 def lists_do_not_influence_each_other(subject: OperatorSubject, lists: Lists) -> None:
-    """Each list alone has the membership and the gradient that it has in the batch."""
+    """Each list has the same membership and gradient alone as in the batch."""
     if not subject.template.deterministic:
         return
     selection, gradient = subject(lists)
     for row in range(len(lists.scores)):
         alone, alone_gradient = subject(lists.rows(torch.tensor([row])))
-        require_same(alone.p[0], selection.p[row], f"list {row} has another membership when it is alone", lists)
-        require_same(alone_gradient[0], gradient[row], f"list {row} has another gradient when it is alone", lists)
+        require_same(alone.p[0], selection.p[row], f"list {row} has a different membership alone", lists)
+        require_same(alone_gradient[0], gradient[row], f"list {row} has a different gradient alone", lists)
 
 
 def membership_is_a_probability(subject: OperatorSubject, lists: Lists) -> None:
-    """Membership lies in [0, 1], exp(log p) + exp(log q) = 1, and p sums to k where that is declared."""
+    """The membership is in [0, 1], exp(log p) + exp(log q) = 1, and p sums to k if that is declared."""
     selection, gradient = subject(lists)
     wrong = bool((selection.log_p > 1e-6).any()) or bool((selection.log_q > 1e-6).any())
     require(not wrong and not bool(selection.p.isnan().any()), f"p is not in [0, 1]: {selection.p.tolist()}", lists)
@@ -107,8 +107,8 @@ def membership_is_a_probability(subject: OperatorSubject, lists: Lists) -> None:
         require_same(selection.p.sum(-1), wanted, "the membership does not sum to k", lists, LOOSE)
 
 
-def nothing_or_all_is_exact(subject: OperatorSubject, lists: Lists) -> None:
-    """At k = 0 nothing is selected, at k >= the number of valid items all of them: exactly, and without a gradient."""
+def k_of_zero_or_all_is_exact(subject: OperatorSubject, lists: Lists) -> None:
+    """With k = 0 no item is selected, with k >= the number of valid items all, exactly and without a gradient."""
     n = lists.scores.shape[1]
     for k, expected in ((0, torch.zeros_like(lists.mask)), (n, lists.mask), (n + 5, lists.mask)):
         selection, gradient = subject(lists, k)
@@ -118,8 +118,8 @@ def nothing_or_all_is_exact(subject: OperatorSubject, lists: Lists) -> None:
         require(bool((gradient == 0).all()), f"k = {k} gave a gradient", lists)
 
 
-def k_may_differ_from_list_to_list(subject: OperatorSubject, lists: Lists) -> None:
-    """One int and one int per list mean the same, and each list is cut at its own."""
+def k_can_be_given_per_list(subject: OperatorSubject, lists: Lists) -> None:
+    """Each list uses its own k, and the result is the same as with one int."""
     if not subject.template.deterministic:
         return
     ks = torch.arange(len(lists.scores)) % (lists.scores.shape[1] + 2)
@@ -130,8 +130,8 @@ def k_may_differ_from_list_to_list(subject: OperatorSubject, lists: Lists) -> No
         require_same(mixed_gradient[row], alone_gradient[0], f"k = {k} as a tensor changed the gradient", lists)
 
 
-def a_fraction_is_met_or_refused(subject: OperatorSubject, lists: Lists) -> None:
-    """With `fractional_k` the membership sums to any k, also one per list; without it, a fraction is a TypeError."""
+def fractional_k_works_or_raises(subject: OperatorSubject, lists: Lists) -> None:
+    """With `fractional_k` the membership sums to any float k, also one per list. Otherwise a float is a TypeError."""
     count = lists.mask.sum(-1).double()
     each = 0.25 + torch.arange(len(lists.scores), dtype=torch.float64)
     for k in (0.5, lists.k + 0.25, each):
@@ -139,15 +139,15 @@ def a_fraction_is_met_or_refused(subject: OperatorSubject, lists: Lists) -> None
         try:
             p = subject.build()(scores, k, lists.mask).p
         except TypeError:
-            require(not subject.template.fractional_k, f"fractional_k is declared, and k = {k} raises", lists)
+            require(not subject.template.fractional_k, f"fractional_k is declared, but k = {k} raises", lists)
             continue
-        require(subject.template.fractional_k, f"fractional_k is not declared, and k = {k} is no TypeError", lists)
+        require(subject.template.fractional_k, f"fractional_k is not declared, but k = {k} does not raise", lists)
         require_same(p.sum(-1), count.minimum(torch.as_tensor(k)), f"the sum is not k = {k}", lists, LOOSE)
         require_finite(gradient_of(p * torch.cos(lists.labels), scores)[0], f"the gradient at k = {k}", lists)
 
 
 def ties_are_fair(subject: OperatorSubject, lists: Lists) -> None:
-    """Two calls agree to the last bit; equal scores get equal membership and share the gradient where declared."""
+    """Two calls give identical results. Equal scores get equal membership and gradient if that is declared."""
     if not subject.template.deterministic:
         return
     (selection, gradient), (again, gradient_again) = subject(lists), subject(lists)
@@ -163,8 +163,8 @@ def ties_are_fair(subject: OperatorSubject, lists: Lists) -> None:
         )
 
 
-def inputs_are_left_alone(subject: OperatorSubject, lists: Lists) -> None:
-    """Neither the forward nor the backward pass writes into what it was given, with a mask or without one."""
+def inputs_are_not_modified(subject: OperatorSubject, lists: Lists) -> None:
+    """Neither the forward nor the backward pass modifies its inputs, with and without a mask."""
     for masked in (True, False):
         scores = torch.where(lists.mask, lists.scores, 0.0).requires_grad_()
         mask, before = lists.mask.clone(), scores.detach().clone()
@@ -192,8 +192,8 @@ def half_precision_is_computed_in_float32(subject: OperatorSubject) -> None:
             require_same(cast.p, exact.p, "autocast changed the membership", half, LOOSE)
 
 
-def validation_names_scores_that_are_not_finite(subject: OperatorSubject) -> None:
-    """validate=True raises a ValueError for NaN or infinity among valid scores, and lets padding be."""
+def validate_raises_on_non_finite_scores(subject: OperatorSubject) -> None:
+    """validate=True raises a ValueError for NaN or infinity among valid scores, but not for padding."""
     lists = ragged()
     for bad in (math.nan, math.inf, -math.inf):
         subject.build(validate=True)(torch.where(lists.mask, lists.scores, bad), lists.k, lists.mask)
@@ -205,8 +205,8 @@ def validation_names_scores_that_are_not_finite(subject: OperatorSubject) -> Non
         require(False, f"validate=True did not raise a ValueError for a valid score of {bad}", spoilt)
 
 
-def the_gradient_is_that_of_the_value(subject: OperatorSubject) -> None:
-    """Finite differences in float64, away from ties (operators that declare exact_gradient = False are excused)."""
+def gradient_matches_finite_differences(subject: OperatorSubject) -> None:
+    """The gradient matches finite differences in float64, away from ties, unless exact_gradient = False is declared."""
     if not (subject.template.exact_gradient and subject.template.deterministic):
         return
     for lists in (ordinary(), ragged()):
@@ -223,8 +223,8 @@ def the_gradient_is_that_of_the_value(subject: OperatorSubject) -> None:
         )
 
 
-def second_derivatives_are_right_or_refused(subject: OperatorSubject) -> None:
-    """A gradient taken with create_graph=True has a right derivative, or raises; it is never silently constant."""
+def second_derivatives_are_correct_or_raise(subject: OperatorSubject) -> None:
+    """The derivative of a gradient with create_graph=True is correct or raises. It is never silently 0."""
     operator = subject.build()
     for lists in (ordinary(), ragged()):
         weights = torch.cos(1.0 + lists.labels)
@@ -237,11 +237,11 @@ def second_derivatives_are_right_or_refused(subject: OperatorSubject) -> None:
             require_second_derivative(membership, lists.scores, subject.template.exact_gradient, lists)
         else:
             refused = second_derivative_along(membership, lists.scores, torch.ones_like(lists.scores)) is None
-            require(refused, "a random operator has no second derivative to give, and does not say so", lists)
+            require(refused, "a random operator has no second derivative, but does not raise", lists)
 
 
-def transforms_give_the_same(subject: OperatorSubject) -> None:
-    """torch.func.grad, vmap and jacrev work; an operator that declares transformable = False raises in words."""
+def torch_func_transforms_agree(subject: OperatorSubject) -> None:
+    """torch.func.grad, vmap and jacrev work. An operator that declares transformable = False raises a clear error."""
     operator = subject.build()
     for lists in (ordinary(), ragged()):
 
@@ -253,7 +253,7 @@ def transforms_give_the_same(subject: OperatorSubject) -> None:
         check(membership, lists.scores, lists.mask, lists)
 
 
-def compilation_changes_nothing(subject: OperatorSubject) -> None:
+def compiled_results_are_equal(subject: OperatorSubject) -> None:
     """torch.compile(fullgraph=True) gives the same membership and gradient."""
     for lists, mask in ((short(), None), (short_ragged(), short_ragged().mask)):
         torch.compiler.reset()
@@ -270,7 +270,7 @@ def compilation_changes_nothing(subject: OperatorSubject) -> None:
 
 
 def operators_can_be_stored(subject: OperatorSubject) -> None:
-    """Pickle and state_dict bring back an operator that gives the same numbers."""
+    """Pickle and state_dict restore an operator that gives the same values."""
     lists, operator = ordinary(), subject.build()
     pickled, loaded = pickle.loads(pickle.dumps(operator)), subject.build()
     loaded.load_state_dict(operator.state_dict())
@@ -278,10 +278,10 @@ def operators_can_be_stored(subject: OperatorSubject) -> None:
         expected = operator(lists.scores, lists.k, lists.mask).p
         for kind, other in (("pickled", pickled), ("state_dict", loaded)):
             value = other(lists.scores, lists.k, lists.mask).p
-            require_same(value, expected, f"the {kind} operator gives another membership", lists)
+            require_same(value, expected, f"the {kind} operator gives a different membership", lists)
 
 
-def great_scores_are_digested(subject: OperatorSubject) -> None:
+def large_scores_give_finite_results(subject: OperatorSubject) -> None:
     """float32 scores of 1e4 and 1e30, far from 0 or very close together, give a membership and finite gradients."""
     for lists in extreme():
         selection, gradient = subject(lists)
@@ -291,18 +291,18 @@ def great_scores_are_digested(subject: OperatorSubject) -> None:
 
 
 def empty_batches_give_empty_selections(subject: OperatorSubject) -> None:
-    """No lists, no items, or lists without a valid item: nothing is selected, never an error."""
+    """Batches without lists, without items, or without valid items give an empty selection and do not raise."""
     for lists, n in ((0, 5), (2, 0), (2, 1), (2, 5)):
         scores, mask = torch.full((lists, n), math.nan, requires_grad=True), torch.zeros(lists, n, dtype=torch.bool)
         given = Lists(scores.detach(), torch.zeros(lists, n), mask, k=1)
         selection = subject.build()(scores, 1, mask)
         require(selection.p.shape == (lists, n), f"the selection has shape {tuple(selection.p.shape)}", given)
-        require(bool((selection.p == 0).all()), "something was selected from nothing", given)
-        require(bool((gradient_of(selection.p, scores)[0] == 0).all()), "nothing got a gradient", given)
+        require(bool((selection.p == 0).all()), "a masked item was selected", given)
+        require(bool((gradient_of(selection.p, scores)[0] == 0).all()), "a masked item got a gradient", given)
 
 
-def nothing_is_read_on_the_host(subject: OperatorSubject) -> None:
-    """Off the CPU neither pass waits for the device, with a mask or without one, for every form of k."""
+def no_values_are_read_on_the_host(subject: OperatorSubject) -> None:
+    """On devices other than the CPU neither pass waits for the device, with and without a mask, for every form of k."""
     lists, operator = ordinary(), subject.build().to(DEVICE)
     scores, mask = lists.scores.float().to(DEVICE).requires_grad_(), lists.mask.to(DEVICE)
     each = torch.zeros(len(scores), dtype=torch.int64, device=DEVICE)
@@ -314,26 +314,26 @@ def nothing_is_read_on_the_host(subject: OperatorSubject) -> None:
 
 
 ON_LISTS: tuple[Callable[[OperatorSubject, Lists], None], ...] = (
-    masked_items_are_inert,
+    masked_items_have_no_effect,
     order_of_items_does_not_matter,
     lists_do_not_influence_each_other,
     membership_is_a_probability,
-    nothing_or_all_is_exact,
-    k_may_differ_from_list_to_list,
-    a_fraction_is_met_or_refused,
+    k_of_zero_or_all_is_exact,
+    k_can_be_given_per_list,
+    fractional_k_works_or_raises,
     ties_are_fair,
-    inputs_are_left_alone,
+    inputs_are_not_modified,
 )
 ONCE: tuple[Callable[[OperatorSubject], None], ...] = (
     half_precision_is_computed_in_float32,
-    validation_names_scores_that_are_not_finite,
-    the_gradient_is_that_of_the_value,
-    second_derivatives_are_right_or_refused,
-    transforms_give_the_same,
-    compilation_changes_nothing,
-    nothing_is_read_on_the_host,
+    validate_raises_on_non_finite_scores,
+    gradient_matches_finite_differences,
+    second_derivatives_are_correct_or_raise,
+    torch_func_transforms_agree,
+    compiled_results_are_equal,
+    no_values_are_read_on_the_host,
     operators_can_be_stored,
-    great_scores_are_digested,
+    large_scores_give_finite_results,
     empty_batches_give_empty_selections,
 )
 LISTS: tuple[Callable[[], Lists], ...] = (ordinary, ragged, tied)

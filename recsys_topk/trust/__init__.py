@@ -1,16 +1,16 @@
-"""Which classes a file may name: nothing that a checkpoint, config or run directory names is imported unchecked.
+"""Checks of the class paths in checkpoints, configs and run directories before they are imported.
 
-A *name* is a class path such as ``"my_package.MyLoss"``. Where it comes from decides what it may be:
+A *name* is a class path such as ``"my_package.MyLoss"``. Its source decides which classes are allowed:
 
-- typed by the user or written in the user's program: any importable class, if it is a subclass of what is expected;
-- read from a file: a class of this package that configures a run (`OWN`), one of `HARMLESS` (Lightning and torch), a
-  class of an installed plug-in (entry points of `recsys_topk.*`), one that the program has registered itself, or one of
-  a package that the user trusts (``--trust my_package``, ``trust=["my_package"]``).
+- typed by the user or written in the user's program: any importable class that is a subclass of the expected base;
+- read from a file: a class of this package that configures a run (`OWN`), a class of `HARMLESS` (Lightning and torch),
+  a class of an installed plug-in (entry points of `recsys_topk.*`), a class that the program registered itself, or a
+  class of a package that the user trusts (``--trust my_package``, ``trust=["my_package"]``).
 
-Names inside `reading` come from a file. `inspect_names` looks at plain values before any parser sees them. Five
-modules stand beside this one: `lists` holds what is on the lists, `documents` reads YAML within bounds, `guard` holds
-jsonargparse to what is allowed, `typed` finds what a typed config trusts, and `own_runs` remembers it when a run is
-started.
+Names that are resolved inside `reading` come from a file. `inspect_names` checks plain values before a parser sees
+them. The package has five more modules: `lists` defines the allowed classes, `documents` reads YAML within limits,
+`guard` restricts jsonargparse to the allowed classes, `typed` finds the packages that a typed config trusts, and
+`own_runs` records them when a run starts.
 """
 
 from __future__ import annotations
@@ -30,29 +30,30 @@ from recsys_topk.trust.lists import BROAD, CLASS_KEYS, HARMLESS_NAMES, PACKAGE, 
 from recsys_topk.trust.lists import HARMLESS as HARMLESS
 from recsys_topk.trust.lists import OWN as OWN
 
-# From a string to what a parser would make of it: values, their source, and how strings among them are expanded.
+# A function from a string and its source to the values that a parser would read from it, their source, and the function
+# that expands strings among these values.
 Expand: TypeAlias = "Callable[[str, str], tuple[Any, str, Expand] | None]"
 
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_PADDING = "\"' \t\r\n"  # what a parser takes off a name
+_PADDING = "\"' \t\r\n"  # characters that a parser strips from a name
 _ADDRESS = re.compile(r"://|::")
 _reading: ContextVar[tuple[str, ...] | None] = ContextVar("reading", default=None)
 _registered: set[str] = set()
 
 
 class UntrustedError(ValueError):
-    """A file names something that it may not name, or is built to exhaust its reader."""
+    """A file names a class that is not allowed, or exceeds the limits of its reader."""
 
 
 @contextmanager
 def reading(trust: Iterable[str] = ()) -> Iterator[tuple[str, ...]]:
-    """Take every name that is resolved inside for a name from a file.
+    """Treat every name that is resolved inside this context as a name from a file.
 
     Args:
-        trust: Packages or class paths that the file may name too; inside another `reading`, in addition to its own.
+        trust: Further packages or class paths that the file may name. Nested contexts add to the outer ones.
 
     Example:
         >>> with reading(["my_package"]):
@@ -69,11 +70,11 @@ def reading(trust: Iterable[str] = ()) -> Iterator[tuple[str, ...]]:
 
 @contextmanager
 def loading(source: Any, options: dict[str, Any], trust: Iterable[str] = ()) -> Iterator[None]:
-    """Make a call of Lightning's `load_from_checkpoint` inside safe: safe unpickling, and `reading` for all names.
+    """Make a call of Lightning's `load_from_checkpoint` safe: safe unpickling, and `reading` for all names.
 
     Args:
         source: The checkpoint, for messages.
-        options: The keyword arguments of the call, which are completed in place.
+        options: The keyword arguments of the call; modified in place.
         trust: See `reading`.
     """
     if options.get("weights_only") is None:
@@ -87,22 +88,22 @@ def loading(source: Any, options: dict[str, Any], trust: Iterable[str] = ()) -> 
 
 
 def trusted() -> tuple[str, ...]:
-    """Return what the enclosing `reading` trusts."""
+    """Return the packages and class paths that the enclosing `reading` trusts."""
     return _reading.get() or ()
 
 
 def from_file() -> bool:
-    """Return whether names come from a file here: inside `reading`."""
+    """Return whether names come from a file, that is, whether the caller is inside `reading`."""
     return _reading.get() is not None
 
 
-def know(cls: type) -> None:
-    """Let files name `cls`: the program has imported and registered it by itself."""
+def allow_registered(cls: type) -> None:
+    """Allow files to name `cls`, because the program itself imported and registered it."""
     _registered.add(class_path(cls))
 
 
 def printable(text: str) -> str:
-    r"""Return text from a file as it may be shown: control characters, which a terminal obeys, are escaped.
+    r"""Return text from a file with control characters escaped, so that it is safe to print on a terminal.
 
     Example:
         >>> printable("a" + chr(27) + "[2J")
@@ -112,7 +113,7 @@ def printable(text: str) -> str:
 
 
 def class_path(cls: type) -> str:
-    """Return where a class is defined, e.g. ``"recsys_topk.losses.dftopk.DFTopKLoss"``."""
+    """Return the path at which a class is defined, e.g. ``"recsys_topk.losses.dftopk.DFTopKLoss"``."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -127,7 +128,7 @@ def is_covered(path: str, names: Iterable[str]) -> bool:
 
 
 def is_allowed(path: str, trust: Iterable[str] = ()) -> bool:
-    """Return whether a file may name the class `path`; imports nothing but modules of this package.
+    """Return whether a file may name the class `path`. Only modules of this package are imported.
 
     Args:
         path: A class path, or a class name without a module.
@@ -142,17 +143,17 @@ def is_allowed(path: str, trust: Iterable[str] = ()) -> bool:
     if is_covered(path, (*trusted(), *trust)) or path in _registered:
         return True
     if path.startswith(f"{PACKAGE}."):
-        return _is_ours(path)
+        return _is_own(path)
     if "." not in path:
         return path in HARMLESS_NAMES or _is_loaded(path)
     return _is_harmless(path) or is_covered(path, _plugin_modules())
 
 
 def names_for_parser(trust: Iterable[str] = ()) -> list[str]:
-    """Return what is allowed as a list of modules and class paths, each with the place where it is defined."""
+    """Return the allowed modules and class paths, including the paths at which the classes are defined."""
     names = {*OWN, *_registered, *_plugin_modules(), *trusted(), *trust}
     package = sys.modules[PACKAGE]
-    for name in dir(package):  # a parser calls a class by its shortest path
+    for name in dir(package):  # a parser uses the shortest path of a class
         found = getattr(package, name)
         if isinstance(found, type) and is_covered(class_path(found), OWN):
             names.add(f"{PACKAGE}.{name}")
@@ -166,7 +167,9 @@ def names_for_parser(trust: Iterable[str] = ()) -> list[str]:
 
 
 def names_of_typed(value: str) -> tuple[str, ...]:
-    """Return what is trusted if the user types `value`: the package of a class path, or the path if that is `BROAD`.
+    """Return the names that are trusted if the user types `value`.
+
+    This is the package of a class path, or the class path alone if the package is in `BROAD`.
 
     Example:
         >>> names_of_typed("my_package.losses.MyLoss"), names_of_typed("torch.nn.ReLU"), names_of_typed("dftopk")
@@ -181,7 +184,7 @@ def names_of_typed(value: str) -> tuple[str, ...]:
 
 
 def what_to_trust(path: str) -> str:
-    """Return what `--trust` needs for the class `path`: its package, or the class alone if the package is `BROAD`."""
+    """Return the value of `--trust` for the class `path`: its package, or the class path if the package is `BROAD`."""
     package = path.partition(".")[0]
     return path if package in BROAD else package
 
@@ -191,26 +194,26 @@ def check_name(path: str, *, where: str, trust: Iterable[str] = ()) -> None:
 
     Args:
         path: The class path.
-        where: The file, and the place in it.
+        where: The file and the position in it, for messages.
         trust: See `is_allowed`.
     """
     if not is_allowed(path, trust):
         needed = what_to_trust(path)
         raise UntrustedError(
-            f"{where} names {path!r}, which is not a class of {PACKAGE} that a file may name, of an installed "
-            f"plug-in or on the list of harmless classes; nothing of it was imported. If you know the "
-            f"file and the package, add --trust {needed} (in Python: trust=[{needed!r}])"
+            f"{where} names {path!r}, which is not a class of {PACKAGE} that a file may name, not a class of an "
+            f"installed plug-in, and not on the list of harmless classes; it was not imported. If you trust the file "
+            f"and the package, add --trust {needed} (in Python: trust=[{needed!r}])"
         )
 
 
 def load_class(path: str, base: type[Any], *, trust: Iterable[str] | None = None, where: str = "") -> type[Any]:
-    """Import a class by its path and check what it is; nothing is called.
+    """Import a class by its path and check its base class. The class is not called.
 
     Args:
         path: The class path.
-        base: What it must be a subclass of.
-        trust: None = the user typed the path (unless inside `reading`); otherwise it is from a file, which may name
-            classes of these packages too.
+        base: Required base class.
+        trust: None = the user typed the path (unless inside `reading`). Otherwise the path comes from a file, which may
+            also name classes of these packages.
         where: The file, for messages.
 
     Example:
@@ -219,7 +222,7 @@ def load_class(path: str, base: type[Any], *, trust: Iterable[str] | None = None
         >>> load_class("os.system", dict)
         Traceback (most recent call last):
         ...
-        recsys_topk.trust.UntrustedError: 'os.system' is not a subclass of builtins.dict; give the path of one that is
+        recsys_topk.trust.UntrustedError: 'os.system' is not a subclass of builtins.dict; give the path of a subclass
     """
     strict = trust is not None or from_file()
     if strict:
@@ -231,14 +234,14 @@ def load_class(path: str, base: type[Any], *, trust: Iterable[str] | None = None
         if found is None:
             raise
     if not isinstance(found, type) or not issubclass(found, base):
-        raise UntrustedError(f"{path!r} is not a subclass of {class_path(base)}; give the path of one that is")
+        raise UntrustedError(f"{path!r} is not a subclass of {class_path(base)}; give the path of a subclass")
     if strict and class_path(found) != path:
         check_name(class_path(found), where=f"{where or 'a description'} ({path})", trust=trust or ())
     return found
 
 
 def locate(path: str) -> Any:
-    """Return the object at a dotted path, ImportError if there is none."""
+    """Return the object at a dotted path. Raise ImportError if it does not exist."""
     module_name, _, rest = path.rpartition(".")
     names = [rest]
     while module_name:
@@ -254,19 +257,19 @@ def locate(path: str) -> Any:
             try:
                 found = getattr(found, name)
             except AttributeError:
-                raise ImportError(f"there is no {path!r}: {module_name} has no {'.'.join(names)}") from None
+                raise ImportError(f"cannot find {path!r}: {module_name} has no attribute {'.'.join(names)}") from None
         return found
-    raise ImportError(f"there is no module for {path!r}")
+    raise ImportError(f"cannot find a module for {path!r}")
 
 
 def _moved(path: str, base: type) -> type | None:
-    """Return the class of this package that had the path `path` in an earlier version, if it is imported."""
-    waiting, name = [base], path.rpartition(".")[2]
-    while waiting and path.startswith(f"{PACKAGE}."):
-        cls = waiting.pop()
+    """Return the imported class of this package that had the path `path` in an earlier version, or None."""
+    pending, name = [base], path.rpartition(".")[2]
+    while pending and path.startswith(f"{PACKAGE}."):
+        cls = pending.pop()
         if cls.__name__ == name and is_covered(cls.__module__, [PACKAGE]):
             return cls
-        waiting += cls.__subclasses__()
+        pending += cls.__subclasses__()
     return None
 
 
@@ -276,18 +279,19 @@ def inspect_names(
     trust: Collection[str] = (),
     expand: Expand | None = None,
 ) -> None:
-    """Raise if plain values from a file name a class that they may not, before anything is built from them.
+    """Raise if plain values from a file name a class that is not allowed, before any object is built from them.
 
-    Checked are every `class_path`, every string where a class is expected (`CLASS_KEYS`), every other string that looks
-    like the path of something importable, wherever it stands, and `weights_only`, which a file cannot turn off. No
-    string may hold an address (``ftp://host/x``, chains such as ``simplecache::...``): Lightning would connect to it.
+    The function checks every `class_path`, every string where a class is expected (`CLASS_KEYS`), every other string
+    that looks like an importable path, and `weights_only`, which a file cannot turn off. No string may contain an
+    address (``ftp://host/x``, chains such as ``simplecache::...``), because Lightning would connect to it.
 
     Args:
-        value: Mappings, lists and scalars, as YAML or a checkpoint holds them.
+        value: Mappings, lists and scalars from YAML or a checkpoint.
         source: The file, for messages.
         trust: See `is_allowed`.
-        expand: Of a string and its source, what a parser would make of it (YAML text, the path of another config):
-            values, their source, and how to expand strings among them; None for an ordinary string.
+        expand: A function of a string and its source. It returns the values that a parser would read from the string
+            (YAML text, or the path of another config), their source, and a function that expands strings among them;
+            None for an ordinary string.
 
     Example:
         >>> inspect_names({"loss": {"class_path": "recsys_topk.losses.DFTopKLoss"}, "name": "a.b"}, "my.yaml")
@@ -303,7 +307,7 @@ def inspect_names(
         count += 1
         if count > MAX_VALUES or len(keys) > MAX_DEPTH:
             limit = f"more than {MAX_VALUES} values" if count > MAX_VALUES else f"values nested deeper than {MAX_DEPTH}"
-            raise UntrustedError(f"{source} holds {limit}; it is refused")
+            raise UntrustedError(f"{source} has {limit}; it is refused")
         key = next((key for key in reversed(keys) if key), "")
         where = printable(f"{source} ({'.'.join(filter(None, keys))})" if any(keys) else source)
         if isinstance(part, Mapping):
@@ -311,7 +315,7 @@ def inspect_names(
                 inside = str(name).rstrip("+").split(".")
                 if inside[-1] == "weights_only" and inner not in (None, True):
                     raise UntrustedError(
-                        f"{where} sets weights_only to {inner!r}; a file cannot turn safe loading off: remove it"
+                        f"{where} sets weights_only to {inner!r}, but a file cannot turn off safe loading; remove it"
                     )
                 if inside[-1] == "class_path" and not isinstance(inner, str):
                     raise UntrustedError(f"{where}: class_path must be a string, got {type(inner).__name__}")
@@ -321,8 +325,8 @@ def inspect_names(
                 walk(inner, (*keys, ""), source, expand)
         elif isinstance(part, str) and _ADDRESS.search(part):
             raise UntrustedError(
-                f"{where} holds the address {part[:80]!r}; a file may name local paths only: remove it from the file, "
-                f"and type the option if you want it"
+                f"{where} contains the address {part[:80]!r}, but a file may contain local paths only; remove it from "
+                f"the file, and pass it on the command line if you need it"
             )
         elif isinstance(part, str) and (key not in TEXT_KEYS or "metrics" in keys):  # a metric's `name` may be a path
             found = expand(part, source) if expand is not None else None
@@ -335,7 +339,7 @@ def inspect_names(
 
 
 def _names_class(text: str, keys: tuple[str, ...], key: str) -> bool:
-    if "." not in text:  # a registry's name; below `trainer`, Lightning's parser finds imported classes by bare names
+    if "." not in text:  # a registry name; below `trainer`, Lightning's parser finds imported classes by class name
         return key in CLASS_KEYS and "trainer" in keys and text[:1].isupper() and text.isidentifier()
     if not _DOTTED.fullmatch(text):
         return False
@@ -343,7 +347,7 @@ def _names_class(text: str, keys: tuple[str, ...], key: str) -> bool:
 
 
 def _is_findable(package: str) -> bool:
-    """Return whether `package` could be imported; a top-level package is found without being imported."""
+    """Return whether the top-level `package` can be imported. It is not imported."""
     try:
         return package in sys.modules or importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):
@@ -355,16 +359,16 @@ def _is_harmless(path: str) -> bool:
     return any(name in names and is_covered(package, [home]) for home, names in HARMLESS.items())
 
 
-def _is_ours(path: str) -> bool:
+def _is_own(path: str) -> bool:
     try:
         found = locate(path)
     except ImportError:
-        return True  # nothing to build; the registry says what there is
+        return True  # it does not exist, so it cannot be built; the registry raises a better error
     return isinstance(found, type) and is_covered(class_path(found), OWN)
 
 
 def _is_loaded(name: str) -> bool:
-    """Return whether `name` is a class of this package, or registered; a parser finds those by their bare name."""
+    """Return whether `name` is a class of this package or registered. A parser finds these by their class name."""
     if any(path.rpartition(".")[2] == name for path in _registered):
         return True
     ours = [module for key, module in list(sys.modules.items()) if is_covered(key, [PACKAGE])]

@@ -1,4 +1,4 @@
-"""YAML from anybody: read within bounds, and looked at before a parser builds anything from it."""
+"""Untrusted YAML: read within limits, and checked before a parser builds any object from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 from recsys_topk.trust import MAX_DEPTH, MAX_VALUES, Expand, UntrustedError, inspect_names
 
 MAX_CHARACTERS = 1_000_000
-# Plain scalars are tried as numbers, which takes long for very long ones.
+# Maximum length of a plain scalar. YAML tries to parse plain scalars as numbers, which is slow for long ones.
 MAX_PLAIN = 4096
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -20,12 +20,12 @@ _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read_yaml(text: str, source: str) -> Any:
     """Return the plain values of a YAML document.
 
-    The time is bounded whatever the document holds: its length, the number of values with all aliases written out
-    (`a: &a [...]`, `*a`), and the depth have limits.
+    The time is bounded for every document: its length, its number of values with all aliases expanded
+    (`a: &a [...]`, `*a`), and its depth have limits.
 
     Args:
         text: The document.
-        source: Where it is from, for messages.
+        source: Its source, for messages.
 
     Example:
         >>> read_yaml("loss: dftopk", "my.yaml")
@@ -39,7 +39,7 @@ def read_yaml(text: str, source: str) -> Any:
     try:
         return yaml.load(text, Loader=_PARSER)  # a safe loader
     except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{source} is not valid YAML: {_plain(error)}") from error
 
 
 def read_yaml_file(path: Path) -> Any:
@@ -48,15 +48,15 @@ def read_yaml_file(path: Path) -> Any:
 
 
 def check_bounds(text: str, source: str) -> None:
-    """Raise if a document is too long, too deep, or too large with all aliases written out; ValueError if no YAML.
+    """Raise if a document is too long, too deep, has too many values with all aliases expanded, or is not valid YAML.
 
     Args:
         text: The document.
-        source: Where it is from, for messages.
+        source: Its source, for messages.
     """
     if len(text) > MAX_CHARACTERS:
         raise _refuse(source, f"it is longer than {MAX_CHARACTERS:,} characters")
-    sizes: dict[str, int | None] = {}  # values below each anchor, None while it is open
+    sizes: dict[str, int | None] = {}  # number of values of each anchor; None = the anchor is still open
     open_anchors: list[tuple[str | None, int]] = []
     total = 0
     try:
@@ -64,7 +64,7 @@ def check_bounds(text: str, source: str) -> None:
             if isinstance(event, yaml.AliasEvent):
                 size = sizes.get(str(event.anchor), 0)
                 if size is None:
-                    raise _refuse(source, f"the alias *{event.anchor} lies inside itself")
+                    raise _refuse(source, f"the alias *{event.anchor} refers to itself")
                 total += size
             elif isinstance(event, yaml.ScalarEvent):
                 total += 1
@@ -84,24 +84,29 @@ def check_bounds(text: str, source: str) -> None:
                 if anchor:
                     sizes[anchor] = total - before + 1
             if total > MAX_VALUES:
-                raise _refuse(source, f"it holds more than {MAX_VALUES:,} values")
+                raise _refuse(source, f"it has more than {MAX_VALUES:,} values")
     except yaml.YAMLError as error:
-        raise ValueError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{source} is not valid YAML: {_plain(error)}") from error
+
+
+def _plain(error: Exception) -> str:
+    """Return an error of the YAML parser as one line, without the name that it gives to text."""
+    return " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
 
 
 def inspect_config(content: Any, source: str, trust: tuple[str, ...] = ()) -> None:
-    """Raise if a config names a class that it may not, itself or in YAML text or other configs inside it.
+    """Raise if a config names a class that is not allowed, directly or in YAML text or other configs inside it.
 
     Args:
-        content: The config's plain values.
+        content: The plain values of the config.
         source: The file, for messages.
-        trust: Packages that it may name; see `recsys_topk.trust`.
+        trust: Packages that the config may name; see `recsys_topk.trust`.
     """
     inspect_names(content, source, trust, _expand_in(Path(), [MAX_VALUES]))
 
 
 def _expand_in(folder: Path, budget: list[int]) -> Expand:
-    """Return how jsonargparse expands a string: the path of a config (from `folder`), or YAML text."""
+    """Return a function that expands a string like jsonargparse: the path of a config in `folder`, or YAML text."""
 
     def expand(text: str, source: str) -> tuple[Any, str, Expand] | None:
         budget[0] -= 1 + len(text) // 100
@@ -114,7 +119,7 @@ def _expand_in(folder: Path, budget: list[int]) -> Expand:
             except (ValueError, OSError):
                 if path.suffix in CONFIG_SUFFIXES:
                     raise
-                return None  # no config; `guarded` refuses it if the parser takes it for one
+                return None  # not a config; `guarded` raises if the parser reads it as one
         if not any(mark in text for mark in "[{:\n&*!?") and not text.lstrip().startswith("-"):
             return None
         try:
@@ -123,7 +128,7 @@ def _expand_in(folder: Path, budget: list[int]) -> Expand:
             raise
         except ValueError:
             if "class_path" in text:  # another parser may be able to read it
-                raise _refuse(source, f"the text {text[:40]!r} has a class_path and is not valid YAML") from None
+                raise _refuse(source, f"the text {text[:40]!r} has a class_path but is not valid YAML") from None
             return None  # an ordinary string
         return (found, source, expand) if isinstance(found, (dict, list)) else None
 

@@ -1,7 +1,7 @@
-"""jsonargparse under guard: it reads documents within bounds, and imports what a file may name and nothing else.
+"""A guard around jsonargparse: it reads documents within limits, and imports only the classes that a file may name.
 
-Configs are inspected before they get here (`recsys_topk.trust.documents`). The guard holds for what that cannot know:
-which options take a class or a function depends on their types, and their values may be paths of other configs.
+Configs are checked before parsing (`recsys_topk.trust.documents`). The guard covers the cases that this check cannot
+know: the types of options decide which of them are classes or functions, and values may be paths of other configs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from recsys_topk.trust.documents import check_bounds
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Let jsonargparse import only what `recsys_topk.trust` allows inside the enclosing `reading`.
+    """Restrict jsonargparse to the classes that `recsys_topk.trust` allows inside the enclosing `reading`.
 
-    Its settings are global; they are restored at the end.
+    The settings of jsonargparse are global. They are restored at the end.
     """
     before = dict(settings.parsing_settings)
     load, exceptions = get_loader("yaml"), get_loader_exceptions("yaml")
@@ -33,7 +33,7 @@ def guarded() -> Iterator[None]:
         except UntrustedError:
             raise
         except ValueError:
-            pass  # the loader's own error says more
+            pass  # the loader raises a more detailed error
         return load(text)
 
     set_loader("yaml", load_within_bounds, exceptions)
@@ -51,13 +51,13 @@ def guarded() -> Iterator[None]:
 
 
 def _definitions() -> list[str]:
-    """Return where the single classes that are trusted are defined, which the parser checks too."""
+    """Return the defining paths of the trusted classes, because the parser checks those as well."""
     found = []
     for name in trusted():
         if "." in name:
             try:
                 named = locate(name)
             except ImportError:
-                continue  # the parser says so
+                continue  # the parser raises the error
             found.append(f"{named.__module__}.{named.__qualname__}" if hasattr(named, "__qualname__") else name)
     return found

@@ -1,4 +1,4 @@
-"""The lists behind `recsys_topk.trust`: what a file may name, and which of its keys hold names."""
+"""The lists of `recsys_topk.trust`: classes that a file may name, and keys whose values are names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 
 PACKAGE = __name__.partition(".")[0]
 
-# Classes that a file may build, by the package that exports them. They take no code (as LambdaCallback does), unpickle
-# nothing, and send nothing to a host that the file chooses (which rules out the loggers of services).
+# Classes that a file may build, by the package that exports them. They accept no code (unlike LambdaCallback), do not
+# unpickle, and do not send data to a host that the file chooses (which excludes the loggers of online services).
 HARMLESS: dict[str, tuple[str, ...]] = {
     "lightning.pytorch.callbacks": (
         "DeviceStatsMonitor", "EarlyStopping", "GradientAccumulationScheduler", "LearningRateMonitor",
@@ -32,8 +32,8 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "OneCycleLR", "PolynomialLR", "ReduceLROnPlateau", "StepLR",
     ),
 }  # fmt: skip
-# What a file may name of this package: the packages of the kinds that it configures (losses, data modules, ...), and
-# callbacks that write nothing but metrics. Other callbacks and loggers write to any path they are given.
+# Modules of this package that a file may name: those that a config can configure (losses, data modules, ...), and
+# callbacks that only write metrics. Other callbacks and loggers write to any path that they are given.
 OWN = tuple(
     f"{PACKAGE}.{name}"
     for name in (
@@ -42,12 +42,12 @@ OWN = tuple(
     )
 )  # fmt: skip
 HARMLESS_NAMES = frozenset(name for names in HARMLESS.values() for name in names)
-# Packages of which a name that is typed is trusted alone, not the whole package.
+# Packages that are too broad to trust as a whole: a typed class path of theirs is trusted alone.
 BROAD = frozenset(
     {PACKAGE, "lightning", "pytorch_lightning", "torch", "torchmetrics", "torchrec", *sys.stdlib_module_names}
 )
 
-# Keys whose value names a class, whatever it looks like.
+# Keys whose value is always the name of a class.
 CLASS_KEYS = frozenset({
     "class_path", "kind", "loss", "objective", "operator", "data", "model", "metric", "metrics", "callbacks", "logger",
     "strategy", "plugins", "profiler", "accelerator", "optimizer", "lr_scheduler",

@@ -1,9 +1,9 @@
-"""What this user trusted when a run was started, so that resuming it needs no flag.
+"""Records of the packages that the user trusted when a run started, so that resuming the run needs no `--trust`.
 
-A run directory is something that anybody can send, so what its run.json says is not believed. When a run starts, a
-random token goes into its run.json, and into a record in the user's own state folder, together with the directory's
-path and the packages that were trusted (typed class paths and `--trust`). A run gets its trust back if path and token
-are those of a record. A directory from elsewhere has no record, and neither has one that was moved: `--trust` again.
+A run directory may come from somebody else, so its run.json is not trusted. When a run starts, a random token is
+written to its run.json and to a record in the user's own state folder, together with the path of the directory and the
+trusted packages (typed class paths and `--trust`). When the run is resumed, these packages are trusted again if path
+and token match a record. A directory that was copied or moved has no record and needs `--trust` again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ MAX_BYTES = 1_000_000
 
 
 def state_home() -> Path:
-    """Return the user's own folder for records: recsys_topk in XDG_STATE_HOME or in ~/.local/state."""
+    """Return the folder of the records: recsys_topk in XDG_STATE_HOME or in ~/.local/state."""
     chosen = os.environ.get("XDG_STATE_HOME")
     return (Path(chosen).expanduser() if chosen else Path.home() / ".local" / "state") / "recsys_topk" / "runs"
 
 
 def remember(run: Path, trusted: Sequence[str]) -> dict[str, Any]:
-    """Record what is trusted for a run; return what its run.json is to hold.
+    """Record the packages that a run trusts. Return the entries for its run.json.
 
     Args:
-        run: The run's directory.
+        run: The run directory.
         trusted: Packages and class paths.
     """
     names = list(dict.fromkeys(trusted))
@@ -44,15 +44,15 @@ def remember(run: Path, trusted: Sequence[str]) -> dict[str, Any]:
         state_home().mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(_record(run), json.dumps(record, indent=1) + "\n")
     except OSError:
-        return {"trusted": names}  # for people; without a record, resuming needs --trust
+        return {"trusted": names}  # for information only; without a record, resuming needs --trust
     return {"trusted": names, TOKEN: token}
 
 
 def recall(path: str | Path) -> tuple[str, ...]:
-    """Return what was trusted when this user started a run on this machine; empty for any other.
+    """Return the packages that were trusted when this user started the run on this machine; empty for any other run.
 
     Args:
-        path: The run's directory, or a file in it or in its folder of checkpoints.
+        path: The run directory, or a file in it or in its checkpoint folder.
     """
     for run in (Path(path), Path(path).parent, Path(path).parent.parent):
         token = _read(run / "run.json").get(TOKEN)
@@ -70,7 +70,7 @@ def _record(run: Path) -> Path:
 
 
 def _read(path: Path, mine: bool = False) -> dict[str, Any]:
-    """Return a JSON object; empty if there is none, or if it must be this user's and is not."""
+    """Return a JSON object from a file; empty if there is none, or with `mine` if another user owns the file."""
     try:
         with path.open("rb") as file:
             if mine and hasattr(os, "getuid") and os.fstat(file.fileno()).st_uid != os.getuid():

@@ -1,4 +1,4 @@
-"""What the user trusts by typing it: the packages of the classes that a typed config names."""
+"""Packages that the user trusts by typing them: those of the classes that a typed config names."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from recsys_topk.trust.own_runs import recall
 
 
 def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a config that was typed, or written in a program, trusts: the packages of the classes it names.
+    """Return the packages of the classes that a config names, for a config that was typed or written in a program.
 
-    What a file names is not typed. A file in the directory of a run that this user started has that run's trust.
+    Names inside files are not included. A file in the directory of a run that this user started adds the packages that
+    the run trusts.
 
     Example:
         >>> trusted_by({"loss": "mine.MyLoss", "out": "runs.old", "config": ["a.yaml"], "model": {"k": 3}})
@@ -56,17 +57,17 @@ def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def import_from_here(names: Iterable[str]) -> None:
-    """Append the working directory to the import path if a package that the user typed lies there and nowhere else.
+    """Append the working directory to the import path if a typed package exists only there.
 
-    It goes last, so that nothing in it stands in for an installed package. What a file names alone never gets here.
+    The directory is appended last, so that it cannot replace an installed package. Names from files do not count.
 
     Args:
-        names: Packages and class paths, as `trusted_by` returns them.
+        names: Packages and class paths from `trusted_by`.
     """
     for package in {name.partition(".")[0] for name in names}:
         here = Path.cwd()
-        there = (here / f"{package}.py").is_file() or (here / package).is_dir()
-        if there and str(here) not in sys.path and importlib.util.find_spec(package) is None:
+        local = (here / f"{package}.py").is_file() or (here / package).is_dir()
+        if local and str(here) not in sys.path and importlib.util.find_spec(package) is None:
             sys.path.append(str(here))
 
 

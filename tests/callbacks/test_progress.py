@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from recsys_topk.callbacks.progress import Pace, PlainProgress
+from recsys_topk.callbacks.progress import Pace, PlainProgress, progress_line
 from recsys_topk.metrics import JointRecall
 from recsys_topk.runs.metrics_file import MetricsFile, read_rows
 from tests.cascades.test_module import batches, module, trainer
@@ -23,21 +23,21 @@ def test_the_recall_is_that_of_the_batch_before_its_update(tmp_path: Path) -> No
         expected = JointRecall(3, (8, 5), 7.0)
         expected.update(module()(batch), batch.labels, batch.mask)
     trainer(tmp_path, callbacks=[pace]).fit(module(), data)
-    assert pace.batch_joint_recall == pytest.approx(float(expected.compute()), abs=1e-6)
+    assert pace.train_recall == pytest.approx(float(expected.compute()), abs=1e-6)
 
 
 def test_the_recall_is_looked_at_now_and_then_and_changes_nothing(tmp_path: Path) -> None:
     ends = []
     for pace, looks in ((Pace(every=None), 0), (Pace(every=3600.0), 1), (Pace(every=0.0), 5)):
         seen: list[float] = []
-        look = pace._look
+        look = pace._measure
 
         def count(*args: Any, look: Any = look, seen: list[float] = seen) -> None:
             look(*args)
             seen.append(1.0)
 
-        pace._look = count  # type: ignore[method-assign]
-        pace._looked = -3600.0 * 10
+        pace._measure = count  # type: ignore[method-assign]
+        pace._measured = -3600.0 * 10
         model = module()
         trainer(tmp_path, callbacks=[pace]).fit(model, batches(5))
         assert len(seen) == looks
@@ -75,7 +75,33 @@ def test_lines_for_a_log(tmp_path: Path) -> None:
     run.test(module(), batches(2), verbose=False)
     assert lines[0].startswith("epoch 1/1  batch 1/2  loss ")
     assert "requests/s" in lines[0]
-    assert "batch joint recall" in lines[0]
+    assert "train recall (12)" in lines[0]
     assert lines[2] == "validation  batch 1/1"
-    assert "val/joint_recall@3@5 0." in lines[3]
+    assert "val recall (12) 0." in lines[3]
     assert lines[-1] == "test  batch 2/2"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 130])
+@pytest.mark.parametrize("epochs", ["epoch 1/3", "epoch 100/1000"])
+def test_progress_fits_one_line_and_shows_the_loss_and_more_with_room(width: int, epochs: str) -> None:
+    values = {"loss": "10.912", "val recall (200)": "0.301", "train recall (65)": "0.777", "requests/s": "12,345"}
+    line = progress_line(width, epochs, 812, 1234, values, 1234.5)
+    assert len(line) <= width
+    assert line.startswith(epochs)
+    assert "812/1234  loss 10.912" in line
+    shown = [name for name in values if f"{name} {values[name]}" in line]
+    assert shown == list(values)[: len(shown)]
+    assert len(shown) >= {60: 1, 80: 2, 100: 2, 130: 4}[width]
+
+
+def test_the_loss_that_is_shown_is_the_sum_of_the_terms_whatever_their_weights(tmp_path: Path) -> None:
+    """Learned weights make the total negative; what is shown is not."""
+    pace, model = Pace(every=None), module(objective="joint")
+    with torch.no_grad():
+        for parameter in model.objective.parameters():
+            parameter.fill_(-20.0)
+    run = trainer(tmp_path, callbacks=[pace])
+    run.fit(model, batches(1))
+    terms = [float(value) for name, value in run.callback_metrics.items() if name.startswith("train/loss_")]
+    assert len(terms) == 3
+    assert pace.values(run)["loss"] == f"{sum(terms):.3f}"

@@ -174,7 +174,7 @@ def test_rankflow_does_not_teach_the_teacher() -> None:
 @pytest.mark.parametrize("name", ["fs_ranknet", "bce"])
 def test_missing_groups_are_named(name: str) -> None:
     scores, labels, mask, _ = world(2)
-    with pytest.raises(ValueError, match="trains on sample groups"):
+    with pytest.raises(ValueError, match="needs sample groups"):
         registry.resolve(name)(LOSS, 2)(scores, labels, mask, quotas=[6, 4], k=3)
 
 

@@ -218,10 +218,10 @@ def one_request(own: list[int], labels: list[float], excluded: list[int], items:
 def test_a_positive_that_is_excluded_stays_a_candidate() -> None:
     items = Tiny().items
     requests = one_request([4, 9, -1], [1.0, 0.0, 0.0], [4, 2, 2, -1, 9], items)
-    assert sorted(row for row in requests.left_out[0].tolist() if row >= 0) == [2]
+    assert sorted(row for row in requests.excluded[0].tolist() if row >= 0) == [2]
     kept = {(int(row), float(label)) for row, label in zip(requests.own[0], requests.labels[0], strict=True)}
     assert {(4, 1.0), (9, 0.0)} <= kept
-    assert int(requests.had.sum()) == 2
+    assert int(requests.own_excluded.sum()) == 2
 
 
 def test_variants_of_an_item_are_one_item_with_the_larger_label() -> None:
@@ -241,7 +241,7 @@ def test_variants_of_an_item_are_one_item_with_the_larger_label() -> None:
 
 def test_an_item_outside_the_catalogue_is_an_error() -> None:
     batch = Tiny().shard("test").batch(torch.arange(3).numpy())
-    with pytest.raises(ValueError, match="listed items are not in the catalogue of 45 items"):
+    with pytest.raises(ValueError, match="items of the lists are not in the evaluated catalogue of 45 items"):
         requests_of(batch.replace(item_id=batch.item_id + 1), Tiny().items)
 
 
@@ -289,7 +289,7 @@ def test_other_candidates_of_the_first_stage_can_take_the_place_of_the_exact_one
 def test_mistakes_are_named() -> None:
     data = Tiny()
     model = model_of(data, STAGES["two towers first"], exact=False)
-    with pytest.raises(ValueError, match=r"K must be between 1 and 5.*\(ranking\) passes on; got 20"):
+    with pytest.raises(ValueError, match=r"K must be between 1 and 5.*\(ranking\), got 20"):
         evaluate_corpus(model, data, cuts=[20])
     with pytest.raises(ValueError, match="cannot measure 'rankin' over all items; did you mean 'ranking'"):
         evaluate_corpus(model, data, alone=["rankin"])

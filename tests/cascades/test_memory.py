@@ -1,4 +1,4 @@
-"""The memory of tables, compared with what is really allocated; what is refused, and whether the advice fits."""
+"""The planned memory of tables against the allocated memory; errors for tables that do not fit, and their advice."""
 
 from __future__ import annotations
 
@@ -72,9 +72,11 @@ def big(rows: int = 75_000_002, vocabulary: str | None = None) -> Schema:
     return Schema((table, Table("user_id", 1000)), (Feature("user_id", "user_id"),), video, video)
 
 
-def test_recflow_with_adam_is_refused_and_the_advice_fits() -> None:
+def test_recflow_with_adam_raises_and_the_suggested_options_fit() -> None:
     arguments = {"stages": 2, "dim": 8}
-    with pytest.raises(ValueError, match=r"need 17.9 GB .* and there are 8.0 GB; the largest is video_id") as raised:
+    with pytest.raises(
+        ValueError, match=r"need 17.9 GB .* but only 8.0 GB are available; the largest table is video_id"
+    ) as raised:
         check_memory(big(), 8 * 2**30, arguments)
     said = str(raised.value)
     assert "--model.embedding_optimizer rowwise_adagrad (5.0 GB)" in said
@@ -85,8 +87,8 @@ def test_recflow_with_adam_is_refused_and_the_advice_fits() -> None:
     assert check_memory(big(), 8 * 2**30, room).copies == 2
 
 
-def test_what_no_single_option_makes_fit_is_said() -> None:
-    with pytest.raises(ValueError, match="combine them, or shard the tables"):
+def test_the_error_says_if_no_single_option_is_enough() -> None:
+    with pytest.raises(ValueError, match="combine options, or shard the tables"):
         check_memory(big(), 2**15, {"stages": 2, "dim": 4})
     with pytest.raises(ValueError, match=r"--model\.dim 4") as raised:
         check_memory(big(vocabulary="a" * 64), 4 * 2**30, {"stages": 2, "dim": 16})
@@ -99,7 +101,7 @@ def test_small_tables_are_one_line_and_large_ones_a_table(monkeypatch: pytest.Mo
     lines = table_memory.announce_memory(big(10_000_000), 2, {"dim": 8}, "cpu", "auto")
     assert re.search(r"video_id +10,000,000 +8 +305\.2 +610\.4 +305\.2 +2,441\.4", "\n".join(lines))
     monkeypatch.setattr(table_memory, "machine_memory", lambda: 2**30)
-    with pytest.raises(ValueError, match=r"there are 1\.0 GB"):
+    with pytest.raises(ValueError, match=r"only 1\.0 GB are available"):
         table_memory.announce_memory(big(10_000_000), 2, {"dim": 8}, "cpu", "auto")
 
 

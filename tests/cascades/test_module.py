@@ -173,7 +173,7 @@ def test_an_interrupted_prediction_leaves_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"accumulate_grad_batches": 2}, "accumulated"), ({"gradient_clip_val": 1.0}, "clipping would not reach")],
+    [({"accumulate_grad_batches": 2}, "accumulated"), ({"gradient_clip_val": 1.0}, "clipping would not apply")],
 )
 def test_what_fused_tables_cannot_do_is_refused(tmp_path: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -268,7 +268,7 @@ DFTOPK = "recsys_topk.losses.dftopk.DFTopKLoss"
 
 
 def test_descriptions_of_version_0_1_build_the_same_cascade() -> None:
-    """The threshold of 0 stood for "the data decides" there, and `reference_quirks: false` for nothing."""
+    """In 0.1.0 a threshold of 0 meant "from the data", and `reference_quirks: false` had no effect."""
     old = {key: value for key, value in SCHEMA.to_dict().items() if key not in ("version", "labels")}
     loss = {"class_path": DFTOPK, "init_args": {"tau": 2.0, "positive_above": 0.0}}
     objective = {"class_path": JOINT, "init_args": {"eps": 0.0, "reference_quirks": False}}
@@ -329,7 +329,7 @@ def test_gains_of_a_configured_ndcg_follow_the_labels() -> None:
     [
         ({"metrics": ["recal"]}, "did you mean 'recall'"),
         ({"metrics": [{"metric": "recall", "kk": 3}]}, "metric 'recall' has no option 'kk'; did you mean 'k'"),
-        ({"metrics": [{"metric": "recall", "stage": "rerank"}]}, "names stage 'rerank'; the stages are retrieval"),
+        ({"metrics": [{"metric": "recall", "stage": "rerank"}]}, "unknown stage 'rerank'; the stages are retrieval"),
         ({"metrics": [{"metric": "joint_recall", "stage": "ranking"}]}, "measures the whole cascade"),
         ({"metrics": ["recall", "recall"]}, "two metrics would be logged as 'retrieval_recall@3@8'"),
         ({"metrics": [{"k": 3}]}, "or a mapping such as"),
@@ -357,7 +357,7 @@ def test_a_file_cannot_name_a_metric_of_a_package_that_is_not_trusted(tmp_path: 
 
 
 class OwnTerms(CascadeObjective):
-    """Terms of any name: one that begins like a stage's, and one that says whose it is."""
+    """Terms with any names: one that starts like the name of a stage, and one that is mapped to a stage."""
 
     def compute(
         self,
@@ -380,7 +380,7 @@ def test_terms_may_have_any_name_and_say_whose_they_are(tmp_path: Path) -> None:
 
 
 class Lists(pl.LightningDataModule):  # type: ignore[misc]  # lightning is untyped here
-    """Batches of 12 items per list that say so."""
+    """Batches of 12 items per list, with a known list length."""
 
     def __init__(self, length: int = 12) -> None:
         super().__init__()
@@ -426,7 +426,7 @@ def test_a_k_that_covers_every_list_is_refused_before_training(
 
 
 def test_a_k_that_covers_every_list_raises_at_the_end_of_the_first_epoch_if_the_data_do_not_say(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the best 12 of each list and training lists have at most 12 items"):
+    with pytest.raises(ValueError, match="the best 12 items of each list, but training lists have at most 12 items"):
         trainer(tmp_path, max_epochs=2).fit(CascadeModule(SCHEMA, WIDE, k=12), batches(2))
     trainer(tmp_path).fit(CascadeModule(SCHEMA, WIDE, k=11), batches(2))
 
@@ -446,7 +446,7 @@ def test_data_without_positives_raise_once_after_a_hundred_batches_or_an_epoch(t
 
 
 def test_constructor_refuses_sizes_that_train_nothing() -> None:
-    with pytest.raises(ValueError, match=r"k must be at least 1, .*got k=0"):
+    with pytest.raises(ValueError, match=r"k, the number of items .* must be at least 1, got 0"):
         CascadeModule(SCHEMA, STAGES, k=0)
     with pytest.raises(ValueError, match="at least 1"):
         CascadeModule(SCHEMA, STAGES, dim=0)

@@ -1,18 +1,20 @@
-"""Off the CPU nothing waits for the device: stages, metrics, negatives, and whole training and validation steps.
+"""No waits for the device on devices other than the CPU: stages, metrics, negatives, steps, optimizers, flat lists.
 
-Losses, operators and objectives are held to it by the contract suite.
+Losses, operators and objectives are held to it by the contract suite. Not here: tables with fused optimizers, whose
+kernels have no version for the device.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 
-from recsys_topk import operators
+from recsys_topk import losses, operators
 from recsys_topk.cascades import layers
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.layers import MLP
@@ -20,6 +22,7 @@ from recsys_topk.cascades.learning_check import LearningCheck
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.objectives import base
 from recsys_topk.cascades.objectives.base import registry as objectives
+from recsys_topk.cascades.optimizers import OPTIMIZERS
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.stage import registry as stages
 from recsys_topk.datamodules.base import CascadeDataModule
@@ -99,6 +102,7 @@ def device_batch(data: CascadeDataModule, *, training: bool) -> CascadeBatch:
 
 
 STEPS = [("joint", number, source) for number in (2, 3) for source in ("in_batch", "uniform")]
+STEPS += [("joint", 2, "popularity"), ("joint", 2, {"in_batch": 10, "popularity": 15})]
 STEPS += [(name, 3, "uniform") for name in objectives.available() if name != "joint"]
 
 
@@ -118,6 +122,57 @@ def test_whole_steps(objective: str, number: int, source: Any, monkeypatch: pyte
     evaluated = device_batch(data, training=False)
     with no_host_reads(), torch.no_grad():
         model.eval().validation_step(evaluated, 0)
+
+
+@pytest.fixture
+def fused_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimizers take the device for one that has fused kernels, and where torch has no fake of them, foreach ones."""
+    module = importlib.import_module("torch.optim.optimizer")
+    known = module._get_fused_kernels_supported_devices()
+    monkeypatch.setattr(module, "_get_fused_kernels_supported_devices", lambda: [*known, DEVICE.type])
+    for name in ("adagrad", "sgd"):
+        kind: Any = OPTIMIZERS[name]
+        monkeypatch.setitem(
+            OPTIMIZERS, name, lambda given, fused, kind=kind, **options: kind(given, foreach=fused, **options)
+        )
+
+
+@pytest.mark.usefixtures("fused_there")
+@pytest.mark.parametrize("clip", ["norm", "value"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_optimizer_its_schedule_and_clipping(name: Any, clip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = InMemory()
+    chosen = [StageConfig("two_tower", "a", 9), StageConfig("mlp", "b", 5)]
+    model = CascadeModule(data.schema, chosen, k=3, optimizer=name, warmup_steps=2).to(DEVICE)
+    model.trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
+    monkeypatch.setattr(model, "log", lambda *_, **__: None)
+    made = model.configure_optimizers()
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    batch = device_batch(data, training=True)
+    for step in range(2):
+        with no_host_reads():
+            optimizer.zero_grad()
+            model.training_step(batch, step).backward()
+            model.configure_gradient_clipping(optimizer, 1.0, clip)
+            optimizer.step()
+            schedule.step()
+    assert len(optimizer.state) == len(list(model.parameters())) or name == "sgd"
+
+
+@pytest.mark.parametrize("lists", [{"lengths": [3, 0, 1, 4]}, {"list_ids": torch.tensor([2, 0, 2, 7, 7, 2, 7, 7])}])
+@pytest.mark.parametrize("name", ["dftopk", "lapsum", "lambdaloss", "listnet"])
+def test_flat_lists_whose_lengths_the_host_has(name: str, lists: dict[str, Any]) -> None:
+    scores, labels = torch.zeros(8, device=DEVICE, requires_grad=True), torch.ones(8, device=DEVICE)
+    with no_host_reads():
+        losses.get(name, k=2)(scores, labels, **lists).backward()
+    assert scores.grad is not None
+
+
+@pytest.mark.parametrize("lists", ["lengths", "list_ids"])
+def test_flat_lists_on_the_device_are_read_as_documented(lists: Any) -> None:
+    x, given = torch.zeros(8, device=DEVICE), torch.zeros(8, dtype=torch.int64, device=DEVICE)
+    with no_host_reads(), pytest.raises(HostReadError, match=r"flat\.py"):
+        losses.get("dftopk", k=2)(x, x, **{lists: given})
 
 
 def poison(model: CascadeModule, value: float) -> None:

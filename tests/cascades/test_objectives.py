@@ -116,7 +116,7 @@ def test_extreme_scores_stay_finite(name: str) -> None:
     assert all(torch.isfinite(x.grad).all() for x in extreme)
 
 
-def test_lists_that_say_nothing_are_left_out() -> None:
+def test_lists_without_positives_are_skipped() -> None:
     scores, labels, mask = lists(2)
     labels[1] = 0.0
     mask[2, 2:] = False
@@ -143,14 +143,14 @@ def test_a_loss_without_operator_cannot_be_joint() -> None:
 
 def test_wrong_number_of_stages_is_named() -> None:
     scores, labels, mask = lists(3)
-    with pytest.raises(ValueError, match="built for 2 stages and got 3 scores"):
+    with pytest.raises(ValueError, match="built for 2 stages, got 3 score tensors"):
         JointObjective(DFTopKLoss(), 2)(scores, labels, mask, quotas=[4, 3, 2], k=2)
 
 
 def test_description_rebuilds_the_objective() -> None:
     objective = JointObjective(DFTopKLoss(tau=3.0, k=5), 2, stage_k="quota", weighting="fixed")
     loss = build(describe(objective.loss), base=RankingLoss)
-    again = build(describe(objective, leave_out=("loss", "stages")), loss, 2, base=CascadeObjective)
+    again = build(describe(objective, exclude=("loss", "stages")), loss, 2, base=CascadeObjective)
     assert isinstance(again, JointObjective)
     assert (again.stage_k, again.weights.log_variance, again.loss.operator.tau, again.loss.k) == ("quota", None, 3.0, 5)
 

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from recsys_topk import CascadeModule
-from recsys_topk.cascades.sampled_negatives import keep_hard
+from recsys_topk.cascades.sampled_negatives import keep_hard_negatives
 from recsys_topk.losses import ListNetLoss
 from tests.cascades.test_corpus import STAGES, Tiny
 
@@ -26,7 +26,7 @@ def batch_and_model(**options: Any) -> tuple[Any, CascadeModule, Tiny]:
 def test_hard_negatives_are_the_best_of_the_drawn_by_a_loop() -> None:
     batch, model, _ = batch_and_model()
     stage = model.cascade.stages["retrieval"]
-    kept = keep_hard(batch, stage, hard=3, random=2)
+    kept = keep_hard_negatives(batch, stage, hard=3, random=2)
     width = batch.candidates.shape[1] - 9
     scores = stage(batch).detach()
     assert kept.candidates.shape[1] == width + 5
@@ -42,7 +42,7 @@ def test_hard_negatives_are_the_best_of_the_drawn_by_a_loop() -> None:
 
 def test_hard_negatives_are_never_the_lists_own_nor_excluded() -> None:
     batch, model, data = batch_and_model(train_negatives=60)  # more than there are
-    kept = keep_hard(batch, model.cascade.stages["retrieval"], hard=20)
+    kept = keep_hard_negatives(batch, model.cascade.stages["retrieval"], hard=20)
     shard = data.shard("train")
     rows = {int(request): number for number, request in enumerate(range(len(shard)))}
     for row in range(kept.size):
@@ -60,7 +60,7 @@ def test_the_module_trains_on_the_hard_ones_and_the_choice_has_no_gradient() -> 
     batch, model, data = batch_and_model()
     torch.manual_seed(0)
     hard = CascadeModule(data.schema, TWO, "softmax", k=3, dim=3, hard_negatives=2, random_negatives=1)
-    expected = model.compute_objective(keep_hard(batch, model.cascade.stages["retrieval"], 2, 1))
+    expected = model.compute_objective(keep_hard_negatives(batch, model.cascade.stages["retrieval"], 2, 1))
     found = hard.compute_objective(batch)
     assert torch.equal(found.total, expected.total)
     for total in (found.total, expected.total):
@@ -90,16 +90,16 @@ def test_evaluation_is_not_corrected() -> None:
 @pytest.mark.parametrize(
     ("model", "data", "text"),
     [
-        ({"loss": "dftopk"}, {"logq_correction": True}, "the loss 'dftopk' has no sum over all items"),
-        ({"loss": "listnet"}, {"logq_correction": True}, "the loss 'listnet' has no sum over all items"),
-        ({"loss": "softmax", "objective": "bce"}, {"logq_correction": True}, "'bce' objective has terms of its own"),
-        ({"loss": "softmax", "hard_negatives": 2}, {"logq_correction": True}, "not in a list by chance alone"),
-        ({"loss": "softmax", "hard_negatives": 9}, {}, "9 sampled negatives per list leave nothing to choose"),
-        ({"loss": "softmax", "random_negatives": 2}, {}, "random_negatives goes with hard_negatives"),
+        ({"loss": "dftopk"}, {"logq_correction": True}, "the loss 'dftopk' has no softmax over the list"),
+        ({"loss": "listnet"}, {"logq_correction": True}, "the loss 'listnet' has no softmax over the list"),
+        ({"loss": "softmax", "objective": "bce"}, {"logq_correction": True}, "'bce' objective does not use --loss"),
+        ({"loss": "softmax", "hard_negatives": 2}, {"logq_correction": True}, "their sampling probability is unknown"),
+        ({"loss": "softmax", "hard_negatives": 9}, {}, "need more than 9 sampled negatives per list, got 9"),
+        ({"loss": "softmax", "random_negatives": 2}, {}, "random_negatives requires hard_negatives"),
         ({"loss": "dftopk", "k": 9, "hard_negatives": 1, "random_negatives": 1}, {}, "lists have at most 9"),
     ],
 )
-def test_what_has_no_meaning_is_refused_before_training(model: dict[str, Any], data: dict[str, Any], text: str) -> None:
+def test_contradictory_options_raise_before_training(model: dict[str, Any], data: dict[str, Any], text: str) -> None:
     source = Tiny(train_negatives=9, **data)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "accelerator": "cpu"}
     trainer = Trainer(**quiet, enable_model_summary=False, max_steps=1)

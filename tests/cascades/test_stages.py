@@ -1,4 +1,4 @@
-"""Each stage against an obvious implementation: one embedding look-up a slot, one concatenation a candidate."""
+"""Each stage against a simple implementation: one embedding look-up per slot, one concatenation per candidate."""
 
 from __future__ import annotations
 
@@ -138,13 +138,13 @@ def test_schema_mistakes_are_named() -> None:
 
 def test_cascade_mistakes_are_named() -> None:
     two_tower = StageConfig("two_tower", "retrieval", 30)
-    with pytest.raises(ValueError, match="can pass on at most"):
+    with pytest.raises(ValueError, match="must not exceed that of the stage before it"):
         Cascade(SCHEMA, [two_tower, StageConfig("din", "ranking", 40)])
-    with pytest.raises(ValueError, match="must differ"):
+    with pytest.raises(ValueError, match="must be unique"):
         Cascade(SCHEMA, [two_tower, two_tower])
     with pytest.raises(ValueError, match="did you mean 'two_tower'"):
         Cascade(SCHEMA, [StageConfig("two_towers", "retrieval", 30)])
-    with pytest.raises(ValueError, match="does not take these options"):
+    with pytest.raises(ValueError, match="does not accept these options"):
         Cascade(SCHEMA, [StageConfig("din", "ranking", 20, {"hiden": [3]})])
     with pytest.raises(ValueError, match="at least one item"):
         StageConfig("din", "ranking", 0)
@@ -161,7 +161,7 @@ def test_shared_embeddings_are_one_set_of_parameters() -> None:
 
 @pytest.mark.parametrize("stage_class", [TwoTower, DIN, MLPStage])
 def test_every_trained_parameter_gets_a_gradient(stage_class: type) -> None:
-    """Else `--trainer.strategy ddp` waits for it."""
+    """Otherwise `--trainer.strategy ddp` would wait for its gradient."""
     stage = stage_class(FeatureEmbedding(SCHEMA, 4), hidden=(16, 8))
     stage(random_batch(SCHEMA)).sum().backward()
     assert [name for name, weight in stage.named_parameters() if weight.requires_grad and weight.grad is None] == []

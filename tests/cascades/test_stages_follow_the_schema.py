@@ -1,4 +1,4 @@
-"""Stages are chosen by the features there are; one stage is a cascade; data of numbers only train."""
+"""Default stages by features, cascades of one stage, and data with numeric features only."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_numbers_alone_train_resume_test_and_predict(here: Path) -> None:
     said: list[str] = []
     loss = "dftopk"
     model = {**CONFIG["model"], "embedding_optimizer": "rowwise_adagrad", "share_embeddings": True, "warmup_steps": 3}
-    whole = TrainingRun({**CONFIG, "loss": loss, "model": model, "name": "whole"}, say=said.append)
+    whole = TrainingRun({**CONFIG, "loss": loss, "model": model, "name": "whole"}, log_line=said.append)
     metrics = whole.fit()
     assert "no embedding tables" in "\n".join(said)
     untrained = {**CONFIG, "loss": loss, "model": {**model, "lr": 0.0}, "name": "untrained"}
@@ -117,8 +117,11 @@ def test_one_stage_keeps_its_quota_whatever_k_is(quota: int) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": {"k": 12}}, "selects the best 12 of each list and training lists have at most 12 items.*--model.k"),
-        ({"objective": "fs_ranknet"}, "compares sample groups and the data have 1.*--objective independent"),
+        (
+            {"model": {"k": 12}},
+            "selects the best 12 items of each list, but training lists have at most 12 items.*--model.k",
+        ),
+        ({"objective": "fs_ranknet"}, "needs at least 2, but the data has 1.*--objective independent"),
         (
             {"model": {"stages": [{"kind": "din", "name": "ranking", "quota": 3}]}},
             "stage 'din' attends to the user's history.*use the stage 'mlp'",
@@ -126,7 +129,7 @@ def test_one_stage_keeps_its_quota_whatever_k_is(quota: int) -> None:
     ],
     ids=["k covers the lists", "no groups", "no history"],
 )
-def test_what_cannot_work_is_refused_before_training(here: Path, change: dict[str, Any], message: str) -> None:
+def test_impossible_combinations_raise_before_training(here: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainingRun({**CONFIG, **change}).fit()
     assert not list(here.rglob("*.ckpt"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,12 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from recsys_topk.cli.main import main
-from recsys_topk.reports.workspace import DIAGNOSTICS
+from recsys_topk.reports.workspace import DIAGNOSTICS, metrics_of_project
 from tests import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
@@ -83,15 +85,9 @@ def config_value(config: dict[str, Any], path: str) -> Any:
     return found
 
 
-def summary_value(summary: dict[str, Any], path: str) -> Any:
-    """What W&B finds under a path: `max` and `last` of a metric stand below its name."""
-    name, dot, below = path.partition(".")
-    return summary[name][below] if dot else summary[name]
-
-
 def test_the_questions_have_their_panels(spec: dict[str, Any]) -> None:
     titles = " | ".join(panel["config"].get("chartTitle", "") for panel in panels(spec))
-    for words in ("Joint recall by loss", "by tau", "by training negatives", "on each day", "each stage alone"):
+    for words in ("joint_recall@10@20 by loss", "by tau", "by training negatives", "on each day", "each stage alone"):
         assert words in titles
     for words in ("Requests per second", "Loss", "Selection mass", "Gradient conflict"):
         assert words in titles
@@ -126,7 +122,7 @@ def test_every_option_and_summary_that_a_panel_uses_is_logged(spec: dict[str, An
     assert len(used) > 15
     for name in set(used):
         section, _, path = name.partition(":")
-        value = config_value(fitted.config, path) if section == "config" else summary_value(fitted.summary, path)
+        value = config_value(fitted.config, path) if section == "config" else fitted.summary[path]
         assert isinstance(value, (int, float, str)), name
 
 
@@ -149,12 +145,52 @@ def test_the_streaming_panels_show_what_a_stream_logs(
     assert streamed.config["loss"] == "dftopk"
 
 
-def test_another_cascade_has_another_metric(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["dashboard", "--print", "--metric", "joint_recall@5@50"]) == 0
+def test_the_metrics_are_those_of_the_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of two cascades, one of them in a comparison: each panel with a metric is there for both."""
+    monkeypatch.chdir(tmp_path)
+    for number, (name, monitor) in enumerate({"a": "joint_recall@5@50", "c/runs/b": "ranking_ndcg@3"}.items()):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps({"monitor": monitor}))
+        os.utime(folder / "run.json", (number, number))
+    (tmp_path / "runs" / "run.json").write_text("{broken")
+    assert main(["dashboard", "--print"]) == 0
     shown = capsys.readouterr().out
-    assert "val/joint_recall@5@50" in shown
-    assert "stream/joint_recall@5@50" in shown
     assert "@10@20" not in shown
+    titles = [panel["config"].get("chartTitle") for panel in panels(json.loads(shown))]
+    assert titles[:2] == [
+        f"{name} by loss, mean and spread of its runs" for name in ("ranking_ndcg@3", "joint_recall@5@50")
+    ]
+    assert titles.count("Loss") == 1
+    (sort,) = json.loads(shown)["section"]["runSets"][0]["sort"]["keys"]
+    assert sort["key"]["name"] == "val/ranking_ndcg@3"
+
+    assert main(["dashboard", "--print", "--metric", "joint_recall@7@70"]) == 0
+    shown = capsys.readouterr().out
+    assert "val/joint_recall@7@70" in shown
+    assert "stream/joint_recall@7@70" in shown
+    assert "ndcg" not in shown
+
+
+def test_a_run_says_what_it_is_compared_by(fitted: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a key, the runs that W&B has are asked."""
+    import wandb
+
+    assert fitted.config["monitor"] == "joint_recall@10@20"
+
+    class Api:
+        def __init__(self, timeout: int) -> None:
+            pass
+
+        def runs(self, path: str, order: str) -> Iterator[SimpleNamespace]:
+            assert (path, order) == ("e/p", "-created_at")
+            configs = [{"monitor": "joint_recall@5@50"}, {}, fitted.config, {"monitor": "joint_recall@5@50"}]
+            return (SimpleNamespace(config=config) for config in configs)
+
+    monkeypatch.setattr(wandb, "Api", Api)
+    assert metrics_of_project("e", "p") == ["joint_recall@5@50", "joint_recall@10@20"]
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def test_it_validates_and_optimises_the_joint_recall(path: Path) -> None:
 @each_sweep
 def test_what_it_draws_is_what_fit_takes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In this process: importing the trainer anew for each run would take minutes."""
-    from recsys_topk.cli.arguments import typed
+    from recsys_topk.cli.arguments import parse_options
     from recsys_topk.losses.base import registry
     from recsys_topk.runs.config import resolve
 
@@ -153,7 +153,7 @@ def test_what_it_draws_is_what_fit_takes(path: Path, capsys: pytest.CaptureFixtu
     drawn = draw(sweep)
     assert len(drawn) == len({str(run) for run in drawn})
     for run in drawn:
-        resolve(typed(agent_command(sweep, run)[2:]))  # knows every loss and config
+        resolve(parse_options(agent_command(sweep, run)[2:]))  # knows every loss and config
     for run in worth_parsing(drawn):
         assert main([*agent_command(sweep, run)[1:], "--print_config"]) == 0
         printed = capsys.readouterr()
@@ -211,6 +211,7 @@ def test_a_run_of_an_agent_logs_what_the_sweep_optimises(agent_runs: AgentRuns) 
     values = [row[METRIC] for row in wandb_files.history(found) if METRIC in row]
     assert len(values) == 2, "two evaluations a pass, so that early termination has something to go by"
     assert all(0.0 < value <= 1.0 for value in values)
+    assert wandb_files.summary(found)[METRIC] == max(values), "a plain number: a sweep reads the summary too"
     about = next(record.run for record in found if record.HasField("run"))
     assert (about.run_id, about.sweep_id, about.project) == ("first", "s1", "theirs")
     assert about.display_name == "dftopk-tau1-neg25-s42"
@@ -248,6 +249,23 @@ def test_the_command_lists_and_prints_them(
     assert schema_violations_from_proposed_config(mine) == []
     assert mine["command"] == ["recsys-topk", "fit", "--logger=wandb", *further, "${args}"]
     assert mine["parameters"] == read(ROOT / "sweeps" / "negatives.yaml")["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("further", "metric"),
+    [
+        (["--model.k=5"], "val/joint_recall@5@20"),
+        (["--config", "recflow-3stage"], METRIC),
+        (["--model.stages", "[{kind: two_tower, name: r, quota: 50}]"], "val/joint_recall@10@50"),
+        (["--model.metrics", "[{metric: ndcg, k: 3}, selection_mass]"], "val/retrieval_ndcg@3"),
+        (["--model.monitor", "ranking_recall@10@20"], "val/ranking_recall@10@20"),
+    ],
+)
+def test_the_metric_follows_the_cascade(further: list[str], metric: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "losses", *further]) == 0
+    made = yaml.safe_load(capsys.readouterr().out)
+    assert schema_violations_from_proposed_config(made) == []
+    assert made["metric"] == {"name": metric, "goal": "maximize"}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def world_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def world_cache(world_root: Path, tmp_path_factory: pytest.TempPathFactory) -> DayCache:
+def day_cache(world_root: Path, tmp_path_factory: pytest.TempPathFactory) -> DayCache:
     files = RecFlowFiles(world_root)
     cache = DayCache(files, tmp_path_factory.mktemp("prepared"))
     cache.prepare(files.days)

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from recsys_topk.cli import prepare, simulate
 from recsys_topk.cli.main import main
+from recsys_topk.runs.day_check import check_days
+from tests.conftest import Result
 
 
-def test_simulate_then_prepare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_then_prepare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     world = tmp_path / "world"
     sizes = ["--users", "30", "--items", "300", "--days", "3", "--requests", "25", "--seed", "1"]
     assert simulate.main(["--out", str(world), *sizes, "--recalls"]) == 0
@@ -18,17 +24,25 @@ def test_simulate_then_prepare(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "3 days, 75 requests" in out
     lines = [line.split()[0] for line in out.splitlines()]
     assert lines[1:6] == ["ranker", "----------", "random", "popularity", "oracle"]
+    caplog.clear()
     options = ["--data.root", str(world), "--data.cache_dir", str(tmp_path / "cache")]
     assert prepare.main([*options, "--data.days", "2024-01-13"]) == 0
     first = capsys.readouterr()
-    assert "1 days, " in first.out
+    assert "1 days, 2024-01-13 to 2024-01-13, " in first.out
     assert "2024-01-13, about " in first.err
+    (tmp_path / "run.yaml").write_text(
+        f"data: {{root: {world}, cache_dir: {tmp_path / 'cache'}}}\nmodel: {{k: 5}}\ntrainer: {{max_epochs: 3}}\n"
+    )
+    assert prepare.main(["--config", str(tmp_path / "run.yaml")]) == 0
+    second = capsys.readouterr()
+    assert "3 days, 2024-01-13 to 2024-01-15, " in second.out
+    assert "2024-01-15, about " in second.err
     assert prepare.main(options) == 0
-    out = capsys.readouterr().out
-    assert "3 days, " in out
-    assert "1 already in" in out
-    assert prepare.main(options) == 0
-    assert "3 already in" in capsys.readouterr().out
+    third = capsys.readouterr()
+    assert "3 days, " in third.out
+    assert third.err == ""
+    said = [record.getMessage().split(" days")[0] for record in caplog.records if "preparing" in record.getMessage()]
+    assert said == ["preparing 1 of 1", "preparing 2 of 3"]
 
 
 @pytest.mark.parametrize(
@@ -38,6 +52,8 @@ def test_simulate_then_prepare(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("simulate", ["--out", "{tmp}/new", "--items", "3"], "at least 200 items, got 3"),
         ("simulate", ["--out", "{tmp}/new", "--days", "2", "--recalls"], "at least 3; got 2"),
         ("prepare", ["--data.root", "{tmp}"], "holds no RecFlow data"),
+        ("prepare", ["--loss", "dftopk"], "prepare takes --config and options of the data"),
+        ("prepare", ["--data.dais", "2024-01-13"], "did you mean --data.days"),
     ],
 )
 def test_errors_are_one_line(command, arguments, message, tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
@@ -63,3 +79,53 @@ def test_help_imports_nothing_heavy(command: str) -> None:
     code = _HELP.format(command=command)
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == "[]"
+
+
+_WRONG_DAYS = """
+import sys
+from recsys_topk.cli.main import main
+status = main(sys.argv[1:])
+print(status, [m for m in ("torch", "lightning", "datasets", "pyarrow") if m in sys.modules])
+"""
+
+
+@pytest.mark.parametrize("command", ["fit", "prepare"])
+def test_all_wrong_days_are_named_before_anything_heavy_is_imported(
+    command: str, world_root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text(f"data: {{root: {world_root}, train_days: '2023-01-13'}}\n")
+    options = ["--config", "run.yaml", "--data.val_days", "2024-01-30", "--data.test_days", "soon"]
+    done = subprocess.run(
+        [sys.executable, "-c", _WRONG_DAYS, command, *options],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout == "2 []\n"
+    (line,) = done.stderr.splitlines()
+    assert "train_days='2023-01-13' asks for 2023-01-13, and the data hold 2024-01-13 .. 2024-01-16" in line
+    assert "val_days='2024-01-30' asks for 2024-01-30" in line
+    assert "YYYY-MM-DD, e.g. 2024-01-13; got 'soon'" in line
+
+
+def test_wrong_days_of_a_simulated_world_are_refused_before_it_is_simulated() -> None:
+    world = {"days": "4", "start": "2024-03-01"}
+    with pytest.raises(ValueError, match=r"test_days='2024-03-05' asks for 2024-03-05, .* 2024-03-01 .. 2024-03-04"):
+        check_days({"data": {"world": world, "test_days": "2024-03-05"}})
+    check_days({"data": {"world": world, "test_days": "2024-03-04"}})
+    check_days({"data": {"class_path": "lists", "init_args": {"test_days": "soon"}}})  # not RecFlow's
+
+
+def test_a_run_without_validation(
+    world_root: Path, tmp_path: Path, in_process: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    days = ["--data.root", str(world_root), "--data.days", "2024-01-13:2024-01-15", "--data.val_days", "none"]
+    done = in_process(tmp_path, "fit", *days, "--trainer.enable_progress_bar", "false", "--name", "no-val")
+    assert done.returncode == 0, done.stderr
+    checkpoint = tmp_path / "runs" / "no-val" / "checkpoints" / "last.ckpt"
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["last.ckpt"]
+    refused = in_process(tmp_path, "validate", "--ckpt_path", str(checkpoint))
+    assert refused.returncode == 2
+    assert "nothing for validation" in refused.stderr
+    tested = in_process(tmp_path, "test", "--ckpt_path", str(checkpoint))
+    assert tested.returncode == 0, tested.stderr

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys_topk.datamodules.recflow.days import clock_ids, midnight, select_days
+from recsys_topk.datamodules.recflow.days import DayOptions, clock_ids, midnight, select_days
 
 BEIJING = dt.timezone(dt.timedelta(hours=8))
 
@@ -59,3 +59,32 @@ def test_days_by_date_and_by_range() -> None:
 def test_days_that_are_not_there_are_named(wanted: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         select_days(DAYS, wanted, (), "train_days")
+
+
+def test_a_subset_of_the_days_is_split_as_all_would_be() -> None:
+    first, second, third, last = DAYS
+    assert DayOptions().splits(DAYS) == {"train": (first, second), "val": (third,), "test": (last,)}
+    assert DayOptions(val="none").splits(DAYS) == {"train": (first, second, third), "val": (), "test": (last,)}
+    subset = DayOptions("2024-01-30:2024-02-01")
+    assert subset.splits(DAYS) == {"train": (first,), "val": (second,), "test": (third,)}
+    assert subset.used(DAYS) == DAYS[:3]
+    assert DayOptions("2024-01-31").used(DAYS) == (second,)  # one day can be prepared, not trained and tested on
+    assert DayOptions(train=first, val="none", test=third).used(DAYS) == (first, third)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            DayOptions("2024-01-30:2024-01-31"),
+            "2024-01-30 and 2024-01-31, too few to set apart a validation and a test",
+        ),
+        (DayOptions("2024-01-30", val="none"), "the data hold 2024-01-30, too few to set apart a test day"),
+        (DayOptions("2024-01-30:2024-02-01", test="2024-02-03"), "test_days='2024-02-03' asks for 2024-02-03"),
+        (DayOptions("2025-01-01", "x", "y", "z"), "days='2025-01-01'.*got 'x'.*got 'y'.*got 'z'"),
+        (DayOptions(train="none"), "got 'none'"),
+    ],
+)
+def test_days_that_cannot_be_split_are_refused(options: DayOptions, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        options.splits(DAYS)

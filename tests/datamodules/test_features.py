@@ -180,6 +180,45 @@ def test_times_in_any_unit_are_the_same_times() -> None:
 
 
 @pytest.mark.parametrize(
+    ("number", "unit"),
+    [
+        (0, "s"), (10**11 - 1, "s"), (10**11, "ms"), (10**14 - 1, "ms"), (10**14, "us"), (10**17 - 100, "us"),
+        (10**17, "ns"), (19000100, "s"), (19000101, "yyyymmdd"), (20991231, "yyyymmdd"), (20991232, "s"),
+        (19000101000000, "yyyymmddhhmmss"), (20991231235959, "yyyymmddhhmmss"), (20991232000000, "ms"),
+        (-20231114, "s"), ("20231114", "yyyymmdd"), (20231114.0, "yyyymmdd"), ("2023-11-14", "datetime"),
+    ],
+)  # fmt: skip
+def test_the_unit_of_a_number_follows_from_its_size(number: object, unit: str) -> None:
+    assert guess_unit(pa.array([number, None])) == unit
+
+
+def test_numbers_that_are_dates_are_read_as_dates() -> None:
+    days = [dt.date(1900, 1, 1) + dt.timedelta(days) for days in range(0, 73_000, 37)] + [dt.date(2099, 12, 31)]
+    expected = [(day - dt.date(1970, 1, 1)).days * 86_400_000_000 for day in days]
+    digits = [int(day.strftime("%Y%m%d")) for day in days]
+    for column in (pa.array(digits), pa.array(map(str, digits)), pa.array(map(float, digits))):
+        assert microseconds(column, guess_unit(column))[0].tolist() == expected
+    clock = pa.array([20240229233015, None])
+    time, missing = microseconds(clock, guess_unit(clock))
+    assert dt.datetime.fromtimestamp(time[0] / 1e6, dt.timezone.utc).isoformat() == "2024-02-29T23:30:15+00:00"
+    assert missing.tolist() == [False, True]
+    assert describe_times("yyyymmdd", 0, expected[-1]) == "dates written yyyymmdd, 1970-01-01 to 2099-12-31"
+    assert guess_unit(pa.array(np.arange(0, 20231115, 1000))) == "s"  # a counter, not dates
+    assert guess_feature("start_date", pa.array([20231114, 20231115])).feature.kind == "time"
+
+
+@pytest.mark.parametrize(
+    "wrong", [0, 20230229, 20231301, 20230012, 20231100, 20231132, 21000101, 20231114.5, 1e300, 1699920000]
+)
+def test_a_number_among_dates_that_is_none_is_refused(wrong: float) -> None:
+    column = pa.array([20231114.0, 20231115.0, wrong])
+    with pytest.raises(ValueError, match=r"'day' holds .* among dates written yyyymmdd, and it is no such date"):
+        microseconds(column, "yyyymmdd", "day")
+    with pytest.raises(ValueError, match="no such date"):
+        microseconds(pa.array([20231114246000]), "yyyymmddhhmmss", "day")
+
+
+@pytest.mark.parametrize(
     ("plain", "message"),
     [
         ({"items": {"a": "categoric"}}, "did you mean 'categorical'"),

@@ -16,6 +16,7 @@ from recsys_topk.cli.main import main
 from recsys_topk.datamodules.interactions import preparation, spill
 from recsys_topk.datamodules.interactions.datamodule import InteractionsDataModule
 from recsys_topk.testing import check_data_module
+from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 
 SPLITS = ("train", "val", "test")
 
@@ -243,6 +244,13 @@ def test_features_are_of_the_right_user_item_and_context(tmp_path: Path) -> None
     assert set(data.catalogue("train").item_id.tolist()) == train
 
 
+def test_popular_negatives_do_not_ask_the_device_for_their_number(tmp_path: Path) -> None:
+    catalogue = small(tmp_path).catalogue("train", DEVICE)
+    with no_host_reads():
+        tickets = catalogue.popular.tickets
+    assert tickets == small(tmp_path).catalogue("train").popular.tickets
+
+
 def test_negatives_of_training_are_items_of_training(tmp_path: Path) -> None:
     data = small(tmp_path, train_negatives=5)
     known = set(data.catalogue("train").item_id.tolist())
@@ -301,20 +309,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(name: str, tmp_path: Path) -> 
         InteractionsDataModule(**{"split": None, **given}, cache_dir=str(tmp_path)).prepare_data()
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == []
-
-
-def test_an_interrupted_preparation_leaves_nothing(tmp_path: Path) -> None:
-    data = small(tmp_path)
-
-    def stop(what: str, more: int, total: int | None) -> None:
-        if what == "sort":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        data.prepare(stop)
-    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == []
-    assert data.prepare()
-    assert not data.prepare()
 
 
 def test_files_of_splits_and_what_is_left_out(tmp_path: Path) -> None:

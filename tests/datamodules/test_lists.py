@@ -296,3 +296,19 @@ def test_lists_without_users_export_none(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(funnel()).drop_columns(["user_id"])
     data = ListsDataModule(table, labels=STAGES, cache_dir=str(tmp_path))
     assert data.serving_users(data.serving_items()) is None
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_batches_name_the_users_of_their_lists(tmp_path: Path, text: bool) -> None:
+    rows = funnel()
+    for row in rows:
+        number = row["user_id"]
+        row["user_id"] = None if number == 3 else f"u{number}" if text else number
+    data = ListsDataModule(pa.Table.from_pylist(rows), labels=STAGES, batch_size=2, cache_dir=str(tmp_path))
+    expected = {row["request_id"]: None if row["user_id"] is None else str(row["user_id"]) for row in rows}
+    found = {}
+    for batch in data.test_dataloader():
+        found |= dict(zip(data.request_names("test", batch.request_id.numpy()).tolist(), batch.users, strict=True))
+    assert found == {request: expected[request] for request in found}
+    assert len(found) == 6
+    assert None in found.values()

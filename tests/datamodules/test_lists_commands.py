@@ -52,15 +52,18 @@ def test_a_funnel_log_becomes_a_cascade(
     stages = "[{kind: mlp, name: only, quota: 3}]"
     one = in_process(tmp_path, "fit", "--config", "lists.yaml", "--model.stages", stages, "--name", "one")
     assert one.returncode == 0, one.stderr
-    assert "val/joint_recall@2@3" in one.stdout
+    assert "\njoint_recall@2@3 " in one.stdout
 
     checkpoint = str(tmp_path / "runs" / "one" / "checkpoints" / "last.ckpt")
     tested = in_process(tmp_path, "test", "--ckpt_path", checkpoint)
     assert tested.returncode == 0, tested.stderr
-    assert "test/only_ndcg@3" in tested.stdout
+    assert "\nonly_ndcg@3 " in tested.stdout
     predicted = in_process(tmp_path, "predict", "--ckpt_path", checkpoint, "--name", "predicted")
     assert predicted.returncode == 0, predicted.stderr
     newest = sorted({(row["timestamp"] - 1_700_000_000) // 60 for row in rows})[-9:]
     expected = sum((row["timestamp"] - 1_700_000_000) // 60 in newest for row in rows)
     found = pq.read_table(tmp_path / "runs" / "predict-predicted" / "predictions.parquet")
     assert found.num_rows == expected
+    own = [row for row in rows if (row["timestamp"] - 1_700_000_000) // 60 in newest]
+    named = {(row["request_id"], row["user_id"], row["item_id"]) for row in own}
+    assert set(zip(*(found[name].to_pylist() for name in ("request_id", "user_id", "item_id")), strict=True)) == named

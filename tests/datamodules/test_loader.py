@@ -50,44 +50,44 @@ def test_a_day_smaller_than_the_number_of_processes_is_refused() -> None:
         plan([10, 3], 2, 4)
 
 
-def test_days_in_order_shuffled_within(world_cache: DayCache) -> None:
-    loader = make(world_cache)
+def test_days_in_order_shuffled_within(day_cache: DayCache) -> None:
+    loader = make(day_cache)
     batches = ids(loader)
     assert len(loader) == len(batches) == 10
     first = [i for batch in batches[:5] for i in batch]
-    expected = world_cache.open(world_cache.files.days[0]).requests["request_id"].tolist()
+    expected = day_cache.open(day_cache.files.days[0]).requests["request_id"].tolist()
     assert first != expected
     assert sorted(first) == expected
     assert [len(batch) for batch in batches] == [32, 32, 32, 32, 22] * 2
 
 
-def test_only_one_day_is_held_in_memory(world_cache: DayCache) -> None:
-    loader = make(world_cache, days=4)
+def test_only_one_day_is_held_in_memory(day_cache: DayCache) -> None:
+    loader = make(day_cache, days=4)
     for batch in loader:
         held = [shard.name for shard in loader.shards if {"item_rows", "view_rows"} & set(vars(shard.day))]
         assert held == [batch.shard]
 
 
-def test_epochs_differ_and_are_reproducible(world_cache: DayCache) -> None:
-    loader = make(world_cache)
+def test_epochs_differ_and_are_reproducible(day_cache: DayCache) -> None:
+    loader = make(day_cache)
     epochs = [ids(loader) for _ in range(2)]
     assert epochs[0] != epochs[1]
-    again = make(world_cache)
+    again = make(day_cache)
     again.set_epoch(1)
     assert ids(again) == epochs[1]
-    assert ids(make(world_cache, seed=7)) != epochs[0]
+    assert ids(make(day_cache, seed=7)) != epochs[0]
 
 
-def test_a_broken_off_iteration_starts_over(world_cache: DayCache) -> None:
-    loader = make(world_cache)
-    everything = ids(make(world_cache))
+def test_a_broken_off_iteration_starts_over(day_cache: DayCache) -> None:
+    loader = make(day_cache)
+    everything = ids(make(day_cache))
     next(iter(loader))
     assert ids(loader) == everything
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing(world_cache: DayCache, workers: int) -> None:
-    alone, together = make(world_cache), make(world_cache, num_workers=workers)
+def test_workers_change_nothing(day_cache: DayCache, workers: int) -> None:
+    alone, together = make(day_cache), make(day_cache, num_workers=workers)
     for a, b in zip(alone, together, strict=True):
         for name in ("request_id", "request", "history", "items", "candidates", "labels", "mask"):
             assert torch.equal(getattr(a, name), getattr(b, name))
@@ -96,10 +96,10 @@ def test_workers_change_nothing(world_cache: DayCache, workers: int) -> None:
 
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("training", [True, False])
-def test_processes_share_every_batch(world_cache: DayCache, processes: int, training: bool) -> None:
-    whole = ids(make(world_cache, batch_size=16 * processes, training=training, shuffle=training))
+def test_processes_share_every_batch(day_cache: DayCache, processes: int, training: bool) -> None:
+    whole = ids(make(day_cache, batch_size=16 * processes, training=training, shuffle=training))
     shares = [
-        ids(make(world_cache, batch_size=16, rank=rank, processes=processes, training=training, shuffle=training))
+        ids(make(day_cache, batch_size=16, rank=rank, processes=processes, training=training, shuffle=training))
         for rank in range(processes)
     ]
     assert len({len(share) for share in shares}) == 1
@@ -109,48 +109,48 @@ def test_processes_share_every_batch(world_cache: DayCache, processes: int, trai
 
 @pytest.mark.parametrize("taken", [1, 4, 5, 7])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_resuming_gives_the_batches_that_were_left(world_cache: DayCache, taken: int, workers: int) -> None:
-    expected = [ids(loader := make(world_cache)), ids(loader)]
-    interrupted = make(world_cache, num_workers=workers)
+def test_resuming_gives_the_batches_that_were_left(day_cache: DayCache, taken: int, workers: int) -> None:
+    expected = [ids(loader := make(day_cache)), ids(loader)]
+    interrupted = make(day_cache, num_workers=workers)
     ids(interrupted)
     stream = iter(interrupted)
     for _ in range(taken):
         next(stream)
     state = pickle.loads(pickle.dumps(interrupted.state_dict()))
     assert state["epoch"] == 1
-    assert state["shard"] == world_cache.files.days[taken // 5]
-    resumed = make(world_cache, num_workers=workers)
+    assert state["shard"] == day_cache.files.days[taken // 5]
+    resumed = make(day_cache, num_workers=workers)
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
     assert ids(resumed) == expected[1][taken:]
     assert len(resumed) == 10
 
 
-def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next(world_cache: DayCache) -> None:
-    loader = make(world_cache)
+def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next(day_cache: DayCache) -> None:
+    loader = make(day_cache)
     ids(loader)
     state = loader.state_dict()
     assert state["shard"] is None
-    resumed = make(world_cache)
+    resumed = make(day_cache)
     resumed.load_state_dict(state)
     assert ids(resumed) == ids(loader)
 
 
-def test_a_state_that_does_not_fit_is_refused(world_cache: DayCache) -> None:
-    loader = make(world_cache)
+def test_a_state_that_does_not_fit_is_refused(day_cache: DayCache) -> None:
+    loader = make(day_cache)
     stream = iter(loader)
     next(stream), next(stream)
     with pytest.raises(ValueError, match=r"a global batch of 32 requests .* and this run has 50 x 1"):
-        make(world_cache, batch_size=50).load_state_dict(loader.state_dict())
+        make(day_cache, batch_size=50).load_state_dict(loader.state_dict())
     older = {key: value for key, value in loader.state_dict().items() if key != "global_batch"}
     with pytest.raises(ValueError, match="request 64 of 2024-01-13, where no batch begins"):
-        make(world_cache, batch_size=50).load_state_dict(older)
+        make(day_cache, batch_size=50).load_state_dict(older)
     with pytest.raises(ValueError, match="saved with seed 42, and this run has seed 1"):
-        make(world_cache, seed=1).load_state_dict(loader.state_dict())
+        make(day_cache, seed=1).load_state_dict(loader.state_dict())
 
 
-def test_a_batch_keeps_its_origin_when_moved(world_cache: DayCache) -> None:
-    batch = next(iter(make(world_cache)))
+def test_a_batch_keeps_its_origin_when_moved(day_cache: DayCache) -> None:
+    batch = next(iter(make(day_cache)))
     moved = batch.to("meta")
     assert (moved.shard, moved.draw_seed, moved.training) == (batch.shard, batch.draw_seed, True)
     assert moved.items.device.type == "meta"

@@ -25,6 +25,7 @@ from recsys_topk.datamodules.recflow.pickles import FormatError
 from recsys_topk.datamodules.recflow.shard import DayShard
 from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.datamodules.shard import ShardBatch
+from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 
 Prepare = Callable[[HandMade], Any]
 TWO, THREE = BatchMaker(LAYOUTS["two-stage"], 50), BatchMaker(LAYOUTS["three-stage"], 50)
@@ -274,4 +275,7 @@ def test_a_request_without_items_is_an_empty_list(hand_made: HandMade, prepared:
         batch.plain(), 3, seed=1, group=4, catalogue=DayShard(day, TWO).catalogue(), pool_rows=batch.pool_rows
     ).batch
     assert after.mask.sum() == 3
+    there = DayShard(day, TWO).catalogue(DEVICE)
+    with no_host_reads():  # the number of popular negatives is known on the host
+        assert there.popular.tickets == day.catalogue["count"].sum()
     assert not expand(batch.plain(), 3, seed=1, group=4, source="in_batch").batch.mask.any()

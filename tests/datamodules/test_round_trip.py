@@ -26,11 +26,11 @@ from recsys_topk.reference.research_reader import GROUPS, ResearchDataset
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_two_stage_batches_equal_the_plain_reader(world_cache: DayCache, number: int) -> None:
-    day = world_cache.files.days[number]
-    research = ResearchDataset(world_cache.files.folder, day)
+def test_two_stage_batches_equal_the_plain_reader(day_cache: DayCache, number: int) -> None:
+    day = day_cache.files.days[number]
+    research = ResearchDataset(day_cache.files.folder, day)
     rows = np.random.default_rng(number).permutation(len(research))
-    batch = BatchMaker(LAYOUTS["two-stage"], 50).make(world_cache.open(day), rows)
+    batch = BatchMaker(LAYOUTS["two-stage"], 50).make(day_cache.open(day), rows)
     assert len(research) == 150
     for place, row in enumerate(rows):
         request, context, history, viewed, length, *rest = research[int(row)]
@@ -53,14 +53,14 @@ def test_two_stage_batches_equal_the_plain_reader(world_cache: DayCache, number:
     assert (batch.labels.dtype, batch.mask.dtype) == (torch.float32, torch.bool)
 
 
-def test_three_stage_lists_equal_the_pickle(world_cache: DayCache) -> None:
-    day = world_cache.files.days[0]
+def test_three_stage_lists_equal_the_pickle(day_cache: DayCache) -> None:
+    day = day_cache.files.days[0]
     layout = LAYOUTS["three-stage"]
-    stored = pickle.loads((world_cache.files.folder / "request_id_dict" / f"{day}.pkl").read_bytes())
-    table = feather.read_table(world_cache.files.folder / "all_stage" / f"{day}.feather")
+    stored = pickle.loads((day_cache.files.folder / "request_id_dict" / f"{day}.pkl").read_bytes())
+    table = feather.read_table(day_cache.files.folder / "all_stage" / f"{day}.feather")
     names = ("request_id", "video_id", "rerank_pos", "rerank_index")
     place = {(r, v): i for r, v, flag, i in zip(*(table[n].to_pylist() for n in names), strict=True) if flag}
-    batch = BatchMaker(layout, 50).make(world_cache.open(day), np.arange(150))
+    batch = BatchMaker(layout, 50).make(day_cache.open(day), np.arange(150))
     for row, request in enumerate(batch.request_id.tolist()):
         expected = []
         for number, group in enumerate(layout.groups):
@@ -77,19 +77,19 @@ def test_three_stage_lists_equal_the_pickle(world_cache: DayCache) -> None:
         assert list(found) == expected
 
 
-def test_the_catalogue_counts_every_slot(world_cache: DayCache) -> None:
-    day = world_cache.files.days[1]
-    stored = pickle.loads((world_cache.files.folder / "request_id_dict" / f"{day}.pkl").read_bytes())
+def test_the_catalogue_counts_every_slot(day_cache: DayCache) -> None:
+    day = day_cache.files.days[1]
+    stored = pickle.loads((day_cache.files.folder / "request_id_dict" / f"{day}.pkl").read_bytes())
     stages = ("rerank_pos", "rerank_neg", *GROUPS)
     videos = [int(item[0]) for entry in stored.values() for stage in stages for item in entry.get(stage, ())]
     ids, counts = np.unique(videos, return_counts=True)
-    catalogue = world_cache.open(day).catalogue
+    catalogue = day_cache.open(day).catalogue
     assert catalogue["item_id"].tolist() == ids.tolist()
     assert catalogue["count"].tolist() == counts.tolist()
 
 
-def test_files_are_hugging_face_datasets_with_small_types_and_mapped(world_cache: DayCache) -> None:
-    day = world_cache.open(world_cache.files.days[0])
+def test_files_are_hugging_face_datasets_with_small_types_and_mapped(day_cache: DayCache) -> None:
+    day = day_cache.open(day_cache.files.days[0])
     requests = Dataset.from_file(str(day.folder / "requests.arrow"))
     assert requests.num_rows == 150
     types = {name: requests.data.table.schema.field(name).type for name in requests.column_names}

@@ -13,7 +13,7 @@ from recsys_topk.cascades.layers import BatchNorm
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.objectives.base import registry as objectives
 from recsys_topk.ops.dispatch import backend
-from recsys_topk.processes import average, one_batch
+from recsys_topk.processes import average, global_batch
 
 LISTS, ITEMS, STAGES, QUOTAS, K = 11, 9, 3, (7, 5, 3), 2
 
@@ -65,7 +65,7 @@ def difference(objective: CascadeObjective) -> float:
     rank, number = dist.get_rank(), dist.get_world_size()
     part = slice(rank, None, number)
     values, gradients = compute(objective, slice(None))
-    with one_batch():
+    with global_batch():
         own_values, own = compute(objective, part)
         found = average(own_values)
         apart = [found - values]
@@ -88,9 +88,9 @@ def batch_norm() -> float:
     leaf, own = x.clone().requires_grad_(), x[part].clone().requires_grad_()
     for _ in range(2):
         (theirs(leaf) * weights).sum().backward()
-        with one_batch():
+        with global_batch():
             (ours(own) * weights[part]).sum().backward()
-    with one_batch():
+    with global_batch():
         number = dist.get_world_size()
         pairs = [
             (own.grad, leaf.grad[part]),

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from recsys_topk.bench.suites import SUITES
-from recsys_topk.cli.compare import read
+from recsys_topk.cli.compare import read_competition
 from recsys_topk.experiments.definition import SIZES, Size, load
 from recsys_topk.reports.paper import EXPERIMENTS, paper_figures
-from recsys_topk.runs.config import flat
+from recsys_topk.runs.config import flatten_config
 from recsys_topk.runs.trials import Competition
 
 FOLDER = Path(__file__).parents[2] / "recsys_topk" / "experiments"
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, str]:
-    """What is typed is text, and what a file holds is not."""
-    return {key: str(value).lower() for key, value in flat(config).items()}
+    """Typed values are strings; values in a file have types."""
+    return {key: str(value).lower() for key, value in flatten_config(config).items()}
 
 
 def test_every_file_is_an_experiment() -> None:
@@ -29,7 +29,7 @@ def test_every_file_is_an_experiment() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_says_everything_and_its_commands_parse(name: str, size: Size) -> None:
+def test_an_experiment_is_complete_and_its_commands_parse(name: str, size: Size) -> None:
     experiment = load(name)
     about = experiment.about(size)
     for key in ("title", "question", "subject", "show", "protocol", "found", "ours"):
@@ -47,13 +47,13 @@ def test_an_experiment_says_everything_and_its_commands_parse(name: str, size: S
         assert len(trials) == len(step.variants) * step.seeds
         assert step.common["config"] == ("paper-small" if size == "small" else "recflow-2stage")
         # The command that is shown asks for the same runs.
-        shown = read(step.command(Path("unused"), 1, {})[1:], step.run)
+        shown = read_competition(step.command(Path("unused"), 1, {})[1:], step.run)
         for one, two in zip(trials, shown.trials("trials"), strict=True):
             assert (one.label, one.seed, one.target) == (two.label, two.seed, two.target)
             assert plain(one.config) == plain(two.config)
 
 
-def test_curves_know_which_label_stands_where() -> None:
+def test_curves_map_labels_to_points() -> None:
     (step,) = load("negatives").steps("small", seeds=5, only=["lapsum"])
     assert list(step.variants) == [f"lapsum, negatives {n}" for n in (0, 5, 10, 15, 20, 25)]
     assert step.points["lapsum, negatives 15"] == ("lapsum", 15.0)

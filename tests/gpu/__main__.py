@@ -37,20 +37,25 @@ def alone(name: str, device: str) -> list[Row]:
     return [{"check": name, "what": "", "result": "FAILED: the process ended before it was done"}]
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    made = argparse.ArgumentParser("tests.gpu", description=__doc__)
+    made.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    made.add_argument("--quick", action="store_true", help="the least of every check, in this process")
+    made.add_argument("--only", choices=sorted(CHECKS), help="one check, in this process")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
+    return made
+
+
 def main(argv: list[str] | None = None) -> int:
     """Return 0, or 1 if a check failed."""
-    parser = argparse.ArgumentParser("tests.gpu", description=__doc__)
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--quick", action="store_true", help="the least of every check, in this process")
-    parser.add_argument("--only", choices=sorted(CHECKS), help="one check, in this process")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     import torch
 
     from recsys_topk.bench.result import machine
 
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no GPU here; --device cpu runs what a CPU can")
+        parser().error("torch sees no GPU here; --device cpu runs what a CPU can")
     rows: list[Row] = []
     for name in [args.only] if args.only else CHECKS:
         sys.stderr.write(f"{name} ...\n")

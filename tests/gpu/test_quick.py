@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.gpu.__main__ import main
-from tests.gpu.checks import CHECKS, row
+from tests.gpu import checks
+from tests.gpu.__main__ import main, parser
+from tests.gpu.checks import CHECKS, ROOT, row
 
 
 def test_everything_runs_on_a_cpu(
@@ -22,10 +25,48 @@ def test_everything_runs_on_a_cpu(
     status = main(["--device", "cpu", "--quick", "--json", str(file)])
     said, rows = capsys.readouterr().out, json.loads(file.read_text())
     assert status == 0, said
+    assert "| fit | 32-true, dense tables | ok, loss " in said
     assert "| fit | bf16-mixed, fused tables | ok, loss " in said
+    assert "| no waiting | step, clipping, Adam, 25 negatives: popularity | ok |" in said
     assert {one["check"] for one in rows} == {
-        "contract", "random lists", "kernels", "no waiting", "fit", "bench losses", "bench operators"
+        "contract", "random lists", "kernels", "no waiting", "fit", "bench losses", "bench operators", "bench step"
     }  # fmt: skip
+    table = [line for line in said.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(rows)
+    assert {line.count("|") for line in table} == {4}
+
+
+def test_the_target_installs_the_lock_and_asks_for_all_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    """`make -n test-gpu`: its files exist, and its last command is one that the checks' own parser takes."""
+    asked = ["make", "-n", "test-gpu", "GPU_VENV=somewhere"]
+    made = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    lock = next(shlex.split(line) for line in made if "-r" in shlex.split(line))
+    text = (ROOT / lock[lock.index("-r") + 1]).read_text()
+    assert all(f"\n{name}==" in text for name in ("torch", "triton", "fbgemm-gpu", "torchrec", "lightning", "pytest"))
+    python, flag, module, *options = shlex.split(made[-1])
+    assert (python, flag, module) == ("somewhere/bin/python", "-m", "tests.gpu")
+    given = parser().parse_args(options)
+    assert (given.device, given.only, given.quick) == ("cuda", None, False)
+
+
+def test_the_kinds_of_fit_are_every_precision_with_every_kind_of_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "in_words", lambda *given: seen.append(given))
+    seen: list[tuple[str, ...]] = []
+    rows = checks.fit("cuda", quick=False)
+    assert [one["what"] for one in rows] == [
+        "32-true, dense tables", "32-true, fused tables", "bf16-mixed, dense tables", "bf16-mixed, fused tables"
+    ]  # fmt: skip
+    assert all({"fit", "--trainer.accelerator=gpu"} <= set(given) for given in seen)
+    assert len(seen) == 4
+
+
+def test_waiting_is_an_error_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", said.append)
+    with checks.no_waiting("cuda"):
+        said.append("step")
+    assert said == ["synchronize", "error", "step", "default"]
 
 
 def test_a_failure_is_a_row_and_the_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,8 +63,8 @@ def test_long_and_short_lists_are_equal_to_padded_rows(name, reduction):
     ],
     ids=["1 to 10,000", "one long list", "just above powers of two", "one long list per bucket"],
 )
-def test_less_than_two_places_per_item(lengths):
-    places = sum(bucket.items.numel() for bucket in FlatLists(lengths, None).buckets())
+def test_fewer_than_two_padded_items_per_item(lengths):
+    places = sum(bucket.items.numel() for bucket in FlatLists(lengths, None, lengths.device).buckets())
     assert places < 2 * int(lengths.sum())
 
 
@@ -123,7 +123,7 @@ def test_ids_may_be_any_integers_and_the_result_follows_their_order():
     torch.testing.assert_close(loss(scores, labels, lengths=[2, 3]), loss(scores, labels, lengths=torch.tensor([2, 3])))
 
 
-@pytest.mark.filterwarnings("ignore:ListNetLoss left out every list")
+@pytest.mark.filterwarnings("ignore:ListNetLoss skipped every list")
 def test_no_lists_and_empty_lists_give_zero_with_a_gradient():
     scores = torch.zeros(0, requires_grad=True)
     for lengths in (torch.zeros(0, dtype=torch.int64), torch.tensor([0, 0])):
@@ -143,7 +143,7 @@ def test_half_precision_and_validation_hold_for_flat_lists():
         losses.DFTopKLoss(k=2, validate=True)(scores, labels, lengths=LENGTHS)
 
 
-def test_a_batch_that_says_nothing_warns_at_the_call():
+def test_a_batch_of_skipped_lists_warns_at_the_line_of_the_call():
     with pytest.warns(UserWarning, match="2 of 2 lists have no valid label above") as caught:
         assert losses.DFTopKLoss(k=1)(torch.zeros(5), torch.zeros(5), lengths=torch.tensor([2, 3])) == 0.0
     assert caught[0].filename == __file__
@@ -157,7 +157,11 @@ MISTAKES = {
     "float ids": ({"list_ids": X}, TypeError, "list_ids must hold integers, got torch.float32"),
     "lengths too short": ({"lengths": [1, 2]}, ValueError, "sum to the 4 items of scores, .* with sum 3"),
     "negative lengths": ({"lengths": [5, -1]}, ValueError, "not negative"),
-    "weights": ({"list_ids": IDS, "weights": torch.ones(4)}, ValueError, r"weights must be one per list, \(2,\)"),
+    "weights": (
+        {"list_ids": IDS, "weights": torch.ones(4)},
+        ValueError,
+        r"weights must have one entry per list, shape \(2,\)",
+    ),
     "k": ({"list_ids": IDS, "k": torch.ones(4).long()}, ValueError, r"one int per list of shape \(2,\), got \(4,\)"),
 }
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from recsys_topk import losses, operators
-from recsys_topk.losses import LapSumLoss, TopKLoss, of_operators
+from recsys_topk.losses import LapSumLoss, TopKLoss, operator_losses
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.base import registry as loss_registry
 from recsys_topk.losses.from_operator import loss_of
@@ -58,7 +58,7 @@ def test_every_operator_has_a_loss() -> None:
 def declared() -> dict[str, dict[str, str | None]]:
     """The arguments that type checkers see, by class: name to default."""
     found = {}
-    for node in ast.walk(ast.parse(Path(inspect.getfile(of_operators)).read_text())):
+    for node in ast.walk(ast.parse(Path(inspect.getfile(operator_losses)).read_text())):
         if isinstance(node, ast.ClassDef) and node.name.endswith("Loss"):
             (init,) = [one for one in node.body if isinstance(one, ast.FunctionDef)]
             names = [argument.arg for argument in init.args.args[1:]]
@@ -66,7 +66,7 @@ def declared() -> dict[str, dict[str, str | None]]:
     return found
 
 
-def test_type_checkers_see_the_arguments_that_there_are() -> None:
+def test_type_checkers_see_the_actual_arguments() -> None:
     seen = declared()
     assert seen.keys() == BEFORE.keys() | {"SmoothTopKLoss"}
     for name, arguments in seen.items():
@@ -79,7 +79,7 @@ def test_arguments_have_types_and_descriptions() -> None:
     signature = inspect.signature(losses.registry.resolve("perturbed"))
     assert (signature.parameters["tau"].annotation, signature.parameters["seed"].annotation) == (float, int | None)
     text = losses.registry.resolve("perturbed").__doc__ or ""
-    assert "samples: Number of noised copies." in text
+    assert "samples: Number of noise samples." in text
     assert "k: How many items to select" in text
     assert "Berthet et al. 2020" in text
     with pytest.raises(TypeError, match="LapSumLoss has no option 'taus'; did you mean 'tau'"):
@@ -116,7 +116,7 @@ def steep() -> Iterator[type[TopKOperator]]:
     loss_registry._classes.pop("steep", None)
 
 
-def test_an_operator_of_another_package_is_a_loss_at_once(steep: type[TopKOperator]) -> None:
+def test_an_operator_of_another_package_has_a_loss(steep: type[TopKOperator]) -> None:
     loss = losses.get("steep", power=3, k=2)
     assert (type(loss).__name__, type(loss).__module__) == ("SteepLoss", "recsys_topk.losses")
     assert isinstance(loss.operator, Steep)
@@ -128,7 +128,7 @@ def test_an_operator_of_another_package_is_a_loss_at_once(steep: type[TopKOperat
     assert "power: Steepness." in (type(loss).__doc__ or "")
 
 
-def test_a_loss_that_is_written_out_wins(steep: type[TopKOperator]) -> None:
+def test_a_hand_written_loss_replaces_the_generated_one(steep: type[TopKOperator]) -> None:
     made = losses.registry.resolve("steep")
 
     class Written(TopKLoss):
@@ -152,12 +152,12 @@ def test_options_must_have_names() -> None:
             raise NotImplementedError
 
     Vague.name = "vague"
-    with pytest.raises(TypeError, match=r"takes \*options; write the options out"):
+    with pytest.raises(TypeError, match=r"has \*options; declare each option as a parameter"):
         loss_of(Vague)
 
 
 def test_a_loss_with_an_operator_object_is_described_by_plain_values() -> None:
-    """The operator itself stood among the hyper-parameters."""
+    """Regression: the hyper-parameters contained the operator object."""
     loss = TopKLoss(operators.LapSum(tau=3.0), k=2)
     plain = describe(loss)
     assert plain["init_args"] == {
@@ -170,6 +170,6 @@ def test_a_loss_with_an_operator_object_is_described_by_plain_values() -> None:
 
 
 @pytest.mark.parametrize("operator", [{"tau": 1.0}, {"class_path": "lapsum", "tau": 1.0}])
-def test_a_description_of_an_operator_that_is_none_is_refused(operator: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="an operator is described by its class_path and init_args"):
+def test_an_invalid_description_of_an_operator_raises(operator: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="the description of an operator must have a class_path"):
         TopKLoss(operator)

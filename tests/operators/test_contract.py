@@ -10,7 +10,7 @@ from recsys_topk.testing.comparison import title
 from tests.strategies import lists
 
 CLASSES = registry.classes()
-BY_BACKEND = [title(rule) for rule in (*operator_rules.ON_LISTS, operator_rules.great_scores_are_digested)]
+BY_BACKEND = [title(rule) for rule in (*operator_rules.ON_LISTS, operator_rules.large_scores_give_finite_results)]
 
 
 @pytest.mark.parametrize("name", CLASSES)

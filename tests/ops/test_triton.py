@@ -15,14 +15,17 @@ import torch
 from recsys_topk.ops.dispatch import installed
 from recsys_topk.ops.joint_terms import JointTask, joint_losses
 from recsys_topk.ops.pair_sums import PairWeights, pair_sums
-from recsys_topk.ops.topk_loss import LONGEST, Law, topk_loss
+from recsys_topk.ops.topk_loss import Law, topk_loss
+from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 
 pytestmark = pytest.mark.skipif(not installed("triton"), reason="needs triton")
 
 ROOT = Path(__file__).parents[2]
 # The types of a kernel's arguments; the others are pointers to float32, and float32.
 TYPES = {"mask_ptr": "*u8", "counted_ptr": "*u8", "ks_ptr": "*i64", "cuts_ptr": "*i64", "lists": "i32", "n": "i32"}
-TYPES |= {"k": "i32"}
+TYPES |= {"k": "i32", "items_ptr": "*u8", "tiles": "i32"}
+MODULES = ("topk_loss", "long_lists", "joint_terms", "long_joint")
+FILES = {"threshold_sums": "long_lists", "long_terms": "long_lists"}
 
 
 @pytest.mark.timeout(900)  # half a minute on an idle core
@@ -43,10 +46,13 @@ def kernels() -> list[Any]:
     for law in range(5):
         options = {"LAW": law, "HAS_MASK": True, "HAS_KS": law > 0, "WANTS": True, "ROWS": 2, "BLOCK": 32}
         found.append(("topk_loss", options, 1))
-    found.append(("topk_loss", {**options, "HAS_MASK": False, "ROWS": 1, "BLOCK": LONGEST, "LAW": 0}, 16))
+        found.append(("threshold_sums", {"LAW": law, "BLOCK": 2048}, 8))
+        found.append(("long_terms", {"LAW": law, "WRITES": law % 2 == 0, "BLOCK": 2048}, 8))
+    found.append(("topk_loss", {**options, "HAS_MASK": False, "ROWS": 1, "BLOCK": 8192, "LAW": 0}, 16))
     for law in range(3):
         options = {"LAW": law, "STAGES": law + 1, "HAS_MASK": True, "HAS_CUTS": law != 1, "ROWS": 2, "BLOCK": 32}
         found.append(("joint_terms", options, 1))
+        found.append(("long_joint", {"LAW": law, "STAGES": law + 1, "WRITES": law > 0, "BLOCK": 2048}, 8))
     for kind in range(3):
         options = {
             "KIND": kind,
@@ -68,7 +74,9 @@ def test_a_kernel_compiles_for_a100_and_h100(
     from triton.compiler import ASTSource
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernel = getattr(importlib.import_module(f"recsys_topk.ops.triton_kernels.{name}"), f"{name}_kernel")
+    kernel = getattr(
+        importlib.import_module(f"recsys_topk.ops.triton_kernels.{FILES.get(name, name)}"), f"{name}_kernel"
+    )
     signature = {
         one: "constexpr" if one in options else TYPES.get(one, "*fp32" if one.endswith("_ptr") else "fp32")
         for one in kernel.arg_names
@@ -117,3 +125,31 @@ def test_the_operators_on_a_cpu_are_the_references() -> None:
         torch.testing.assert_close(value, expected)
         found, wanted = (torch.autograd.grad(one, arguments[0], weights)[0] for one in (value, expected))
         torch.testing.assert_close(found, wanted)
+
+
+class _Silent:
+    """A kernel that is launched and does nothing."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        assert all(isinstance(size, int) for size in grid)
+        return lambda *_, **__: None
+
+
+@pytest.mark.parametrize("n", [40, 20_000])
+def test_what_stands_around_the_kernels_reads_nothing_on_the_host(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {name: importlib.import_module(f"recsys_topk.ops.triton_kernels.{name}") for name in MODULES}
+    for module in files.values():
+        for name in [one for one in vars(module) if one.endswith("_kernel")]:
+            monkeypatch.setattr(module, name, _Silent())
+    x, mask = torch.zeros(3, n, device=DEVICE), torch.ones(3, n, dtype=torch.bool, device=DEVICE)
+    ks = torch.ones(3, dtype=torch.int64, device=DEVICE)
+    with no_host_reads():
+        for law in ("dftopk", "logistic", "laplace", "clip", "fenchel_young"):
+            for given in ((None, None, 5), (mask, ks, 0), (mask, None, -1)):
+                _, _, gradient = files["topk_loss"].fused_topk_loss(x, x, *given, 0.0, law, 1.0, 0.5, True)
+                assert gradient.shape == x.shape
+        for cuts, k in (([30, 10], 5), ([], -1)):
+            made = files["joint_terms"].fused_joint_terms(
+                torch.stack([x, x]), x, mask, cuts, k, 0.0, "dftopk", 1.0, 0.5
+            )
+            assert [one.shape[-1] for one in made] == [3, 3, n, n]

@@ -17,7 +17,7 @@ from recsys_topk.ops import dispatch
 from recsys_topk.ops.dispatch import INTERPRETED, backend, installed
 from recsys_topk.ops.joint_terms import JointTask, joint_terms
 from recsys_topk.ops.pair_sums import PairWeights, pair_sums
-from recsys_topk.ops.topk_loss import LONGEST, Law, topk_loss
+from recsys_topk.ops.topk_loss import Law, topk_loss
 from tests.losses import test_ltr_parity as peers
 from tests.ops import test_parity
 from tests.ops.test_topk_loss import LAWS, check
@@ -34,8 +34,15 @@ pytestmark = [
 KERNELS = {
     name: one for name, one in dispatch.operations.items() if "triton" in [x.backend for x in one.implementations]
 }
+FILES = "recsys_topk.ops.triton_kernels"
 NAMES = ["dftopk", "sigmoid", "lapsum", "sparse", "sparse_fy"]
 PAIRWISE = ["ranknet", "lambdarank", "lambdaloss"]
+
+
+def longest() -> int:
+    """The items of a list that one program holds; longer ones go through in tiles."""
+    found: int = importlib.import_module(f"{FILES}.long_lists").LONGEST
+    return found
 
 
 def there(value: Any) -> Any:
@@ -77,7 +84,7 @@ def test_values_and_gradients_are_those_of_loops_over_items(law: Law) -> None:
 def test_long_lists_and_extremes_are_those_of_float64(name: str) -> None:
     """Temperatures that leave gaps of thousands of tau or none, scores far from 0, and the longest list."""
     generator = torch.Generator().manual_seed(1)
-    long = torch.randn(1, LONGEST, generator=generator)
+    long = torch.randn(1, longest(), generator=generator)
     short = torch.randn(2, 50, generator=generator)
     for x, tau in ((long, 0.7), (short, 1e-4), (short, 1e4), (short * 2 + 1e6, 0.83), (short * 3e30, 1.0)):
         labels = (torch.arange(x.shape[1]) < 5).float().expand_as(x)
@@ -234,9 +241,84 @@ def test_the_operators_are_sound() -> None:
         )
 
 
-def test_what_is_too_long_goes_to_the_reference() -> None:
-    x, labels = torch.randn(1, LONGEST + 1, device=DEVICE), torch.zeros(1, LONGEST + 1, device=DEVICE)
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every list goes through in tiles of 32 items."""
+    monkeypatch.setattr(f"{FILES}.long_lists.LONGEST", 1)
+    monkeypatch.setattr(f"{FILES}.long_joint.LONGEST", 1)
+    monkeypatch.setattr(f"{FILES}.long_lists.TILE", 32)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("law", [LAWS[0], *LAWS[2:]], ids=lambda law: law.name)
+def test_tiles_of_lists_give_what_loops_over_items_give(law: Law) -> None:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(3, 40, generator=generator)
+    x[0] = (x[0] * 2).round() / 2  # ties
+    labels = torch.randint(0, 4, (3, 40), generator=generator).float()
+    mask = torch.rand(3, 40, generator=generator) > 0.3
+    mask[1, :32], mask[2] = False, False  # a tile without an item, a list without one
+    junk, grades = x.masked_fill(~mask, math.nan), labels.masked_fill(~mask, 9.0)
+    check(junk, grades, mask, torch.tensor([5, 2, 1]), 1.0, law, "triton", DEVICE)
+    check(x[1:2], labels[1:2], None, 7, 2.0, law, "triton", DEVICE)
+    if law.name == "dftopk":
+        check(x, labels, None, None, 2.0, law, "triton", DEVICE)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("name", ["sigmoid", "sparse"])
+def test_tiles_of_extreme_scores_are_those_of_float64(name: str) -> None:
+    drawn = torch.randn(1, 50, generator=torch.Generator().manual_seed(1))
+    labels = (torch.arange(50) < 5).float()[None]
+    for x, tau in ((drawn * 2 + 1e6, 0.83), (drawn * 3e30, 1.0)):
+        loss = losses.get(name, k=8, tau=tau)
+        exact, ours = x.double().requires_grad_(), x.to(DEVICE).requires_grad_()
+        with backend("torch"):
+            expected = loss(exact, labels.double())
+        with backend("triton"):
+            found = loss(ours, labels.to(DEVICE))
+        torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-6)
+        slope, wanted = torch.autograd.grad(found, ours)[0].cpu().double(), torch.autograd.grad(expected, exact)[0]
+        assert ((slope - wanted).abs() / wanted.abs().max().clamp_min(1e-6)).max() < 1e-4
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("law", ["dftopk", "logistic", "laplace"])
+def test_tiles_of_the_joint_objective_give_what_torch_gives(law: Any) -> None:
+    generator = torch.Generator().manual_seed(6)
+    x = torch.randn(2, 2, 40, generator=generator).to(DEVICE)
+    labels = torch.randint(0, 4, (2, 40), generator=generator).float().to(DEVICE)
+    mask = (torch.rand(2, 40, generator=generator) > 0.3).to(DEVICE)
+    mask[1, 15:] = False  # fewer items than the first stage lets through
+    tasks = [JointTask(labels, mask, 3, (20, 5), 1.0, Law(law, 0.7))]
+    if law == "dftopk":
+        tasks += [
+            JointTask(labels, None, 4, None, 1.0, Law(law, 0.7)),
+            JointTask(labels, mask, None, None, 2.0, Law(law, 2.0)),
+        ]
+    for task in tasks:
+        found = []
+        for mode in ("triton", "torch"):
+            stages = [one.masked_fill(~mask, math.nan if task.mask is not None else 0.5).requires_grad_() for one in x]
+            with backend(mode):
+                assert joint_terms.backend_for(stages, task) == mode
+                terms, joint = joint_terms(stages, task)
+                (terms[0] + 3.0 * terms[1] + 0.4 * joint).backward()
+            found.append([terms.detach(), joint.detach(), *(one.grad for one in stages)])
+        torch.testing.assert_close(found[0], found[1], rtol=2e-5, atol=1e-6)
+
+
+def test_lists_too_long_for_a_program_go_through_in_tiles() -> None:
+    n = longest() + 1
+    x = torch.randn(1, n, generator=torch.Generator().manual_seed(7)).to(DEVICE).requires_grad_()
+    labels = (torch.arange(n, device=DEVICE) % 1000 == 0).float()[None]
+    exact = x.detach().double().requires_grad_()
+    given = (None, 20, 0.0, Law("dftopk", 0.5), True)
     with backend("triton"):
-        assert topk_loss.backend_for(x, labels, None, 2, 0.0, LAWS[0], True) == "torch"
-        assert topk_loss.backend_for(x[:, 1:], labels[:, 1:], None, 2, 0.0, LAWS[0], True) == "triton"
-        assert topk_loss.backend_for(x[:, :9].double(), labels[:, :9].double(), None, 2, 0.0, LAWS[0], True) == "torch"
+        assert topk_loss.backend_for(x, labels, *given) == "triton"
+        assert topk_loss.backend_for(exact, labels.double(), *given) == "torch"
+        found = topk_loss(x, labels, *given)[0]
+        expected = topk_loss(exact, labels.double(), *given)[0]
+    torch.testing.assert_close(found, expected.float())
+    wanted = torch.autograd.grad(expected, exact)[0].float()
+    torch.testing.assert_close(torch.autograd.grad(found, x)[0], wanted, rtol=1e-4, atol=1e-9)

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from recsys_topk.cli.arguments import typed
-from recsys_topk.runs.config import as_options, flat, resolve
+from recsys_topk.cli.arguments import parse_options
+from recsys_topk.runs.config import as_options, flatten_config, resolve
 
 DFTOPK = "recsys_topk.losses.dftopk.DFTopKLoss"
 LAPSUM = "recsys_topk.losses.lapsum.LapSumLoss"
 
 
 def loss(*arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = resolve(typed(arguments))["model"]["loss"]
+    found: dict[str, Any] = resolve(parse_options(arguments))["model"]["loss"]
     return found
 
 
@@ -34,7 +34,9 @@ def test_a_loss_is_named_in_many_ways(arguments: list[str], options: dict[str, s
 
 
 def test_what_is_typed_is_above_the_configs() -> None:
-    config = resolve(typed(["--loss.tau", "3", "--config", "loss: dftopk\nmodel: {lr: 0.1, k: 3}\n", "--model.k=5"]))
+    config = resolve(
+        parse_options(["--loss.tau", "3", "--config", "loss: dftopk\nmodel: {lr: 0.1, k: 3}\n", "--model.k=5"])
+    )
     assert config["model"] == {"lr": 0.1, "k": "5", "loss": {"class_path": DFTOPK, "init_args": {"tau": "3"}}}
 
 
@@ -66,7 +68,7 @@ def test_options_of_a_loss_that_is_replaced_do_not_reach_its_successor(arguments
 
 
 def test_options_of_an_objective_that_is_not_named_go_to_the_one_that_the_loss_takes() -> None:
-    joint = resolve(typed(["--loss", "neuralsort", "--loss.eps", "1e-6", "--objective.eps", "1e-6"]))["model"]
+    joint = resolve(parse_options(["--loss", "neuralsort", "--loss.eps", "1e-6", "--objective.eps", "1e-6"]))["model"]
     assert joint["objective"]["class_path"].endswith(".JointObjective")
     assert joint["objective"]["init_args"] == joint["loss"]["init_args"] == {"eps": "1e-6"}
     alone = resolve({"loss": "listnet", "objective": {"weighting": "equal"}})["model"]["objective"]
@@ -76,27 +78,31 @@ def test_options_of_an_objective_that_is_not_named_go_to_the_one_that_the_loss_t
 def test_data_are_a_flat_dict_or_a_class_with_options() -> None:
     flat_form = resolve({"data": {"root": "x"}})["data"]
     assert flat_form == resolve({"data": {"class_path": "recflow", "init_args": {"root": "x"}}})["data"]
-    assert flat_form == resolve(typed(["--data", "recflow", "--data.root", "x"]))["data"]
+    assert flat_form == resolve(parse_options(["--data", "recflow", "--data.root", "x"]))["data"]
     assert flat_form["init_args"] == {"root": "x"}
 
 
 def test_appended_callbacks_have_their_options() -> None:
     config = {"config": {"trainer": {"callbacks": ["a.A"]}}}
-    config |= typed(["--trainer.callbacks+=b.B", "--trainer.callbacks.every", "3", "--trainer.callbacks+", "c.C"])
+    config |= parse_options(
+        ["--trainer.callbacks+=b.B", "--trainer.callbacks.every", "3", "--trainer.callbacks+", "c.C"]
+    )
     assert resolve(config)["trainer"]["callbacks"] == [
         "a.A", {"class_path": "b.B", "init_args": {"every": "3"}}, "c.C",
     ]  # fmt: skip
 
 
 def test_a_resolved_config_stays_as_it_is() -> None:
-    once = resolve(typed(["--config", "recflow-3stage", "--objective", "icc", "--data.root", "x"]))
+    once = resolve(parse_options(["--config", "recflow-3stage", "--objective", "icc", "--data.root", "x"]))
     assert resolve(once) == once
 
 
 def test_typed_options_come_back() -> None:
     arguments = ["--config", "simulated", "--loss", "dftopk", "--loss.tau", "9", "--data.world.users", "40"]
-    assert flat(typed(as_options(typed(arguments)))) == flat(typed(arguments))
-    assert sorted(as_options(typed(arguments))) == sorted(arguments)
+    assert flatten_config(parse_options(as_options(parse_options(arguments)))) == flatten_config(
+        parse_options(arguments)
+    )
+    assert sorted(as_options(parse_options(arguments))) == sorted(arguments)
 
 
 @pytest.mark.parametrize(
@@ -114,4 +120,4 @@ def test_typed_options_come_back() -> None:
 )
 def test_mistakes_are_named(arguments: list[str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        resolve(typed(arguments))
+        resolve(parse_options(arguments))

@@ -64,7 +64,7 @@ def test_a_run_of_python_ends_at_the_numbers_of_the_command_line(
 def test_nothing_is_written_to_the_standard_streams(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
     capfd.readouterr()
-    TrainingRun({**CONFIG, "trainer": {"limit_train_batches": 1, "limit_val_batches": 1}}, say=said.append).fit()
+    TrainingRun({**CONFIG, "trainer": {"limit_train_batches": 1, "limit_val_batches": 1}}, log_line=said.append).fit()
     assert capfd.readouterr().out == ""
     assert any("lapsum under joint" in line for line in said)
 

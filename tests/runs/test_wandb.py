@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,22 @@ import torch
 
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cli.main import main
-from recsys_topk.datamodules import RecFlowDataModule
+from recsys_topk.datamodules import InteractionsDataModule, RecFlowDataModule
+from recsys_topk.experiments.definition import load
+from recsys_topk.experiments.runner import ExperimentRun
 from recsys_topk.losses import get
 from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.directory import RunDirectory, run_name
-from recsys_topk.runs.wandb_logging import make_wandb
+from recsys_topk.runs.trials import Competition
+from recsys_topk.runs.wandb_lineage import data_artifact, linked_run, run_facts, use_weights
+from recsys_topk.runs.wandb_logging import describe_run, make_wandb
 from tests import wandb_files
 from tests.cascades.test_module import SCHEMA, STAGES
 from tests.conftest import TINY_WORLD, Result
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # W&B's package declares its models in pydantic's old way
+    from sweeps import SweepRun
 
 Command = Callable[..., Result]
 JOINT = "val/joint_recall@10@20"
@@ -92,6 +101,42 @@ def test_typed_options_of_wandb_win_over_the_environment_and_that_over_files(
     assert make_wandb(RunDirectory(tmp_path, "y"))._wandb_init["project"] == "recsys-topk"
 
 
+def test_runs_of_a_comparison_are_one_group_unless_something_else_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.yaml").write_text("wandb: {project: file, group: file}\n")
+
+    def options(job: str = "train", **common: Any) -> dict[str, Any]:
+        (trial,) = Competition({"bce": {"loss": "bce"}}, common, 1, tmp_path / "taus").trials("trials", job)
+        assert "wandb" not in trial.identity()["given"], "the numbers do not depend on it"
+        given: dict[str, Any] = TrainingRun({"config": [trial.config], "wandb": trial.place["wandb"]}).options()[
+            "wandb"
+        ]
+        return {name: value for name, value in given.items() if value is not None}
+
+    assert options("stream") == {"group": "taus", "job_type": "stream"}
+    file = str(tmp_path / "mine.yaml")
+    assert options(config=file) == {"group": "file", "job_type": "train", "project": "file"}
+    monkeypatch.setenv("WANDB_RUN_GROUP", "environment")
+    monkeypatch.setenv("WANDB_NAME", "environment")  # a name is for one run
+    assert options(config=file)["group"] == "environment"
+    assert options(config=file, wandb={"group": "typed"})["group"] == "typed"
+    assert "name" not in options(config=file)
+
+
+def test_an_experiment_logs_where_it_is_told_to(tmp_path: Path) -> None:
+    experiment = load("tau")
+    for further, logger in (({}, "csv"), ({"logger": "wandb", "wandb": {"project": "p"}}, "wandb")):
+        steps = experiment.steps("small", 1, [])
+        run = ExperimentRun(experiment, "small", steps, tmp_path / experiment.name, 1, further, lambda *_: ("", ""))
+        competition = run._competition(steps[0])
+        assert competition.logger == logger
+        trial = competition.trials("trials")[0]
+        assert trial.place["wandb"]["group"] == "tau"
+        assert trial.place["logger"] == logger
+        assert trial.place["wandb"].get("project") == ("p" if further else None)
+
+
 def test_wandb_that_is_disabled_writes_nothing(
     in_process: Command, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +155,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]
         "fit",
         "--logger=wandb",
         "--log_checkpoints=true",
+        "--wandb.group=mine",
         "--loss.tau=3",
         "--trainer.max_epochs=2",
         *TINY_WORLD,
@@ -142,28 +188,127 @@ def test_config_history_and_axes(logged: Path) -> None:
     assert all(row["train/requests_per_second"] > 0 for row in rows if "train/loss" in row)
     defined = wandb_files.metric_definitions(found)
     assert defined["train/*"].step_metric == defined["val/*"].step_metric == "trainer/global_step"
-    assert defined["val/*"].summary.max
+    assert defined[JOINT].step_metric == "trainer/global_step"
+    assert not defined[JOINT].summary.max, "W&B would write {'max': value}, and a sweep finds no number there"
 
 
-def test_summary_holds_the_largest_and_the_final_recall(logged: Path) -> None:
+def test_the_summary_has_the_best_recall_as_a_number_that_a_sweep_finds(logged: Path) -> None:
     found = read(logged)
     values = [row[JOINT] for row in wandb_files.history(found) if JOINT in row]
     assert len(values) == 2
-    assert wandb_files.summary(found)[JOINT] == {"max": max(values), "last": values[-1]}
+    summary = wandb_files.summary(found)
+    assert summary[JOINT] == max(values)
+    assert SweepRun(name="r", summaryMetrics=summary).metric_extremum(JOINT, "maximum") == max(values)
+    recalls = {name for name in summary if name.startswith("val/")}
+    assert recalls == {name for row in wandb_files.history(found) for name in row if name.startswith("val/")}
 
 
-def test_the_artifact_holds_weights_and_nothing_to_run(logged: Path, environment: dict[str, str]) -> None:
-    (model,) = [artifact for artifact in wandb_files.artifacts(read(logged)) if artifact.type == "model"]
-    assert model.name == "dftopk-tau3-neg0-s42"
-    assert {"best", "last"} <= set(model.aliases)
-    files = {entry.path: Path(entry.local_path) for entry in model.manifest.contents}
-    assert set(files) == {"best.ckpt", "last.ckpt"}
-    for name, path in files.items():
-        content = torch.load(path, weights_only=True)
-        whole = torch.load(logged / "checkpoints" / name, weights_only=True)
+def test_the_summary_of_a_resumed_run_is_that_of_all_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = RunDirectory(tmp_path, "x")
+    (run.path / "metrics.csv").write_text("step,val/a,val/b\n3,0.5,\n7,0.4,0.1\n")
+    logger = make_wandb(run)
+    describe_run(logger, {}, ["val/a", "val/b", "val/c"])
+    logger.log_metrics({"val/a": 0.45, "val/b": 0.2, "train/loss": 1.0}, 9)
+    logger.log_metrics({"val/b": 0.15, "train/loss": 0.5}, 12)
+    expected = {"val/a": 0.5, "val/b": 0.2, "val/c": None, "train/loss": 0.5}
+    assert {name: logger.experiment.summary.get(name) for name in expected} == expected  # W&B's own answer
+    logger.experiment.finish()
+    summary = wandb_files.summary(read(run.path))
+    assert {name: summary.get(name) for name in expected} == expected
+
+
+def test_best_and_last_are_versions_with_aliases_and_nothing_to_run(logged: Path) -> None:
+    models = [artifact for artifact in wandb_files.artifacts(read(logged)) if artifact.type == "model"]
+    facts = json.loads((logged / "run.json").read_text())
+    assert {model.name for model in models} == {f"model-{facts['wandb_id']}"} == {facts["wandb_artifact"]}
+    assert [set(model.aliases) for model in models] == [{"best", "latest"}, {"last", "latest"}]
+    for model, label in zip(models, ("best", "last"), strict=True):
+        (entry,) = model.manifest.contents
+        assert entry.path == f"{label}.ckpt"
+        content = torch.load(entry.local_path, weights_only=True)
+        whole = torch.load(logged / "checkpoints" / entry.path, weights_only=True)
         assert not {"optimizer_states", "callbacks", "loops"} & set(content)
         assert content["hyper_parameters"] == whole["hyper_parameters"]
         assert all(torch.equal(content["state_dict"][key], whole["state_dict"][key]) for key in whole["state_dict"])
+
+
+def test_the_data_are_an_input_by_reference(logged: Path, environment: dict[str, str]) -> None:
+    (data,) = [artifact for artifact in wandb_files.artifacts(read(logged)) if artifact.type == "dataset"]
+    assert data.use_after_commit, "an input of the run, not an output"
+    description, *files = sorted(data.manifest.contents, key=lambda entry: bool(entry.ref))
+    said = json.loads(Path(description.local_path).read_text())
+    assert said["options"]["world"]["users"] == 40
+    assert "batch_size" not in said["options"]
+    days = sorted({day for split in said["splits"].values() for day in split})
+    assert len(files) == 3 * len(days) == 12
+    for entry in files:
+        assert not entry.local_path, "nothing is uploaded"
+        path = Path(entry.ref.removeprefix("file://"))
+        assert path.is_file()
+        assert path.is_relative_to(environment["RECSYS_TOPK_CACHE"])
+        assert entry.size == path.stat().st_size
+
+
+def test_data_have_a_version_for_each_source_and_not_for_each_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "log.csv").write_text("user,item,time\n" + "".join(f"{n % 9},{n % 7},{n}\n" for n in range(90)))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "wandb-cache"))
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "wandb-data"))
+
+    def version(**options: Any) -> tuple[str, str]:
+        data = InteractionsDataModule(str(tmp_path / "log.csv"), cache_dir=str(tmp_path), repeats=True, **options)
+        data.prepare_data()
+        artifact = data_artifact(data)
+        return artifact.name, artifact.digest
+
+    first = version()
+    assert first[0] == "interactions-log.csv"
+    assert version(batch_size=7, seed=1) == first
+    assert version(history_length=3) != first
+    (tmp_path / "log.csv").write_text("user,item,time\n" + "".join(f"{n % 9},{n % 8},{n}\n" for n in range(90)))
+    changed = version()
+    assert changed[0] == first[0]
+    assert changed[1] != first[1]
+
+
+def test_a_measurement_is_linked_to_the_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    trained = RunDirectory(tmp_path, "trained")
+    theirs = {"project": "p", "entity": "e", "group": "g", "tags": "a"}
+    trained.record(**run_facts(make_wandb(trained, theirs)))
+    number = trained.facts["wandb_id"]
+    checkpoint = trained.path / "checkpoints" / "best.ckpt"
+    expected = {"id": number, "project": "p", "entity": "e", "group": "g", "name": "trained"}
+    expected |= {"path": f"e/p/{number}", "checkpoint": "best.ckpt"}
+    assert linked_run(checkpoint) == expected
+    logger = make_wandb(RunDirectory(tmp_path, "t"), {"group": "typed"}, "test", checkpoint)
+    assert logger.version != number
+    made = {"project": "p", "entity": "e", "group": "typed", "job_type": "test", "name": "t"}
+    assert made.items() <= logger._wandb_init.items()
+    assert logger.linked == expected
+    assert make_wandb(RunDirectory(tmp_path, "f"))._wandb_init["job_type"] == "train"
+
+
+def test_online_the_weights_are_an_input_of_the_measurement(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[tuple[str, str]] = []
+
+    class Online:
+        offline = False
+
+        def use_artifact(self, name: str, type: str) -> None:
+            asked.append((name, type))
+            if len(asked) == 2:
+                raise ValueError("no such artifact")
+
+    linked = {"project": "p", "entity": "e", "artifact": "model-7", "checkpoint": "last.ckpt"}
+    for _ in range(2):
+        use_weights(Online(), linked)
+    assert asked == [("e/p/model-7:last", "model")] * 2
+    assert "no such artifact" in caplog.text
+    use_weights(Online(), {name: value for name, value in linked.items() if name != "artifact"})
+    assert len(asked) == 2, "nothing was uploaded, so nothing is looked up"
 
 
 def test_test_logs_its_metrics_as_a_table(
@@ -176,8 +321,8 @@ def test_test_logs_its_metrics_as_a_table(
     monkeypatch.setenv("WANDB_MODE", "offline")
     for name in ("RECSYS_TOPK_CACHE", "HOME"):
         monkeypatch.setenv(name, environment[name])
-    (model,) = [artifact for artifact in wandb_files.artifacts(read(logged)) if artifact.type == "model"]
-    weights = next(entry.local_path for entry in model.manifest.contents if entry.path == "best.ckpt")
+    models = [artifact for artifact in wandb_files.artifacts(read(logged)) if artifact.type == "model"]
+    weights = next(entry.local_path for m in models for entry in m.manifest.contents if entry.path == "best.ckpt")
     try:
         assert main(["test", "--ckpt_path", weights, "--logger", "wandb", "--name", "t"]) == 0
     finally:
@@ -189,3 +334,12 @@ def test_test_logs_its_metrics_as_a_table(
     logged_values = wandb_files.history(read(run))[0]
     assert dict(table["data"]) == {name: value for name, value in logged_values.items() if name.startswith("test/")}
     assert "test/joint_recall@10@20/80" in dict(table["data"])
+    # The file of weights, which may have come from another machine, knows its training run.
+    facts = json.loads((logged / "run.json").read_text())
+    link = wandb_files.config(read(run))["training_run"]
+    assert (link["id"], link["name"], link["artifact"]) == (facts["wandb_id"], logged.name, facts["wandb_artifact"])
+    about = next(record.run for record in read(run) if record.HasField("run"))
+    assert (about.job_type, about.project, about.run_group) == ("test", "recsys-topk", "mine")
+    (data,) = [artifact for artifact in wandb_files.artifacts(read(run)) if artifact.type == "dataset"]
+    (same,) = [artifact for artifact in wandb_files.artifacts(read(logged)) if artifact.type == "dataset"]
+    assert data.digest == same.digest

@@ -39,7 +39,7 @@ def test_joint_recall_through_an_index_stands_beside_the_exact_one(
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: list[str], message: str) -> None:
-    from recsys_topk.cli.corpus_options import take_corpus
+    from recsys_topk.cli.corpus_options import split_corpus_options
 
     with pytest.raises(ValueError, match=message):
-        take_corpus("test", options)
+        split_corpus_options("test", options)

@@ -11,6 +11,7 @@ from recsys_topk.operators.lapsum import LapSum
 from recsys_topk.operators.sigmoid import SigmoidTopK
 from recsys_topk.registry import UnknownNameError
 from recsys_topk.testing.fuzz import Findings, fuzz, fuzz_loss, fuzz_operator
+from recsys_topk.testing.random_lists import DTYPES, TEMPERATURES, random_lists
 
 
 class OverflowsAtGreatScores(SoftmaxLoss):
@@ -93,3 +94,67 @@ def test_the_command_counts_and_fails_if_something_was_found(tmp_path, capsys, m
     assert "not_k: scores=[" in said.err
     assert main(["fuzz", "lapsun"]) == 2
     assert "did you mean 'lapsum'" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_resumes_to_the_findings_of_one_run(tmp_path, capsys, monkeypatch):
+    from recsys_topk.cli.main import main
+    from recsys_topk.testing import fuzz as module
+
+    right, calls = LapSum.select, []
+
+    def wrong(self, scores, k, mask):
+        selection = right(self, scores, k, mask)
+        return SoftSelection(selection.log_p - 1e-3, selection.log_q, mask)
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return draw(*args)
+
+    monkeypatch.setattr(LapSum, "select", wrong)
+    whole, part = tmp_path / "whole.json", tmp_path / "part.json"
+    asked = ["fuzz", "lapsum", "--lists", "3000", "--seed", "2", "--json"]
+    assert main([*asked, str(whole)]) == 1
+    draw = module.random_lists
+    monkeypatch.setattr(module, "random_lists", interrupted)
+    assert main([*asked, str(part)]) == 130
+    assert "(interrupted)" in capsys.readouterr().out
+    kept = json.loads(part.read_text())["rows"]
+    assert sum(row["batches"] for row in kept) == 4
+    assert main([*asked, str(part), "--resume"]) == 1
+    assert json.loads(part.read_text()) == json.loads(whole.read_text())
+    drawn = len(calls)
+    assert main([*asked, str(part), "--resume"]) == 1  # nothing is left to try
+    assert len(calls) == drawn
+
+
+def test_a_file_of_other_lists_is_not_resumed(tmp_path, capsys):
+    from recsys_topk.cli.main import main
+
+    file = tmp_path / "findings.json"
+    assert main(["fuzz", "bce", "--lists", "100", "--json", str(file), "--resume"]) == 2
+    assert "there is no file" in capsys.readouterr().err
+    assert main(["fuzz", "bce", "--lists", "100", "--json", str(file)]) == 0
+    assert main(["fuzz", "bce", "--lists", "200", "--json", str(file), "--resume"]) == 2
+    assert "was made with --lists 100 --seed 0 --device cpu" in capsys.readouterr().err
+    assert main(["fuzz", "bce", "--resume"]) == 2
+    assert "no --json was given" in capsys.readouterr().err
+    file.write_text("{}")
+    assert main(["fuzz", "bce", "--lists", "100", "--json", str(file), "--resume"]) == 2
+    assert "holds no findings" in capsys.readouterr().err
+
+
+def test_long_lists_are_fewer_where_they_cost_more_and_every_kind_is_drawn():
+    batches = [random_lists(0, number, cost="n^2") for number in range(64, 364)]
+    assert {batch.scores.dtype for batch in batches} == set(DTYPES)
+    assert {batch.tau for batch in batches} == set(TEMPERATURES)
+    assert {len(batch.scores) for batch in batches if batch.scores.shape[1] <= 12} == {1024}
+    assert all(batch.scores.shape[1] ** 2 * len(batch.scores) <= 1 << 18 for batch in batches)
+    assert any(batch.scores.shape[1] > 130 for batch in batches)
+    masks = [batch.mask for batch in batches if batch.mask is not None]
+    padded = torch.stack([(mask[:, :-1] >= mask[:, 1:]).all(1).float().mean() for mask in masks if mask.shape[1] > 6])
+    assert 0.4 < padded.mean() < 0.8
+    assert any(isinstance(batch.k, int) for batch in batches)
+    assert any(isinstance(batch.k, torch.Tensor) for batch in batches)
+    assert not torch.equal(random_lists(1, 0).labels, random_lists(0, 0).labels)

@@ -1,4 +1,4 @@
-"""The contract suite for data modules notices faults: each class below has exactly one."""
+"""The contract suite for data modules detects faults: each class below has exactly one."""
 
 from dataclasses import replace
 
@@ -183,15 +183,15 @@ FAULTS = {
     CallsGradesPlaces: "labels are of the declared kind",
     HasNoPositives: "labels are of the declared kind",
     ShufflesWithoutASeed: "the same seed gives the same batches",
-    EvaluatesOnTheWholeBatch: "evaluation does not depend on how it is batched",
-    DropsTheLastBatch: "every request comes once",
-    GivesEveryProcessEverything: "every request comes once",
+    EvaluatesOnTheWholeBatch: "evaluation does not depend on batching",
+    DropsTheLastBatch: "every request occurs once",
+    GivesEveryProcessEverything: "every request occurs once",
     ForgetsWhereItWas: "training resumes at the exact batch",
     SavesATensor: "hyper parameters are plain and restore the data module",
     MisrecordsItsSeed: "hyper parameters are plain and restore the data module",
     SamplesItsOwnItems: "sampled negatives are new items",
     HasAnotherCatalogue: "the catalogue holds the items of the lists",
-    MiscountsItsLists: "list length is that of the longest list",
+    MiscountsItsLists: "list length is the longest list",
     CannotBePickled: "shards can be sent to workers",
 }
 

@@ -1,4 +1,4 @@
-"""The contract suite notices faults: each class below has exactly one, of a kind that the field has shipped."""
+"""The contract suite detects faults: each class below has exactly one fault, of a kind found in published code."""
 
 import itertools
 import math
@@ -103,7 +103,7 @@ class FailsOnEmptyLists(RankingLoss):
         x = torch.where(mask, scores, -math.inf)
         return -(x.log_softmax(-1) * positive).nan_to_num(nan=0.0).sum(-1) / positive.sum(-1)
 
-    def _harmless(self, x, y, mask, cut, counted):
+    def _replace_skipped(self, x, y, mask, cut, counted):
         return x, y, mask, cut
 
     def _reduce(self, losses, counted, weights):
@@ -116,7 +116,7 @@ class ForgetsValidation(Sound):
 
 
 class ClosedForm(torch.autograd.Function):
-    """log(1 + exp(x)) with its gradient taken down in the forward: a second derivative finds nothing."""
+    """log(1 + exp(x)) with its gradient saved in the forward, so that a second derivative is silently 0."""
 
     @staticmethod
     def forward(ctx, x):
@@ -146,21 +146,21 @@ class WaitsForTheDevice(Sound):
 
 
 LOSSES = {
-    WaitsForTheDevice: "nothing is read on the host",
-    IgnoresTheMask: "masked items are inert",
+    WaitsForTheDevice: "no values are read on the host",
+    IgnoresTheMask: "masked items have no effect",
     CouplesLists: "lists do not influence each other",
     DependsOnPosition: "order of items does not matter",
     IsNegative: "losses are finite and not negative",
-    Overflows: "great scores are digested",
-    HasTheWrongGradient: "the gradient is that of the value",
-    HasASilentSecondDerivative: "second derivatives are right or refused",
-    ReadsValues: "transforms give the same",
+    Overflows: "large scores give finite results",
+    HasTheWrongGradient: "gradient matches finite differences",
+    HasASilentSecondDerivative: "second derivatives are correct or raise",
+    ReadsValues: "torch func transforms agree",
     IsRandom: "the same input gives the same loss",
-    BreaksTheGraph: "compilation changes nothing",
-    WritesIntoItsInput: "inputs are left alone",
+    BreaksTheGraph: "compiled results are equal",
+    WritesIntoItsInput: "inputs are not modified",
     CannotBePickled: "losses can be stored",
-    FailsOnEmptyLists: "lists that say nothing leave the mean",
-    ForgetsValidation: "validation names scores that are not finite",
+    FailsOnEmptyLists: "lists without positives are skipped",
+    ForgetsValidation: "validate raises on non finite scores",
 }
 
 
@@ -179,12 +179,12 @@ def test_a_fault_in_a_loss_is_named(faulty, rule):
 def test_all_broken_rules_are_named_at_once():
     with pytest.raises(AssertionError) as caught:
         check_loss(CouplesLists)
-    for rule in ("lists do not influence each other", "masked items are inert"):
+    for rule in ("lists do not influence each other", "masked items have no effect"):
         assert f"rule '{rule}'" in str(caught.value)
 
 
 def test_an_unknown_rule_is_an_error():
-    with pytest.raises(ValueError, match="no rule is called"):
+    with pytest.raises(ValueError, match="unknown rules"):
         check_loss(Sound, rules=["ties are nice"])
 
 
@@ -194,7 +194,7 @@ def test_the_offending_input_is_shown():
 
 
 class SoundOperator(TopKOperator):
-    """A logistic membership around the mean of the list, which sums to nothing in particular."""
+    """A logistic membership around the mean of the list, which does not sum to k."""
 
     cost, sums_to_k = "n", False
 
@@ -265,16 +265,16 @@ class IndexesByAMask(SoundOperator):
 
 
 OPERATORS = {
-    IndexesByAMask: "nothing is read on the host",
-    HasASilentSecondDerivativeToo: "second derivatives are right or refused",
-    WorksOutsideTransformsOnly: "transforms give the same",
+    IndexesByAMask: "no values are read on the host",
+    HasASilentSecondDerivativeToo: "second derivatives are correct or raise",
+    WorksOutsideTransformsOnly: "torch func transforms agree",
     IsNotTieFair: "ties are fair",
     GivesTheThresholdToOneOfTheTied: "order of items does not matter",
     DoesNotSumToK: "membership is a probability",
     HasInconsistentLogs: "membership is a probability",
-    LetsPaddingCompete: "masked items are inert",
-    IsCappedInHalfPrecision: "great scores are digested",
-    HasADetachedThreshold: "the gradient is that of the value",
+    LetsPaddingCompete: "masked items have no effect",
+    IsCappedInHalfPrecision: "large scores give finite results",
+    HasADetachedThreshold: "gradient matches finite differences",
 }
 
 
@@ -340,9 +340,9 @@ class CopiesNumbersToTheDevice(SoundObjective):
 
 
 OBJECTIVES = {
-    CopiesNumbersToTheDevice: "nothing is read on the host",
-    LetsPaddingCount: "masked items are inert",
-    IsNaNWithoutItems: "lists without items change nothing",
+    CopiesNumbersToTheDevice: "no values are read on the host",
+    LetsPaddingCount: "masked items have no effect",
+    IsNaNWithoutItems: "lists without items are skipped",
     ForgetsAStage: "the output is a scalar with named terms",
     UsesPositions: "order of items does not matter",
     StaysInHalfPrecision: "half precision is computed in float32",

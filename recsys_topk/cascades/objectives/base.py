@@ -1,4 +1,4 @@
-"""The interface of cascade objectives: the scores of all stages in, one number to minimise out."""
+"""The interface of cascade objectives: a function from the scores of all stages to a scalar to minimise."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ Weighting = Literal["learned", "fixed"]
 
 @dataclass(frozen=True)
 class ObjectiveOutput:
-    """What an objective returns.
+    """The result of an objective.
 
     Attributes:
         total: The scalar to minimise.
-        terms: Its parts before weighting, by any name, as scalars (for logging and diagnostics).
-        stage_of: The stage whose own term a term is, by the term's name; it is logged by the name of that stage.
+        terms: The unweighted terms by name, as scalars, for logging and diagnostics.
+        stage_of: The stage index of each term that belongs to one stage. Such a term is logged under the name of the
+            stage.
     """
 
     total: Tensor
@@ -37,17 +38,17 @@ class ObjectiveOutput:
 
     @classmethod
     def of_stages(cls, total: Tensor, terms: Sequence[Tensor], **others: Tensor) -> ObjectiveOutput:
-        """Return the output of an objective with one term per stage, first to last, and perhaps others by name."""
+        """Return the output of an objective with one term per stage, first stage first, and other terms by name."""
         names = [f"stage{m}" for m in range(len(terms))]
         own = dict(zip(names, terms, strict=True))
         return cls(total, {**own, **others}, {name: m for m, name in enumerate(names)})
 
 
 class TermWeights(nn.Module):
-    """Weights of the stages' terms: learned as log-variances, or fixed at 1.
+    """Weights of the terms of the stages: learned log-variances, or fixed at 1.
 
-    Learned (Kendall et al. 2018): sum_m L_m exp(-w_m) / 2 + w_m / 2, w_m = 0 at the start. The logarithm of the
-    variance is the parameter, so a weight cannot cross zero and turn the total into NaN.
+    Learned (Kendall et al. 2018): sum_m L_m exp(-w_m) / 2 + w_m / 2, w_m = 0 at the start. The parameter is the
+    logarithm of the variance, so a weight cannot cross zero and make the total NaN.
 
     Args:
         stages: Number of terms.
@@ -70,22 +71,23 @@ class TermWeights(nn.Module):
 
 
 class CascadeObjective(Recorded, nn.Module, ABC):
-    """Base of all objectives: checks and float32 arithmetic; a subclass writes `compute` for any number of stages.
+    """Base class of all objectives: checks and float32 arithmetic. A subclass implements `compute`.
 
     Class attributes:
         name: Registry name.
-        needs_operator: The objective asks the loss's operator for memberships.
-        compares_groups: The objective learns from differences between sample groups only, so it needs two at least.
-        uses_loss: The objective is built from `loss`; otherwise it is a published baseline with terms of its own.
-        paper: Where the objective is from.
+        needs_operator: The objective needs a loss with a top-k operator.
+        compares_groups: The objective only compares sample groups, so it needs at least two.
+        uses_loss: The objective uses `loss`. False for published baselines with their own terms.
+        paper: Reference.
 
     Args:
-        loss: The loss that the objective is built from.
+        loss: The loss of the objective.
         stages: Number of stages.
 
     Attributes:
-        validate: Raise on NaN or infinity among valid scores (reads the tensors, so it is off by default).
-        later: Where off the CPU the result of `validate` is left for the next step; None = it is read at once.
+        validate: Raise on NaN or infinity among valid scores. Off by default, because the check reads the tensors.
+        deferred_checks: Receives the checks of `validate` on devices other than the CPU, to be evaluated in the next
+            step; None = the check is evaluated immediately.
     """
 
     name: ClassVar[str]
@@ -98,20 +100,20 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         super().__init__()
         if self.needs_operator and loss.operator is None:
             raise ValueError(
-                f"the {self.name!r} objective needs a loss with a top-k operator and {loss.name!r} has none; "
+                f"the {self.name!r} objective needs a loss with a top-k operator, but {loss.name!r} has none; "
                 f"use --objective independent, or a loss of the top-k family"
             )
         self.loss = loss
         self.stages = stages
         self.validate = False
-        self.later: DeferredChecks | None = None
+        self.deferred_checks: DeferredChecks | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
         elif not hasattr(cls, "name"):
-            cls.name = cls.__name__  # for run names and messages; only a name of its own enters the registry
+            cls.name = cls.__name__  # for run names and messages; only classes that set `name` are registered
 
     @abstractmethod
     def compute(
@@ -123,16 +125,16 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         quotas: Sequence[int],
         k: int,
     ) -> ObjectiveOutput:
-        """Return the objective. Called with clean input only: float32 or float64 scores, 0 where masked."""
+        """Return the objective. The base class calls it with clean input: float32 or float64 scores, 0 where masked."""
 
     def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
-        """Return where each stage's term cuts its lists; shorter lists teach it nothing. Empty if it does not cut."""
+        """Return the cut-off of each stage's term; lists that are not longer are skipped. Empty = no cut-off."""
         if not (self.uses_loss and self.loss.requires_k) or self.loss.k == "positives":
             return []
         return [self.loss.k if isinstance(self.loss.k, int) else k] * self.stages
 
     def clean(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Return scores or labels with 0 where masked, so that whatever padding holds does no harm."""
+        """Return scores or labels with 0 where masked, so that the values of padding do not matter."""
         return torch.where(mask, values, 0.0)
 
     @final  # type: ignore[misc]  # nn.Module declares forward as a writable attribute
@@ -151,15 +153,15 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         Args:
             scores: One (B, N) tensor per stage, over the same candidates.
             labels: (B, N), bigger is better.
-            mask: Boolean (B, N), True = a real item; None = all are.
-            groups: (B, N), the sample group of each candidate; needed by the objectives that say so.
-            quotas: How many items each stage passes on.
-            k: How many items are wanted in the end, where the loss names no k of its own.
+            mask: Boolean (B, N), True = a real item; None = all items are real.
+            groups: (B, N), the sample group of each candidate; required by some objectives.
+            quotas: Number of items that each stage passes on.
+            k: Number of items wanted at the end of the cascade, unless the loss sets its own k.
         """
         if len(scores) != self.stages or len(quotas) != self.stages:
             raise ValueError(
-                f"the objective was built for {self.stages} stages and got {len(scores)} scores and "
-                f"{len(quotas)} quotas"
+                f"the objective was built for {self.stages} stages, got {len(scores)} score tensors and "
+                f"{len(quotas)} quotas; pass one of each per stage"
             )
         for stage_scores in scores:
             check_lists(stage_scores, mask, labels=labels, groups=groups)
@@ -168,8 +170,8 @@ class CascadeObjective(Recorded, nn.Module, ABC):
             y = labels.to(clean[0].dtype)
             if self.validate:
                 for x in clean:
-                    later = None if may_read(x) else self.later
-                    check_finite(x, full_mask(x) if mask is None else mask, later=later)
+                    deferred = None if may_read(x) else self.deferred_checks
+                    check_finite(x, full_mask(x) if mask is None else mask, deferred=deferred)
             if mask is None:
                 mask = full_mask(y)
             else:
@@ -178,12 +180,12 @@ class CascadeObjective(Recorded, nn.Module, ABC):
             return self.compute(clean, y, mask, groups, quotas, k)
 
 
-def need_groups(groups: Tensor | None, name: str) -> Tensor:
-    """Return `groups`, or raise because the objective `name` cannot do without."""
+def require_groups(groups: Tensor | None, name: str) -> Tensor:
+    """Return `groups`, or raise if they are None; `name` is the name of the objective."""
     if groups is None:
         raise ValueError(
-            f"the {name!r} objective trains on sample groups: pass groups, (B, N), 0 = the best group; "
-            f"data without groups can be trained with the 'independent' or 'joint' objective"
+            f"the {name!r} objective needs sample groups, got none; pass groups, (B, N), 0 = the best group, "
+            f"or use the 'independent' or 'joint' objective"
         )
     return groups
 

@@ -1,4 +1,4 @@
-"""Each stage as a classifier of the items that reach it."""
+"""Binary cross-entropy of each stage on the items that reach it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,35 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting, need_groups
+from recsys_topk.cascades.objectives.base import (
+    CascadeObjective,
+    ObjectiveOutput,
+    TermWeights,
+    Weighting,
+    require_groups,
+)
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.numerics import masked_mean, weighted_mean
 from recsys_topk.processes import largest
 
 
 def list_bce(scores: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over lists with a positive of the mean binary cross-entropy over their items in `mask`."""
+    """Return the mean binary cross-entropy over the items in `mask`, averaged over the lists with a positive."""
     terms = F.binary_cross_entropy_with_logits(scores, positive.to(scores.dtype), reduction="none")
     return weighted_mean(masked_mean(terms, mask), positive.any(-1) & mask.any(-1))
 
 
 class BCEObjective(CascadeObjective):
-    """Binary cross-entropy, positives against the groups that the stage sees.
+    """Binary cross-entropy of each stage: positives against the other items of the groups that reach the stage.
 
-    A stage sees the items that reach it: the last stage the two best groups, the first one all, and those between one
-    group less for each stage before them (two stages over four groups: 4, 2; three over five: 5, 4, 2). Sampled
-    negatives reach the first stage only.
+    The first stage gets all groups, the last stage the two best groups, and a stage in between one group less for each
+    stage before it (two stages over four groups: 4, 2; three stages over five groups: 5, 4, 2). Sampled negatives reach
+    the first stage only.
 
     Args:
-        loss: Its `positive_above` says what a positive is.
+        loss: Its `positive_above` defines the positives.
         stages: Number of stages.
-        visible: How many groups each stage sees; None = as above.
+        visible: Number of groups that reach each stage; None = as above.
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
     """
 
@@ -49,7 +55,7 @@ class BCEObjective(CascadeObjective):
         super().__init__(loss, stages)
         if visible is not None and len(visible) != stages:
             raise ValueError(
-                f"visible must name one number of groups per stage, got {list(visible)} for {stages} stages"
+                f"visible must have one number of groups per stage, got {list(visible)} for {stages} stages"
             )
         self.visible = None if visible is None else list(visible)
         self.weights = TermWeights(stages, weighting)
@@ -64,7 +70,7 @@ class BCEObjective(CascadeObjective):
         k: int,
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
-        group = need_groups(groups, self.name)
+        group = require_groups(groups, self.name)
         positive = mask & (labels > self.loss.positive_above)
         terms = []
         for m, x in enumerate(scores):
@@ -79,5 +85,5 @@ class BCEObjective(CascadeObjective):
             return self.visible[stage]
         if stage == self.stages - 1:
             return 2
-        # A sampled negative has label 0 and a group of its own behind all others.
+        # Sampled negatives have label 0 and form the last group.
         return largest(group.masked_fill(labels <= 0, -1).amax()) + 1 - stage

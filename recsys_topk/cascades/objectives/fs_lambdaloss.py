@@ -1,4 +1,4 @@
-"""Full-stage LambdaLoss: every stage learns NDCG over all sample groups."""
+"""Full-stage LambdaLoss: every stage optimises NDCG over all sample groups."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class FullStageLambdaLoss(CascadeObjective):
 
     L = 2 sum over pairs with l_i > l_j of abs(g_i - g_j) ((1 - f) u_ij + f v_ij) log(1 + exp(-(x_i - x_j))) with
     g = l / ideal DCG, D(r) = 1 / ln(1 + r), d_i = D(r_i) for r_i <= topn else 0, v_ij = abs(d_i - d_j) and
-    u_ij = abs(D(r) - D(r + 1)) at r = abs(r_i - r_j) where one of the ranks is <= topn, else 0. The factor 2 is the
-    published form's, which counts every pair in both directions. No gradient through the weights.
+    u_ij = abs(D(r) - D(r + 1)) at r = abs(r_i - r_j) where one of the ranks is <= topn, else 0. The factor 2 comes from
+    the published form, which counts every pair in both directions. No gradient flows through the weights.
 
     Args:
-        loss: Its `positive_above` says which lists count.
+        loss: Its `positive_above` defines the counted lists.
         stages: Number of stages.
-        topn: Where the discount is cut.
+        topn: Cut-off of the discount.
         smooth_fraction: f.
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
     """
@@ -80,7 +80,7 @@ class FullStageLambdaLoss(CascadeObjective):
             swap = (first_cut[span, :, None] - cut[span, None, :]).abs().mul_(self.smooth_fraction)
             if self.smooth_fraction < 1.0:
                 a, b = first_rank[span, :, None], ranks[span, None, :]
-                # Two different items are half a rank apart at least; an item and itself have no difference in gain.
+                # Different items are at least half a rank apart; the gain difference of an item with itself is 0.
                 distance = (a - b).abs().clamp_min(0.5)
                 near = discount(distance, a.dtype, math.e) - discount(distance + 1.0, a.dtype, math.e)
                 swap += torch.where(torch.minimum(a, b) <= self.topn, near * (1.0 - self.smooth_fraction), 0.0)

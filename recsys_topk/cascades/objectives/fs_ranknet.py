@@ -1,4 +1,4 @@
-"""Full-stage RankNet: every stage learns the order of all sample groups."""
+"""Full-stage RankNet: every stage learns the order of the sample groups."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting, need_groups
+from recsys_topk.cascades.objectives.base import (
+    CascadeObjective,
+    ObjectiveOutput,
+    TermWeights,
+    Weighting,
+    require_groups,
+)
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.pairs import LabelOrder, pairwise_logistic
 from recsys_topk.numerics import weighted_mean
 
 
 class FullStageRankNet(CascadeObjective):
-    """For each group, the mean of -log sigmoid(x_i - x_j) over pairs with a lower group; summed over groups and stages.
+    """Pairwise logistic loss between sample groups, for every stage.
+
+    For each group, the mean of -log sigmoid(x_i - x_j) over pairs of an item i of the group and an item j of a lower
+    group; summed over groups and stages.
 
     Args:
         loss: Not used.
@@ -42,8 +51,8 @@ class FullStageRankNet(CascadeObjective):
         k: int,
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
-        group = need_groups(groups, self.name)
-        # By sorting, so that the number of groups need not be known on the host; padding comes first.
+        group = require_groups(groups, self.name)
+        # Pairs are counted by sorting, so that the number of groups is not read on the host. Padding comes first.
         own = torch.where(mask, group, group.amin() - 1).contiguous()
         ordered = own.sort(-1).values
         after = torch.searchsorted(ordered, own, right=True)

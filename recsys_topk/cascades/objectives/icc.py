@@ -1,4 +1,4 @@
-"""ICC: one score for the whole cascade, made of each stage's score where the item would leave."""
+"""ICC: one combined score for the whole cascade, from the score of the stage at which an item leaves it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from recsys_topk.ops.kth_pair import kth_pair
 
 
 class ICCObjective(CascadeObjective):
-    """RankNet on score_i = sum_m f^m (prod_{j<m} I_j) (1 - I_m) x_m, the last stage with I_m in place of 1 - I_m.
+    """RankNet on a combined score of all stages.
 
-    I_m = sigmoid((x_m - kappa_m) / sigma) says whether stage m passes the item on, kappa_m = x_m,[cut] is the score of
-    the last item that it passes (differentiated), and f raises the scores of items that come further.
+    score_i = sum_m f^m (prod_{j<m} I_j) (1 - I_m) x_m, with I_m instead of 1 - I_m for the last stage.
+    I_m = sigmoid((x_m - kappa_m) / sigma) indicates whether stage m passes the item on, kappa_m = x_m,[cut] is the
+    score of the last item that it passes on (differentiated), and f raises the scores of items that reach later stages.
 
     Args:
-        loss: Its `positive_above` says which lists count.
+        loss: Its `positive_above` defines the counted lists.
         stages: Number of stages.
         sigma: Temperature of the indicator.
-        factor: f; None = the published 1 for two stages and 2 for more.
+        factor: f; None = the published values, 1 for two stages and 2 for more.
     """
 
     name: ClassVar[str] = "icc"
@@ -65,7 +66,7 @@ class ICCObjective(CascadeObjective):
         return ObjectiveOutput(total, {"ranknet": total})
 
     def _passes(self, x: Tensor, mask: Tensor, cut: int) -> Tensor:
-        """Return I = sigmoid((x - x_[cut]) / sigma), 1 in lists with no more than `cut` items."""
+        """Return I = sigmoid((x - x_[cut]) / sigma), or 1 in lists with at most `cut` items."""
         valid = mask.sum(-1)
         proper = (valid > cut)[:, None]
         if x.shape[1] < 2:

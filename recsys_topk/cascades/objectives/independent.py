@@ -1,4 +1,4 @@
-"""Every stage trained by itself, with any loss."""
+"""Independent training of every stage with any loss."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from recsys_topk.losses.base import RankingLoss
 
 
 class IndependentObjective(CascadeObjective):
-    """total = sum over stages of the loss of that stage's scores; the stages do not see one another.
+    """The sum over stages of the loss of each stage's scores. Stages do not influence each other.
 
     Args:
         loss: Any loss.
         stages: Number of stages.
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
-        stage_k: What a loss without a k of its own cuts at in stage m: ``"k"``, the number of items wanted in the end,
-            or ``"quota"``, the number that the stage passes on; None = what suits the loss (`RankingLoss.stage_k`).
+        stage_k: The k of stage m for a loss that does not set k: ``"k"``, the number of items wanted at the end of the
+            cascade, or ``"quota"``, the number that the stage passes on; None = as in `RankingLoss.stage_k`.
     """
 
     name: ClassVar[str] = "independent"

@@ -1,4 +1,4 @@
-"""All stages trained together on what survives all of them."""
+"""Joint training of all stages on the items that survive all of them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from recsys_topk.processes import divisor
 
 
 class JointObjective(CascadeObjective):
-    """Cross-entropy of each stage's membership and of the membership of surviving every stage.
+    """Cross-entropy of the membership of each stage, and of the probability of surviving all stages.
 
     L_m = top-k BCE of stage m; p_i = prod_m p_i^m is the probability of surviving all stages, and L_joint its
     cross-entropy with the true top k. total = sum_m [L_m exp(-w_m) / 2 + w_m / 2] + L_joint with learned
-    log-variances w_m. Everything is computed from log p and log(1 - p), so that no probability is rounded to 0 or 1.
+    log-variances w_m. All terms are computed from log p and log(1 - p), so that no probability is rounded to 0 or 1.
 
     Args:
-        loss: A loss with an operator; its k, if set, overrides the k of the call.
+        loss: A loss with an operator. Its k, if set, overrides the k of the call.
         stages: Number of stages.
         weighting: ``"learned"`` or ``"fixed"`` weights of the L_m.
-        stage_k: What stage m's operator cuts at: ``"k"``, the number of items wanted in the end (the paper's), or
-            ``"quota"``, the number that the stage may pass on.
+        stage_k: The k of the operator in stage m: ``"k"``, the number of items wanted at the end of the cascade (as in
+            the paper), or ``"quota"``, the number that the stage passes on.
         eps: Added to the probability inside every logarithm. LCRON's published loss is this objective with NeuralSort
             or SoftSort, eps = 1e-6 here and in the loss (``--objective.eps 1e-6 --loss.eps 1e-6``).
     """
@@ -58,7 +58,7 @@ class JointObjective(CascadeObjective):
         self.stage_k = stage_k
 
     def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
-        """See `CascadeObjective.cuts`; a list that k covers has no term at all."""
+        """See `CascadeObjective.cuts`. A list with at most k items has no term."""
         found = super().cuts(quotas, k)
         if self.stage_k == "k" or not found:
             return found
@@ -90,7 +90,7 @@ class JointObjective(CascadeObjective):
         ]
         selections.append(_survival(selections))
         rows = [*(counted & (cut < valid) for cut in cuts), selections[-1].mask.any(-1)]
-        # One sum over processes for all terms, as in `joint_terms`: another process may take that path.
+        # One sum over processes for all terms, as in `joint_terms`, because another process may use that code path.
         numbers = divisor(torch.stack([one.sum() for one in rows]), labels.dtype)
         totals = [
             torch.where(counts, self._bce(selection, target), 0.0).sum()
@@ -100,7 +100,7 @@ class JointObjective(CascadeObjective):
         return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
 
     def _task(self, labels: Tensor, mask: Tensor, quotas: Sequence[int], k: int) -> JointTask | None:
-        """Return the task of the fused operation; None for a loss whose membership it does not know."""
+        """Return the task of the fused operation; None = the operation does not support this loss."""
         law = self.loss._law() if isinstance(self.loss, TopKLoss) and not self.eps else None
         if law is None or labels.shape[1] < 2:
             return None
@@ -128,7 +128,7 @@ class JointObjective(CascadeObjective):
 
 
 def _only(selection: SoftSelection, rows: Tensor) -> SoftSelection:
-    """Return the selection with the lists outside `rows` let through whole (log p = 0) and out of the mask."""
+    """Return the selection restricted to `rows`: all other lists get log p = 0 and are masked."""
     row = rows[:, None]
     log_p = torch.where(row & selection.mask, selection.log_p, 0.0)
     log_q = torch.where(row & selection.mask, selection.log_q, -torch.inf)
@@ -136,6 +136,6 @@ def _only(selection: SoftSelection, rows: Tensor) -> SoftSelection:
 
 
 def _survival(selections: Sequence[SoftSelection]) -> SoftSelection:
-    """Return the membership of surviving every stage."""
+    """Return the soft membership of the items that survive every stage."""
     log_p, log_q = survival_logs([one.log_p for one in selections], [one.log_q for one in selections])
     return SoftSelection(log_p, log_q, torch.stack([one.mask for one in selections]).any(0))

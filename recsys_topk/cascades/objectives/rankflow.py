@@ -1,4 +1,4 @@
-"""RankFlow: each stage learns from what the stage before it passes on, and from the stage after it."""
+"""RankFlow: each stage is trained on the items that the previous stage passes on, and distilled from the next stage."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from recsys_topk.losses.base import RankingLoss
 from recsys_topk.metrics.functional import top
 from recsys_topk.numerics import masked_mean, weighted_mean
 
-# Beyond this distance the squared error stays constant: its square, summed over a batch, must fit into float32.
-FARTHEST = 1e15
+# Differences are clamped to this value, so that their squares, summed over a batch, fit into float32.
+MAX_DIFFERENCE = 1e15
 
 
 class RankFlowObjective(CascadeObjective):
-    """BCE of each stage on what reaches it, and distillation from the next stage on what it passes on.
+    """BCE of each stage on the items that reach it, and distillation from the next stage on the items it passes on.
 
-    With T_m the quota_m best of T_(m-1) by stage m (T_(-1) = the whole list):
+    With T_m the quota_m best items of T_(m-1) by stage m (T_(-1) = the whole list) and sg the stop-gradient:
     total = sum_m BCE(x_m on T_(m-1)) + distillation * MSE(x_m, sg x_(m+1) on T_m)
-    + ranking * -log sigmoid(mean of x_m over the best of T_m - mean over its rest), where the best are the quota_(m+1)
-    that the next stage would keep.
+    + ranking * -log sigmoid(mean of x_m over the best of T_m - mean of x_m over the others), where the best are the
+    quota_(m+1) items that the next stage would keep.
 
     Args:
-        loss: Its `positive_above` says what a positive is.
+        loss: Its `positive_above` defines the positives.
         stages: Number of stages.
         distillation: Weight of the mean squared error.
-        ranking: Weight of the contrast; None = the published 0 for two stages and 1 for more.
+        ranking: Weight of the ranking term; None = the published values, 0 for two stages and 1 for more.
     """
 
     name: ClassVar[str] = "rankflow"
@@ -67,7 +67,7 @@ class RankFlowObjective(CascadeObjective):
                 break
             following = scores[m + 1].detach()
             reached = top(x, quotas[m], reached)
-            apart = masked_mean((x - following).clamp(-FARTHEST, FARTHEST).square(), reached)
+            apart = masked_mean((x - following).clamp(-MAX_DIFFERENCE, MAX_DIFFERENCE).square(), reached)
             others[f"distillation{m}"] = weighted_mean(apart, counted)
             total = total + self.distillation * others[f"distillation{m}"]
             if self.ranking:

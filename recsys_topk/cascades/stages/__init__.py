@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from recsys_topk.lazy import attach
 
 if TYPE_CHECKING:
     from recsys_topk.cascades.stages.din import DIN as DIN
     from recsys_topk.cascades.stages.mlp import MLPStage as MLPStage
     from recsys_topk.cascades.stages.two_tower import TwoTower as TwoTower
 
-_HOME = {
-    "DIN": "din",
-    "MLPStage": "mlp",
-    "TwoTower": "two_tower",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "din": ["DIN"],
+        "mlp": ["MLPStage"],
+        "two_tower": ["TwoTower"],
+    },
+)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows
+from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows, source_names
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
 
 Array = npt.NDArray[Any]
@@ -22,7 +22,10 @@ def interactions_items(prepared: PreparedInteractions) -> ItemTable:
     number = len(items["item_id"])
     ids = items.get("ids", np.empty((number, 0), dtype=np.int32))
     return ItemTable(
-        _names(prepared.item_ids), ids, items.get("values", np.empty((number, 0), dtype=np.float32)), items["count"]
+        source_names(prepared.item_ids),
+        ids,
+        items.get("values", np.empty((number, 0), dtype=np.float32)),
+        items["count"],
     )
 
 
@@ -54,7 +57,7 @@ def interactions_users(shards: Mapping[str, InteractionsShard], prepared: Prepar
             request[kind][own[rows]] = found
     stretches = [np.unique(prepared.events[a:b]) for a, b in zip(users["start"], users["stop"], strict=True)]
     return UserTable(
-        names=_names(prepared.user_ids),
+        names=source_names(prepared.user_ids),
         request=request["ids"],
         request_values=request["values"].astype(np.float32),
         history=history,
@@ -63,7 +66,3 @@ def interactions_users(shards: Mapping[str, InteractionsShard], prepared: Prepar
         seen=np.concatenate(stretches),
         seen_ends=np.cumsum([len(own) for own in stretches]),
     ).sorted()
-
-
-def _names(ids: Array) -> Array:
-    return ids if np.issubdtype(ids.dtype, np.integer) else ids.astype(str)

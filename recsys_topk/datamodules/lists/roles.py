@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from recsys_topk.datamodules.columns import keys_of, one_chunk
+from recsys_topk.datamodules.description_guess import GuessedTables
 from recsys_topk.datamodules.features import Description, RawFeature
 from recsys_topk.datamodules.guessing import ROLES as COMMON
-from recsys_topk.datamodules.guessing import guess_feature, guess_roles
+from recsys_topk.datamodules.guessing import Guess, guess_feature, guess_roles
 from recsys_topk.datamodules.lists.labels import StageTable
 from recsys_topk.datamodules.lists.nested import ROW
 from recsys_topk.datamodules.reading import TableReader
@@ -80,8 +81,8 @@ def require_roles(
             )
 
 
-def guess_columns(reader: TableReader, roles: Mapping[str, str]) -> Description:
-    """Return the features that the columns without a role seem to be.
+def guess_columns(reader: TableReader, roles: Mapping[str, str]) -> GuessedTables:
+    """Return the features that the columns without a role seem to be, and what was looked at, by part.
 
     The ids of items and users are features. Another column belongs to the request if it is the same in all rows of each
     request that is looked at, else to the item.
@@ -91,28 +92,27 @@ def guess_columns(reader: TableReader, roles: Mapping[str, str]) -> Description:
     request = keys_of(head.column(roles["request"])).keys
     order = np.argsort(request, kind="stable")
     inside = request[order][1:] == request[order][:-1]
-    features: dict[str, list[RawFeature]] = {"user": [], "context": [], "items": []}
-    if "user" in roles:
-        features["user"].append(RawFeature.from_plain(roles["user"], "categorical"))
-    if "item" in roles:
-        features["items"].append(RawFeature.from_plain(roles["item"], "categorical"))
+    guesses: dict[str, list[Guess]] = {"context": [], "items": []}
     for name in reader.columns:
         if name in known:
             continue
         column = one_chunk(head.column(name))
-        feature = guess_feature(name, column).feature
-        if feature is None:
-            continue
         coded = _codes(column)[order]
         constant = bool(inside.any()) and bool((coded[1:] == coded[:-1])[inside].all())
-        features["context" if constant else "items"].append(feature)
-    history = tuple(features["items"][:1]) if "history" in roles and "item" in roles else ()
-    if not features["items"]:
+        guesses["context" if constant else "items"].append(guess_feature(name, column))
+    ids = {
+        part: [RawFeature.from_plain(roles[role], "categorical")] if role in roles else []
+        for part, role in (("user", "user"), ("items", "item"))
+    }
+    context, other = ([one.feature for one in own if one.feature is not None] for own in guesses.values())
+    items = (*ids["items"], *other)
+    history = items[:1] if "history" in roles and "item" in roles else ()
+    if not items:
         raise ValueError(
             f"{reader.name} has no column that tells items apart: columns {', '.join(reader.columns)} are taken for "
             f"{', '.join(roles)} or left out; name the features with --data.features FILE.yaml"
         )
-    return Description(tuple(features["user"]), tuple(features["context"]), tuple(features["items"]), history)
+    return GuessedTables(roles, Description(tuple(ids["user"]), tuple(context), items, history), guesses)
 
 
 def _codes(column: Any) -> npt.NDArray[Any]:

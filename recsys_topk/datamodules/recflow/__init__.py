@@ -5,8 +5,9 @@ Names are imported on first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from recsys_topk.lazy import attach
 
 if TYPE_CHECKING:
     from recsys_topk.datamodules.recflow.batch_maker import BatchMaker as BatchMaker
@@ -22,27 +23,17 @@ if TYPE_CHECKING:
     from recsys_topk.datamodules.recflow.shard import DayShard as DayShard
     from recsys_topk.datamodules.recflow.streaming import DayStream as DayStream
 
-_HOME = {
-    "BatchMaker": "batch_maker",
-    "DayCache": "cache",
-    "DayShard": "shard",
-    "DayStream": "streaming",
-    "FormatError": "pickles",
-    "Group": "layout",
-    "LAYOUTS": "layout",
-    "Layout": "layout",
-    "PreparedDay": "cache",
-    "RecFlowDataModule": "datamodule",
-    "RecFlowFiles": "files",
-    "select_days": "days",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "batch_maker": ["BatchMaker"],
+        "cache": ["DayCache", "PreparedDay"],
+        "datamodule": ["RecFlowDataModule"],
+        "days": ["select_days"],
+        "files": ["RecFlowFiles"],
+        "layout": ["Group", "LAYOUTS", "Layout"],
+        "pickles": ["FormatError"],
+        "shard": ["DayShard"],
+        "streaming": ["DayStream"],
+    },
+)

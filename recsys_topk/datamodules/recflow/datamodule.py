@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import ClassVar
 
 from lightning.pytorch.utilities import rank_zero_info
+from tqdm import tqdm
 
 from recsys_topk.datamodules.base import CascadeDataModule, Split
 from recsys_topk.datamodules.deployment import ItemTable, UserTable
 from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.folders import cache_home
+from recsys_topk.datamodules.locations import version_of
 from recsys_topk.datamodules.negatives import NegativeMix
 from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
 from recsys_topk.datamodules.recflow.cache import DayCache
-from recsys_topk.datamodules.recflow.days import select_days
+from recsys_topk.datamodules.recflow.days import DayOptions
 from recsys_topk.datamodules.recflow.deployment import recflow_encoder, recflow_users
 from recsys_topk.datamodules.recflow.files import RecFlowFiles
 from recsys_topk.datamodules.recflow.layout import ITEM_IDS, REQUEST_IDS, LayoutChoice, find_layout, recflow_schema
@@ -40,8 +42,8 @@ class RecFlowDataModule(CascadeDataModule):
         world: The simulated world used if `root` is None.
         layout: Which sample groups make up a list: ``"two-stage"``, ``"three-stage"``, or your own as plain data
             (`find_layout`).
-        train_days: A date or "FIRST:LAST", both included; None = all but the last two days.
-        val_days: The same; None = the last day but one.
+        train_days: A date or "FIRST:LAST", both included; None = all days before those of validation and testing.
+        val_days: The same; None = the last day but one; ``"none"`` = no validation.
         test_days: The same; None = the last day. Also the days of `predict`.
         batch_size: Requests per training batch and process.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
@@ -57,6 +59,7 @@ class RecFlowDataModule(CascadeDataModule):
             tables or by table name (`VocabularyOptions`). None = ``"auto"``: dense up to 2,000,000 rows, above that
             compact, which needs the training days.
         logq_correction: Whether softmax losses correct for how negatives were sampled; see `CascadeDataModule`.
+        days: The days of the data set to use at all, a date or "FIRST:LAST"; None = all.
 
     Example:
         >>> import tempfile
@@ -92,6 +95,7 @@ class RecFlowDataModule(CascadeDataModule):
         cache_dir: str | None = None,
         vocabulary: VocabularyChoice | None = None,
         logq_correction: bool = False,
+        days: str | None = None,
     ) -> None:
         super().__init__(
             batch_size=batch_size,
@@ -107,7 +111,7 @@ class RecFlowDataModule(CascadeDataModule):
         self.root = root
         self.world = as_world(world)
         self.layout = find_layout(layout)
-        self.wanted_days = {"train": train_days, "val": val_days, "test": test_days}
+        self.day_options = DayOptions(days, train_days, val_days, test_days)
         self.cache_dir = cache_dir
         self.vocabulary_options = vocabulary_options(vocabulary, (*REQUEST_IDS, *ITEM_IDS))
         self._vocabularies: dict[str, Vocabulary] | None = None
@@ -140,29 +144,50 @@ class RecFlowDataModule(CascadeDataModule):
     @property
     def splits(self) -> dict[str, tuple[str, ...]]:
         """The days used for ``"train"``, ``"val"`` and ``"test"``."""
-        available = self.cache.files.days
-        if len(available) < 3 and None in self.wanted_days.values():
-            raise ValueError(
-                f"the data hold {' and '.join(available)}, too few to set apart a validation and a test day; say which "
-                f"to use with train_days, val_days and test_days"
-            )
-        default = {"train": available[:-2], "val": available[-2:-1], "test": available[-1:]}
-        found, wrong = {}, []
-        for stage, wanted in self.wanted_days.items():
-            try:
-                found[stage] = select_days(available, wanted, default[stage], f"{stage}_days")
-            except ValueError as error:
-                wrong.append(str(error))
-        if wrong:
-            raise ValueError("; ".join(wrong))
-        return found
+        return self.day_options.splits(self.cache.files.days)
 
     def prepare_data(self) -> None:
-        """Prepare the days that are used and not prepared yet; called by Lightning in one process."""
-        missing = self.cache.missing(sorted({day for days in self.splits.values() for day in days}))
-        if missing:
-            rank_zero_info(f"preparing {len(missing)} days of {self.cache.files.folder} in {self.cache.folder} (once)")
-            self.cache.prepare(missing)
+        """Prepare the days that are used and not prepared yet; called by Lightning in one process.
+
+        Each day appears when it is whole, so an interrupted run resumes at the day it was at.
+        """
+        cache = self.cache
+        used = self.day_options.used(cache.files.days)
+        source = {day: sum(version_of(path)[0] for path in cache.files.paths(day).values()) for day in used}
+        missing = cache.missing(used)
+        if not missing:
+            return
+        total, done, written = sum(source[day] for day in missing), 0, 0
+        rank_zero_info(
+            f"preparing {len(missing)} of {len(used)} days of {cache.files.folder} in {cache.folder} (once); "
+            f"{tqdm.format_sizeof(total, 'B')} of source"
+        )
+        with self.progress_of("B") as progress:
+            progress("prepare", 0, total)
+
+            def ready(day: str, folder: Path) -> None:
+                nonlocal done, written
+                done += source[day]
+                written += sum(path.stat().st_size for path in folder.iterdir())
+                progress(
+                    "prepare",
+                    source[day],
+                    total,
+                    f"{day}, about {tqdm.format_sizeof(written / done * total, 'B')} in all",
+                )
+
+            cache.prepare(missing, progress=ready)
+
+    def facts(self) -> list[str]:
+        """Return lines that say which days are prepared, and where."""
+        used = self.day_options.used(self.cache.files.days)
+        size = sum(path.stat().st_size for day in used for path in self.cache.path(day).iterdir())
+        return [f"{len(used)} days, {used[0]} to {used[-1]}, {tqdm.format_sizeof(size, 'B')} in {self.cache.folder}"]
+
+    @property
+    def prepared_folders(self) -> dict[str, Path]:
+        """The folder of each day that is used."""
+        return {day: self.cache.path(day) for days in self.splits.values() for day in days}
 
     def open_shard(self, name: str) -> DayShard:
         """Return a prepared day."""
@@ -186,7 +211,7 @@ class RecFlowDataModule(CascadeDataModule):
         """Return this data module with one day to train, validate and test on; both share what is open."""
         _ = self.cache, self.vocabularies  # one vocabulary for all days of a stream
         data = copy.copy(self)
-        data.wanted_days = dict.fromkeys(self.wanted_days, day)
+        data.day_options = DayOptions(None, day, day, day)
         data._train_loader = data._state = None
         return data
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -76,3 +77,66 @@ def select_days(available: Sequence[str], wanted: str | None, default: Sequence[
         lacking = ", ".join(missing[:7]) + (f" and {len(missing) - 7} more" if len(missing) > 7 else "")
         raise ValueError(f"{name}={wanted!r} asks for {lacking}, and the data hold {there}")
     return tuple(days)
+
+
+NO_DAY: Final = "none"
+"""What `val_days` says if there is no validation."""
+
+
+@dataclass(frozen=True)
+class DayOptions:
+    """Which days a user wants: each is "DATE" or "FIRST:LAST", both included, or None for the default.
+
+    Attributes:
+        days: The days to use at all; None = all there are.
+        train: None = all of `days` before those of validation and testing.
+        val: None = the last day but one; ``"none"`` = no validation.
+        test: None = the last day.
+    """
+
+    days: str | None = None
+    train: str | None = None
+    val: str | None = None
+    test: str | None = None
+
+    def used(self, available: Sequence[str]) -> tuple[str, ...]:
+        """Return all days that are used; raise if some are not there, naming them all."""
+        if (self.train, self.val, self.test) == (None, None, None):
+            return select_days(available, self.days, available, "days")
+        return tuple(sorted({day for own in self.splits(available).values() for day in own}))
+
+    def splits(self, available: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Return the days of each split; raise if some are not there, naming them all.
+
+        Args:
+            available: The days there are, in order.
+
+        Example:
+            >>> DayOptions(val="none").splits(["2024-01-13", "2024-01-14", "2024-01-15"])
+            {'train': ('2024-01-13', '2024-01-14'), 'val': (), 'test': ('2024-01-15',)}
+        """
+        used = tuple(available)
+        wrong = []
+        try:
+            used = select_days(available, self.days, available, "days")
+        except ValueError as error:
+            wrong.append(str(error))
+        held_out = 1 if self.val == NO_DAY else 2
+        default = {"train": used[:-held_out], "val": used[-2:-1], "test": used[-1:]}
+        found: dict[str, tuple[str, ...]] = {}
+        for split, by_default in default.items():
+            wanted = getattr(self, split)
+            try:
+                no_day = split == "val" and wanted == NO_DAY
+                found[split] = () if no_day else select_days(used, wanted, by_default, f"{split}_days")
+            except ValueError as error:
+                wrong.append(str(error))
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        if len(used) <= held_out and None in (self.train, self.val, self.test):
+            apart = "a test day" if held_out == 1 else "a validation and a test day"
+            raise ValueError(
+                f"the data hold {' and '.join(used)}, too few to set apart {apart}; say which to use with train_days, "
+                f"val_days and test_days (val_days none: no validation)"
+            )
+        return found

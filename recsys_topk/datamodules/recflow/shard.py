@@ -58,7 +58,7 @@ class DayShard(Shard):
         items = int(day.first_rows.max(initial=-1)) + 1
         count = np.bincount(day.first_rows, weights=day.catalogue["count"], minlength=items).astype(np.int64)
         columns = (day.catalogue["item_id"][:items].copy(), day.item_rows[:items], count)
-        return Catalogue(*(torch.from_numpy(column).to(device) for column in columns))
+        return Catalogue(*map(torch.from_numpy, columns)).to(device)
 
     def release(self) -> None:
         """Drop the tables of items and views."""

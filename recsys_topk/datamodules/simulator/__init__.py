@@ -5,8 +5,9 @@ Names are imported on first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from recsys_topk.lazy import attach
 
 if TYPE_CHECKING:
     from recsys_topk.datamodules.simulator.embedded import embedded_root as embedded_root
@@ -16,21 +17,12 @@ if TYPE_CHECKING:
     from recsys_topk.datamodules.simulator.world import World as World
     from recsys_topk.datamodules.simulator.world import WorldConfig as WorldConfig
 
-_HOME = {
-    "GroundTruth": "ground_truth",
-    "World": "world",
-    "WorldConfig": "world",
-    "embedded_root": "embedded",
-    "reference_recalls": "ground_truth",
-    "simulate": "simulation",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "embedded": ["embedded_root"],
+        "ground_truth": ["GroundTruth", "reference_recalls"],
+        "simulation": ["simulate"],
+        "world": ["World", "WorldConfig"],
+    },
+)

@@ -58,6 +58,13 @@ class GroundTruth:
         world = World.from_arrays(WorldConfig(**json.loads(str(arrays["config"]))), arrays)
         return cls(world, arrays["request_id"], arrays["request_user"], arrays["request_time_ms"])
 
+    @classmethod
+    def of_data(cls, data: Any) -> GroundTruth | None:
+        """Return the ground truth of a data module's files; None if they are not simulated."""
+        files = getattr(getattr(data, "cache", None), "files", None)
+        root = Path(str(files.folder.parent)) if files is not None else None
+        return cls.load(root) if root is not None and (root / FILE).is_file() else None
+
     def true_utility(self, request_id: Array, item_id: Array) -> Array:
         """Return the utility of items to requests: (n,) request ids and (n, m) item ids give float32 (n, m).
 

@@ -1,12 +1,12 @@
-"""Metrics of ranked lists and of cascades, as functions of tensors: one value a list. Needs torch only.
+"""Metrics of ranked lists and of cascades, as functions of tensors that return one value per list. Needs torch only.
 
-Conventions, the same for all of them:
+Conventions of all metrics:
 
-- Lists are rows. `mask` is boolean, True = a real item; padding never competes for a place, whatever its score.
-- An item is *positive* when its label is above `positive_above`. A list without a valid positive says nothing about
-  the model: its value is 0 and its entry in `counted` is False.
-- Ties go against the model: among equal scores the item with the lower label comes first. A model that scores
-  everything alike can therefore not profit from the order in which the data hold their positives.
+- Lists are rows. `mask` is boolean, True = a real item. Padding is never ranked, whatever its score.
+- An item is *positive* if its label is above `positive_above`. A list without a valid positive is skipped: its value is
+  0 and its entry in `counted` is False.
+- Ties count against the model: among equal scores the item with the lower label comes first. A model with constant
+  scores therefore does not benefit from the order of the items in the data.
 - A NaN score ranks last.
 """
 

@@ -8,21 +8,22 @@ from torch import Tensor
 from recsys_topk.checks import check_lists
 from recsys_topk.numerics import full_mask
 
-# Pairwise comparisons are made for as many lists at a time as fit in this many booleans.
+# Maximum number of pairwise comparisons (booleans) per chunk of lists.
 PAIRS_AT_A_TIME = 1 << 22
 
 
 def kendall_tau(scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return Kendall's tau between scores and labels, per list.
 
-    tau = (concordant - discordant) / (pairs of valid items with different labels). Pairs with equal scores are
-    neither, so a constant model scores 0; a perfect order scores 1 even where labels tie (Somers' D of the scores
-    given the labels; without ties it is Kendall's tau). O(N^2) time; memory is bounded whatever the number of lists.
+    tau = (concordant - discordant) / (pairs of valid items with different labels). Pairs with equal scores are neither
+    concordant nor discordant, so constant scores give 0. A perfect order gives 1 even with tied labels (this is
+    Somers' D of the scores given the labels; without ties it is Kendall's tau). O(N^2) time; the memory does not grow
+    with the number of lists.
 
     Args:
         scores: (B, N).
         labels: (B, N).
-        mask: Boolean (B, N), True = a real item; None = all are.
+        mask: Boolean (B, N), True = a real item; None = all items are real.
 
     Returns:
         tau of each list, float64 (B,), and which lists hold two different labels, boolean (B,).

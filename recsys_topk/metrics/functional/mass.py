@@ -1,4 +1,4 @@
-"""How many items a soft selection holds for each one it should."""
+"""Total membership of a soft selection relative to k."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from recsys_topk.numerics import full_mask
 
 
 def selection_mass(p: Tensor, mask: Tensor | None = None, *, k: int) -> tuple[Tensor, Tensor]:
-    """Return sum(p) / k: how many items a soft selection holds for each one it should, per list.
+    """Return sum(p) / k, the total membership of a soft selection relative to k, per list.
 
-    1 for an operator whose membership sums to k. DFTopK's tends to N / (2 k) as tau grows, which is worth watching.
+    The value is 1 for an operator whose membership sums to k. For DFTopK it tends to N / (2 k) as tau grows. A value
+    far above 1 means that tau is large for the scale of the scores.
 
     Args:
         p: Membership, (B, N), e.g. `SoftSelection.p`.
-        mask: Boolean (B, N), True = a real item; None = all are.
-        k: How many items were to be selected; capped at the valid items of the list.
+        mask: Boolean (B, N), True = a real item; None = all items are real.
+        k: Number of items to select; capped at the number of valid items of the list.
 
     Returns:
-        The mass of each list, float64 (B,), and which lists have something to select, boolean (B,).
+        The mass of each list, float64 (B,), and which lists have k > 0 and a valid item, boolean (B,).
 
     Example:
         >>> selection_mass(torch.tensor([[0.9, 0.8, 0.4, 0.1]]), k=2)[0]

@@ -1,4 +1,4 @@
-"""Metrics of the ranks of items, cut at k: NDCG, DCG, average precision, reciprocal rank, precision."""
+"""Rank metrics with a cut-off k: NDCG, DCG, average precision, reciprocal rank, precision."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def ndcg_at(
     gain: Gain = "exponential",
     positive_above: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return NDCG@k: sum_{r <= k} g(y at rank r) / log2(1 + r), divided by its best value, per list.
+    """Return NDCG@k per list: sum_{r <= k} g(y at rank r) / log2(1 + r), divided by its largest possible value.
 
     Args:
         scores: (B, N).
         labels: (B, N), finite and >= 0.
-        mask: Boolean (B, N), True = a real item; None = all are.
-        k: Where to cut; None = nowhere.
+        mask: Boolean (B, N), True = a real item; None = all items are real.
+        k: Cut-off; None = no cut-off.
         gain: ``"exponential"``, g = 2^y - 1, or ``"linear"``, g = y (for labels such as RecFlow's 29..20).
-        positive_above: Only lists with a label above this are counted; every label has its gain.
+        positive_above: Lists without a label above this are skipped; gains use every label.
 
     Returns:
         The NDCG of each list, float64 (B,), and which lists are counted, boolean (B,).
@@ -53,15 +53,15 @@ def dcg_at(
     gain: Gain = "exponential",
     positive_above: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return DCG@k: sum_{r <= k} g(y at rank r) / log2(1 + r), per list.
+    """Return DCG@k per list: sum_{r <= k} g(y at rank r) / log2(1 + r).
 
     Args:
         scores: (B, N).
         labels: (B, N), finite and >= 0.
-        mask: Boolean (B, N), True = a real item; None = all are.
-        k: Where to cut; None = nowhere.
+        mask: Boolean (B, N), True = a real item; None = all items are real.
+        k: Cut-off; None = no cut-off.
         gain: ``"exponential"``, g = 2^y - 1, or ``"linear"``, g = y.
-        positive_above: Only lists with a label above this are counted; every label has its gain.
+        positive_above: Lists without a label above this are skipped; gains use every label.
 
     Returns:
         The DCG of each list, float64 (B,), and which lists are counted, boolean (B,).
@@ -83,16 +83,16 @@ def dcg_at(
 def average_precision_at(
     scores: Tensor, labels: Tensor, mask: Tensor | None = None, *, k: int | None = None, positive_above: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return AP@k, the mean over positives of the precision at their ranks, per list; its mean over lists is MAP@k.
+    """Return AP@k per list, the mean over positives of the precision at their ranks. Its mean over lists is MAP@k.
 
-    AP@k = sum over positives with rank r <= k of (positives up to rank r) / r, divided by min(k, positives): a perfect
-    order scores 1.
+    AP@k = sum over positives with rank r <= k of (positives up to rank r) / r, divided by min(k, positives). A perfect
+    order gives 1.
 
     Args:
         scores: (B, N).
         labels: (B, N).
-        mask: Boolean (B, N), True = a real item; None = all are.
-        k: Where to cut; None = nowhere.
+        mask: Boolean (B, N), True = a real item; None = all items are real.
+        k: Cut-off; None = no cut-off.
         positive_above: Items with a label above this are positive.
 
     Returns:
@@ -112,13 +112,13 @@ def average_precision_at(
 def reciprocal_rank_at(
     scores: Tensor, labels: Tensor, mask: Tensor | None = None, *, k: int | None = None, positive_above: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return 1 / r, r the rank of the best-ranked positive, 0 if r > k, per list; its mean over lists is MRR@k.
+    """Return 1 / r per list, with r the rank of the first positive, or 0 if r > k. Its mean over lists is MRR@k.
 
     Args:
         scores: (B, N).
         labels: (B, N).
-        mask: Boolean (B, N), True = a real item; None = all are.
-        k: Where to cut; None = nowhere.
+        mask: Boolean (B, N), True = a real item; None = all items are real.
+        k: Cut-off; None = no cut-off.
         positive_above: Items with a label above this are positive.
 
     Returns:
@@ -136,14 +136,14 @@ def reciprocal_rank_at(
 def precision_at(
     scores: Tensor, labels: Tensor, mask: Tensor | None = None, *, k: int, positive_above: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return precision@k: how many of the k items with the best scores are positive, as a share, per list.
+    """Return precision@k per list: the share of positives among the k items with the best scores.
 
-    A list with fewer than k valid items is divided by their number.
+    In a list with fewer than k valid items the divisor is their number.
 
     Args:
         scores: (B, N).
         labels: (B, N).
-        mask: Boolean (B, N), True = a real item; None = all are.
+        mask: Boolean (B, N), True = a real item; None = all items are real.
         k: Size of the predicted set.
         positive_above: Items with a label above this are positive.
 
@@ -162,7 +162,7 @@ def precision_at(
 def _hits(
     scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | None, positive_above: float
 ) -> tuple[Tensor, Tensor]:
-    """Return which of the first k places hold a positive item, float64 (B, N), and the ranks 1..N, (N,)."""
+    """Return 1 for each rank r <= k with a positive item and 0 elsewhere, float64 (B, N), and the ranks 1..N, (N,)."""
     check_lists(scores, mask, labels=labels)
     cut = scores.shape[-1] if k is None else check_count("k", k)
     positive = labels > positive_above if mask is None else (labels > positive_above) & mask

@@ -1,4 +1,4 @@
-"""Recall of the true top k: among the best m items, in a selection, after all stages of a cascade."""
+"""Recall of the true top k among the best m items, in a given selection, or after all stages of a cascade."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recsys_topk.ops.ranks import descending_order
 
 
 def top(scores: Tensor, m: int, mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-    """Return which valid items are among the m best of their list, boolean (B, N); ties as in `descending_order`.
+    """Return the m best valid items of each list, boolean (B, N). Ties are ordered as in `descending_order`.
 
     Example:
         >>> top(torch.tensor([[3.0, 1.0, 2.0]]), 2)
@@ -28,16 +28,16 @@ def top(scores: Tensor, m: int, mask: Tensor | None = None, labels: Tensor | Non
 def survivors(
     stage_scores: Sequence[Tensor], mask: Tensor | None = None, *, quotas: Sequence[int], labels: Tensor | None = None
 ) -> Tensor:
-    """Return what each stage of a cascade lets through, boolean (S, B, N).
+    """Return the items that each stage of a cascade passes on, boolean (S, B, N).
 
     Stage 0 keeps its `quotas[0]` best valid items, stage 1 the `quotas[1]` best of those, and so on.
 
     Args:
-        stage_scores: One (B, N) tensor a stage, all over the same candidates.
-        mask: Boolean (B, N), True = a real item; None = all are.
+        stage_scores: One (B, N) tensor per stage, all over the same candidates.
+        mask: Boolean (B, N), True = a real item; None = all items are real.
         quotas: How many items each stage passes on.
-        labels: For metrics only: with labels, equal scores go to the item with the lower label; without, to the one
-            that stands first.
+        labels: Used for ties in metrics: among equal scores, the item with the lower label passes. Without labels, the
+            first item passes.
 
     Example:
         >>> survivors([torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([[1.0, 2.0, 3.0, 4.0]])], quotas=(3, 1))
@@ -47,7 +47,7 @@ def survivors(
     """
     if len(stage_scores) != len(quotas) or not quotas:
         raise ValueError(
-            f"a cascade needs one quota a stage, got {len(stage_scores)} stages and quotas {tuple(quotas)}"
+            f"a cascade needs one quota per stage, got {len(stage_scores)} stages and quotas {tuple(quotas)}"
         )
     for scores in stage_scores:
         check_lists(scores, mask, labels=labels, first_stage_scores=stage_scores[0])
@@ -62,16 +62,17 @@ def survivors(
 def recall_of(
     selected: Tensor, labels: Tensor, mask: Tensor | None = None, *, k: int, positive_above: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return how much of the true top k lies in a set of items that has been `selected`, per list.
+    """Return the share of the true top k that is `selected`, per list.
 
-    The true top k are the k valid positive items with the largest labels. Where labels tie at the boundary there are
-    several such sets, and the one that suits the selection best is taken: every item above the boundary counts, items
-    on it count until k are full. The value is hits / min(k, positives), so a perfect selection scores 1.
+    The true top k are the k valid positive items with the largest labels. If labels are tied at the boundary there are
+    several such sets, and the one with the most selected items is used: all items above the boundary belong to it, and
+    selected items at the boundary fill it up to k. The value is hits / min(k, positives), so a perfect selection gives
+    1.
 
     Args:
-        selected: Boolean (B, N), the items that a model chose.
+        selected: Boolean (B, N), the selected items.
         labels: (B, N), bigger is better.
-        mask: Boolean (B, N), True = a real item; None = all are.
+        mask: Boolean (B, N), True = a real item; None = all items are real.
         k: Size of the true set.
         positive_above: Items with a label above this are positive.
 
@@ -102,13 +103,13 @@ def recall_of(
 def recall_at(
     scores: Tensor, labels: Tensor, mask: Tensor | None = None, *, k: int, m: int, positive_above: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return recall@k@m: how much of the true top k is among the m items with the best scores, per list.
+    """Return recall@k@m per list: the share of the true top k that is among the m items with the best scores.
 
     Args:
         scores: (B, N).
         labels: (B, N), bigger is better.
-        mask: Boolean (B, N), True = a real item; None = all are.
-        k: Size of the true set (see `recall_of`); N or more takes every positive.
+        mask: Boolean (B, N), True = a real item; None = all items are real.
+        k: Size of the true set (see `recall_of`); k >= N includes every positive.
         m: Size of the predicted set.
         positive_above: Items with a label above this are positive.
 
@@ -133,12 +134,12 @@ def joint_recall(
     k: int,
     positive_above: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return how much of the true top k survives all stages of a cascade, per list.
+    """Return the share of the true top k that survives all stages of a cascade, per list.
 
     Args:
-        stage_scores: One (B, N) tensor a stage, all over the same candidates.
+        stage_scores: One (B, N) tensor per stage, all over the same candidates.
         labels: (B, N), bigger is better.
-        mask: Boolean (B, N), True = a real item; None = all are.
+        mask: Boolean (B, N), True = a real item; None = all items are real.
         quotas: How many items each stage passes on (see `survivors`).
         k: Size of the true set (see `recall_of`).
         positive_above: Items with a label above this are positive.

@@ -13,18 +13,10 @@ from torch import Tensor
 from recsys_topk.ops.dispatch import through_reference, wants_graph
 from recsys_topk.ops.joint_terms import JointTask, joint_losses
 from recsys_topk.ops.topk_loss import Law
+from recsys_topk.ops.triton_kernels import long_joint
 from recsys_topk.ops.triton_kernels.launch import LARGEST_INT, registered, value_and_gradient
-from recsys_topk.ops.triton_kernels.rows import (
-    LAPLACE,
-    LAWS,
-    bytes_of,
-    item_terms,
-    kth_pair,
-    log1p_unit,
-    tails,
-    tiling,
-    true_items,
-)
+from recsys_topk.ops.triton_kernels.rows import LAWS, bytes_of, item_terms, kth_pair, tiling, true_items
+from recsys_topk.ops.triton_kernels.survival import loss_of_surviving, one_stage_more, slope_of_surviving
 from recsys_topk.processes import divisor
 
 
@@ -98,14 +90,8 @@ def joint_terms_kernel(
         u = tl.where(here[:, None] & real, tl.minimum(u, 1e37), 3e38)
         tl.store(joint_ptr + there, u, mask=inside)
         tl.store(moves_ptr + there, tl.where(here[:, None], w, 0.0), mask=inside)
-        log_p, log_q, _, _ = tails(u, LAW)
-        fails = tl.maximum(log_q, -1e38) + survived
-        more, less = tl.maximum(failed, fails), tl.minimum(failed, fails)
-        failed = more + log1p_unit(tl.exp(less - more))
-        survived += log_p
-    likely = survived > -0.6931472  # then q is the small one of the two
-    other = tl.where(likely, -failed, -tl.log(1.0 - tl.exp(tl.where(likely, -1.0, survived))))
-    joint += tl.sum(tl.where(real & (true == 0), other, 0.0), axis=1)
+        survived, failed = one_stage_more(u, survived, failed, LAW)
+    joint += tl.sum(tl.where(real & (true == 0), loss_of_surviving(survived, failed), 0.0), axis=1)
     some = anywhere > 0
     tl.store(loss_ptr + STAGES * lists + row, tl.where(some, joint * share, 0.0), mask=row < lists)
     tl.store(counted_ptr + STAGES * lists + row, some.to(tl.uint8), mask=row < lists)
@@ -114,12 +100,7 @@ def joint_terms_kernel(
         there = stage * stride + place
         u = tl.load(joint_ptr + there, mask=inside, other=3e38)
         w = tl.load(moves_ptr + there, mask=inside, other=0.0)
-        log_p, log_q, rise, _ = tails(u, LAW)
-        log_rise = log_q
-        if LAW == LAPLACE:
-            log_rise = tl.where(u > 0.0, log_q - log_p, 0.0)
-        d = tl.where(true, -rise, tl.exp(tl.minimum(survived - failed + log_rise, 0.0)))
-        d = tl.where(u < 1e38, d, 0.0)
+        d = slope_of_surviving(u, true, survived, failed, LAW)
         moved = (d - w * tl.sum(d, axis=1)[:, None]) * rate
         tl.store(joint_ptr + there, moved, mask=inside)
 
@@ -130,6 +111,8 @@ def fused_joint_terms(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return losses and which lists count, (M + 1, B), and the gradients of stages and survival, (M, B, N) each."""
     stages, lists, n = scores.shape
+    if n > long_joint.LONGEST:
+        return long_joint.long_joint_terms(scores, labels, mask, cuts, k, above, law, tau, alpha)
     losses, counted, own, joint = _fake(scores)
     x, y, tile = scores.contiguous(), labels.contiguous(), tiling(n)
     at = torch.empty(len(cuts), dtype=torch.int64, device=x.device)

@@ -20,6 +20,7 @@ HALVING, SQUARING = tl.constexpr(5), tl.constexpr(5)
 BISECTIONS = tl.constexpr(25)
 CLAMP = tl.constexpr(1e-6)  # as in recsys_topk.ops.topk_loss
 LOG_2 = tl.constexpr(0.6931471805599453)
+LEAST = tl.constexpr(0.25)  # the density of the nearest item, at least
 
 # Options of the compiler; its default for this one differs between versions.
 OPTIONS = {"enable_fp_fusion": True}
@@ -147,14 +148,19 @@ def balance(z, real, tied, larger, gap, k, LAW: tl.constexpr):  # noqa: N803
 @triton.jit
 def balance_at(z, top, rest, gap, b, LAW: tl.constexpr):  # noqa: N803
     """Return h and -h' of `balance` at b; `top` and `rest` are the shares of the items in T and R."""
+    sum_p, sum_q, rising, falling, scale = balance_sums(z, top, rest, gap, b, LAW)
+    return tl.log(sum_p / sum_q) + scale, rising / sum_p + falling / sum_q
+
+
+@triton.jit
+def balance_sums(z, top, rest, gap, b, LAW: tl.constexpr):  # noqa: N803
+    """Return the sums of `balance_at`, (ROWS,) each: two, the same weighted by slopes, and the log of their scales."""
     log_p, log_q, rise, fall = tails(z - b[:, None], LAW)
     at_cut, _, _, _ = tails(-b, LAW)  # the largest log p of R, and the largest log q of T
     _, at_kept, _, _ = tails(gap - b, LAW)
     p = tl.where(rest > 0.0, rest * tl.exp(log_p - at_cut[:, None]), 0.0)
     q = tl.where(top > 0.0, top * tl.exp(log_q - at_kept[:, None]), 0.0)
-    sum_p, sum_q = tl.sum(p, axis=1), tl.sum(q, axis=1)
-    h = tl.log(sum_p / sum_q) + (at_cut - at_kept)
-    return h, tl.sum(p * rise, axis=1) / sum_p + tl.sum(q * fall, axis=1) / sum_q
+    return tl.sum(p, axis=1), tl.sum(q, axis=1), tl.sum(p * rise, axis=1), tl.sum(q * fall, axis=1), at_cut - at_kept
 
 
 @triton.jit
@@ -208,7 +214,6 @@ def item_terms(x, real, true, kept, cut, k, tau, alpha, LAW: tl.constexpr):  # n
         alpha: Of the DFTOPK law.
         LAW: Which law.
     """
-    sign = tl.where(true, -1.0, 1.0)
     if LAW == DFTOPK:
         # Differences of scores are exact far from 0, and a threshold there would be rounded.
         u = ((x - cut[:, None]) - (alpha * (kept - cut))[:, None]) / tau
@@ -221,19 +226,43 @@ def item_terms(x, real, true, kept, cut, k, tau, alpha, LAW: tl.constexpr):  # n
         if (LAW == LOGISTIC) | (LAW == LAPLACE):
             tied, larger = real & (x == kept[:, None]), real & (x > kept[:, None])
             u = z - balance(z, real, tied, larger, gap, k, LAW)[:, None]
-            far = tl.abs(u)
-            # Relative to the nearest item, so that the shares exist however far all items are.
-            near = tl.min(tl.where(real, far, float("inf")), axis=1)
-            w = tl.where(real, tl.exp(near[:, None] - far), 0.0)
-            if LAW == LOGISTIC:
-                inverse = 1.0 / (1.0 + tl.exp(-far))
-                w = w * inverse * inverse
-            w = w / tl.sum(w, axis=1)[:, None]
         else:
             u = z - clip_threshold(z, gap, k)[:, None]
-            fractional = real & (u > 0.0) & (u < 1.0)
-            w = tl.where(fractional, 1.0, 0.0)
-            w = w / tl.maximum(tl.sum(w, axis=1), 1.0)[:, None]
+        w = density(u, real, nearest(u, real), LAW)
+        w = w / tl.maximum(tl.sum(w, axis=1), LEAST)[:, None]
+    item, d = law_terms(u, real, true, tau, LAW)
+    return u, item, d, w
+
+
+@triton.jit
+def nearest(u, real):
+    """Return the smallest abs(u) of each list, (ROWS,)."""
+    return tl.min(tl.where(real, tl.abs(u), float("inf")), axis=1)
+
+
+@triton.jit
+def density(u, real, near, LAW: tl.constexpr):  # noqa: N803
+    """Return what the threshold moves with an item, up to a factor; all but DFTOPK. The sum is LEAST or more, or 0.
+
+    It is relative to the nearest item, so that it exists however far all items are.
+    """
+    if (LAW == LOGISTIC) | (LAW == LAPLACE):
+        far = tl.abs(u)
+        w = tl.where(real, tl.exp(near[:, None] - far), 0.0)
+        if LAW == LOGISTIC:
+            inverse = 1.0 / (1.0 + tl.exp(-far))
+            w = w * inverse * inverse
+    elif LAW == CLIP:
+        w = tl.where(real & (u > 0.0) & (u < 1.0), 1.0, 0.0)
+    else:
+        w = tl.zeros_like(u)
+    return w
+
+
+@triton.jit
+def law_terms(u, real, true, tau, LAW: tl.constexpr):  # noqa: N803
+    """Return the loss of each item, and its derivative d with respect to u; 0 where masked."""
+    sign = tl.where(true, -1.0, 1.0)
     if (LAW == DFTOPK) | (LAW == LOGISTIC):
         t = sign * u
         e = tl.exp(-tl.abs(t))
@@ -250,10 +279,9 @@ def item_terms(x, real, true, kept, cut, k, tau, alpha, LAW: tl.constexpr):  # n
         chosen = tl.where(true, p, 1.0 - p)
         clamped = tl.minimum(tl.maximum(chosen, CLAMP), 1.0 - CLAMP)
         item = -tl.log(clamped)
-        d = tl.where((chosen == clamped) & fractional, sign / clamped, 0.0)
+        d = tl.where((chosen == clamped) & (u > 0.0) & (u < 1.0), sign / clamped, 0.0)
     else:
         wrong = tl.maximum(tl.where(true, 1.0 - u, u), 0.0)
         item = tau * tl.where(wrong >= 1.0, wrong - 0.5, 0.5 * wrong * wrong)
         d = tau * (tl.minimum(tl.maximum(u, 0.0), 1.0) - tl.where(true, 1.0, 0.0))
-        w = tl.zeros_like(u)
-    return u, tl.where(real, item, 0.0), tl.where(real, d, 0.0), w
+    return tl.where(real, item, 0.0), tl.where(real, d, 0.0)

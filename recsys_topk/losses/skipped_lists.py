@@ -1,22 +1,22 @@
-"""Why a loss counted no list of a batch, in words."""
+"""The message for a batch in which a loss skipped every list."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 
-def why_left_out(labels: Tensor, longest: int, positives: Tensor, positive_above: float) -> str:
-    """Return why no list of a batch counts, and what to do about it (reads the tensors).
+def explain_skipped_lists(labels: Tensor, longest: int, positives: Tensor, positive_above: float) -> str:
+    """Return why every list of a batch was skipped, and how to fix it. Reads the tensors.
 
     Args:
-        labels: Those of the valid items, any shape.
+        labels: The labels of the valid items, any shape.
         longest: Number of items of the longest list.
-        positives: (B,), the number of valid positive items; lists that have one were left out because of k.
+        positives: (B,), the number of valid positive items. Lists with a positive item were skipped because of k.
         positive_above: Items with a label above this are positive.
 
     Example:
         >>> import torch
-        >>> print(why_left_out(torch.zeros(2, 3), 3, torch.tensor([0, 0]), 0.0))
+        >>> print(explain_skipped_lists(torch.zeros(2, 3), 3, torch.tensor([0, 0]), 0.0))
         2 of 2 lists have no valid label above positive_above = 0 (the largest is 0): check the labels, or lower
         positive_above
     """

@@ -1,6 +1,6 @@
-"""The losses of the operators of this package, by name: made by `loss_of`, declared here for type checkers and editors.
+"""The generated losses of this package's operators, declared for type checkers and editors; `loss_of` creates them.
 
-A new operator needs no entry: its loss is found by name, ``losses.get("name")`` and ``--loss name``.
+A new operator needs no entry here. Its loss is available by name: ``losses.get("name")`` and ``--loss name``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from recsys_topk.operators.diffsort import Distribution, Network
 
     class Shared(TypedDict, total=False):
-        """What every loss takes; see `TopKLoss`."""
+        """Arguments that all losses share; see `TopKLoss`."""
 
         k: int | Literal["positives"] | None
         positive_above: float | None

@@ -1,0 +1,128 @@
+"""Logged lists as far as names and values tell: a config for ``--data lists``, to be looked at and edited."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from recsys_topk.datamodules.columns import numbers_of, one_chunk
+from recsys_topk.datamodules.description_guess import GuessedTables
+from recsys_topk.datamodules.features import Description
+from recsys_topk.datamodules.guessing import guess_feature, guess_roles
+from recsys_topk.datamodules.lists.labels import StageTable
+from recsys_topk.datamodules.lists.roles import find_columns, guess_columns, require_roles
+from recsys_topk.datamodules.lists.sources import is_svmlight, open_sources, split_files
+from recsys_topk.datamodules.lists.svmlight import DESCRIPTION
+from recsys_topk.datamodules.reading import Source, TableReader, open_table
+
+_HEAD: Final = 20_000
+_MOST_STAGES: Final = 20
+_FUNNEL: Final = (
+    "purchas|order|bought|buy|conver|paid", "cart|basket", "like|share|follow", "click|watch|play",
+    "show|impress|expos|view|display|served", r"(?<!p)re[_-]?rank", r"(?<!pre)(?<!pre[_-])rank", "coarse",
+    "pre[_-]?rank", "recall|retriev|candidate|match", "sampl|random",
+)  # fmt: skip
+"""Names of stages, best first."""
+
+
+def looks_like_lists(files: Sequence[str], given: Mapping[str, str | None]) -> bool:
+    """Return whether files hold logged lists: SVMlight, or columns for the request and for a label or a stage.
+
+    Args:
+        files: Files, or a folder.
+        given: Columns by role that the user named.
+    """
+    sources = _sources(files)
+    if any(is_svmlight(source) for source in sources.values()):
+        return True
+    try:
+        reader = open_table(sources[0])
+    except ValueError:  # files that are not one table
+        return False
+    roles = find_columns(reader, given)
+    rating = guess_roles(reader.columns, ("rating",)).get("rating")
+    told = "stage" in roles or ("label" in roles and (given.get("label") or roles["label"] != rating))
+    return "request" in roles and bool(told)
+
+
+def guess_lists(files: Sequence[str], given: Mapping[str, str | None]) -> tuple[GuessedTables, dict[str, Any]]:
+    """Return what logged lists seem to hold, and the config that trains on them.
+
+    Stages reached become labels if there is no column of labels, in the order of the usual funnel if their names tell,
+    else those with positions first, then those with the fewest rows; of stages that are numbers, the largest is best.
+    The label of the best stage follows from the position if it has one.
+
+    Args:
+        files: Files, or a folder with one file per split.
+        given: Columns by role that the user named; None = guess.
+
+    Returns:
+        Columns, features and what was looked at; and ``{"data": {"class_path": "lists", "init_args": {...}}}``.
+    """
+    sources = _sources(files)
+    options: dict[str, Any] = {"root": files[0] if len(files) == 1 else list(files)}
+    readers, roles, svmlight = open_sources(sources, None, given)
+    if svmlight:
+        column = readers[0].head(_HEAD, ["features"]).column("features")
+        found = GuessedTables(
+            roles, Description.from_plain(DESCRIPTION), {"items": [guess_feature("features", column)]}
+        )
+    else:
+        labels = None if "label" in roles or "stage" not in roles else _labels(readers[0], roles)
+        require_roles(readers[0], roles, given, None if labels is None else StageTable(labels))
+        found = guess_columns(readers[0], roles)
+        unused = ("label",) if labels is not None else ("stage", "position")
+        taken = {role: column for role, column in roles.items() if role not in unused}
+        options |= {"split_column" if role == "split" else role: column for role, column in taken.items()}
+        options |= {} if labels is None else {"labels": labels}
+    options["features"] = found.description.to_plain()
+    return found, {"data": {"class_path": "lists", "init_args": options}}
+
+
+def _sources(files: Sequence[str]) -> dict[int, Source]:
+    root: Source = files[0] if len(files) == 1 else list(files)
+    return {0: root, **split_files(root)}
+
+
+def _labels(reader: TableReader, roles: Mapping[str, str]) -> dict[str, float | str | None]:
+    """Return a label for each stage of the first rows, best first."""
+    head = reader.head(_HEAD, [roles[role] for role in ("stage", "position") if role in roles])
+    coded = one_chunk(head.column(roles["stage"])).drop_null().cast("string").dictionary_encode()
+    names = [str(name).strip() for name in coded.dictionary.to_pylist()]
+    if len(names) > _MOST_STAGES:
+        raise ValueError(
+            f"column {roles['stage']!r} has {len(names)} different values in {len(head)} rows, too many for stages; "
+            f"say which column has the label: --label COLUMN, or the stage: --stage COLUMN"
+        )
+    shown = np.zeros(len(head), dtype=bool)
+    if "position" in roles:
+        position = numbers_of(head.column(roles["position"]), roles["position"])
+        shown = ~np.isnan(position)
+    stage = one_chunk(head.column(roles["stage"])).cast("string").to_pylist()
+    own = {name: np.array([str(one).strip() == name for one in stage]) for name in names}
+    levels = {name: _level(name) for name in names}
+
+    def order(name: str) -> tuple[float, ...]:
+        if all(one.isdecimal() for one in names):
+            return (-int(name),)
+        if None not in levels.values():
+            return float(levels[name] or 0), float("neg" in name), float(own[name].sum())
+        return -float(shown[own[name]].mean()), float(own[name].sum())
+
+    ordered = sorted(names, key=order)
+    labels: dict[str, float | str | None] = {name: len(names) - 1 - place for place, name in enumerate(ordered)}
+    best = own[ordered[0]]
+    if shown[best].all():
+        highest = len(names) - 1 + float(position[best].max())
+        labels[ordered[0]] = f"{10 * math.ceil(highest / 10)} - position"
+    return labels
+
+
+def _level(name: str) -> int | None:
+    """Return the place of a stage in the usual funnel, 0 = best, by its name; None = it is not known."""
+    found = (level for level, pattern in enumerate(_FUNNEL) if re.search(pattern, name.lower()))
+    return next(found, None)

@@ -1,0 +1,45 @@
+"""What is refused before data are prepared or a directory is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Callback
+
+from recsys_topk.cascades.module import CascadeModule
+from recsys_topk.registry import suggest
+
+NO_GPU = "--trainer.accelerator asks for a GPU and none is visible here; use --trainer.accelerator cpu (or auto)"
+_QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+
+
+def check_hardware(trainer: Mapping[str, Any]) -> None:
+    """Raise if this machine does not have the accelerator, devices or precision that a trainer is to use.
+
+    Args:
+        trainer: Options of Lightning's trainer.
+    """
+    given = {name: trainer.get(name) for name in ("accelerator", "devices", "precision")}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if not all(isinstance(value, (str, int, list)) for value in chosen.values()):
+        return  # an object of Lightning's, which the trainer checks
+    try:
+        pl.Trainer(**chosen, **_QUIET)
+    except (MisconfigurationException, TypeError, ValueError) as error:
+        no_gpu = "gpu backend" in str(error) or "CUDAAccelerator" in str(error)
+        raise ValueError(NO_GPU if no_gpu else str(error)) from error
+
+
+def check_monitors(callbacks: Sequence[Callback], model: CascadeModule) -> None:
+    """Raise if a callback, such as `EarlyStopping`, monitors a validation metric that is not measured."""
+    measured = [f"val/{name}" for name in dict(model.metrics["val"].items())]  # type: ignore[operator]
+    for callback in callbacks:
+        name = getattr(callback, "monitor", None)
+        if isinstance(name, str) and name.startswith("val/") and name not in measured:
+            raise ValueError(
+                f"{type(callback).__name__} monitors {name!r}, which is not measured; "
+                f"{suggest(name, measured)}available: {', '.join(measured)}"
+            )

@@ -1,0 +1,117 @@
+"""Random batches of lists that are meant to break something: each batch is drawn from its own number alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recsys_topk.testing.lists import JUNK_SCORES
+
+BATCH = 1024
+LARGEST = 1 << 18
+TEMPERATURES = (1e-3, 0.05, 1.0, 20.0, 500.0)
+DTYPES = (torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16)
+SCALES = (0.0, 1e-3, 1.0, 1.0, 10.0, 1e3, 1e5, 1e7, 1e30)
+OFFSETS = (0.0, 0.0, 0.0, 1.0, -1e3, 1e6, -1e7)
+
+# What a list of n items costs, by the `cost` of a loss or operator; n^2 for any other (k is at most n + 1).
+_WORK: dict[str, Callable[[int], float]] = {
+    "n": lambda n: n,
+    "n log n": lambda n: n * math.log2(n + 1),
+    "n log^2 n": lambda n: n * math.log2(n + 1) ** 2,
+}
+
+
+@dataclass(frozen=True)
+class RandomLists:
+    """A batch of random lists.
+
+    Attributes:
+        seed: Of the batch.
+        scores: (B, N).
+        labels: (B, N) float32.
+        mask: Boolean (B, N), or None.
+        k: One int, or one int per list.
+        weights: (B,) float32, or None.
+        tau: The temperature to try.
+    """
+
+    seed: int
+    scores: Tensor
+    labels: Tensor
+    mask: Tensor | None
+    k: int | Tensor
+    weights: Tensor | None
+    tau: float
+
+    def to(self, device: str) -> RandomLists:
+        """Return the batch on a device."""
+        moved: Any = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **moved)
+
+    def list(self, row: int) -> str:
+        """Return one list in words."""
+        k = int(self.k[row]) if isinstance(self.k, Tensor) else self.k
+        mask = None if self.mask is None else self.mask[row].int().tolist()
+        return (
+            f"scores={self.scores[row].tolist()} ({self.scores.dtype}) labels={self.labels[row].tolist()} "
+            f"mask={mask} k={k} (per list: {isinstance(self.k, Tensor)}) tau={self.tau}"
+        )
+
+
+def random_lists(seed: int, number: int, most: int = BATCH, cost: str = "n") -> RandomLists:
+    """Return one batch: lengths 1 to 12 as a rule and up to 300 in one batch of ten, of one dtype and temperature.
+
+    Within a batch each list has its own scale, offset, ties, mask and, in half of the batches, k. Batches grow from 64
+    lists to 1024, so that a small number of lists is of many kinds and a great one takes few calls.
+
+    Args:
+        seed: Seed of all batches.
+        number: Which batch.
+        most: At most so many lists.
+        cost: The `cost` of what is tried, for example ``"n^2"``; long lists are fewer where they take long.
+
+    Example:
+        >>> batch = random_lists(seed=0, number=4)
+        >>> batch.scores.shape, torch.equal(batch.labels, random_lists(seed=0, number=4).labels)
+        (torch.Size([64, 7]), True)
+    """
+    own = (seed * 1_000_003 + number) % 2**32  # torch's generator on the CPU takes 32 bits
+    draw = torch.Generator().manual_seed(own)
+
+    def pick(options: Sequence[Any], size: tuple[int, ...] = ()) -> Any:
+        index = torch.randint(len(options), size, generator=draw)
+        return torch.tensor(options)[index] if size else options[int(index)]
+
+    def chance(probability: float, *size: int) -> Tensor:
+        return torch.rand(*size, generator=draw) < probability
+
+    longest = pick((40, 130, 300)) if bool(chance(0.1, 1)) else 12
+    n = int(torch.randint(1, longest + 1, (), generator=draw))
+    work = _WORK[cost](n) if cost in _WORK else n * n
+    rows = max(1, min(BATCH, 64 << min(number // 16, 10), most, int(LARGEST / work)))
+    dtype, column = pick(DTYPES), (rows, 1)
+    drawn = torch.randn(rows, n, generator=draw, dtype=torch.float64)
+    tied = torch.randint(-1, 2, (rows, n), generator=draw).double()
+    drawn = torch.where(chance(0.3, *column), tied, drawn)
+    scores = drawn * pick(SCALES, column).double() + pick(OFFSETS, column).double()
+    limit = float(torch.finfo(dtype).max) if dtype == torch.float16 else 1e30
+    scores = scores.clamp(-limit, limit).to(dtype)
+    top = pick((1, 4, 29))  # clicks, grades, places
+    labels = torch.randint(0, top + 1, (rows, n), generator=draw) * chance(0.5, rows, n)
+    mask: Tensor | None = None
+    if bool(chance(0.5, 1)):
+        holes = chance(float(pick((0.2, 0.5, 0.9))), rows, n)
+        lengths = torch.randint(0, n + 1, column, generator=draw)
+        mask = torch.where(chance(0.5, *column), holes, torch.arange(n) < lengths)
+        junk = torch.tensor(JUNK_SCORES).to(dtype)[torch.randint(len(JUNK_SCORES), (rows, n), generator=draw)]
+        scores = torch.where(mask, scores, junk)
+    ks = torch.randint(0, n + 2, (rows,), generator=draw)
+    k: int | Tensor = ks if bool(chance(0.5, 1)) else int(ks[0])
+    weights = torch.rand(rows, generator=draw) if bool(chance(0.2, 1)) else None
+    return RandomLists(own, scores, labels.to(torch.float32), mask, k, weights, pick(TEMPERATURES))

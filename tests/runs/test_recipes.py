@@ -1,0 +1,111 @@
+"""The packaged recipes, each run on a tiny world, with what it changes measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from recsys_topk.cli.main import main
+from recsys_topk.runs import TrainingRun
+from tests.conftest import TINY_WORLD
+from tests.runs.test_resume import assert_same_run
+
+TINY: dict[str, Any] = {
+    "data": {
+        "world": {"users": 40, "items": 300, "days": 4, "requests": 120},
+        "batch_size": 60,
+        "eval_negatives": 40,
+    },
+    "trainer": {"enable_progress_bar": False},
+    "baselines": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RECSYS_TOPK_CACHE", "HOME"):
+        monkeypatch.setenv(name, environment[name])
+    return tmp_path
+
+
+def recipe(name: str, **config: Any) -> TrainingRun:
+    return TrainingRun({"config": [TINY, name, config], "name": name})
+
+
+def test_cosine_schedule_ends_at_its_lowest_rate_for_fused_tables_too(here: Path) -> None:
+    options = {"warmup_steps": 2, "embedding_optimizer": "rowwise_adagrad", "embedding_lr": 0.02}
+    recipe("cosine-schedule", model=options, trainer={"max_epochs": 2}).fit()
+    saved = torch.load(here / "runs" / "cosine-schedule" / "checkpoints" / "last.ckpt", weights_only=True)
+    state = saved["optimizer_states"][0]
+    # 8 steps, 2 of them the warm-up: the last one is 6 of 6 into the cosine, which ends at eta_min.
+    assert state["dense"]["param_groups"][0]["lr"] == pytest.approx(1e-4)
+    assert state["fused"]
+    assert all(table["lr"] == pytest.approx(1e-4) for table in state["fused"].values())
+    config = yaml.safe_load((here / "runs" / "cosine-schedule" / "config.yaml").read_text())
+    assert config["model"]["lr_scheduler"]["class_path"] == "torch.optim.lr_scheduler.CosineAnnealingLR"
+
+
+def test_a_scheduled_run_is_resumed_to_the_last_bit(here: Path) -> None:
+    options = [
+        *TINY_WORLD, "--lr_scheduler=CosineAnnealingLR", "--lr_scheduler.T_max=9", "--model.warmup_steps=3",
+        "--model.embedding_optimizer=rowwise_adagrad", "--baselines=false",
+    ]  # fmt: skip
+    assert main(["fit", *options, "--name=long", "--trainer.max_epochs=2"]) == 0
+    assert main(["fit", *options, "--name=short", "--trainer.max_epochs=1"]) == 0
+    assert main(["fit", "--resume=short", "--trainer.max_epochs=2"]) == 0
+    assert_same_run(here / "runs" / "short", here / "runs" / "long")
+    saved = torch.load(here / "runs" / "short" / "checkpoints" / "last.ckpt", weights_only=True)
+    rate = saved["optimizer_states"][0]["dense"]["param_groups"][0]["lr"]
+    assert rate == pytest.approx(0.005 * (1 + math.cos(math.pi * 5 / 9)))
+
+
+def test_early_stopping_stops_when_nothing_is_learned(here: Path) -> None:
+    recipe("early-stopping", model={"lr": 0.0}).fit()
+    facts = json.loads((here / "runs" / "early-stopping" / "run.json").read_text())
+    assert (facts["status"], facts["steps"], facts["epochs"]) == ("finished", 16, 4)  # the first, and three not better
+
+
+def test_early_stopping_on_a_metric_that_is_not_measured_is_refused(here: Path) -> None:
+    with pytest.raises(ValueError, match=r"EarlyStopping monitors .*did you mean 'val/joint_recall@5@20'"):
+        recipe("early-stopping", model={"k": 5}).fit()
+    assert not list(here.glob("runs/*"))
+
+
+def test_gradient_clipping_bounds_the_update(here: Path) -> None:
+    moved = {}
+    for limit in (1.0, None):
+        model = {"optimizer": "sgd", "lr": 1.0}
+        trainer = {"limit_train_batches": 1, "limit_val_batches": 0, **({} if limit else {"gradient_clip_val": None})}
+        run = recipe("gradient-clipping", model=model, loss={"class_path": "dftopk", "tau": 0.001}, trainer=trainer)
+        before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
+        run.fit()
+        change = [(value.detach() - before[name]).norm() for name, value in run.model.named_parameters()]
+        moved[limit] = float(torch.stack(change).norm())
+    assert moved[1.0] == pytest.approx(1.0, abs=1e-3)
+    assert moved[None] > 1.5
+
+
+def test_gradient_clipping_of_fused_tables_is_refused(here: Path) -> None:
+    with pytest.raises(ValueError, match="gradient clipping would not reach them"):
+        recipe("gradient-clipping", model={"embedding_optimizer": "rowwise_adagrad"}).fit()
+    assert not list(here.glob("runs/*"))
+
+
+@pytest.mark.parametrize("embedding_optimizer", ["same", "rowwise_adagrad"])
+def test_bf16_computes_layers_in_bfloat16_and_keeps_weights_in_float32(embedding_optimizer: str) -> None:
+    run = recipe("bf16", model={"embedding_optimizer": embedding_optimizer})
+    seen: set[torch.dtype] = set()
+    for part in run.model.modules():
+        if isinstance(part, torch.nn.Linear):
+            part.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    recall = run.fit()["val/joint_recall@10@20"]
+    assert seen == {torch.bfloat16}
+    assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
+    assert 0.0 < recall <= 1.0
