@@ -291,7 +291,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "rating": ({**base(), "min_rating": 3}, "needs a column of ratings"),
     "low rating": ({**base(rating=[1] * 6), "min_rating": 3}, "6 with rating below 3"),
     "negative weight": ({**base(w=[-1.0] * 6), "weight": "w"}, "has the weight -1"),
-    "split names": ({**base(part=["train", "tst"] * 3), "split_column": "part"}, "must say train, val, test"),
+    "split names": ({**base(part=["train", "tst"] * 3), "split_column": "part"}, "must say train, val or test"),
     "half given": ({**base(), "val": pa.table({"user": [1]})}, "val and test go together"),
     "date": ({**base(), "val_from": "soon", "test_from": "later"}, "a date is written YYYY-MM-DD"),
     "two users": (

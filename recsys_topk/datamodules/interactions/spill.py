@@ -10,11 +10,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.columns import Keys, keys_of, numbers_of, one_chunk
+from recsys_topk.datamodules.columns import Keys, keys_of, numbers_of, one_chunk, split_numbers
 from recsys_topk.datamodules.folders import remove_partial, whole_folder
 from recsys_topk.datamodules.id_counter import IdCounter
 from recsys_topk.datamodules.id_keys import mixed
-from recsys_topk.datamodules.interactions.sequences import ROW, SPLITS
+from recsys_topk.datamodules.interactions.sequences import ROW
 from recsys_topk.datamodules.reading import TableReader
 from recsys_topk.datamodules.times import guess_unit, microseconds
 
@@ -23,7 +23,6 @@ Array = npt.NDArray[Any]
 ROWS_PER_PART: Final = 1 << 20
 MOST_PARTS: Final = 128
 _SAMPLE: Final = 1 << 20
-_SPLIT_NAMES: Final = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2}
 
 
 class RawIds:
@@ -212,7 +211,9 @@ class _Piece:
         kept = self._drop(~users.missing, f"no {self.roles['user']}") & self._drop(
             ~items.missing, f"no {self.roles['item']}"
         )
-        rows["split"] = self._splits(column["split"]) if split is None and "split" in column else split or 0
+        rows["split"] = (
+            split_numbers(column["split"], self.roles["split"]) if split is None and "split" in column else split or 0
+        )
         if "time" in column:
             if self.unit is None and column["time"].null_count < batch.num_rows:
                 self.unit = guess_unit(column["time"])
@@ -250,19 +251,6 @@ class _Piece:
         if number:
             self.left_out[reason] = self.left_out.get(reason, 0) + number
         return kept
-
-    def _splits(self, column: Any) -> Array:
-        coded = column.dictionary_encode()
-        names = [str(name).strip().lower() for name in coded.dictionary.to_pylist()]
-        unknown = [name for name in names if name not in _SPLIT_NAMES and name not in ("0", "1", "2")]
-        if unknown or coded.null_count:
-            raise ValueError(
-                f"column {self.roles['split']!r} must say {', '.join(SPLITS)} (or 0, 1, 2) in every row, got "
-                f"{unknown[0] if unknown else 'nothing'!r}"
-            )
-        numbers = np.array([_SPLIT_NAMES.get(name, -1) if name in _SPLIT_NAMES else int(name) for name in names])
-        found: Array = numbers[np.asarray(coded.indices)]
-        return found
 
     def _sample(self, times: Array) -> None:
         low, high = int(times.min()), int(times.max())
