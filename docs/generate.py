@@ -1,8 +1,9 @@
-"""Pages that are made from the registries: one per loss and operator, with its facts and a plot, and the API."""
+"""Generate pages from the registries: one page per loss and operator with its properties and a plot, and the API."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,43 +44,62 @@ MODULES = {
 }
 
 
+RULES = ("equivariant", "tie_fair", "deterministic", "exact_gradient")
+MEANING = {
+    "sums_to_k": "the memberships of a list sum to k",
+    "equivariant": "permuting a list permutes the result",
+    "tie_fair": "equal scores are treated alike, in value and gradient",
+    "deterministic": "the same input gives the same result",
+    "exact_gradient": "the gradient is that of the value",
+}
+KEPT = {
+    "losses": (
+        "Like every loss, it keeps the rules of `recsys_topk.testing.check_loss`, which the tests run: masked items "
+        "change neither value nor gradient, lists do not influence each other, half precision is computed in float32, "
+        "and so on ([API reference](../api.md))."
+    ),
+    "operators": (
+        "Like every operator, it keeps the rules of `recsys_topk.testing.check_operator`, which the tests run "
+        "([API reference](../api.md))."
+    ),
+}
+
+
 def write_pages(folder: Path) -> None:
-    """Write all generated pages; files whose content is the same are left alone, so that Sphinx need not read them."""
+    """Write all generated pages. Unchanged files are not rewritten, so that Sphinx does not read them again."""
     for kind, registry, plot, facts in (
         ("losses", losses, loss_plot, ("family", "label_kind", "cost", "requires_k", "paper")),
-        (
-            "operators",
-            operators,
-            operator_plot,
-            ("cost", "sums_to_k", "equivariant", "tie_fair", "deterministic", "exact_gradient", "paper"),
-        ),
+        ("operators", operators, operator_plot, ("cost", "paper")),
     ):
         names = [name for name, cls in registry.classes().items() if cls.__module__.startswith("recsys_topk.")]
         for name in names:
-            write(folder / kind / f"{name}.md", class_page(name, registry.resolve(name), facts))
-            figure = folder / kind / f"{name}.svg"
-            if not figure.exists():
-                plot(name, figure)
+            write(folder / kind / f"{name}.md", class_page(kind, name, registry.resolve(name), facts))
+            figures = [folder / kind / f"{name}-{part}.svg" for part in ("value", "gradient")]
+            if not all(figure.exists() for figure in figures):
+                plot(name, figures)
         summaries = {name: summary(registry.resolve(name)) for name in names}
         write(folder / kind / "index.md", index_page(kind, summaries))
     write(folder / "api.md", api_page())
 
 
-def class_page(name: str, cls: type, facts: tuple[str, ...]) -> str:
+def class_page(kind: str, name: str, cls: type, facts: tuple[str, ...]) -> str:
     """Return the page of a loss or an operator."""
-    rows = [f"| {fact.replace('_', ' ')} | {text(fact, getattr(cls, fact, None))} |" for fact in facts]
+    shown = {fact.replace("_", " "): text(fact, getattr(cls, fact, None)) for fact in facts}
+    figures = [
+        [f"```{{image}} {name}-{part}.svg", ":class: half", f":alt: {plot_text(cls, part)}", "```"]
+        for part in ("value", "gradient")
+    ]
     lines = [
         f"# {name}",
         "",
         summary(cls),
         "",
-        f"```{{image}} {name}.svg",
-        f":alt: {plot_text(cls)}",
-        "```",
+        *figures[0],
+        *figures[1],
         "",
-        "| | |",
-        "|---|---|",
-        *rows,
+        *table(shown),
+        "",
+        "## Definition",
         "",
         "```{eval-rst}",
         f".. autoclass:: {cls.__module__}.{cls.__qualname__}",
@@ -87,14 +107,35 @@ def class_page(name: str, cls: type, facts: tuple[str, ...]) -> str:
         "   :noindex:",
         "```",
         "",
+        "## Guarantees",
+        "",
+        *table({MEANING[rule]: text(rule, kept) for rule, kept in guarantees(kind, name, cls).items()}),
+        "",
+        KEPT[kind],
+        "",
     ]
     return "\n".join(lines)
+
+
+def guarantees(kind: str, name: str, cls: type) -> dict[str, bool]:
+    """Return which rules hold: what an operator declares, and a loss with an operator what its operator declares."""
+    if kind == "operators":
+        return {rule: getattr(cls, rule) for rule in ("sums_to_k", *RULES)}
+    operator = losses.get(name, **({"k": K} if losses.resolve(name).requires_k else {})).operator
+    declared = {} if operator is None else {rule: getattr(operator, rule) for rule in RULES}
+    exact = getattr(cls, "exact_gradient", True) and declared.get("exact_gradient", True)
+    return {**dict.fromkeys(RULES, True), **declared, "exact_gradient": exact}
+
+
+def table(rows: dict[str, str]) -> list[str]:
+    """Return a table of two columns; rows without a value are left out."""
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items() if value)]
 
 
 def index_page(kind: str, summaries: dict[str, str]) -> str:
     """Return the list of losses or of operators."""
     rows = [f"| [{name}]({name}.md) | {words} |" for name, words in summaries.items()]
-    table = ["| name | what it is |", "|---|---|", *rows]
+    table = ["| name | description |", "|---|---|", *rows]
     tree = ["```{toctree}", ":hidden:", "", *summaries, "```"]
     title = {"losses": "All losses", "operators": "All operators"}[kind]
     return "\n".join([f"# {title}", "", *table, "", *tree, ""])
@@ -117,18 +158,20 @@ def summary(cls: type) -> str:
 
 
 def text(fact: str, value: Any) -> str:
-    """Return a fact about a class as a table shows it."""
+    """Return a property of a class as table text."""
     if fact == "cost":
         return f"O({value})"
+    if fact == "paper":
+        return re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", str(value or ""))
     return {True: "yes", False: "no", None: ""}.get(value, str(value))
 
 
-def plot_text(cls: type) -> str:
-    """Return what the plot of a class shows, for those who cannot see it."""
-    return f"{cls.__name__}: value and gradient as the score of one item moves from -4 to 4"
+def plot_text(cls: type, part: str) -> str:
+    """Return the alternative text of a plot of a class."""
+    return f"{cls.__name__}: its {part} as the score of one item moves from -4 to 4"
 
 
-def loss_plot(name: str, path: Path) -> None:
+def loss_plot(name: str, paths: list[Path]) -> None:
     """Plot a loss and its gradient over the score of one positive item among six."""
     loss = losses.get(name, **({"k": K} if losses.resolve(name).requires_k else {}))
     lists = SCORES.expand(len(MOVES), -1).clone()
@@ -137,10 +180,10 @@ def loss_plot(name: str, path: Path) -> None:
     torch.manual_seed(0)
     values = torch.stack([loss(row[None], LABELS[None]) for row in lists])
     (gradient,) = torch.autograd.grad(values.sum(), lists)
-    draw(path, "score of one of the two positives", values.detach(), gradient[:, 3], "loss", "gradient")
+    draw(paths, "score of one of the two positives", values.detach(), gradient[:, 3], "loss", "gradient")
 
 
-def operator_plot(name: str, path: Path) -> None:
+def operator_plot(name: str, paths: list[Path]) -> None:
     """Plot the membership of one item among six, and its derivative."""
     operator = operators.get(name)
     lists = SCORES.expand(len(MOVES), -1).clone()
@@ -149,29 +192,29 @@ def operator_plot(name: str, path: Path) -> None:
     torch.manual_seed(0)
     p = operator(lists, K).p[:, 3]
     gradient = torch.autograd.grad(p.sum(), lists)[0][:, 3] if p.requires_grad else torch.zeros_like(MOVES)
-    draw(path, "score of one of six items, k = 2", p.detach(), gradient, "membership p", "dp / dscore")
+    draw(paths, "score of one of six items, k = 2", p.detach(), gradient, "membership p", "dp / dscore")
 
 
 def draw(
-    path: Path, x_label: str, values: torch.Tensor, gradient: torch.Tensor, value_label: str, gradient_label: str
+    paths: list[Path], x_label: str, values: torch.Tensor, gradient: torch.Tensor, value_label: str, gradient_label: str
 ) -> None:
-    """Draw two curves side by side."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with plt.rc_context({"svg.hashsalt": "recsys_topk", "font.size": 11, "axes.grid": True, "grid.alpha": 0.3}):
-        figure, axes = plt.subplots(1, 2, figsize=(8.4, 2.8), layout="constrained")
-        for axis, curve, label, colour in zip(
-            axes, (values, gradient), (value_label, gradient_label), ("#1f6fb4", "#c1440e"), strict=True
-        ):
+    """Draw two curves, each into a file of its own: side by side on a wide page, one below the other on a phone."""
+    style = {"svg.hashsalt": "recsys_topk", "font.size": 11, "axes.grid": True, "grid.alpha": 0.3}
+    curves = ((values, value_label, "#1f6fb4"), (gradient, gradient_label, "#c1440e"))
+    for path, (curve, label, colour) in zip(paths, curves, strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with plt.rc_context(style):
+            figure, axis = plt.subplots(figsize=(4.2, 2.8), layout="constrained")
             axis.plot(MOVES, curve, color=colour, linewidth=2)
             axis.set_xlabel(x_label)
             axis.set_ylabel(label)
             axis.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path, metadata={"Date": None}, facecolor="white")
-        plt.close(figure)
+            figure.savefig(path, metadata={"Date": None}, facecolor="white")
+            plt.close(figure)
 
 
 def write(path: Path, content: str) -> None:
-    """Write a page if it changed."""
+    """Write a page if its content changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_text(encoding="utf-8") != content:
         path.write_text(content, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A LightningModule of your own with a ranking loss: the line that makes the loss and the line that calls it change."""
+"""A ranking loss in your own LightningModule: only the line that creates the loss and the line that calls it change."""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer

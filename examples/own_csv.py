@@ -1,4 +1,4 @@
-"""A CSV of three columns (user, item, time) to a trained and tested cascade: `python examples/own_csv.py FOLDER`."""
+"""Train and test a cascade on a CSV file with user, item and time columns: `python examples/own_csv.py FOLDER`."""
 
 import random
 import sys
@@ -8,8 +8,10 @@ from recsys_topk.runs import TrainingRun
 
 folder = Path(sys.argv[1])
 random.seed(0)
-rows = [(user, item) for user in range(60) for item in random.sample(range(user % 3, 90, 3), 24)]  # each likes a third
-random.shuffle(rows)  # the time of a click is its place in the file
+rows = [
+    (user, item) for user in range(60) for item in random.sample(range(user % 3, 90, 3), 24)
+]  # each user likes a third
+random.shuffle(rows)  # the time of a click is its position in the file
 lines = [f"u{user},i{item},{1_700_000_000 + 60 * second}" for second, (user, item) in enumerate(rows)]
 (folder / "clicks.csv").write_text("user_id,item_id,timestamp\n" + "\n".join(lines) + "\n")
 

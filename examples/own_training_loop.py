@@ -1,4 +1,4 @@
-"""A plain training loop: any loss of the package is loss(scores, labels, mask)."""
+"""A plain training loop. Every loss of the package is called as loss(scores, labels, mask)."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""What a loss over pairs costs: `python examples/pair_memory.py ranknet`, or `written_out` for the obvious form.
+"""Time and memory of a pairwise loss: `python examples/pair_memory.py ranknet`, or `written_out` for the naive form.
 
-1024 lists of 200 items, forward and backward on one thread: median CPU time, and peak memory above what was there
-before. Labels are as in RecFlow (10 distinct positives, 30 graded negatives, 160 zeros); with `random` as a second
-argument they are drawn from 0 to 29, so that nearly every item is better than some other.
+1024 lists of 200 items, forward and backward on one thread: median CPU time, and growth of the peak memory. Labels are
+as in RecFlow (10 distinct positives, 30 graded negatives, 160 zeros). With `random` as a second argument they are drawn
+from 0 to 29, so that nearly every item has a larger label than some other item.
 """
 
 import statistics
@@ -17,7 +17,7 @@ from recsys_topk.bench.timing import peak_memory as peak_megabytes
 
 
 def written_out(scores, labels):
-    """RankNet with (B, N, N) tensors and autograd, as most code has it."""
+    """RankNet with (B, N, N) tensors and autograd, as in most implementations."""
     pair = labels[:, :, None] > labels[:, None, :]
     logistic = F.softplus(scores[:, None, :] - scores[:, :, None])
     return ((logistic * pair).sum((1, 2)) / pair.sum((1, 2))).mean()

@@ -1,4 +1,4 @@
-"""Three stages by configuration, on a tiny simulated world: `python examples/three_stages.py FOLDER`."""
+"""Configure three stages, on a small simulated data set: `python examples/three_stages.py FOLDER`."""
 
 import sys
 
@@ -6,7 +6,7 @@ from recsys_topk.runs import TrainingRun
 
 config = {
     "data": {
-        "layout": "three-stage",  # which groups of items the lists hold, and their labels
+        "layout": "three-stage",  # the sample groups of the lists, and their labels
         "world": {"users": 40, "items": 300, "days": 4, "requests": 120},
         "batch_size": 60,
         "eval_negatives": 40,

@@ -1,29 +1,20 @@
-"""The code that README, CONTRIBUTING and docs show is run as written; every command they show is parsed."""
+"""The code that README, CONTRIBUTING and docs show is run as written; tests/test_doc_commands.py has their commands."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
-import shlex
 import subprocess
 import sys
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recsys_topk.cli.arguments import parse_options
-from recsys_topk.cli.corpus_options import split_corpus_options
-from recsys_topk.cli.main import COMMANDS, main
-from recsys_topk.runs import TrainingRun
+from recsys_topk.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
-TRAINING = ("fit", "validate", "test", "predict")
-TAKE_FIT_OPTIONS = ("demo", "compare", "stream", "experiment", "sweep", "prepare", "plan")
 
 
 def python_blocks(name: str) -> list[str]:
@@ -95,57 +86,3 @@ def test_links_and_commands_are_real(name: str) -> None:
             assert (ROOT / name).parent.joinpath(target).exists(), target
     for command in re.findall(r"recsys-topk (\w+)", text):
         assert command in COMMANDS, command
-
-
-def commands_of(name: str) -> list[list[str]]:
-    """The commands of a page, as words: from blocks, indented lines and code within sentences."""
-    text = re.sub(r"\\\n\s*", " ", (ROOT / name).read_text())
-    text = re.sub(r"```python\n.*?```", "", text, flags=re.DOTALL)
-    fenced = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
-    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    lines = [line.strip() for block in fenced for line in block.splitlines()]
-    lines += [line.strip() for line in text.splitlines() if line.startswith("    ")]
-    lines += [" ".join(code.split()) for code in re.findall(r"`(recsys-topk [^`]+)`", text)]
-    parts = [part for line in lines for part in line.split(" && ") if re.match(r"recsys-topk \w+", part)]
-    return [shlex.split(re.sub(r"\[(--[^]]*)\]", r"\1", part), comments=True)[1:] for part in parts]
-
-
-@lru_cache
-def help_of(command: str, *suite: str) -> str:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        main([command, *suite, "--help"])
-    return said.getvalue()
-
-
-@lru_cache
-def parse_as_fit(*arguments: str) -> None:
-    """Parse options as `recsys-topk fit` does; what names a file of the reader's is left out."""
-    asked = [text for text in arguments if text.endswith(("help", "help_all"))]
-    if asked or not arguments:
-        return
-    config = parse_options([*arguments, "..."] if arguments[-1].startswith("--") else arguments)
-    for name in ("ckpt_path", "resume"):
-        config.pop(name, None)
-    if not config:
-        return
-    config["config"] = [given for given in config.pop("config", []) if not given.endswith(".yaml")]
-    TrainingRun(config).options()
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_commands_parse(name: str) -> None:
-    for command, *rest in commands_of(name):
-        assert command in COMMANDS, command
-        if command in TRAINING:
-            parse_as_fit(*split_corpus_options(command, rest)[0])
-            continue
-        text = help_of(command, *(rest[:1] if command == "bench" else []))
-        options = [word.partition("=")[0] for word in rest if word.startswith("--")]
-        unknown = [option for option in options if not re.search(rf"{re.escape(option)}\b", text)]
-        if command in TAKE_FIT_OPTIONS:
-            chosen = [*unknown, "--data", "--config"]
-            ends = {at: at + 1 + ("=" not in word) for at, word in enumerate(rest) if word.partition("=")[0] in chosen}
-            parse_as_fit(*(word for at, end in ends.items() for word in rest[at:end]))
-        else:
-            assert unknown == [], (command, unknown)

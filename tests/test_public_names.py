@@ -33,7 +33,7 @@ def declared(file: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_public_name_is_the_thing_itself(package: str) -> None:
+def test_every_public_name_is_the_defined_object(package: str) -> None:
     module = import_module(package)
     names = declared(str(module.__file__))
     assert names

@@ -1,4 +1,4 @@
-"""Files from strangers: no checkpoint, config or run directory gets code imported or called."""
+"""Untrusted files: no checkpoint, config or run directory makes code run."""
 
 from __future__ import annotations
 
@@ -383,7 +383,7 @@ def test_the_checkpoint_of_a_run_directory_runs_nothing(refuses: Callable[..., s
 def test_a_run_directory_cannot_say_that_it_is_trusted(
     forgery: str, refuses: Callable[..., str], tmp_path: Path
 ) -> None:
-    """Not by its words, not with a token of its own, not with the token of one of the user's other runs."""
+    """Neither with entries in run.json, nor with its own token, nor with the token of another run of the user."""
     mine = run_directory(tmp_path / "mine")
     facts = remember(mine, ["evil_payload"])
     (mine / "run.json").write_text(json.dumps(facts))
@@ -511,12 +511,12 @@ def test_documents_that_exhaust_their_reader_are_refused_quickly(
     assert time.monotonic() - start < 3
 
 
-def test_a_bomb_in_a_config_that_only_the_parser_reads_is_refused(refuses: Callable[..., str], tmp_path: Path) -> None:
+def test_a_yaml_bomb_that_only_the_parser_reads_is_refused(refuses: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "inner.yaml").write_text(BOMB)
     refuses("fit", "--config", "trainer: {callbacks: inner.yaml}", names=("refused",))
 
 
-def test_bounds_leave_ordinary_documents_alone() -> None:
+def test_limits_do_not_affect_ordinary_documents() -> None:
     text = "a: &a {x: [1, 2.5, '3']}\nb: *a\nc: {<<: *a, y: 2024-01-13}\n"
     assert documents.read_yaml(text, "it") == yaml.safe_load(text)
     with pytest.raises(ValueError, match="it is not valid YAML"):
@@ -702,7 +702,7 @@ def test_modules_of_installed_plugins_are_allowed(monkeypatch: pytest.MonkeyPatc
         (["--model.lr", "1.5", "--loss.tau=2"], ()),
     ],
 )
-def test_what_is_trusted_by_typing(arguments: list[str], expected: tuple[str, ...]) -> None:
+def test_packages_that_are_trusted_by_typing(arguments: list[str], expected: tuple[str, ...]) -> None:
     assert sorted(trusted_by(parse_options(arguments))) == sorted(expected)
 
 

@@ -1,1 +1,1 @@
-"""Benchmarks behind `recsys-topk bench SUITE`; each suite is a module with `add_arguments` and `run`."""
+"""The benchmarks of `recsys-topk bench SUITE`. Each suite is a module with `add_arguments` and `run`."""

@@ -1,4 +1,4 @@
-"""The runner of the operator and loss suites: every subject at every shape, beside plain cross-entropy."""
+"""The runner of the operator and loss suites: every method at every shape, compared with plain cross-entropy."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ SHAPES = [
 ]
 QUICK = [Shape(1, 100, 50), Shape(1024, 40, 10), Shape(1024, 200, 10)]
 METHOD = {
-    "cpu": "ms and ratio: medians of CPU time on one thread, method and baseline in turns. 2-thread ms: median of wall "
-    "time on two threads. memory MB: growth of the peak resident memory of a fresh process.",
-    "cuda": "Times: medians of wall time with synchronisation, method and baseline in turns.",
+    "cpu": "ms and ratio: medians of CPU time on one thread, alternating between method and baseline. 2-thread ms: "
+    "median of wall time on two threads. memory MB: growth of the peak resident memory of a new process.",
+    "cuda": "Times: medians of wall time with synchronisation, alternating between method and baseline.",
 }
 GROWTH = [1_000, 10_000, 100_000, 1_000_000]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the operator and loss suites."""
-    parser.add_argument("--names", nargs="+", metavar="NAME", help="what to time; all by default")
+    parser.add_argument("--names", nargs="+", metavar="NAME", help="methods to time (default: all)")
     parser.add_argument("--shapes", nargs="+", metavar="LISTSxITEMSxK", type=Shape.parse, help="e.g. 1024x200x10")
-    parser.add_argument("--quick", action="store_true", help="three shapes, short runs, no memory or growth")
-    parser.add_argument("--seconds", type=float, default=None, help="time for each measurement (1.0; 0.3 with --quick)")
+    parser.add_argument("--quick", action="store_true", help="three shapes, short runs, without memory and growth")
+    parser.add_argument("--seconds", type=float, default=None, help="seconds per measurement (1.0; 0.3 with --quick)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Time every chosen subject at every chosen shape."""
+    """Time every selected method at every selected shape."""
     suite, clock = args.suite, clock_of(args.device)
     shapes = [Shape.parse(str(shape)) for shape in args.shapes or ()]
     known = subjects(suite)
@@ -91,7 +91,7 @@ def _memory(suite: str, label: str, shape: Shape, device: str, batch: Batch) -> 
         try:
             return in_own_process(growth_of, suite, label, shape)
         except BrokenProcessPool:
-            return None  # the system ended it: too little memory
+            return None  # the system killed the process for lack of memory
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     one_pass(suite, subjects(suite)[label], shape, batch)()
@@ -99,20 +99,20 @@ def _memory(suite: str, label: str, shape: Shape, device: str, batch: Batch) -> 
 
 
 def growth_of(suite: str, label: str, shape: Shape) -> float:
-    """Return by how many MB one pass of a subject raises the peak resident memory of this process."""
+    """Return the growth in MB of the peak resident memory of this process by one pass of a method."""
     torch.set_num_threads(1)
     subject, small = subjects(suite)[label], Shape(2, 8, 3)
     batch = Batch.of(shape, "cpu")
 
     def warm_up() -> None:
         one_pass(suite, subject, small, Batch.of(small, "cpu"))()
-        baseline(batch)()  # its gradient buffer belongs to any loss
+        baseline(batch)()  # every loss needs its gradient buffer
 
     return round(peak_growth(warm_up, one_pass(suite, subject, shape, batch)), 1)
 
 
 def _growth(suite: str, seconds: float) -> str:
-    """Return the growth exponent of dftopk, beside that of the baseline, as a sentence."""
+    """Return a sentence with the growth exponents of dftopk and of the baseline."""
     ours, base = [], []
     for n in GROWTH:
         shape = Shape(1, n, n // 100)

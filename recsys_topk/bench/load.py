@@ -1,4 +1,4 @@
-"""A bounded load on a service of this machine: keep-alive connections that ask one request after another."""
+"""A load test of a local service, with keep-alive connections that send one request after another."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Load:
-    """What a load found.
+    """The result of a load test.
 
     Attributes:
-        seconds: From the first request to the last answer.
-        latencies: Seconds of each answer.
-        errors: Answers with another status than 200.
+        seconds: Seconds from the first request to the last response.
+        latencies: Seconds per response.
+        errors: Number of responses with a status other than 200.
         exports: The exports that answered.
-        cpu: CPU seconds of the service meanwhile; None where the system does not say.
+        cpu: CPU seconds of the service during the test; None if unknown.
     """
 
     seconds: float
@@ -38,7 +38,7 @@ class Load:
 
     @property
     def rate(self) -> float:
-        """Answers per second."""
+        """Responses per second."""
         return len(self.latencies) / self.seconds
 
     def percentile(self, share: float) -> float:
@@ -48,18 +48,18 @@ class Load:
 
 @dataclass(frozen=True)
 class Service:
-    """A service in a process of its own.
+    """A service in a separate process.
 
     Attributes:
-        port: On the loopback interface.
-        pid: The process.
+        port: Port on the loopback interface.
+        pid: Process id.
     """
 
     port: int
     pid: int
 
     def cpu(self) -> float | None:
-        """Return the CPU seconds that it has used; None where there is no /proc."""
+        """Return the CPU seconds that the service has used; None if there is no /proc."""
         path = Path(f"/proc/{self.pid}/stat")
         if not path.is_file():
             return None
@@ -75,15 +75,15 @@ def put_load(
     seconds: float,
     meanwhile: Callable[[], Awaitable[object]] | None = None,
 ) -> Load:
-    """Ask for recommendations over some connections at once; stops after so many requests or seconds.
+    """Send requests for recommendations over several connections, up to a number of requests or seconds.
 
     Args:
         service: The service.
-        users: Users are named 0 to users - 1.
-        concurrency: Connections.
-        requests: Requests at most.
-        seconds: Time at most.
-        meanwhile: Runs beside it; the load lasts until it is done, but not longer than `seconds`.
+        users: Number of users, named 0 to users - 1.
+        concurrency: Number of connections.
+        requests: Maximum number of requests.
+        seconds: Maximum duration.
+        meanwhile: A task that runs at the same time. The test lasts until it is done, but at most `seconds`.
     """
     before = service.cpu()
     found = asyncio.run(_put_load(service.port, users, concurrency, requests, seconds, meanwhile))
@@ -132,7 +132,7 @@ async def _put_load(
 
 
 async def wait_for_export(service: Service, identity: str, seconds: float) -> None:
-    """Wait until a service answers by an export; not longer than some seconds."""
+    """Wait until a service uses the given export, at most the given seconds."""
     ends = time.perf_counter() + seconds
     while time.perf_counter() < ends:
         reader, writer = await asyncio.open_connection(HOST, service.port)
@@ -146,7 +146,7 @@ async def wait_for_export(service: Service, identity: str, seconds: float) -> No
 
 @contextmanager
 def running_service(export: Path, index: Path | None) -> Iterator[Service]:
-    """Run a service in a process of its own, and stop it in the end."""
+    """Run a service in a separate process inside this context."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_serve, args=(str(export), None if index is None else str(index), there))

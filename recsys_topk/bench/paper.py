@@ -1,9 +1,9 @@
-"""`recsys-topk bench paper`: the paper's runtime protocol, a pass with a model and the drawing of its input around it.
+"""`recsys-topk bench paper`: the runtime protocol of the paper, which times a pass with a model and its input.
 
-One list (batch 1), k = N / 2. Timed together: drawing random ids, a two-tower over 13 tables of 100 rows and 8 columns
-(history of 50 views), the loss, backward, clearing the gradients; no optimizer step. The mean of wall time over the
-last 90 of 100 passes, or of as many as fit into `--limit`. Most of that is not the operator: `bench operators` times
-the operator alone.
+One list (batch 1), k = N / 2. A pass draws random ids, runs a two-tower over 13 tables of 100 rows and 8 columns
+(history of 50 views), the loss and the backward, and clears the gradients; there is no optimizer step. The result is
+the mean wall time of the last 90 of 100 passes, or of the passes that fit into `--limit`. Most of this time is not
+spent in the operator; `bench operators` times the operator alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMES = ("dftopk", "lapsum", "neuralsort", "softsort", "sparse", "diffsort", "si
 
 
 class SmallTwoTower(nn.Module):
-    """The model that the paper times around each operator: 13 tables, two towers 128 -> 64 -> 32, a dot product."""
+    """The model in the runtime protocol of the paper: 13 tables, two towers 128 -> 64 -> 32, a dot product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,17 +55,23 @@ def _tower(width: int) -> nn.Sequential:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this suite's options."""
-    parser.add_argument("--names", nargs="+", metavar="LOSS", default=list(NAMES), help="default: the paper's, sigmoid")
+    """Add the options of the suite."""
+    parser.add_argument(
+        "--names",
+        nargs="+",
+        metavar="LOSS",
+        default=list(NAMES),
+        help="losses (default: those of the paper, and sigmoid)",
+    )
     parser.add_argument("--items", nargs="+", type=int, default=list(ITEMS), help="list lengths; k is half of each")
-    parser.add_argument("--repeats", type=int, default=100, help="passes; the first tenth is left out")
+    parser.add_argument("--repeats", type=int, default=100, help="passes; the first tenth is not counted")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds for one measurement, at least 3 passes")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Time every chosen loss, and plain cross-entropy, at every length."""
+    """Time every selected loss, and plain cross-entropy, at every length."""
     clock_of(args.device)
     wrong = [name for name, least in (("items", min(args.items)), ("repeats", args.repeats)) if least < 2]
     if wrong:
@@ -86,10 +92,10 @@ def run(args: argparse.Namespace) -> BenchResult:
                 rows.append({"name": name, "shape": shape, "ratio": ms / base, "ms": ms, "baseline ms": base})
                 rows[-1] |= {"cpu ms": cpu} if args.device == "cpu" else {"device": args.device}
     notes = [
-        f"ms: mean wall time of one pass over the last nine tenths of {args.repeats} (or of what fits into "
-        f"{args.limit:g} s, at least 3 passes), {args.threads} thread(s); it includes "
-        "drawing the input, the model's forward and backward, and the loss. cpu ms: median CPU time "
-        "of the same passes, which other work on the machine disturbs less."
+        f"ms: mean wall time per pass over the last nine tenths of {args.repeats} passes (or of those that fit into "
+        f"{args.limit:g} s, at least 3), {args.threads} thread(s); it includes "
+        "drawing the input, the forward and backward of the model, and the loss. cpu ms: median CPU time "
+        "of the same passes, which depends less on other work on the machine."
     ]
     return BenchResult("paper", f"the same pass with plain cross-entropy, on {args.device}", rows, notes)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from recsys_topk.bench.result import BenchResult
 from recsys_topk.bench.timing import in_own_process, peak_memory
@@ -61,6 +62,8 @@ def run(args: argparse.Namespace) -> BenchResult:
             f"day: {args.requests:,} requests, lists of 40, histories of 50; batches of {args.batch_size}, dim "
             f"{args.dim}, tables updated by row-wise Adagrad inside backward.",
             "CPU s: of the whole part, one thread. ms: median CPU time per step, batch and negatives included.",
+            "same lists: ratio to the step with as many different items in a batch, and tables of 10,000 rows.",
+            "GFLOP: floating-point operations of the matrix products of a step, forward and backward.",
             "peak MB: resident memory of a process of its own. pass s: the median times the steps of the whole day.",
         ],
     )
@@ -136,11 +139,28 @@ def _compare(root: Path, folder: Path, args: dict[str, Any]) -> list[dict[str, A
     }
     sources[_WORLD].prepare_data()
     pools = {name: len(next(iter(data.train_dataloader())).items) for name, data in sources.items()}
-    times = _medians({name: _steps(data, args["dim"]) for name, data in sources.items()}, args["steps"])
+    steps = {name: _steps(data, args["dim"]) for name, data in sources.items()}
+    work = {name: _products(one) for name, one in steps.items()}
+    times = _medians(steps, args["steps"])
     return [
-        {"part": f"step, {name}", "ms": ms, "ratio": ms / times[_WORLD], "items in batch": pools[name]}
+        {
+            "part": f"step, {name}",
+            "ms": ms,
+            "ratio": ms / times[_WORLD],
+            "same lists": ms / times[_TABLES] if pools[name] == pools[_TABLES] else None,
+            "GFLOP": work[name],
+            "GFLOP ratio": work[name] / work[_WORLD],
+            "items in batch": pools[name],
+        }
         for name, ms in times.items()
     ]
+
+
+def _products(steps: Iterator[None]) -> float:
+    """Take one step and return the floating-point operations of its matrix products, in 10^9."""
+    with FlopCounterMode(display=False) as counter:
+        next(steps)
+    return float(counter.get_total_flops()) / 1e9
 
 
 def _model(data: RecFlowDataModule, dim: int) -> Any:

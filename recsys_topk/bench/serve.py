@@ -1,4 +1,4 @@
-"""`recsys-topk bench serve`: search in a large catalogue, and the service under load beside the funnel in-process."""
+"""`recsys-topk bench serve`: search in a large catalogue, and the service under load compared with in-process calls."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ QUICK = {"items": 2000, "users": 50, "requests": 60, "seconds": 20.0, "queries":
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the suite."""
-    parser.add_argument("--items", type=int, default=1_000_000, help="items of the catalogue")
-    parser.add_argument("--users", type=int, default=2000, help="users of the export")
-    parser.add_argument("--kinds", default="ivf", help="indexes beside exact search: ivf, hnsw (slow to build)")
-    parser.add_argument("--concurrency", default="1,8,32", help="connections of each load")
-    parser.add_argument("--requests", type=int, default=2000, help="requests of each load at most")
-    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each load at most")
-    parser.add_argument("--queries", type=int, default=64, help="requests that searches are timed with")
-    parser.add_argument("--quick", action="store_true", help=f"a small form: {QUICK}")
+    parser.add_argument("--items", type=int, default=1_000_000, help="number of items in the catalogue")
+    parser.add_argument("--users", type=int, default=2000, help="number of users in the export")
+    parser.add_argument(
+        "--kinds", default="ivf", help="indexes to compare with exact search: ivf, hnsw (slow to build)"
+    )
+    parser.add_argument("--concurrency", default="1,8,32", help="number of connections of each load test")
+    parser.add_argument("--requests", type=int, default=2000, help="maximum number of requests per load test")
+    parser.add_argument("--seconds", type=float, default=20.0, help="maximum seconds per load test")
+    parser.add_argument("--queries", type=int, default=64, help="number of requests for timing searches")
+    parser.add_argument("--quick", action="store_true", help=f"small sizes: {QUICK}")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
@@ -52,16 +54,17 @@ def run(args: argparse.Namespace) -> BenchResult:
         rows += _service(export, index, folder, inside, args)
     return BenchResult(
         suite="serve",
-        baseline="the same funnel called in-process, one request after another",
+        baseline="in-process calls of the same funnel, one request after another",
         rows=rows,
         notes=[
-            f"{args.items:,} items, {args.users:,} users, random weights (no structure: the hardest case of an "
+            f"{args.items:,} items, {args.users:,} users, random weights (without structure, the hardest case for an "
             f"approximate index); two_tower keeps 200, mlp keeps 30; one thread per model.",
-            f"top-{NUMBER} ms: one request, wall time, median; recall of the {NUMBER} exact best, on request vectors.",
+            f"top-{NUMBER} ms: median wall time of one request. recall: share of the {NUMBER} exact best items that "
+            f"are found, with request vectors as queries.",
             "load: keep-alive connections from this machine; client and service share its cores. ratio: seconds per "
-            "answer of the service / of the funnel in-process (target: at most 2 with concurrency). cpu ms: of the "
-            "process that answers, per answer.",
-            f"peak resident size of the process that measures: "
+            "response of the service divided by those of in-process calls (target: at most 2 with concurrency). "
+            "cpu ms: CPU time of the answering process per response.",
+            f"peak resident memory of the measuring process: "
             f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB.",
         ],
     )
@@ -70,7 +73,7 @@ def run(args: argparse.Namespace) -> BenchResult:
 def _searches(
     export: Path, folder: Path, kinds: list[str], args: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], dict[str, Path]]:
-    """Measure exact search and indexes, with the vectors of real requests."""
+    """Measure exact search and the indexes, with the vectors of real requests."""
     recommender = CascadeRecommender.from_export(export, None)
     users = list(range(min(args.queries, args.users)))
     queries = recommender.funnel.first.request_vectors(recommender.requests(users))
@@ -97,7 +100,7 @@ def _searches(
 
 
 def _timed(search: Any, queries: Any) -> tuple[Any, float]:
-    """Return what a search finds for all queries, one at a time, and the median seconds."""
+    """Return the search results for all queries, one at a time, and the median seconds per query."""
     found, seconds = [], []
     for row in range(len(queries)):
         began = time.perf_counter()
@@ -107,7 +110,7 @@ def _timed(search: Any, queries: Any) -> tuple[Any, float]:
 
 
 def _inside(recommender: CascadeRecommender, args: argparse.Namespace) -> tuple[float, float]:
-    """Return answers per second of the funnel in this process, and CPU milliseconds per answer."""
+    """Return responses per second of in-process calls, and CPU milliseconds per response."""
     recommender.recommend([0])
     began, cpu, number = time.perf_counter(), time.process_time(), 0
     while number < args.requests and time.perf_counter() - began < args.seconds:
@@ -130,7 +133,7 @@ def _service(export: Path, index: Path, folder: Path, inside: float, args: argpa
             rows.append(_row(f"service, {level} at once", load, inside))
 
         async def publish() -> None:
-            # The index first: the service looks at the export, and opens both.
+            # The index is replaced first: a change of the export makes the service open both.
             for link, target in reversed(list(zip(links, other, strict=True))):
                 fresh = link.with_name("next")
                 fresh.symlink_to(target)

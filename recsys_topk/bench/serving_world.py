@@ -1,4 +1,4 @@
-"""An export of any size without training: random weights, items and users, for `recsys-topk bench serve`."""
+"""An untrained export of any size with random weights, items and users, for `recsys-topk bench serve`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def make_export(folder: Path, items: int, users: int, seed: int = 0) -> None:
 
 
 def republish(export: Path, index: Path, target: Path) -> tuple[Path, Path]:
-    """Return copies of an export and its index under another identity; the large files are hard links."""
+    """Return copies of an export and its index with a new identity. Large files are hard links."""
     other, other_index = target / "export-2", target / "index-2"
     for source, made in ((export, other), (index, other_index)):
         shutil.copytree(source, made, copy_function=os.link)

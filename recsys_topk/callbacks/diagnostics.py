@@ -1,4 +1,4 @@
-"""The claims about losses and gradients as numbers one can watch."""
+"""Diagnostics of losses and gradients, logged during training."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Diagnostics(ObjectiveCalls):
         return bool(trainer.global_step % self.every_n_steps == 0)
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
-        """Log the share of gradients that the optimizer's eps swallows."""
+        """Log the share of gradients that are below the optimizer's eps."""
         eps = next((group["eps"] for group in optimizer.param_groups if "eps" in group), None)
         if eps is None or not self.should_record(trainer):
             return

@@ -54,7 +54,7 @@ class BestCheckpoint(ModelCheckpoint):  # type: ignore[misc]  # lightning is unt
         super().__init__(dirpath=folder, filename="best", monitor=monitor, mode="max", enable_version_counter=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what was best, if the file is here; a new run from another's checkpoint begins without."""
+        """Restore the best value if `best.ckpt` is in the folder; in a new run it is not."""
         best = Path(str(self.dirpath)) / "best.ckpt"
         if best.is_file() and state_dict["best_model_path"]:
             scores = {str(best): score for score in state_dict["best_k_models"].values()}
@@ -145,7 +145,7 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
                 return
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Give the checkpoint that is pending its name; restore the random generators."""
+        """Rename the pending checkpoint to `last.ckpt`; restore the random generators."""
         if self._pending_step is not None:
             if trainer.is_global_zero:
                 self._pending.replace(self.path)
@@ -157,26 +157,26 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
     on_train_end = on_train_epoch_start
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Give the checkpoint of the step before its name; stop here if a signal came during it."""
+        """Rename the checkpoint of the step before; stop if a signal came during that step."""
         self.on_train_epoch_start(trainer)
-        if self._wanted(trainer) and self.saved_step == trainer.global_step:
+        if self._signalled(trainer) and self.saved_step == trainer.global_step:
             raise TrainingStoppedError(self._signal or signal.SIGINT)
 
     def on_train_batch_end(self, trainer: pl.Trainer, _: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Save if it is time to."""
         if trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches:
             return  # the end of the epoch saves; or gradients are being accumulated
-        if trainer.strategy.broadcast(self._due(trainer, batch_idx)) or self._wanted(trainer):
+        if trainer.strategy.broadcast(self._due(trainer, batch_idx)) or self._signalled(trainer):
             self._save(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Forget what was saved after the step before: resuming from it would leave the validation out."""
+        """Drop the checkpoint of the step before: resuming from it would leave the validation out."""
         if trainer.state.fn == "fit":
             self._pending_step = None
 
     def on_validation_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         """Stop a validation inside an epoch's end at once; it is run again from the checkpoint before it."""
-        if trainer.state.fn == "fit" and self._wanted(trainer):
+        if trainer.state.fn == "fit" and self._signalled(trainer):
             raise TrainingStoppedError(self._signal or signal.SIGINT)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -197,7 +197,7 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
         self._handlers = {}
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Stop listening; what was saved and not named yet goes."""
+        """Stop listening to signals; delete a checkpoint that has no name yet."""
         self.teardown()
         self._pending_step = None
         if trainer.is_global_zero:
@@ -230,6 +230,6 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
         self._signal = number
         os.write(2, b"\nstopping after this step; once more to abort\n")  # print may be what was interrupted
 
-    def _wanted(self, trainer: pl.Trainer) -> bool:
+    def _signalled(self, trainer: pl.Trainer) -> bool:
         """Return whether any process has got a signal."""
         return bool(trainer.strategy.reduce_boolean_decision(bool(self._signal), all=False))

@@ -25,13 +25,15 @@ from recsys_topk.cascades.tables import (
     read_torchrec,
     read_weights,
     readable,
+    row_updates,
     table_config,
     table_weights,
 )
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Part, Schema
-from recsys_topk.ops.look_up import Slot, look_up
+from recsys_topk.ops.look_up import Slot, look_up, look_up_and_update
 from recsys_topk.ops.parallel import checked
+from recsys_topk.ops.row_update import RowUpdate
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -72,8 +74,9 @@ class FeatureEmbedding(nn.Module):
     Tables are looked up by `EmbeddingBagCollection`s: the pooled kernel with bags of length 1 is several times faster
     on a CPU than the sequence kernel. A bag feature is the mean over its real ids. On a CPU padding is left out of the
     bags; on other devices it stays in them with weight 0, so that shapes are known without reading the ids (`Layout`
-    says how features are grouped). Tables that are not sharded and have nothing to learn, or an ordinary optimizer,
-    are read directly: on a CPU by `look_up` where numba is installed and no feature is a bag, else by `embedding_bag`.
+    says how features are grouped). Tables that are not sharded are read directly: on a CPU by `look_up` where numba is
+    installed and no feature is a bag (it also updates tables with a fused optimizer), else by `embedding_bag` if they
+    have nothing to learn or an ordinary optimizer.
 
     A module on the meta device holds plain tables. Moving them to a real device (`to_empty`) initialises them, and
     builds the fused ones if a fused optimizer was asked for; moving to another device builds fused tables again there.
@@ -260,16 +263,22 @@ class FeatureEmbedding(nn.Module):
 
     def _by_loops(self, batch: CascadeBatch, history: HistoryForm) -> dict[Part, Tensor] | None:
         """Look up by compiled loops, or return None if they cannot serve these tables."""
-        collections = list(self.collections.values())
-        if not self._slots or not all(readable(collection) for collection in collections):
+        if not self._slots:
             return None
-        weights = [weight for collection in collections for weight in table_weights(collection).values()]
+        weights: list[Tensor] = []
+        updates: list[RowUpdate | None] = []
+        for collection in self.collections.values():
+            own = row_updates(collection)
+            if own is None:
+                return None
+            weights += table_weights(collection).values()
+            updates += own.values()
         if look_up.backend_for(self._slots, (), weights, None) == "torch":
             return None
         ids = [rows.long().contiguous() for rows in _ids(batch, history).values()]
         longest = batch.history.shape[1] + 1
         lengths = checked(batch.history_length, longest, "history lengths") if history == "mean" else None
-        return dict(zip(PARTS, look_up(self._slots, ids, weights, lengths), strict=True))
+        return dict(zip(PARTS, look_up_and_update(self._slots, ids, weights, lengths, updates), strict=True))
 
     def _by_bags(self, batch: CascadeBatch, history: HistoryForm) -> dict[Part, Tensor]:
         """Look up by `embedding_bag` or TorchRec; the history of the form ``"mean"`` is a sum over views."""

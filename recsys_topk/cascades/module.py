@@ -248,12 +248,12 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _training_length(self, interval: str) -> int:
-        """Return how many optimizer steps or epochs the trainer is going to run."""
+        """Return the number of optimizer steps or epochs of the training."""
         length = self.trainer.max_epochs if interval == "epoch" else self.trainer.estimated_stepping_batches
         if length is None or not 0 < length < float("inf"):
             raise ValueError(
-                "the length of the schedule is that of the training, which has no end; give --trainer.max_epochs, or "
-                "the length (--lr_scheduler.T_max, total_steps or total_iters)"
+                "the length of the schedule defaults to the length of the training, which is not limited; set "
+                "--trainer.max_epochs, or the length (--lr_scheduler.T_max, total_steps or total_iters)"
             )
         return int(length)
 

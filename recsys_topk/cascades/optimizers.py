@@ -11,10 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recsys_topk.cascades.features import FeatureEmbedding
-from recsys_topk.cascades.tables import FusedOptimizer, copy_into
+from recsys_topk.cascades.tables import FUSED, FusedOptimizer, copy_into
 from recsys_topk.registry import suggest
 
 OptimizerName = Literal["adam", "adamw", "adagrad", "sgd"]
@@ -23,11 +22,6 @@ EmbeddingOptimizerName = Literal["same", "rowwise_adagrad", "adagrad", "sgd"]
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
-    "adagrad": torch.optim.Adagrad,
-    "sgd": torch.optim.SGD,
-}
-FUSED: dict[str, type[Optimizer]] = {
-    "rowwise_adagrad": RowWiseAdagrad,
     "adagrad": torch.optim.Adagrad,
     "sgd": torch.optim.SGD,
 }

@@ -1,4 +1,4 @@
-"""Learning-rate schedules of torch by name."""
+"""Learning-rate schedules of torch, selected by name."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from recsys_topk.trust import HARMLESS
 
 NAMES = HARMLESS["torch.optim.lr_scheduler"]
 HOME = "torch.optim.lr_scheduler"
-# Arguments that are the length of the whole schedule; the length of the training if they are not given.
+# Arguments for the length of the whole schedule. The default is the length of the training.
 LENGTHS = ("T_max", "total_steps", "total_iters")
-# Options of the schedule that are no arguments of its class.
+# Options that are not arguments of the class of the schedule.
 OWN = ("interval", "monitor")
 
 
 def describe_schedule(given: Mapping[str, Any] | str) -> dict[str, Any]:
-    """Return a schedule as ``{"class_path": ..., "init_args": ...}``; raise on an unknown name or option.
+    """Return a schedule as ``{"class_path": ..., "init_args": ...}``. Raise on an unknown name or option.
 
     Args:
-        given: A name, e.g. ``"CosineAnnealingLR"``, or a mapping with it as `class_path` and options in `init_args` or
-            beside it. Options given as text are read as YAML.
+        given: A name, e.g. ``"CosineAnnealingLR"``, or a mapping with the name as `class_path` and options in
+            `init_args` or at the top level. Options that are strings are parsed as YAML.
 
     Example:
         >>> describe_schedule({"class_path": "StepLR", "step_size": "100"})
@@ -60,19 +60,18 @@ def make_schedule(
     length: Callable[[str], int],
     monitor: str,
 ) -> dict[str, Any]:
-    """Build a schedule, as Lightning takes it from `configure_optimizers`.
+    """Return a schedule in the format of `configure_optimizers` in Lightning.
 
-    A warm-up goes before it: the schedule begins when the warm-up is over. Tables with a fused optimizer follow the
-    schedule too.
+    The schedule starts after the warm-up. It also applies to tables with a fused optimizer.
 
     Args:
         optimizer: The optimizer.
-        described: What `describe_schedule` returned. Its option `interval` is ``"step"`` (the default) or ``"epoch"``;
-            `monitor` is the metric of `ReduceLROnPlateau`, which is stepped per epoch.
-        warmup_steps: Steps over which the learning rate rises; 0 = no warm-up.
-        length: Returns how many steps or epochs (the argument is ``"step"`` or ``"epoch"``) the whole training has, for
-            schedules whose length is not given.
-        monitor: The metric if none is given; a higher value is better.
+        described: The schedule, from `describe_schedule`. Its option `interval` is ``"step"`` (the default) or
+            ``"epoch"``; `monitor` is the metric of `ReduceLROnPlateau`, which is stepped per epoch.
+        warmup_steps: Number of steps in which the learning rate rises; 0 = no warm-up.
+        length: A function of ``"step"`` or ``"epoch"`` that returns the number of steps or epochs of the training, for
+            schedules without an explicit length.
+        monitor: The default metric; a higher value is better.
     """
     cls: type[LRScheduler] = getattr(lr_scheduler, described["class_path"].rpartition(".")[2])
     options = dict(described["init_args"])
@@ -83,7 +82,7 @@ def make_schedule(
         options.setdefault("mode", "max")
     if warmup_steps and (plateau or interval == "epoch"):
         raise ValueError(
-            f"warmup_steps={warmup_steps} counts steps and {cls.__name__} is stepped per epoch; "
+            f"warmup_steps={warmup_steps} counts steps, but {cls.__name__} is stepped per epoch; "
             f"use --lr_scheduler.interval step with another schedule, or --model.warmup_steps 0"
         )
     accepted = inspect.signature(cls).parameters

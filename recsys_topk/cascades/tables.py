@@ -14,11 +14,19 @@ from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, PoolingType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recsys_topk.cascades.layout import Use
 from recsys_topk.datamodules.schema import Table
+from recsys_topk.ops.row_update import RowUpdate, Rule
 
 _on_meta = False
+
+FUSED: dict[Rule, type[torch.optim.Optimizer]] = {
+    "rowwise_adagrad": RowWiseAdagrad,
+    "adagrad": torch.optim.Adagrad,
+    "sgd": torch.optim.SGD,
+}
 
 
 @dataclass(frozen=True)
@@ -192,11 +200,39 @@ def is_fused(collection: nn.Module) -> bool:
 
 
 def readable(collection: nn.Module) -> bool:
-    """Return whether the weights can be read directly: by any plain table, by a fused one if nothing is to be learned.
+    """Return whether the weights can be read directly: of any plain table, of a fused one if nothing is to be learned.
 
-    Sharded tables cannot, and a fused table that learns must see its own forward pass.
+    Those of sharded tables cannot. A fused table that learns must see its own forward pass, or be updated by
+    `row_updates`.
     """
     return is_plain(collection) or (is_fused(collection) and not torch.is_grad_enabled())
+
+
+def row_updates(collection: nn.Module) -> dict[str, RowUpdate | None] | None:
+    """Return how each table is to be updated inside backward by those who read its weights, in the order of the tables.
+
+    A table is not to be updated (None) if an ordinary optimizer does it, or if nothing is to be learned. The state
+    belongs to the collection's own optimizer, which saves it and is told the learning rate. Returns None if the weights
+    cannot be read: sharded tables, and an optimizer that has no rule here.
+    """
+    names = list(table_weights(collection)) if is_plain(collection) or is_fused(collection) else []
+    if not names or readable(collection):
+        return dict.fromkeys(names) if names else None
+    fused: Any = collection
+    inner, options = fused.fused_optimizer(), fused.optimizer_kwargs()
+    state = inner.state_dict()["state"]
+    for rule, kind in FUSED.items():
+        if kind is fused.optimizer_type():
+            return {
+                name: RowUpdate(
+                    rule,
+                    lambda: inner.param_groups[0]["lr"],
+                    options.get("eps", 0.0),
+                    state.get(f"{name}.weight", {}).get(f"{name}.weight.momentum_1"),
+                )
+                for name in names
+            }
+    return None
 
 
 def read_weights(collection: nn.Module, keys: Mapping[str, Bags]) -> Tensor:

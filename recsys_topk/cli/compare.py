@@ -13,7 +13,7 @@ import shlex
 from pathlib import Path
 
 from recsys_topk.cli.arguments import parse_options
-from recsys_topk.cli.console import echo, make_parser
+from recsys_topk.cli.console import announce_start, echo, make_parser
 from recsys_topk.runs.provenance import provenance
 from recsys_topk.runs.run import TrainingRun
 from recsys_topk.runs.trials import Competition, by_name
@@ -41,6 +41,7 @@ def read_competition(argv: list[str], command: str) -> Competition:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread if more than 1")
     parser.add_argument("--logger", choices=["csv", "wandb"], default="csv", help="wandb: offline without a key")
     options, further = parser.parse_known_args(argv)
+    announce_start(command)
     variants = dict(by_name([name for name in options.losses.split(",") if name]))
     for text in options.variant:
         label, equals, chosen = text.partition("=")

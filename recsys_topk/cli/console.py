@@ -26,6 +26,15 @@ def make_parser(command: str, description: str | None, **settings: Any) -> argpa
     return CommandParser(f"recsys-topk {command}", description=description, allow_abbrev=False, **settings)
 
 
+def announce_start(command: str) -> None:
+    """Write the first line of a command that trains, before torch is imported; only the first process does."""
+    from recsys_topk import __version__
+    from recsys_topk.runs.directory import first_process
+
+    if first_process():
+        echo(f"recsys-topk {__version__} {command}: loading torch, a few seconds")
+
+
 def echo(text: str = "") -> None:
     """Write one line to standard output."""
     sys.stdout.write(text + "\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from recsys_topk.cli.arguments import parse_options
-from recsys_topk.cli.console import echo, make_parser
+from recsys_topk.cli.console import announce_start, echo, make_parser
 from recsys_topk.runs import TrainingRun
 
 
@@ -19,6 +19,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--epochs", type=int, default=3, help="passes over the training days (default: %(default)s)")
     parser.add_argument("--out", default="runs", help="folder in which the run gets its own (default: %(default)s)")
     options, further = parser.parse_known_args(argv)
+    announce_start("demo")
     demo = {"config": "simulated", "loss": options.loss, "out": options.out, "name": "demo"}
     epochs = {"trainer": {"max_epochs": options.epochs}}
     trained = TrainingRun({"config": [demo, epochs, parse_options(further)]}, log_line=echo)

@@ -1,4 +1,4 @@
-"""Check which versions are here, whether they fit together, and how to fix what does not."""
+"""Check the installed versions and print how to fix those that do not fit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Check:
 
 
 def check_versions(found: Mapping[str, str | None], python: tuple[int, ...] = sys.version_info[:3]) -> list[Check]:
-    """Judge a set of installed versions (a function of its arguments, so that broken sets can be tested).
+    """Compare installed versions with those that are needed.
 
     Args:
         found: Version by distribution name; None = not installed.
@@ -91,7 +91,7 @@ def _python(code: str) -> tuple[int, str]:
 
 
 def main(argv: list[str]) -> int:
-    """Print the report; return 1 if something does not fit."""
+    """Print the report; return 1 if a version does not fit."""
     parser = make_parser("doctor", __doc__)
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     options = parser.parse_args(argv)

@@ -17,7 +17,7 @@ COLUMNS = {"label_kind": "labels", "requires_k": "needs k"}
 
 
 def row(name: str, cls: type, facts: Sequence[str]) -> dict[str, object]:
-    """Return what the table says about a class: the facts it declares, yes or no where they are, and its options."""
+    """Return the row of a class: the facts that it declares, and its options."""
     shown = {COLUMNS.get(fact, fact.replace("_", " ")): _text(getattr(cls, fact, None)) for fact in facts}
     parameters = inspect.signature(cls).parameters.values()
     options = {p.name: None if p.default is inspect.Parameter.empty else p.default for p in parameters}

@@ -59,7 +59,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status (0 = done, 1 = it failed, 2 = it was asked for wrongly)."""
+    """Run a command; return its exit status (0 = done, 1 = failed, 2 = asked for wrongly)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         echo(usage())
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as one line, with the cure where an optional dependency is missing."""
+    """Return an error as one line, with the remedy where an optional dependency is missing."""
     text = printable(" ".join(str(error).split())) or type(error).__name__
     if isinstance(error, ImportError) and not str(error.name or "").startswith("recsys_topk"):
         return f"{text}; run `recsys-topk doctor` to see what is missing and how to install it"

@@ -1,6 +1,6 @@
-"""Make one HTML page, with nothing to fetch, of what experiment, compare, stream, fit and bench --json left.
+"""Make one self-contained HTML page of the results of experiment, compare, stream, fit and bench --json.
 
-What is unfinished is shown as far as it is.
+Unfinished results are shown as far as they are there.
 """
 
 from __future__ import annotations

@@ -8,14 +8,12 @@ from typing import cast
 
 import yaml
 
-from recsys_topk import __version__
 from recsys_topk.cli.arguments import parse_options
-from recsys_topk.cli.console import echo
+from recsys_topk.cli.console import announce_start, echo
 from recsys_topk.cli.corpus_options import split_corpus_options
 from recsys_topk.cli.main import COMMANDS
 from recsys_topk.registry import Registry
 from recsys_topk.runs.config import DEFAULTS, KEYS, registry_of
-from recsys_topk.runs.directory import first_process
 from recsys_topk.runs.run import Command, TrainingRun
 from recsys_topk.trust.typed import import_from_here
 
@@ -33,8 +31,8 @@ def main(argv: list[str]) -> None:
     resume = config.pop("resume", None)
     if resume is not None and command != "fit":
         raise ValueError(f"--resume goes with fit; {command} takes --ckpt_path FILE")
-    if not print_config and first_process():
-        echo(f"recsys-topk {__version__} {command}: loading torch, a few seconds")
+    if not print_config:
+        announce_start(command)
     run = TrainingRun(config, resume=resume, log_line=echo)
     import_from_here(run.trust)
     if print_config:

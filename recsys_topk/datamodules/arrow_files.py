@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ def write_columns(path: Path, columns: Mapping[str, Array]) -> None:
         columns: Arrays (n,) or (n, width), also mapped ones; those of width 0 are left out.
     """
     import pyarrow as pa
-    from datasets.arrow_writer import ArrowWriter
 
     arrays = {}
     for name, column in columns.items():
@@ -28,7 +27,19 @@ def write_columns(path: Path, columns: Mapping[str, Array]) -> None:
             continue
         flat = pa.array(np.ascontiguousarray(column).reshape(-1))
         arrays[name] = flat if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
-    table = pa.table(arrays)
+    _write(path, pa.table(arrays))
+
+
+def write_ids(path: Path, ids: Sequence[Any]) -> None:
+    """Write a column ``id`` of integers or texts, None where one is missing."""
+    import pyarrow as pa
+
+    _write(path, pa.table({"id": pa.array(ids)}))
+
+
+def _write(path: Path, table: Any) -> None:
+    from datasets.arrow_writer import ArrowWriter
+
     writer = ArrowWriter(schema=table.schema, path=str(path))
     writer.write_table(table, writer_batch_size=max(table.num_rows, 1))
     writer.finalize()

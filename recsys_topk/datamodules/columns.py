@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -152,3 +152,32 @@ def lists_of(column: Any, separator: str, name: str) -> Lists:
     row = np.repeat(np.arange(len(column)), length)
     place = np.arange(row.size) - np.repeat(np.cumsum(length) - length, length)
     return Lists(values, row, place, length, missing)
+
+
+SPLIT_NAMES: Final = {
+    "train": 0, "training": 0, "0": 0, "val": 1, "vali": 1, "valid": 1, "validation": 1, "dev": 1, "1": 1, "test": 2,
+    "2": 2,
+}  # fmt: skip
+"""What a column of splits, or the name of a file, may say, and the number of the split."""
+
+
+def split_numbers(column: Any, name: str) -> npt.NDArray[np.int8]:
+    """Return the number of the split that each row of a column says.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> split_numbers(pa.array(["train", "Test", "dev"]), "part").tolist()
+        [0, 2, 1]
+    """
+    coded = one_chunk(column).cast("string").dictionary_encode()
+    names = [str(one).strip().lower() for one in coded.dictionary.to_pylist()]
+    unknown = [one for one in names if one not in SPLIT_NAMES]
+    if unknown or coded.null_count:
+        raise ValueError(
+            f"column {name!r} must say train, val or test (or 0, 1, 2) in every row, got "
+            f"{repr(unknown[0]) if unknown else 'nothing'}"
+        )
+    found: npt.NDArray[np.int8] = np.array([SPLIT_NAMES[one] for one in names], dtype=np.int8)[
+        np.asarray(coded.indices)
+    ]
+    return found

@@ -49,14 +49,15 @@ def whole_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_once(target: Path, write: Callable[[Path], None]) -> bool:
+def make_once(target: Path, write: Callable[[Path], None], *, resume: bool = False) -> bool:
     """Make a folder if it is not there; return whether it was made.
 
     A process that fails or is killed leaves nothing that counts, and a second process waits for the first.
 
     Args:
         target: The folder.
-        write: Writes its content into an empty folder.
+        write: Writes its content into a folder: an empty one, or with `resume` what an interrupted process left.
+        resume: Keep what was written if the process is interrupted or killed. An error removes it all the same.
     """
     from filelock import FileLock
 
@@ -66,9 +67,19 @@ def make_once(target: Path, write: Callable[[Path], None]) -> bool:
     with FileLock(target.parent / ".lock"):
         if target.is_dir():
             return False
-        remove_partial(target)
-        with whole_folder(target) as folder:
+        if not resume:
+            remove_partial(target)
+            with whole_folder(target) as folder:
+                write(folder)
+            return True
+        folder = target.parent / f".{target.name}.partial"
+        folder.mkdir(exist_ok=True)
+        try:
             write(folder)
+        except Exception:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        folder.rename(target)
     return True
 
 

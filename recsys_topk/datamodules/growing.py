@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ class GrowingColumns:
 
     Args:
         folder: Where the files go; it must exist.
+        state: What `state` returned earlier, to go on from there; rows appended since are dropped.
 
     Example:
         >>> import tempfile
@@ -24,14 +27,32 @@ class GrowingColumns:
         >>> columns.append("item", np.array([3]))
         >>> columns.column("item").tolist(), columns.length("item")
         ([1, 2, 3], 3)
+        >>> state = columns.state()
+        >>> columns.append("item", np.array([4]))
         >>> columns.close()
+        >>> again = GrowingColumns(columns.folder, state)
+        >>> again.column("item").tolist()
+        [1, 2, 3]
+        >>> again.close()
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, state: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         self._files: dict[str, Any] = {}
         self._layouts: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._lengths: dict[str, int] = {}
+        for name, (dtype, shape, length) in (state or {}).items():
+            self._files[name] = (folder / f"{name}.column").open("r+b")
+            self._layouts[name], self._lengths[name] = (np.dtype(dtype), tuple(shape)), length
+            size = length * np.dtype(dtype).itemsize * math.prod(shape)
+            self._files[name].truncate(size)
+            self._files[name].seek(size)
+
+    def state(self) -> dict[str, Any]:
+        """Write everything to the files, and return plain values that describe it."""
+        for file in self._files.values():
+            file.flush()
+        return {name: [dtype.str, list(shape), self._lengths[name]] for name, (dtype, shape) in self._layouts.items()}
 
     @property
     def names(self) -> list[str]:

@@ -27,6 +27,7 @@ FORMATS: Final = {
 """Format by the ending of a file's name; `.gz`, `.bz2` and `.zst` after it are fine."""
 
 BATCH_ROWS: Final = 1 << 16
+MOST_PIECES: Final = 32
 _COMPRESSED: Final = ("gz", "bz2", "zst")
 _NULLS: Final = ("", "NULL", "null", "NaN", "nan", "None")
 _ENCODING: Final = "save it as UTF-8, e.g. iconv -f LATIN1 -t UTF-8"
@@ -75,6 +76,8 @@ class TableReader:
         identity: Plain values that change when the content does.
         rows: Number of rows, if known without reading them.
         nbytes: Size of the files, if it is known.
+        pieces: Stretches of rows that can be read on their own, in order: files, or groups of rows of them. `scan`
+            takes the number of one as its second argument; None = there is one, and it takes no second argument.
         lists: RecBole's sequences: columns of text that are split at spaces, and the type of their parts.
     """
 
@@ -82,15 +85,18 @@ class TableReader:
         self,
         name: str,
         schema: pa.Schema,
-        scan: Callable[[list[str]], Iterable[pa.RecordBatch]],
+        scan: Callable[..., Iterable[pa.RecordBatch]],
         identity: Callable[[], Any],
         rows: int | None = None,
         lists: Mapping[str, pa.DataType] | None = None,
         nbytes: int | None = None,
+        pieces: int | None = None,
     ) -> None:
         import pyarrow as pa
 
         self.name = name
+        self.pieces = pieces or 1
+        self._in_pieces = pieces is not None
         self.rows = rows
         self.nbytes = nbytes
         self._scan, self._identity, self._lists = scan, identity, dict(lists or {})
@@ -114,17 +120,21 @@ class TableReader:
                 close = suggest(column, self.columns)
                 raise ValueError(f"{self.name} has no column {column!r}; {close}it has: {', '.join(self.columns)}")
 
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(self, columns: Sequence[str] | None = None, piece: int | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, some columns of them; memory is that of a few batches.
 
         Dictionary-encoded columns become plain ones.
+
+        Args:
+            columns: The columns; None = all.
+            piece: The number of the piece to read; None = all.
         """
         import pyarrow as pa
 
         wanted = self.columns if columns is None else list(dict.fromkeys(columns))
         self.require(wanted)
         with _readable(self.name):
-            for batch in self._scan(wanted):
+            for batch in self._scan(wanted) if piece is None or not self._in_pieces else self._scan(wanted, piece):
                 if batch.num_rows:
                     yield pa.record_batch([self._plain(batch.column(name), name) for name in wanted], names=wanted)
 
@@ -218,8 +228,13 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
                 raise ValueError(f"{name} cannot be read: column {field.name!r} is not UTF-8; {_ENCODING}")
         rows = dataset.count_rows() if kind in ("parquet", "feather") else None
 
-    def scan(columns: list[str]) -> Iterable[pa.RecordBatch]:
-        read: Iterable[pa.RecordBatch] = dataset.to_batches(
+    fragments = _fragments(dataset, kind)
+
+    def scan(columns: list[str], piece: int | None = None) -> Iterable[pa.RecordBatch]:
+        chosen = dataset
+        if piece is not None:
+            chosen = pads.FileSystemDataset(fragments[piece], dataset.schema, dataset.format, dataset.filesystem)
+        read: Iterable[pa.RecordBatch] = chosen.to_batches(
             columns=columns, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
         )
         return read
@@ -232,7 +247,16 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
         return [list(row) for row in zip(places, sizes, when, strict=True)]
 
     nbytes = sum(int(files.size(place)) for place in places)
-    return TableReader(name, dataset.schema, scan, identity, rows, lists, nbytes)
+    return TableReader(name, dataset.schema, scan, identity, rows, lists, nbytes, len(fragments))
+
+
+def _fragments(dataset: Any, kind: str | None) -> list[list[Any]]:
+    """Return the files of a data set, or their groups of rows, in at most `MOST_PIECES` stretches."""
+    found = list(dataset.get_fragments())
+    if kind == "parquet":
+        found = [group for file in found for group in file.split_by_row_group()]
+    size = -(-len(found) // MOST_PIECES)
+    return [found[start : start + size] for start in range(0, len(found), size)]
 
 
 def _text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""The paper's experiments as files: what was asked, what the paper found, how it is run here, and what differs."""
+"""Comparisons, streams and the experiments of the paper (one YAML file each, with question, protocol and runs)."""

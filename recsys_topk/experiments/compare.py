@@ -1,4 +1,4 @@
-"""Comparisons: several competitors on the same data and batches, with seeds, spread and paired significance."""
+"""Comparisons: several variants on the same data and batches, with seeds, standard deviation and paired tests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def compare(competition: Competition, facts: Mapping[str, Any], log_line: LogLine) -> None:
-    """Run what has not been run yet, then show and write the table and the plots.
+    """Run the trials that have no result yet, then print and write the table and the plots.
 
     Args:
-        competition: Who competes.
-        facts: Where the numbers come from (`recsys_topk.runs.provenance`).
-        log_line: Takes the lines and the table.
+        competition: The variants to compare.
+        facts: Provenance of the numbers (`recsys_topk.runs.provenance`).
+        log_line: Called with each line of progress and with the table.
     """
     trials = competition.trials("trials")
     todo = [trial for trial in trials if not trial.read()]
@@ -51,15 +51,15 @@ def write_results(
     draw: Callable[[], Mapping[str, Figure]],
     log_line: LogLine,
 ) -> tuple[str, Mapping[str, Figure]]:
-    """Write NAME.json, NAME.csv and the plots as SVG; return a line that names the files, and the plots.
+    """Write NAME.json, NAME.csv and the plots as SVG. Return a line that names the files, and the plots.
 
     Args:
-        folder: Where they go.
-        name: What they are called.
-        content: The JSON file.
-        rows: The CSV file.
-        draw: Returns the plots by file name. They are left out, with a line, where matplotlib is missing.
-        log_line: Takes that line.
+        folder: The folder for the files.
+        name: The file name without a suffix.
+        content: Content of the JSON file.
+        rows: Rows of the CSV file.
+        draw: A function that returns the plots by file name. Without matplotlib there are no plots.
+        log_line: Called with a message if there are no plots.
     """
     try:
         figures = draw()
@@ -74,9 +74,9 @@ def write_results(
 
 
 def train_and_test(trial: Trial, send: Send) -> None:
-    """Train one run, test it, and write what was measured to its file.
+    """Train and test one run, and write its metrics to the file of the trial.
 
-    `seconds` is the time of the training alone: the data are prepared before.
+    `seconds` is the training time. It does not include the preparation of the data.
     """
     run = trial.run()
     run.data.prepare_data()
@@ -87,14 +87,14 @@ def train_and_test(trial: Trial, send: Send) -> None:
 
 
 def _given(value: Any) -> Any:
-    """Return options without those left at None."""
+    """Return the options that are not None."""
     if isinstance(value, dict):
         return {name: _given(inner) for name, inner in value.items() if inner is not None}
     return value
 
 
 def device(run: TrainingRun) -> str:
-    """Return what a run trained on: ``cpu``, or the name of the GPU."""
+    """Return the device of a run: ``cpu``, or the name of the GPU."""
     import torch
 
     place = run.trainer.strategy.root_device
@@ -102,14 +102,14 @@ def device(run: TrainingRun) -> str:
 
 
 def outcome(trial: Trial) -> str:
-    """Return what to say of a run that is over."""
+    """Return a summary of a finished run."""
     found = trial.read()
     joint = next(iter(found["metrics"].values()))
     return f"{joint:.4f} ({found['seconds']:.0f} s)"
 
 
 def comparison_rows(results: Runs) -> list[dict[str, Any]]:
-    """Return the rows of the table: `summarise`, with the metrics by their names."""
+    """Return the rows of the comparison table: the result of `summarise` with metric names as columns."""
     joint = metric_names(results)[0]
     return [
         {"run": row["run"], joint: row["joint"], "+-": row["+-"], "p": row["p"], **row["alone"],
@@ -121,8 +121,8 @@ def comparison_rows(results: Runs) -> list[dict[str, Any]]:
 def draw(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     """Return the plots of a comparison, by file name.
 
-    They show the joint recall with its spread, the recalls of each stage alone beside the joint one, and the joint
-    recall against the time of the training.
+    They show the joint recall with its standard deviation, the recall of each stage next to the joint recall, and the
+    joint recall against the training time.
     """
     joint, *alone = (name for name in rows[0] if name.startswith("test/"))
     short = {name: name.removeprefix("test/").partition("/")[0].replace("_", " ") for name in (joint, *alone)}
@@ -138,6 +138,6 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
             stages, ylabel=f"mean over seeds, lists of {items}", title="Each stage alone, and the cascade"
         ),
         "comparison-seconds": plots.lines(
-            cost, xlabel="seconds of training", ylabel=short[joint], title="What it costs"
+            cost, xlabel="seconds of training", ylabel=short[joint], title="Recall against training time"
         ),
     }  # fmt: skip

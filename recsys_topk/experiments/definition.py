@@ -1,4 +1,4 @@
-"""What an experiment is: its question, the paper's protocol and figures, ours, the differences, and the runs."""
+"""The definition of an experiment: question, protocol of the paper, protocol here, differences, and runs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Step:
 
     Attributes:
         run: ``"compare"``, ``"stream"`` or ``"bench"``.
-        result: The file that it leaves in the experiment's folder.
+        result: Name of the result file in the folder of the experiment.
         common: The config of every run; for a benchmark, its options.
-        variants: The competitors: a config each, by label.
-        seeds: Runs of each.
-        points: For a curve: which competitor and which x a label stands for.
-        suite: For a benchmark: which one.
+        variants: The config of each variant, by label.
+        seeds: Number of runs per variant.
+        points: For a curve, the variant name and the x value of each label.
+        suite: For a benchmark, the name of the suite.
     """
 
     run: str
@@ -44,7 +44,7 @@ class Step:
     suite: str = ""
 
     def command(self, folder: Path, jobs: int, further: Mapping[str, Any]) -> list[str]:
-        """Return the command that does the same, as a person would type it after ``recsys-topk``."""
+        """Return the equivalent command line, without ``recsys-topk``."""
         if self.run == "bench":
             options = [f"--{key}={value}" for key, value in self.common.items() if not isinstance(value, (list, bool))]
             options += [f"--{key}" for key, value in self.common.items() if value is True]
@@ -62,22 +62,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One of the paper's experiments, as its file tells it.
+    """An experiment of the paper, from its YAML file.
 
     Attributes:
         name: Name of the file.
-        content: What it holds: title, question, the paper's protocol and ours, the differences, and the steps.
+        content: Content of the file: title, question, protocol of the paper, protocol here, differences, and steps.
     """
 
     name: str
     content: Mapping[str, Any]
 
     def about(self, size: Size) -> dict[str, Any]:
-        """Return what a report says of it besides its numbers.
+        """Return the texts and settings of the report.
 
-        ``subject`` is the competitor that the question is about, ``show`` how it is shown (``table``, ``curve``,
-        ``stream`` or ``runtime``), ``figures`` which of the paper's figures stand beside it, ``protocol`` and ``found``
-        the paper's, ``ours`` how it is run here, ``differences`` in what that differs.
+        ``subject`` is the variant that the question is about, ``show`` the kind of presentation (``table``, ``curve``,
+        ``stream`` or ``runtime``), ``figures`` the figures of the paper to compare with, ``protocol`` and ``found`` the
+        protocol and the finding of the paper, ``ours`` the protocol here, and ``differences`` the differences.
         """
         content = self.content
         shown = {key: content.get(key) for key in ("title", "question", "subject", "show", "figures", "xlabel", "logx")}
@@ -85,12 +85,12 @@ class Experiment:
         return {**shown, **content["paper"], "ours": content["ours"][size], "differences": differences}
 
     def steps(self, size: Size, seeds: int | None = None, only: Sequence[str] = ()) -> list[Step]:
-        """Return the parts of the experiment that have something to run.
+        """Return the steps of the experiment that have something to run.
 
         Args:
-            size: ``small`` for a simulated world, ``full`` as in the paper.
-            seeds: Runs of each competitor; None = as many as the file says.
-            only: Competitors to run; all if empty.
+            size: ``small`` for a simulated world, ``full`` for the protocol of the paper.
+            seeds: Number of runs per variant; None = as in the file.
+            only: Names of the variants to run; empty = all.
         """
         if seeds is not None and seeds < 1:
             raise ValueError(f"--seeds must be at least 1, got {seeds}")
@@ -98,7 +98,7 @@ class Experiment:
         return [step for step in made if step.variants or step.run == "bench"]
 
     def competitors(self, size: Size) -> list[str]:
-        """Return the names that `only` may hold."""
+        """Return the allowed names for `only`."""
         entries = self.content["sizes"][size]["steps"]
         return list(dict.fromkeys(name for entry in entries for name in entry.get("variants", ())))
 

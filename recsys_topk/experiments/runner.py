@@ -1,4 +1,4 @@
-"""Runs an experiment and keeps what is finished."""
+"""Runs the unfinished steps of an experiment."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ RECORD = "experiment.json"
 
 @dataclass(frozen=True)
 class ExperimentRun:
-    """What is to be run of one experiment, and how.
+    """An experiment with the options to run it.
 
     Attributes:
         experiment: The experiment.
         size: ``small`` or ``full``.
-        steps: Its parts.
-        folder: Where it goes.
-        jobs: Training runs at a time.
-        further: A config above that of every training run.
-        bench: Runs a benchmark by its name and options; returns its text for people, and for a file.
+        steps: The steps to run.
+        folder: Folder for the results.
+        jobs: Number of parallel training runs.
+        further: A config that overrides the config of every training run.
+        bench: A function of the name and options of a benchmark. It returns the text to print and the file content.
     """
 
     experiment: Experiment
@@ -44,13 +44,13 @@ class ExperimentRun:
     bench: Callable[[str, Mapping[str, Any]], tuple[str, str]]
 
     def check(self) -> None:
-        """Raise on a mistake in any of the runs, before the first begins."""
+        """Check the configs of all runs before the first run starts."""
         for step in self.steps:
             if step.run != "bench":
                 self._competition(step).trials("trials")
 
     def run(self, log_line: LogLine) -> None:
-        """Run the steps that are not finished, and record what was run in ``experiment.json``."""
+        """Run the unfinished steps, and record all steps in ``experiment.json``."""
         old = read_record(self.folder)
         name = self.experiment.name
         points = {label: list(point) for step in self.steps for label, point in step.points.items()}
@@ -59,7 +59,7 @@ class ExperimentRun:
         for step in self.steps:
             entry = self._finished(old, step)
             if entry is not None:
-                log_line(f"kept: {self.folder / step.result}")
+                log_line(f"already finished: {self.folder / step.result}")
                 record["steps"].append(entry)
                 continue
             entry = self._entry(step)
@@ -79,7 +79,7 @@ class ExperimentRun:
         return {"command": command, **what, "seconds": None}
 
     def _finished(self, record: Mapping[str, Any], step: Step) -> dict[str, Any] | None:
-        """Return what was recorded of a step, if exactly this has been run to its end and left its result."""
+        """Return the record of a step if the same command finished and its result file exists, otherwise None."""
         command = self._entry(step)["command"]
         for entry in record.get("steps", []):
             if entry["command"] == command and entry["seconds"] is not None and (self.folder / step.result).is_file():
@@ -103,15 +103,15 @@ class ExperimentRun:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return what was recorded of an experiment, or nothing."""
+    """Return the record of an experiment; empty if there is none."""
     path = folder / RECORD
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def reference(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the recalls of a random, a popularity and an all-knowing ranker on the simulated world of a comparison.
+    """Return the recalls of a random, a popularity and an oracle ranker on the simulated data of a comparison.
 
-    Nothing if there is no comparison, or its data are not simulated.
+    The result is empty if there is no comparison, or if its data is not simulated.
     """
     path = folder / "comparison.json"
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Streams: day by day, test on a day and then train on it, for several competitors."""
+"""Streams: for several variants, test on each day and then train on it, day by day."""
 
 from __future__ import annotations
 
@@ -21,46 +21,47 @@ from recsys_topk.runs.trials import Competition, Send, Trial, by_label, measure_
 from recsys_topk.runs.wandb_lineage import use_data
 from recsys_topk.runs.wandb_logging import wandb_loggers
 
-# There is no validation day in a stream, and `stream_days` keeps checkpoints of its own.
+# A stream has no validation day, and `stream_days` writes its own checkpoints.
 PROTOCOL = {"limit_val_batches": 0, "enable_checkpointing": False, "num_sanity_val_steps": 0}
 _SEED_STEP = 1_000_003
 
 
 def stream(competition: Competition, facts: Mapping[str, Any], log_line: LogLine) -> None:
-    """Run the days that have not been run yet, with a line for each, then show and write the curves.
+    """Run the days that have no result yet, print one line per day, then print and write the curves.
 
     Args:
-        competition: Who competes.
-        facts: Where the numbers come from (`recsys_topk.runs.provenance`).
-        log_line: Takes the lines and the table.
+        competition: The variants to compare.
+        facts: Provenance of the numbers (`recsys_topk.runs.provenance`).
+        log_line: Called with each line of progress and with the table.
     """
     trials = competition.trials("days", job="stream")
-    collect(trials)  # raises before anything runs if one of them was made with other options
+    collect(trials)  # raises before the first run if a file was made with other options
 
-    def on_message(trial: Trial, entry: Mapping[str, Any]) -> None:
+    def report_day(trial: Trial, entry: Mapping[str, Any]) -> None:
         measured = [f"{name} {value:.4f}" for name, value in entry.get("metrics", {}).items()]
         head = f"{trial.label}, seed {trial.seed}, {entry['day']}"
-        log_line(f"{head}: {', '.join(measured) or 'trained on only'} ({entry['seconds']:.0f} s)")
+        log_line(f"{head}: {', '.join(measured) or 'trained, not tested'} ({entry['seconds']:.0f} s)")
 
-    def done(trial: Trial) -> str:
+    def report_trial(trial: Trial) -> str:
         write(competition.out, {**facts, "runs": collect(trials)}, log_line)
         joint = [next(iter(entry["metrics"].values())) for entry in trial.read()["days"]]
         return f"{len(joint)} days tested, mean {statistics.fmean(joint) if joint else float('nan'):.4f}"
 
-    run_all(stream_days, trials, len(trials), competition, done, log_line, on_message)
+    run_all(stream_days, trials, len(trials), competition, report_trial, log_line, report_day)
     runs = collect(trials)
     log_line(table(curve_table(runs)))
     log_line(write(competition.out, {**facts, "runs": runs}, log_line))
 
 
 def stream_days(trial: Trial, send: Send) -> None:
-    """Resume a stream where it was, to the last day of the data; after each day save everything and tell it.
+    """Resume a stream and run it to the last day of the data. Save a checkpoint and report the result after each day.
 
-    Every day begins by loading the checkpoint of the day before (weights, optimizer, schedule) and by seeding the
-    random generators with the day's own seed. Thus it makes no difference whether the process is the same.
+    Every day starts by loading the checkpoint of the previous day (weights, optimizer, schedule) and by setting the
+    random seed of the day. The result therefore does not depend on whether the stream was interrupted.
 
-    The file of the trial is replaced last: it names the checkpoint that belongs to its numbers, and the one before is
-    deleted only then. Whenever the process is killed, the two fit together.
+    The file of the trial names the checkpoint that belongs to its numbers. It is replaced after the new checkpoint is
+    written, and the old checkpoint is deleted after that. File and checkpoint are consistent whenever the process is
+    killed.
     """
     from lightning.pytorch import seed_everything
 
@@ -72,11 +73,11 @@ def stream_days(trial: Trial, send: Send) -> None:
     run = trial.run(**PROTOCOL)
     begin = _next_day(DayStream(run.data).days, record, trial.target)
     if begin is None:
-        run.directory.path.rmdir()  # made for a training that is not needed
+        run.directory.path.rmdir()  # there is nothing left to train
         return
     epochs = run.trainer.max_epochs
     if epochs is None or epochs < 1:
-        raise ValueError(f"--trainer.max_epochs is the number of passes over each day, at least 1; got {epochs}")
+        raise ValueError(f"--trainer.max_epochs, the number of passes over each day, must be at least 1, got {epochs}")
     stream = DayStream(run.data, begin=begin)
     _tell_wandb(run, record, stream.days)
     for step in stream:
@@ -106,14 +107,14 @@ def _next_day(days: tuple[str, ...], record: Mapping[str, Any], target: Path) ->
     done = [entry["day"] for entry in (record["first"], *record["days"]) if entry is not None]
     if tuple(done) != days[: len(done)]:
         raise ValueError(
-            f"{target} has learned {', '.join(done)}, and the data now hold {', '.join(days)}; give another --out, or "
-            f"delete that file to begin anew"
+            f"{target} was trained on {', '.join(done)}, but the data now has {', '.join(days)}; use another --out, or "
+            f"delete that file to start again"
         )
     return None if len(done) == len(days) else days[len(done)]
 
 
 def _metrics(measured: Mapping[str, float]) -> dict[str, Any]:
-    """Return the metrics of a test by their short names, and the length of the lists, which their long names carry."""
+    """Return the metrics of a test by short name, and the length of the lists, which is part of the long names."""
     names = {name: name.removeprefix("test/").rpartition("/") for name in measured}
     metrics = {names[name][0]: float(value) for name, value in measured.items()}
     return {"metrics": metrics, "candidates": int(next(iter(names.values()))[2])}
@@ -133,10 +134,10 @@ def _save(run: TrainingRun, target: Path, record: dict[str, Any], entry: dict[st
 
 
 def _tell_wandb(run: TrainingRun, record: Mapping[str, Any], days: tuple[str, ...]) -> None:
-    """Define the axis; offline, where the part of an interrupted run is a run of its own, give it the days before."""
+    """Define the W&B axis. Offline, log the earlier days again, because a resumed run is a separate offline run."""
     for logger in wandb_loggers(run.trainer.loggers):
         logger.experiment.define_metric("stream/day")
-        for name in ("*", *run.model.metrics["test"]):  # by name too: Lightning has defined `*`, W&B takes either glob
+        for name in ("*", *run.model.metrics["test"]):  # also by name, because Lightning already defines `*`
             logger.experiment.define_metric(f"stream/{name}", step_metric="stream/day")
         for entry in record["days"] if offline_wandb() else ():
             _log_day(run, entry, days.index(entry["day"]) + 1)
@@ -149,7 +150,7 @@ def _log_day(run: TrainingRun, entry: Mapping[str, Any], number: int) -> None:
 
 
 def collect(trials: Sequence[Trial]) -> dict[str, list[dict[str, Any]]]:
-    """Return what has been measured so far, by label: seed, config, the first day, and the days tested."""
+    """Return the results so far, by label: seed, config, the first day, and the tested days."""
     kept = ("seed", "given", "first", "days")
     return {
         label: [{name: record[name] for name in kept} for record in (trial.read() for trial in runs) if record]
@@ -158,7 +159,7 @@ def collect(trials: Sequence[Trial]) -> dict[str, list[dict[str, Any]]]:
 
 
 def curve_table(runs: Runs) -> list[dict[str, Any]]:
-    """Return a row for each day: the joint recall of each competitor, averaged over seeds; the last row is the mean."""
+    """Return one row per day with the joint recall of each variant, averaged over seeds; the last row is the mean."""
     found = means(curves(runs))
     days = sorted({day for line in found.values() for day in line})
     rows: list[dict[str, Any]] = [
@@ -169,7 +170,7 @@ def curve_table(runs: Runs) -> list[dict[str, Any]]:
 
 
 def write(folder: Path, content: Mapping[str, Any], log_line: LogLine) -> str:
-    """Write stream.json, stream.csv (a line for each run and day) and stream.svg; return a line that names them."""
+    """Write stream.json, stream.csv (one line per run and day) and stream.svg. Return a line that names the files."""
     runs: Runs = content["runs"]
     lines = [
         {"run": label, "seed": record["seed"], "day": entry["day"], "requests": entry["requests"],

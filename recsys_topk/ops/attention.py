@@ -17,7 +17,7 @@ from torch import Tensor
 from recsys_topk.numerics import at_least_float32, float32_island
 from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
-from recsys_topk.ops.parallel import checked, number_of_parts, over_lists
+from recsys_topk.ops.parallel import add_up, checked, number_of_parts, over_lists
 from recsys_topk.ops.pooled_dot import gather
 
 # A block should stay in the second-level cache on a CPU (measured: 640 KB to 1.3 MB is best); on a GPU it has to fit.
@@ -70,8 +70,9 @@ class _Compiled(torch.autograd.Function):
             attention_backward(first, last, *arrays, *own)
 
         over_lists(run, len(history))
-        summed = grad_items.sum(0)
-        return grad_history, summed * weight, grad_weight.sum(0) + (summed * items).sum(0), None, None
+        summed = add_up(grad_items)
+        whole_weight = grad_weight.sum(0) + (summed * items).sum(0)
+        return grad_history, summed.mul_(weight), whole_weight, None, None
 
 
 class _Blocked(torch.autograd.Function):

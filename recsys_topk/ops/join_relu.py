@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
-from recsys_topk.ops.parallel import checked, number_of_parts, over_lists
+from recsys_topk.ops.parallel import add_up, checked, number_of_parts, over_lists
 from recsys_topk.ops.pooled_dot import gather
 
 
@@ -71,7 +71,7 @@ class _JoinRelu(torch.autograd.Function):
             join_backward(first, last, *arrays, grad_items[part].numpy(), grad_requests.numpy())
 
         over_lists(run, size)
-        return grad_own if ctx.needs_input_grad[0] else None, grad_requests, grad_items.sum(0), None
+        return grad_own if ctx.needs_input_grad[0] else None, grad_requests, add_up(grad_items), None
 
 
 @jit

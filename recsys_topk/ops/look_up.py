@@ -1,7 +1,8 @@
-"""Embedding look-ups of plain tables: no bags, no offsets, no sorting.
+"""Embedding look-ups of tables on a CPU: no bags, no offsets, no sorting.
 
-The tables stay TorchRec's (`EmbeddingBagCollection`); only the reading of unsharded ones with an ordinary optimizer
-goes past its kernels, whose backward sorts the ids of every table.
+The tables stay TorchRec's (`EmbeddingBagCollection`, or the fused one); only the reading of unsharded ones, and the
+updates of those that update themselves inside backward, go past its kernels, whose backward sorts the ids of every
+table.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
 from recsys_topk.ops.parallel import at_once
+from recsys_topk.ops.row_update import RowUpdate, number_rows
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,38 @@ def _serves(slots: Sequence[Slot], ids: Sequence[Tensor], tables: Sequence[Tenso
 def _numba(
     slots: Sequence[Slot], ids: Sequence[Tensor], tables: Sequence[Tensor], lengths: Tensor | None
 ) -> tuple[Tensor, ...]:
-    made: tuple[Tensor, ...] = apply(_LookUp, slots, ids, lengths, *tables)
+    return look_up_and_update(slots, ids, tables, lengths, [None] * len(tables))
+
+
+def look_up_and_update(
+    slots: Sequence[Slot],
+    ids: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    lengths: Tensor | None,
+    updates: Sequence[RowUpdate | None],
+) -> tuple[Tensor, ...]:
+    """Return what `look_up` returns, for tables that its ``numba`` backend serves; some update themselves in backward.
+
+    Args:
+        slots: As in `look_up`, here and below.
+        ids: The ids.
+        tables: The weights. They must require a gradient, also those with an update, which get none.
+        lengths: Number of views.
+        updates: How the rows of each table are updated in place in backward; None = the table gets a gradient.
+    """
+    made: tuple[Tensor, ...] = apply(_LookUp, slots, ids, lengths, updates, *tables)
     return made
 
 
 class _LookUp(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, slots: Sequence[Slot], ids: Sequence[Tensor], lengths: Tensor | None, *tables: Tensor
+        ctx: Any,
+        slots: Sequence[Slot],
+        ids: Sequence[Tensor],
+        lengths: Tensor | None,
+        updates: Sequence[RowUpdate | None],
+        *tables: Tensor,
     ) -> tuple[Tensor, ...]:
         widths = [sum(slot.dim for slot in slots if slot.kind == kind) for kind in range(len(ids))]
         made = tuple(tables[0].new_empty(rows.shape[0], width) for rows, width in zip(ids, widths, strict=True))
@@ -102,7 +128,8 @@ class _LookUp(torch.autograd.Function):
                 raise IndexError(f"{slot.name}: id {found} is not in the table, which has the ids 0 to {rows - 1}")
 
         at_once(read, slots)
-        ctx.slots, ctx.numbers, ctx.counts = slots, numbers, counts
+        ctx.slots, ctx.numbers, ctx.counts, ctx.updates = slots, numbers, counts, updates
+        ctx.weights = [None if update is None else weight for update, weight in zip(updates, weights, strict=True)]
         ctx.shapes = [table.shape for table in tables]
         ctx.indices = (ids, lengths)
         ctx.save_for_backward(*tables)
@@ -110,28 +137,53 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        if wants_graph():
+        if wants_graph() and not any(ctx.updates):
             ids, lengths = ctx.indices
             tables = ctx.saved_tensors
             again = through_reference(lambda *t: look_up.reference(ctx.slots, ids, t, lengths), tables, grads)
-            return (None, None, None, *again)
-        upstream = [None if grad is None else grad.contiguous().numpy() for grad in grads]
-        made = [torch.zeros(shape) for shape in ctx.shapes]
+            return (None, None, None, None, *again)
+        upstream = [None if grad is None else grad.detach().contiguous().numpy() for grad in grads]
+        made = [
+            torch.zeros(shape) if update is None else None
+            for shape, update in zip(ctx.shapes, ctx.updates, strict=True)
+        ]
 
         def add(table: int) -> None:
             """Add all that touches one table, one feature after another: no two threads write to the same."""
-            target = made[table].numpy()
-            for slot in ctx.slots:
-                grad, source = upstream[slot.kind], ctx.numbers[slot.kind]
-                if slot.table != table or grad is None:
-                    continue
-                if source.ndim == 3:
-                    embed_means_backward(source, ctx.counts, slot.column, slot.padding, grad, slot.start, target)
-                else:
-                    embed_rows_backward(source, slot.column, slot.padding, grad, slot.start, target)
+            slots = [slot for slot in ctx.slots if slot.table == table and upstream[slot.kind] is not None]
+            uses = [(ctx.numbers[slot.kind], slot.column, slot.padding) for slot in slots]
+            gradient, update = made[table], ctx.updates[table]
+            if gradient is not None:
+                _add(slots, uses, ctx.counts, upstream, gradient.numpy())
+            elif uses:
+                rows, numbered = number_rows(ctx.shapes[table][0], uses)
+                sums = np.zeros((len(rows), ctx.shapes[table][1]), np.float32)
+                _add(slots, [(numbers, 0, -1) for numbers in numbered], ctx.counts, upstream, sums)
+                update.apply(rows, sums, ctx.weights[table])
 
         at_once(add, range(len(made)))
-        return (None, None, None, *made)
+        return (None, None, None, None, *made)
+
+
+def _add(
+    slots: Sequence[Slot],
+    uses: Sequence[tuple[Integers, int, int]],
+    counts: Integers | None,
+    upstream: Sequence[Any],
+    target: Floats,
+) -> None:
+    """Add the gradients of all features of one table to `target`; each use is ids, their column, and padding."""
+    for slot, (ids, column, padding) in zip(slots, uses, strict=True):
+        grad = upstream[slot.kind]
+        if ids.ndim == 3:
+            assert counts is not None
+            embed_means_backward(ids, counts, column, padding, grad, slot.start, target)
+        else:
+            embed_rows_backward(ids, column, padding, grad, slot.start, target)
+
+
+# Loops over D go by four columns and index the arrays directly: this becomes vector operations for a small D too, which
+# the compiler does not know.
 
 
 @jit
@@ -141,17 +193,26 @@ def embed_rows(ids: Integers, column: int, table: Floats, padding: int, out: Flo
     Returns the first row whose id is not in the table, or -1; nothing is read outside the table.
     """
     rows, dim = table.shape
-    for r in range(ids.shape[0]):
-        i = ids[r, column]
-        if i < 0 or i >= rows:
-            return r
-        target = out[r, start : start + dim]
-        if i == padding:
-            target[:] = ZERO
-        else:
-            source = table[i]
-            for d in range(dim):
-                target[d] = source[d]
+    whole = dim - dim % 4
+    for begin in range(0, ids.shape[0], 16):
+        end = min(begin + 16, ids.shape[0])
+        # The first column on its own: the rows lie anywhere, and so those of 16 ids are fetched at once.
+        for r in range(begin, end):
+            i = ids[r, column]
+            if i < 0 or i >= rows:
+                return r
+            out[r, start] = table[i, 0]
+        for r in range(begin, end):
+            i = ids[r, column]
+            if i == padding:
+                for d in range(dim):
+                    out[r, start + d] = ZERO
+            else:
+                for first in range(0, whole, 4):
+                    for d in range(first, first + 4):
+                        out[r, start + d] = table[i, d]
+                for d in range(whole, dim):
+                    out[r, start + d] = table[i, d]
     return -1
 
 
@@ -159,12 +220,15 @@ def embed_rows(ids: Integers, column: int, table: Floats, padding: int, out: Flo
 def embed_rows_backward(ids: Integers, column: int, padding: int, grad: Floats, start: int, grad_table: Floats) -> None:
     """Add the gradient of `embed_rows` to that of the table, row after row."""
     dim = grad_table.shape[1]
+    whole = dim - dim % 4
     for r in range(ids.shape[0]):
         i = ids[r, column]
         if i != padding:
-            source, target = grad[r, start : start + dim], grad_table[i]
-            for d in range(dim):
-                target[d] += source[d]
+            for first in range(0, whole, 4):
+                for d in range(first, first + 4):
+                    grad_table[i, d] += grad[r, start + d]
+            for d in range(whole, dim):
+                grad_table[i, d] += grad[r, start + d]
 
 
 @jit

@@ -54,6 +54,11 @@ def number_of_parts(size: int) -> int:
     return max(1, min(torch.get_num_threads(), size))
 
 
+def add_up(parts: Tensor) -> Tensor:
+    """Return the sum over the first dimension; the only part is not copied."""
+    return parts[0] if len(parts) == 1 else parts.sum(0)
+
+
 def checked(indices: Tensor, size: int, what: str) -> Tensor:
     """Return `indices` as the loops want them, which trust them; raise IndexError unless all are in [0, size)."""
     if indices.numel():

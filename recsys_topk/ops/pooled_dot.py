@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
-from recsys_topk.ops.parallel import checked, number_of_parts, over_lists
+from recsys_topk.ops.parallel import add_up, checked, number_of_parts, over_lists
 
 
 def gather(pool: Tensor, candidates: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class _Dot(torch.autograd.Function):
             lambda part, first, last: dot_backward(first, last, *arrays, grad_items[part].numpy()),
             len(requests),
         )
-        return grad_requests, grad_items.sum(0), None
+        return grad_requests, add_up(grad_items), None
 
 
 @jit

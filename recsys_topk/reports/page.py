@@ -1,4 +1,4 @@
-"""One self-contained HTML page: nothing in it is fetched from anywhere."""
+"""The report as one self-contained HTML page without external resources."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def render(title: str, found: Sequence[Found], facts: Mapping[str, Any]) -> tuple[str, list[Section]]:
-    """Return the page and its sections: experiments in their own order, then everything else as it was found.
+    """Return the page and its sections: first the experiments in their order, then all other results.
 
     Args:
-        title: Its heading.
-        found: What `find_all` returned.
-        facts: Where the page comes from (`recsys_topk.runs.provenance`).
+        title: Heading of the page.
+        found: The results, from `find_all`.
+        facts: Provenance of the page (`recsys_topk.runs.provenance`).
     """
     found = sorted(found, key=_order)
     sections = [section_of(one) for one in found]
@@ -42,7 +42,7 @@ def render(title: str, found: Sequence[Found], facts: Mapping[str, Any]) -> tupl
 
 
 def code(text: str) -> Any:
-    """Return text as HTML with what stands between backquotes as code.
+    """Return text as HTML, with text between backquotes as code.
 
     Example:
         >>> str(code("run `a < b`"))
@@ -54,7 +54,7 @@ def code(text: str) -> Any:
 
 
 def svg(figure: Figure, prefix: str) -> Any:
-    """Return a figure as SVG whose ids begin with `prefix`, so that several can stand in one page."""
+    """Return a figure as SVG with `prefix` before its ids, so that a page can have several figures."""
     from markupsafe import Markup
 
     return Markup(re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", plots.svg(figure)))
@@ -78,7 +78,7 @@ def anchors(titles: Sequence[str]) -> list[str]:
 
 
 def log_page(target: Path, sections: Sequence[Section], facts: Mapping[str, Any]) -> None:
-    """Log the page, and every table and plot of it, as one W&B run; offline without a key."""
+    """Log the page with all its tables and plots as one W&B run. Without an API key the run is offline."""
     tables: dict[str, list[dict[str, Any]]] = {}
     pictures: dict[str, bytes] = {}
     for name, section in zip(anchors([one.title for one in sections]), sections, strict=True):
@@ -91,11 +91,11 @@ def log_page(target: Path, sections: Sequence[Section], facts: Mapping[str, Any]
 
 
 def describe(found: Sequence[Found], made: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts on top of a page, from what was found.
+    """Return the facts at the top of the page.
 
     Args:
-        found: What `find_all` returned.
-        made: Where the page comes from.
+        found: The results, from `find_all`.
+        made: Provenance of the page.
     """
     contents = [part.content for one in found for part in (one, *one.parts)]
     by_label = [runs for content in contents for runs in content.get("runs", {}).values() if runs]
@@ -104,17 +104,17 @@ def describe(found: Sequence[Found], made: Mapping[str, Any]) -> dict[str, str]:
     machines = [machine for content in contents if (machine := content.get("machine") or {}).get("cpu")]
     seeds = sorted({len(group) for group in by_label})
     facts = {
-        "What": [one.name for one in found],
+        "Results": [one.name for one in found],
         "Data": [_data(one["config"]["data"]) for one in (*runs, *contents) if (one.get("config") or {}).get("data")],
         "When": [f"{' to '.join(dict.fromkeys([times[0], times[-1]]))} UTC"] if times else [],
         "Machine": [f"{machine['cpu']}, {machine['cores']} cores" for machine in machines or [made["machine"]]],
         "Trained on": [run["device"] for run in runs if "device" in run],
-        "Seeds": [f"{' to '.join(dict.fromkeys(map(str, (seeds[0], seeds[-1]))))} of each"] if seeds else [],
+        "Seeds": [f"{' to '.join(dict.fromkeys(map(str, (seeds[0], seeds[-1]))))} per variant"] if seeds else [],
         "Versions": [
             f"{name} {number}"
             for name, number in next((c["versions"] for c in contents if c.get("versions")), made["versions"]).items()
         ],
-        "Page made": [f"{made['started'][:16].replace('T', ' ')} UTC"],
+        "Page created": [f"{made['started'][:16].replace('T', ' ')} UTC"],
     }
     return {name: "; ".join(dict.fromkeys(texts)) for name, texts in facts.items() if texts}
 
@@ -124,7 +124,7 @@ def _order(one: Found) -> int:
 
 
 def _data(given: Mapping[str, Any]) -> str:
-    """Return what a run was trained on, from its resolved options."""
+    """Return a description of the data of a run, from its resolved options."""
     data = given.get("init_args", given)
     if data.get("root"):
         return f"RecFlow layout in {data['root']}"

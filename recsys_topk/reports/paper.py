@@ -1,4 +1,4 @@
-"""What the paper reports."""
+"""The figures that the paper reports."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import yaml
 
-# Its experiments, in the order of `recsys-topk experiment all` and of a page: the quick ones first.
+# The experiments, in the order of `recsys-topk experiment all` and of the report: the quick ones first.
 EXPERIMENTS = ("main-table", "runtime", "tau", "negatives", "streaming")
 
 
 @cache
 def paper_figures() -> Mapping[str, Any]:
-    """Return the paper's figures.
+    """Return the figures of the paper.
 
     Example:
         >>> paper_figures()["recall"]["joint"]["dftopk"][0]
@@ -26,7 +26,7 @@ def paper_figures() -> Mapping[str, Any]:
 
 
 def paper_curves(figure: str, kind: str) -> dict[str, dict[float, float]]:
-    """Return the lines of one of the paper's figures by name and x; none if the paper does not have it.
+    """Return the lines of a figure of the paper by name and x; empty if the paper does not have the figure.
 
     Args:
         figure: ``recall`` (by training negatives), ``tau`` or ``runtime`` (by items).

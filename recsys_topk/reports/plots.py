@@ -1,7 +1,7 @@
-"""Plots: bars and lines, as SVG the same bytes for the same numbers, the same colour for the same loss.
+"""Bar and line plots. The same numbers give the same SVG bytes, and a loss always has the same colour.
 
-matplotlib (the extra `plot`) is imported when something is drawn. Text stays text, so that an SVG can be searched and
-needs no font file; matplotlib's own font, which the layout is measured with, is wider than the usual replacements.
+matplotlib (the extra `plot`) is imported when a plot is drawn. Text in an SVG stays text, so it can be searched and
+needs no font file. The layout is measured with matplotlib's own font, which is wider than the usual replacements.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Series: TypeAlias = Mapping[str, Sequence[tuple[Any, float]]]
 Bands: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 
-# Told apart with the usual colour blindnesses and by lightness; the losses met most often have one of their own.
+# Colours that differ under common colour blindness and in lightness. The most common losses have a fixed colour.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288", "#882255", "#555555", "#999933")
 NAMED = ("dftopk", "lapsum", "neuralsort", "softsort", "diffsort", "sparse", "listnet", "lambdaloss", "bce", "sigmoid")
 OTHERS = (
@@ -38,7 +38,7 @@ WIDTH = 7.2  # inches
 
 
 def colour(label: str) -> str:
-    """Return the colour of a loss; `label` is its name, or begins with it ("dftopk tau 500").
+    """Return the colour of a loss; `label` is its name, or starts with it ("dftopk tau 500").
 
     Example:
         >>> colour("dftopk tau 500") == colour("dftopk (paper)") == colour("dftopk")
@@ -60,15 +60,15 @@ def bars(
     reference: Mapping[str, float] | None = None,
     xlabel: str = "",
 ) -> Figure:
-    """Return horizontal bars, in the order given.
+    """Return a plot of horizontal bars, in the given order.
 
     Args:
-        rows: One bar each, called by its ``run``; a row whose `value` is None is left empty.
+        rows: One row per bar, labelled by ``run``. A row whose `value` is None has no bar.
         value: Key of the length of a bar.
-        error: Key of half the length of its error bar; None in a row draws none.
-        title: Above the plot.
+        error: Key of half the length of the error bar; None = no error bar.
+        title: Title of the plot.
         reference: Vertical lines, by name.
-        xlabel: Below the axis; `value` if empty.
+        xlabel: Label of the x axis; empty = `value`.
 
     Example:
         >>> svg(bars([{"run": "dftopk", "recall": 0.5}], "recall"))[:4]
@@ -115,18 +115,18 @@ def lines(
     bands: Bands | None = None,
     dashed: Sequence[str] | None = None,
 ) -> Figure:
-    """Return lines with markers.
+    """Return a plot of lines with markers.
 
     Args:
-        series: The points (x, y) of each line, by label. x is a number or a string; dates (YYYY-MM-DD) stand in
-            calendar order, other strings in the order in which they are met.
-        xlabel: Below the axis.
-        ylabel: Beside the axis.
-        title: Above the plot.
+        series: The points (x, y) of each line, by label. x is a number or a string. Dates (YYYY-MM-DD) are in calendar
+            order, other strings in the order of their first occurrence.
+        xlabel: Label of the x axis.
+        ylabel: Label of the y axis.
+        title: Title of the plot.
         logx: Logarithmic x axis; every x must be positive.
         logy: Logarithmic y axis; every y must be positive.
-        bands: Lower and upper ends of a band around a line, point by point, by label.
-        dashed: Labels of the lines to draw dashed.
+        bands: Lower and upper bounds of a band around a line, per point, by label.
+        dashed: Labels of dashed lines.
 
     Example:
         >>> svg(lines({"dftopk": [("2024-01-14", 0.3), ("2024-01-15", 0.4)]}, ylabel="joint recall"))[:4]
@@ -167,7 +167,7 @@ def lines(
             axes.set_xticks([places[text] for text in shown], shown, **style)
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
-        # Below the plot: beside it, it would make the page shrink plot and text.
+        # The legend is below the plot. Next to the plot it would make plot and text smaller.
         columns = 2 if max(map(len, series)) > 22 else 3
         axes.legend(
             loc="upper left", bbox_to_anchor=(0.0, -0.2 if not places else -0.26), ncols=columns, borderaxespad=0.0
@@ -176,7 +176,7 @@ def lines(
 
 
 def svg(figure: Figure) -> str:
-    """Return a figure as SVG text that can stand alone or inside an HTML page; the same figure gives the same text."""
+    """Return a figure as SVG text, for a file or an HTML page. The same figure gives the same text."""
     text = _saved(figure, "svg", dict.fromkeys(("Creator", "Date", "Format", "Type"))).decode()
     for gid, words in getattr(figure, "hover_texts", {}).items():
         text = _with_titles(text, gid, words)
@@ -185,7 +185,7 @@ def svg(figure: Figure) -> str:
 
 
 def _hover(artist: Artist, number: int, words: Sequence[str]) -> None:
-    """Let the marks of an artist say words when the pointer rests on them: a bar, or the points of a line."""
+    """Set the hover texts of an artist: one for a bar, or one for each point of a line."""
     gid = f"mark-{number}"
     artist.set_gid(gid)
     figure: Any = artist.figure
@@ -193,7 +193,7 @@ def _hover(artist: Artist, number: int, words: Sequence[str]) -> None:
 
 
 def _with_titles(text: str, gid: str, words: Sequence[str]) -> str:
-    """Return an SVG with a title in each mark of a group; browsers show it on hover, without a script."""
+    """Return an SVG with a title element in each mark of a group. Browsers show it on hover, without a script."""
     start = text.index(f'<g id="{gid}">')
     end = text.find('<g id="', start + 1)
     group = text[start:end]
@@ -210,7 +210,7 @@ def _with_titles(text: str, gid: str, words: Sequence[str]) -> str:
 
 
 def png(figure: Figure, dpi: int = 150) -> bytes:
-    """Return a figure as PNG, for media that take no SVG."""
+    """Return a figure as PNG, where SVG is not supported."""
     return _saved(figure, "png", {"Software": None}, dpi=dpi)
 
 
@@ -242,7 +242,7 @@ def _axes(height: float, title: str) -> Axes:
 
 
 def _places(series: Series) -> dict[str, int]:
-    """Return the place on the axis of every x that is a string; nothing if x is a number."""
+    """Return the position on the axis of each x that is a string; empty if all x are numbers."""
     texts = list(dict.fromkeys(x for points in series.values() for x, _ in points if isinstance(x, str)))
     if all(re.fullmatch(r"\d{4}-\d\d-\d\d", text) for text in texts):
         texts.sort()

@@ -1,4 +1,4 @@
-"""Finds what can be reported: experiments, comparisons, streams, benchmarks and single runs, finished or not."""
+"""Finds results to report: experiments, comparisons, streams, benchmarks and single runs, finished or not."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from recsys_topk.trust.documents import read_yaml
 
 LOOKED_FOR = (
     "experiment.json (recsys-topk experiment), comparison.json (compare), stream.json (stream), "
-    "a JSON file of bench --json, or metrics.csv beside config.yaml (fit)"
+    "a JSON file of bench --json, or metrics.csv next to config.yaml (fit)"
 )
 Kind = Literal["experiment", "comparison", "stream", "bench", "fit"]
 
 
 @dataclass(frozen=True)
 class Found:
-    """One thing to report.
+    """A result to report.
 
     Attributes:
-        kind: What it is.
-        path: Where it was found.
-        content: What its JSON file holds; for a single run, its configuration.
-        parts: For an experiment: the results of its commands.
-        missing: What should be there and is not, a sentence each.
+        kind: Kind of the result.
+        path: Path of the result.
+        content: Content of its JSON file; for a single run, its configuration.
+        parts: For an experiment, the results of its steps.
+        missing: Missing parts, one sentence each.
     """
 
     kind: Kind
@@ -38,7 +38,7 @@ class Found:
 
     @property
     def name(self) -> str:
-        """What it is called in a report."""
+        """Name of the result in a report."""
         if self.kind == "experiment":
             return f"experiment {self.content['name']} ({self.content['size']})"
         if self.kind == "bench":
@@ -47,15 +47,15 @@ class Found:
 
 
 def find_all(paths: Sequence[str | Path]) -> list[Found]:
-    """Return what there is to report in files and folders, in the order given.
+    """Return all results in files and folders, in the given order.
 
     Raises:
-        FileNotFoundError: If a path does not exist, or holds nothing that can be reported.
+        FileNotFoundError: If a path does not exist or has no results.
     """
     found: list[Found] = []
     for path in map(Path, paths):
         if not path.exists():
-            raise FileNotFoundError(f"no file or folder {str(path)!r} to report on")
+            raise FileNotFoundError(f"no file or folder {str(path)!r} to report on; check the path")
         here = list(_find(path))
         if not here:
             raise FileNotFoundError(f"nothing to report in {str(path)!r}; looked for {LOOKED_FOR}")
@@ -76,7 +76,7 @@ def _find(path: Path) -> Iterator[Found]:
     elif (path / "trials").is_dir():
         runs = _trials(path)
         if runs:
-            note = "the comparison was not finished: it has no comparison.json, and this shows the runs that it has"
+            note = "the comparison is not finished (there is no comparison.json); this section shows the finished runs"
             yield Found("comparison", path, {"runs": runs}, missing=(note,))
     elif (path / "metrics.csv").is_file() and (path / "config.yaml").is_file():
         text = (path / "config.yaml").read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def _find(path: Path) -> Iterator[Found]:
 
 
 def _from_file(path: Path) -> Iterator[Found]:
-    """Yield what a JSON file holds; nothing if it is not one of ours."""
+    """Yield the results of a JSON file; nothing if it is a file of another kind."""
     content = _read_json(path) if path.suffix == ".json" else {}
     keys = set(content if isinstance(content, dict) else ())
     if {"suite", "rows"} <= keys:
@@ -103,29 +103,29 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)!r} is not valid JSON ({error}); delete it or make it again") from error
+        raise ValueError(f"{str(path)!r} is not valid JSON ({error}); delete it, or create it again") from error
 
 
 def _experiment(folder: Path, record: Mapping[str, Any]) -> Found:
     parts: list[Found] = []
     missing: list[str] = []
     if "about" not in record:
-        raise ValueError(f"{str(folder)!r} was made by an older version; run that experiment again")
+        raise ValueError(f"{str(folder)!r} was written by an older version; run the experiment again")
     for step in record["steps"]:
         result = folder / step["result"]
         here = list(_from_file(result)) if result.is_file() else []
         if step["run"] != "bench":
             labels, wanted = step["labels"], len(step["labels"]) * step["seeds"]
-            there = _count(here[0].content["runs"], labels) if here else 0
-            if there < wanted and step["run"] == "compare":  # the file is written when all of them are there
+            finished = _count(here[0].content["runs"], labels) if here else 0
+            if finished < wanted and step["run"] == "compare":  # comparison.json is written after the last run
                 by_file = _trials(folder)
                 runs = {label: by_file[file_name(label)] for label in labels if file_name(label) in by_file}
-                if _count(runs, labels) > there:
-                    there, here = _count(runs, labels), [Found("comparison", folder, {"runs": runs})]
-            if there < wanted:
-                missing.append(f"{wanted - there} of {wanted} runs are not there yet")
+                if _count(runs, labels) > finished:
+                    finished, here = _count(runs, labels), [Found("comparison", folder, {"runs": runs})]
+            if finished < wanted:
+                missing.append(f"{wanted - finished} of {wanted} runs are not finished")
         if not here:
-            missing.append(f"no result yet of `recsys-topk {step['run']}` ({step['result']})")
+            missing.append(f"`recsys-topk {step['run']}` has no result yet ({step['result']})")
         parts += here
     return Found("experiment", folder, record, tuple(parts), tuple(missing))
 
@@ -135,7 +135,7 @@ def _count(runs: Mapping[str, Sequence[Any]], labels: Sequence[str]) -> int:
 
 
 def _trials(folder: Path) -> dict[str, list[Any]]:
-    """Return the runs of a comparison by the names of their files, without the seeds."""
+    """Return the runs of a comparison by file name without the seed."""
     runs: dict[str, list[Any]] = {}
     for file in sorted((folder / "trials").glob("*-s*.json")):
         content = _read_json(file)

@@ -1,4 +1,4 @@
-"""From results to the sections of a report: plots, tables and verdicts, beside the paper's figures."""
+"""The sections of a report: plots, tables and verdicts, with the figures of the paper."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 GREY = "#b4b4b4"
 NOT_COMPARABLE = (
-    "The paper's values are of RecFlow and ours of a simulated world: compare orders and shapes, not values."
+    "The values of the paper are for RecFlow, the values here for simulated data: compare orders and shapes, not "
+    "values."
 )
 TIMED = {"operators": "Operator alone", "paper": "With a model, as in the paper"}
-# What the paper calls DiffSort is its odd-even network.
+# DiffSort in the paper uses the odd-even network.
 OPERATOR_NAMES = {"diffsort-odd-even": "diffsort", "diffsort": "diffsort bitonic"}
 
 
@@ -35,15 +36,15 @@ class Section:
 
     Attributes:
         title: Heading.
-        question: What it asks; empty for results that are no experiment.
-        verdict: What the numbers say, a sentence each.
-        figures: Plots, each with the sentence below it.
+        question: The question of an experiment; empty for other results.
+        verdict: Conclusions from the numbers, one sentence each.
+        figures: Plots with their captions.
         tables: Tables.
-        protocol: How the paper and how we did it, by heading.
-        differences: In what our protocol differs from the paper's.
-        commands: The commands that made it.
-        missing: What should be there and is not.
-        details: Long text by heading, folded away.
+        protocol: Protocol of the paper and protocol here, by heading.
+        differences: Differences between the two protocols.
+        commands: The commands that produced the results.
+        missing: Missing parts of the results.
+        details: Long texts by heading, collapsed by default.
     """
 
     title: str
@@ -59,13 +60,13 @@ class Section:
 
 
 def section_of(found: Found) -> Section:
-    """Return the section of one thing that was found."""
+    """Return the section of a result."""
     record = found.content if found.kind == "experiment" else {}
     section = Section(found.name, missing=list(found.missing))
     if record:
         about = record["about"]
         section.title, section.question, section.differences = about["title"], about["question"], about["differences"]
-        section.protocol = {"The paper": about["protocol"], "It found": about["found"], "Here": about["ours"]}
+        section.protocol = {"Paper": about["protocol"], "Finding of the paper": about["found"], "Here": about["ours"]}
         section.commands = [f"recsys-topk {shlex.join(step['command'])}" for step in record["steps"]]
     elif "command" in found.content:
         section.commands = [shlex.join(found.content["command"])]
@@ -75,12 +76,12 @@ def section_of(found: Found) -> Section:
 
 
 def comparison(section: Section, found: Found, record: Mapping[str, Any]) -> None:
-    """Add the recalls of a comparison: bars, or lines where competitors stand at several points, a table, a verdict.
+    """Add a comparison to a section: bars, or lines if variants have several x values, a table and a verdict.
 
     Args:
-        section: What it is added to.
+        section: The section.
         found: The comparison.
-        record: The experiment that it belongs to, with the points and the reference rankers; may be empty.
+        record: The record of the experiment, with the points and the reference rankers; may be empty.
     """
     given = found.content["runs"]
     shown = {label: with_settings(label, own) for label, own in given.items()}
@@ -113,9 +114,9 @@ def comparison(section: Section, found: Found, record: Mapping[str, Any]) -> Non
         body.append({**cells, "seconds": row["seconds"], "seeds": row["seeds"]})
     for name, recalls in reference.items():
         body.append({"run": name, **dict(zip((joint, *alone), recalls.values(), strict=False))})
-    caption = f"Means over seeds; ± is the standard deviation, p a paired t-test against {rows[0]['run']}."
+    caption = f"Means over seeds; ± is the standard deviation, p is from a paired t-test against {rows[0]['run']}."
     if reference:
-        caption += " Random, popularity and oracle rank without learning; the oracle knows the true utility."
+        caption += " Random, popularity and oracle are not trained; the oracle knows the true utility."
     in_table = {name for name, _ in at.values()}
     faulty = {shown.get(name, name): why for name, why in paper_figures()["faulty"].items()}
     notes = [f"The paper's {name}: {why}." for name, why in faulty.items() if name in theirs and name in in_table]
@@ -129,11 +130,11 @@ def comparison(section: Section, found: Found, record: Mapping[str, Any]) -> Non
         level = reference["popularity"]["joint"]
         below = [row["run"] for row in rows if row["joint"] <= level]
         text = f"Ranking by popularity gives {level:.3f}; {len(rows) - len(below)} of {len(rows)} runs are above it"
-        section.verdict.append(f"{text} (not: {'; '.join(below)})." if below else f"{text}.")
+        section.verdict.append(f"{text} (not above: {'; '.join(below)})." if below else f"{text}.")
 
 
 def with_settings(label: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the label of a competitor with the temperature that its loss was given, if it does not say so itself.
+    """Return the label of a variant with the temperature of its loss, unless the label already contains it.
 
     Example:
         >>> run = {"given": {"loss": {"class_path": "dftopk", "init_args": {"tau": 500.0}}}}
@@ -149,12 +150,12 @@ def with_settings(label: str, runs: Sequence[Mapping[str, Any]]) -> str:
 def pivoted(
     rows: Rows, at: Mapping[str, tuple[str, float]], paper: Mapping[str, Mapping[float, float]], what: str
 ) -> Table:
-    """Return a table with a row for each competitor and a column for each x, the paper's rows below ours.
+    """Return a table with one row per variant and one column per x, and the rows of the paper below ours.
 
     Args:
-        rows: ``run`` and ``joint``.
-        at: Competitor and x of each run.
-        paper: The paper's values by competitor and x.
+        rows: Rows with ``run`` and ``joint``.
+        at: Variant and x of each run.
+        paper: Values of the paper by variant and x.
         what: Name of x.
     """
     by_name: dict[str, dict[float, float]] = {}
@@ -164,7 +165,7 @@ def pivoted(
     columns = sorted({x for line in by_name.values() for x in line})
     body = []
     for name, line in sorted(by_name.items(), key=lambda pair: -max(pair[1].values())):
-        for label, values in ((name, line), (f"{name}, the paper", paper.get(name, {}))):
+        for label, values in ((name, line), (f"{name} (paper)", paper.get(name, {}))):
             if values:
                 body.append({"run": label, **{f"{x:g}": values.get(x) for x in columns}})
     return Table(f"Joint recall by {what}, mean over seeds.", body)
@@ -173,7 +174,7 @@ def pivoted(
 def _bars(
     section: Section, rows: Rows, about: Mapping[str, Any], paper: Mapping[str, float], reference: Mapping[str, Any]
 ) -> tuple[Figure, str]:
-    """Return bars by joint recall, those of the paper below ours, and their caption; add the verdict."""
+    """Return a bar plot of the joint recall, with the paper's bars below ours, and its caption. Add the verdict."""
     drawn: list[Mapping[str, Any]] = []
     for row in sorted(rows, key=lambda row: -row["joint"]):
         drawn.append(row)
@@ -192,7 +193,7 @@ def _bars(
 def _curves(
     section: Section, rows: Rows, at: Mapping[str, tuple[str, float]], about: Mapping[str, Any], paper: verdicts.Curves
 ) -> tuple[Figure, str]:
-    """Return joint recall over x, a line for each competitor, and its caption; add the verdict."""
+    """Return a plot of the joint recall over x, one line per variant, and its caption. Add the verdict."""
     what, subject = about["xlabel"], about["subject"]
     ours: dict[str, dict[float, float]] = {}
     spreads: dict[str, dict[float, float | None]] = {}
@@ -213,7 +214,7 @@ def _curves(
 
 
 def _lines(ours: Mapping[str, Mapping[Any, float]], paper: verdicts.Curves, **options: Any) -> Figure:
-    """Return a plot of lines, with those that the paper has of the same names dashed."""
+    """Return a line plot. Lines of the paper with the same names are dashed."""
     dashed = {f"{name} (paper)": line for name, line in paper.items() if name in ours}
     series = {name: list(line.items()) for name, line in {**ours, **dashed}.items()}
     return plots.lines(series, **{"dashed": list(dashed), **options})
@@ -221,18 +222,20 @@ def _lines(ours: Mapping[str, Mapping[Any, float]], paper: verdicts.Curves, **op
 
 def _best(joint: Mapping[str, float]) -> list[str]:
     best = max(joint, key=lambda name: joint[name])
-    return [f"Best of {len(joint)} is {best} with a joint recall of {joint[best]:.3f}."] if len(joint) > 1 else []
+    return (
+        [f"The best of {len(joint)} runs is {best} with a joint recall of {joint[best]:.3f}."] if len(joint) > 1 else []
+    )
 
 
 def stream(section: Section, found: Found, record: Mapping[str, Any]) -> None:
-    """Add joint recall by day, a line for each competitor."""
+    """Add the joint recall by day to a section, one line per variant."""
     runs = found.content["runs"]
     by_day = means(curves(runs))
     if not by_day:
         section.missing.append("no day has been tested yet")
         return
     metric = next(name for found in runs.values() for run in found for day in run["days"] for name in day["metrics"])
-    caption = "Each day is tested with what was learned before it; mean and standard deviation."
+    caption = "Each day is tested with the model trained on the days before it; mean and standard deviation over seeds."
     section.figures += [(figure, caption) for figure in stream_figures(runs).values()]
     days = sorted({day for line in by_day.values() for day in line})
     mean = {label: statistics.fmean(line.values()) for label, line in by_day.items()}
@@ -247,7 +250,7 @@ def stream(section: Section, found: Found, record: Mapping[str, Any]) -> None:
 
 
 def stream_figures(runs: Runs) -> dict[str, Figure]:
-    """Return the plot of a stream, joint recall by day, by its name; none if no day was tested."""
+    """Return the plot of the joint recall by day, by its file name; empty if no day was tested."""
     by_seed = curves(runs)
     by_day = means(by_seed)
     around = bands(by_day, {label: {day: spread(v) for day, v in line.items()} for label, line in by_seed.items()})
@@ -259,7 +262,7 @@ def stream_figures(runs: Runs) -> dict[str, Figure]:
 
 
 def bench(section: Section, found: Found, record: Mapping[str, Any]) -> None:
-    """Add a benchmark: milliseconds over size where it has shapes, a table, and in an experiment the paper's times."""
+    """Add a benchmark to a section: a table, a plot for several shapes, and in an experiment the times of the paper."""
     result, rows = found.content, found.content["rows"]
     if not rows:
         section.missing.append("the benchmark has no rows")
@@ -276,23 +279,23 @@ def bench(section: Section, found: Found, record: Mapping[str, Any]) -> None:
     paper = paper_curves("runtime", device) if result["suite"] == "paper" else {}
     figure = _lines(ours, paper, xlabel="items in the list", ylabel="ms", logx=True, logy=True, title=what)
     note = f"One list, k = N / 2, forward and backward, {device}."
-    section.figures.append((figure, f"{note} Dashed: the paper, on its own machine." if paper else note))
+    section.figures.append((figure, f"{note} Dashed: the paper, on a different machine." if paper else note))
     body = [
         {"run": name, "timed": timed, **{f"N = {n:g}": ms for n, ms in sorted(line.items())}}
         for timed, lines in {what: ours, f"Paper, {device}": paper}.items()
         for name, line in lines.items()
     ]
-    caption = f"Milliseconds of one pass, {device}. The paper's are from another machine and other implementations."
+    caption = f"Milliseconds per pass, {device}. The paper used a different machine and different implementations."
     section.tables.append(Table(caption, body, digits=dict.fromkeys(key for row in body for key in row)))
     section.details[f"How {what.lower()} was timed"] = how
     section.verdict += verdicts.runtime_verdict({what: ours}, {what: paper}, record["about"]["subject"])
     if paper and machine.get("load", 0.0) > 1.5:
         busy = f"The machine was busy (load {machine['load']:g} on {machine['cores']} cores)"
-        section.verdict.append(f"{busy}: read ratios, not values.")
+        section.verdict.append(f"{busy}: compare ratios, not values.")
 
 
 def bench_figure(result: Mapping[str, Any]) -> Figure:
-    """Return milliseconds over the number of scores of a benchmark with shapes, a line for each name."""
+    """Return a plot of milliseconds over the number of scores, one line per name, for a benchmark with shapes."""
     plain = {"plain cross-entropy": next(iter(_milliseconds(result, "baseline ms").values()))}
     return _lines(
         {**_milliseconds(result), **plain}, {}, xlabel="lists x items", ylabel="ms", logx=True, logy=True,
@@ -315,7 +318,7 @@ def _scores(row: Mapping[str, Any]) -> int:
 
 
 def fit(section: Section, found: Found, record: Mapping[str, Any]) -> None:
-    """Add the metrics of a single run: the last value of each, and how they went."""
+    """Add the metrics of a single run to a section: the last value of each, and plots over steps."""
     logged: dict[str, dict[int, float]] = {}
     for row in read_rows(found.path / "metrics.csv"):
         for name, text in row.items():
@@ -327,7 +330,7 @@ def fit(section: Section, found: Found, record: Mapping[str, Any]) -> None:
         {"metric": name, "last": [*line.values()][-1], "largest": max(line.values()), "values": len(line)}
         for name, line in logged.items()
     ]
-    section.tables.append(Table("What the run logged.", rows))
+    section.tables.append(Table("Logged metrics of the run.", rows))
     for title, start in (("Loss", "train/loss"), ("Validation", "val/")):
         chosen = {n.partition("/")[2]: line for n, line in logged.items() if n.startswith(start) and len(line) > 1}
         if chosen:
@@ -336,7 +339,7 @@ def fit(section: Section, found: Found, record: Mapping[str, Any]) -> None:
     loss = (config.get("model") or {}).get("loss") or {}
     section.question = f"{loss.get('class_path', 'a run').rpartition('.')[2]}, seed {config.get('seed_everything')}"
     checkpoint = config.get("ckpt_path")
-    if checkpoint:  # a directory that `test` or `validate` made
+    if checkpoint:  # a run of `test` or `validate`
         measured = next((name.partition("/")[0] for name in logged if name.startswith(("test/", "val/"))), "test")
         command = {"val": "validate"}.get(measured, measured)
         section.title = f"{command}: {found.path.name}"

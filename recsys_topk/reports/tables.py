@@ -1,4 +1,4 @@
-"""Tables of a report: rows of plain values by column, and how they are written."""
+"""Tables of a report: rows of plain values by column, and their formatting."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from recsys_topk.reports.verdicts import short
 
-COUNTS = ("seconds", "seeds", "values")  # columns without digits after the point
+COUNTS = ("seconds", "seeds", "values")  # columns that are shown without decimals
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its caption above and notes below.
+    """A table with a caption above and notes below.
 
     Attributes:
-        caption: What it shows.
-        rows: Values by column; a row may leave columns out.
-        notes: Sentences below it.
-        digits: Digits after the point by column; None = three that matter. Four if a column is not here.
-        folded: Shown only when it is opened.
+        caption: Caption.
+        rows: Values by column; a row may omit columns.
+        notes: Sentences below the table.
+        digits: Number of decimals by column; None = three significant digits. The default is four.
+        folded: Whether the table is collapsed by default.
     """
 
     caption: str
@@ -31,7 +31,7 @@ class Table:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that some row has a value in."""
+        """The columns in which at least one row has a value."""
         return list(dict.fromkeys(column for row in self.rows for column, value in row.items() if value is not None))
 
     def kind(self, column: str) -> str:
@@ -41,7 +41,7 @@ class Table:
         return "text" if any(isinstance(row.get(column), str) for row in self.rows) else "number"
 
     def show(self, column: str, value: Any) -> str:
-        """Return a value as text; nothing for None.
+        """Return a value as text; empty for None.
 
         Example:
             >>> table = Table("", [], digits={"ms": None})
@@ -55,7 +55,7 @@ class Table:
 
 
 def short_name(metric: str) -> str:
-    """Return the name of a metric for people.
+    """Return the short name of a metric.
 
     Example:
         >>> short_name("test/joint_recall@10@20/200")
@@ -65,7 +65,7 @@ def short_name(metric: str) -> str:
 
 
 def heading(metric: str) -> str:
-    """Return the name of a metric with a place to break the line, for the head of a column.
+    """Return the short name of a metric with a space at which the line can break, for a column heading.
 
     Example:
         >>> heading("test/retrieval_recall@10@30/200")

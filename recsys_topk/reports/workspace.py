@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-METRIC = "joint_recall@10@20"  # of the default cascade
+METRIC = "joint_recall@10@20"  # the joint recall of the default cascade
 STEP = "trainer/global_step"
-MOST_RUNS = 100  # in one panel; W&B's own default is 10
-NEWEST = 200  # runs that are looked at for their metrics
+MOST_RUNS = 100  # per panel; the default of W&B is 10
+NEWEST = 200  # number of newest runs whose metrics are read
 DIAGNOSTICS = "--trainer.callbacks+=recsys_topk.callbacks.diagnostics.Diagnostics"
 
 
@@ -25,10 +25,10 @@ def workspace(entity: str, project: str, metrics: Sequence[str] = (METRIC,)) -> 
     Args:
         entity: User or team that owns the project.
         project: The project.
-        metrics: The metrics that runs are compared by, without ``val/``. Runs are sorted by the first.
+        metrics: The metrics by which runs are compared, without ``val/``. Runs are sorted by the first one.
     """
     with warnings.catch_warnings():
-        # The package declares its models in pydantic's old way, and says so seven times.
+        # The package declares its models in the old style of pydantic, which warns seven times.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message="Pydantic V1 style")
         try:
             import wandb_workspaces.reports.v2 as wr
@@ -56,12 +56,12 @@ def workspace(entity: str, project: str, metrics: Sequence[str] = (METRIC,)) -> 
 
 
 def _repeats(panel: Any, metrics: Sequence[str]) -> Sequence[str]:
-    """Return the metrics that a panel is made for: each, or one if the panel shows none of them."""
+    """Return the metrics for which a panel is repeated: all, or one if the panel does not show METRIC."""
     return metrics if "METRIC" in json.dumps(panel) else metrics[:1]
 
 
 def _made(wr: Any, given: Any, metric: str) -> Any:
-    """Return what a part of workspace.yaml stands for: a panel, or a value of one."""
+    """Return the object for a part of workspace.yaml: a panel, or a value of a panel."""
     if isinstance(given, list):
         return [_made(wr, part, metric) for part in given]
     if isinstance(given, dict):
@@ -76,9 +76,9 @@ def _made(wr: Any, given: Any, metric: str) -> Any:
 
 
 def metrics_of_folder(folder: Path) -> list[str]:
-    """Return the metrics by which the runs in a folder choose their best checkpoint, the newest run's first.
+    """Return the monitored metrics of the runs in a folder, newest run first.
 
-    Their names hold k and the quota of the last stage, so runs of two cascades have two.
+    The names contain k and the quota of the last stage, so runs of two different cascades have two names.
     """
     found = []
     files = sorted(folder.glob("**/run.json"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -91,7 +91,7 @@ def metrics_of_folder(folder: Path) -> list[str]:
 
 
 def metrics_of_project(entity: str, project: str) -> list[str]:
-    """Return the same of the runs of a project that W&B has; empty if it has none or does not answer."""
+    """Return the monitored metrics of the runs of a W&B project; empty if it has no runs or W&B does not answer."""
     import wandb
 
     try:
@@ -129,4 +129,4 @@ def save(entity: str, project: str, metrics: Sequence[str] = (METRIC,)) -> str:
         saved = workspace(entity, project, metrics).save()
         return str(saved.url)
     except (wandb.Error, OSError, RuntimeError) as error:
-        raise ValueError(f"W&B did not take the workspace for {entity}/{project}: {error}") from error
+        raise ValueError(f"W&B rejected the workspace for {entity}/{project}: {error}") from error

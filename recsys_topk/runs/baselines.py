@@ -17,7 +17,7 @@ from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.metrics.mean import ListMean
 
 # At most about so many requests are measured, and counted for popularity.
-MEASURED, COUNTED = 20_000, 200_000
+MEASURED, COUNTED = 10_000, 100_000
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def measure_baselines(
     """Measure random order, popularity and, for simulated data, the true utility with the metrics of a model.
 
     All stages rank by the same score, on the same lists and negatives as the model. Popularity is how often an item was
-    a positive in training; it is left out if there are no training shards. At most about 20,000 requests are measured,
-    and popularity counts at most about 200,000. With several processes these are requests of the calling process, and
+    a positive in training; it is left out if there are no training shards. At most about 10,000 requests are measured,
+    and popularity counts at most about 100,000. With several processes these are requests of the calling process, and
     no process waits for another.
 
     Args:
@@ -71,16 +71,16 @@ def measure_baselines(
                 inputs: Any = scores[name] if metric.stage is not None else [scores[name]] * len(model.cascade.quotas)
                 metric.update(inputs, batch.labels, batch.mask)
         requests += batch.size
-    found = {name: {key: float(metric.compute()) for key, metric in own.items()} for name, own in metrics.items()}
+    # `compute` would add up the sums of all processes, and only one of them is here.
+    found = {name: {key: float(m.total / m.count) for key, m in own.items()} for name, own in metrics.items()}
     return Baselines(found, requests)
 
 
 def _metrics(model: CascadeModule, split: Split) -> dict[str, ListMean]:
-    """Return new metrics like those of a model, on the CPU and for this process alone."""
+    """Return new metrics like those of a model, on the CPU."""
     made: dict[str, ListMean] = {}
     for name, metric in dict(model.metrics[split].items()).items():  # type: ignore[operator]
         if metric.higher_is_better is not None:  # selection_mass measures the operator of the loss, not a ranking
             made[name] = copy.deepcopy(metric).cpu()
-            made[name].sync_on_compute = False
             made[name].reset()
     return made

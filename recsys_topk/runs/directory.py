@@ -108,7 +108,7 @@ class RunDirectory:
         return False
 
     def claim(self) -> None:
-        """Take the run for this process until it ends; raise if another has it."""
+        """Lock the run for this process until it ends; raise if another process has it."""
         from filelock import FileLock, Timeout
 
         if not first_process():
@@ -121,7 +121,7 @@ class RunDirectory:
         self._lock = lock
 
     def release(self) -> None:
-        """Let go of the run."""
+        """Release the lock of the run."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -182,7 +182,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         return str(self._parser(self.command).format_help())
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add what is ours to LightningCLI's arguments."""
+        """Add the options of a run to those of LightningCLI."""
         for name, (kind, default, text) in OPTIONS.items():
             parser.add_argument(f"--{name}", type=kind, default=default, help=text)
         parser.link_arguments("data.schema", "model.schema", apply_on="instantiate")
@@ -221,7 +221,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Refuse what cannot be done before any data are read."""
+        """Refuse what cannot be done, before any data are read."""
         options = self.config[self.command]
         if options.log_checkpoints and options.logger != "wandb":
             raise ValueError("--log_checkpoints uploads to W&B; add --logger wandb")
@@ -281,7 +281,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         return trainer
 
     def _check_memory(self, schema: Any, stages: int, options: Mapping[str, Any]) -> None:
-        """Say what the tables will take, and refuse what the machine does not have."""
+        """Log the memory of the tables; raise if the machine does not have it."""
         trainer = self.config[self.command].trainer
         for line in announce_memory(schema, stages, options, str(trainer.accelerator), trainer.strategy):
             self.log_line(line)

@@ -13,11 +13,12 @@ NOTICES = (
     "Checkpoint directory|callbacks used to create the checkpoint|Total length of `list` across ranks is zero"
 )
 GREETINGS = re.compile(
-    "(GPU|TPU|HPU) available|💡|`Trainer.|Restor(ing|ed)|Loaded model weights|Loading `train_dataloader`|Using|"
+    "(GPU|TPU|HPU) available|💡|`Trainer.|Restor(ing|ed)|Loaded model weights|Loading `train_dataloader`|Using|-{20}|"
     "\nDetected KeyboardInterrupt"
 )
 LOUD = {
     "lightning.fabric.utilities.seed": logging.WARNING,
+    "lightning.fabric.utilities.distributed": logging.WARNING,
     "lightning.pytorch.trainer.connectors.checkpoint_connector": logging.WARNING,
     "torch.fx._symbolic_trace": logging.ERROR,
 }
@@ -29,7 +30,8 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="fbgemm_gpu.*")
     for name, level in LOUD.items():
         logging.getLogger(name).setLevel(level)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_about_the_run)
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        logging.getLogger(name).addFilter(_is_about_the_run)
 
 
 def _is_about_the_run(record: logging.LogRecord) -> bool:

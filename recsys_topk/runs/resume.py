@@ -123,7 +123,7 @@ def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumpti
 
 
 def check_changes(resumption: Resumption, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Raise if an option differs from the run's that may not; return a line for each that makes numbers drift.
+    """Raise if an option differs from the run's that may not; return a line for each that may change the last digits.
 
     Args:
         resumption: The run.

@@ -1,4 +1,4 @@
-"""Many training runs: which of them are there already, and a process for each of the rest.
+"""Many training runs: those that are finished are read, each of the others runs in a process of its own.
 
 A process is forked from one that has imported everything and computed nothing. It starts in a moment and is otherwise
 as fresh as a new interpreter, so a run gives the same numbers as a `TrainingRun` by itself.
@@ -55,7 +55,7 @@ class Trial:
     trust: tuple[str, ...] = ()
 
     def read(self) -> dict[str, Any]:
-        """Return what the run has measured, empty if there is nothing yet; raise if it was another run."""
+        """Return what the run has measured, empty if nothing; raise if the file was written with other options."""
         if not self.target.is_file():
             return {}
         found: dict[str, Any] = json.loads(self.target.read_text(encoding="utf-8"))
@@ -192,7 +192,7 @@ def run_all(
     """
     there, failures, start = total - len(todo), [], time.monotonic()
     if there:
-        log_line(f"{there} of {total} runs are there already")
+        log_line(f"{there} of {total} runs are finished already")
     outcomes = in_processes(work, todo, competition.jobs, on_message)
     for number, (trial, failure) in enumerate(outcomes, start=there + 1):
         head = f"[{number}/{total}] {trial.label}, seed {trial.seed}"
@@ -254,7 +254,7 @@ def in_processes(
 
 
 def measure_seconds(train: Callable[..., Any], *arguments: Any) -> float:
-    """Call what trains and return the seconds it took."""
+    """Call a function and return the seconds it took."""
     start = time.perf_counter()
     train(*arguments)
     return time.perf_counter() - start
@@ -263,7 +263,7 @@ def measure_seconds(train: Callable[..., Any], *arguments: Any) -> float:
 def _enter(
     work: Work, trial: Trial, connection: Any, environment: Mapping[str, str], threads: int | None, method: str | None
 ) -> None:
-    """Do `work` in a new process: with the environment of the command, output to a file, and no life after it."""
+    """Do `work` in a new process, with the environment of the command and output to a file; end with the parent."""
     multiprocessing.set_start_method(method, force=True)  # that of this process is not for the workers of its loaders
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()

@@ -45,16 +45,15 @@ class RunLogger(WandbLogger):  # type: ignore[misc]  # lightning is untyped here
 
     @rank_zero_only  # type: ignore[untyped-decorator]  # lightning is untyped here
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log metrics; of those in `best`, raise the value in the summary where the new one is larger."""
+        """Log metrics. W&B puts the newest values into the summary; of those in `best`, replace them by the largest."""
         super().log_metrics(metrics, step)
         self.keep_best({name: float(value) for name, value in metrics.items() if name in self.best})
 
     def keep_best(self, values: Mapping[str, float]) -> None:
-        """Put values into the summary where they are larger than what it has."""
+        """Put the largest of these and earlier values into the summary."""
         for name, value in values.items():
-            if value > self.best.get(name, float("-inf")):
-                self.best[name] = value
-                self.experiment.summary[name] = value
+            self.best[name] = max(value, self.best[name])
+            self.experiment.summary[name] = self.best[name]
 
 
 def make_wandb(
@@ -111,11 +110,9 @@ def describe_run(logger: WandbLogger, config: Mapping[str, Any], recalls: Sequen
     logger.log_hyperparams({**config, **({"training_run": linked} if linked else {})})
     experiment = logger.experiment
     experiment.define_metric(STEP)
-    for name in ("train/*", "val/*", "test/*"):
+    for name in ("train/*", "val/*", *recalls, "test/*"):
         experiment.define_metric(name, step_metric=STEP)
     if isinstance(logger, RunLogger):
-        for name in recalls:
-            experiment.define_metric(name, step_metric=STEP, summary="none")
         logger.best = dict.fromkeys(recalls, float("-inf"))
         for row in read_rows(Path(logger.save_dir) / "metrics.csv"):
             logger.keep_best({name: float(row[name]) for name in recalls if row.get(name)})

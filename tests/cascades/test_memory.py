@@ -1,4 +1,4 @@
-"""The memory of tables, compared with what is really allocated; what is refused, and whether the advice fits."""
+"""The planned memory of tables against the allocated memory; errors for tables that do not fit, and their advice."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def big(rows: int = 75_000_002, vocabulary: str | None = None) -> Schema:
     return Schema((table, Table("user_id", 1000)), (Feature("user_id", "user_id"),), video, video)
 
 
-def test_recflow_with_adam_is_refused_and_the_advice_fits() -> None:
+def test_recflow_with_adam_raises_and_the_suggested_options_fit() -> None:
     arguments = {"stages": 2, "dim": 8}
     with pytest.raises(
         ValueError, match=r"need 17.9 GB .* but only 8.0 GB are available; the largest table is video_id"
@@ -87,7 +87,7 @@ def test_recflow_with_adam_is_refused_and_the_advice_fits() -> None:
     assert check_memory(big(), 8 * 2**30, room).copies == 2
 
 
-def test_what_no_single_option_makes_fit_is_said() -> None:
+def test_the_error_says_if_no_single_option_is_enough() -> None:
     with pytest.raises(ValueError, match="combine options, or shard the tables"):
         check_memory(big(), 2**15, {"stages": 2, "dim": 4})
     with pytest.raises(ValueError, match=r"--model\.dim 4") as raised:

@@ -268,7 +268,7 @@ DFTOPK = "recsys_topk.losses.dftopk.DFTopKLoss"
 
 
 def test_descriptions_of_version_0_1_build_the_same_cascade() -> None:
-    """The threshold of 0 stood for "the data decides" there, and `reference_quirks: false` for nothing."""
+    """In 0.1.0 a threshold of 0 meant "from the data", and `reference_quirks: false` had no effect."""
     old = {key: value for key, value in SCHEMA.to_dict().items() if key not in ("version", "labels")}
     loss = {"class_path": DFTOPK, "init_args": {"tau": 2.0, "positive_above": 0.0}}
     objective = {"class_path": JOINT, "init_args": {"eps": 0.0, "reference_quirks": False}}
@@ -357,7 +357,7 @@ def test_a_file_cannot_name_a_metric_of_a_package_that_is_not_trusted(tmp_path: 
 
 
 class OwnTerms(CascadeObjective):
-    """Terms of any name: one that begins like a stage's, and one that says whose it is."""
+    """Terms with any names: one that starts like the name of a stage, and one that is mapped to a stage."""
 
     def compute(
         self,
@@ -380,7 +380,7 @@ def test_terms_may_have_any_name_and_say_whose_they_are(tmp_path: Path) -> None:
 
 
 class Lists(pl.LightningDataModule):  # type: ignore[misc]  # lightning is untyped here
-    """Batches of 12 items per list that say so."""
+    """Batches of 12 items per list, with a known list length."""
 
     def __init__(self, length: int = 12) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Off the CPU nothing waits for the device: stages, metrics, negatives, whole steps, optimizers and flat lists.
+"""No waits for the device on devices other than the CPU: stages, metrics, negatives, steps, optimizers, flat lists.
 
 Losses, operators and objectives are held to it by the contract suite. Not here: tables with fused optimizers, whose
 kernels have no version for the device.

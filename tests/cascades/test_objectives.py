@@ -116,7 +116,7 @@ def test_extreme_scores_stay_finite(name: str) -> None:
     assert all(torch.isfinite(x.grad).all() for x in extreme)
 
 
-def test_lists_that_say_nothing_are_left_out() -> None:
+def test_lists_without_positives_are_skipped() -> None:
     scores, labels, mask = lists(2)
     labels[1] = 0.0
     mask[2, 2:] = False

@@ -99,7 +99,7 @@ def test_evaluation_is_not_corrected() -> None:
         ({"loss": "dftopk", "k": 9, "hard_negatives": 1, "random_negatives": 1}, {}, "lists have at most 9"),
     ],
 )
-def test_what_has_no_meaning_is_refused_before_training(model: dict[str, Any], data: dict[str, Any], text: str) -> None:
+def test_contradictory_options_raise_before_training(model: dict[str, Any], data: dict[str, Any], text: str) -> None:
     source = Tiny(train_negatives=9, **data)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "accelerator": "cpu"}
     trainer = Trainer(**quiet, enable_model_summary=False, max_steps=1)

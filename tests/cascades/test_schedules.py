@@ -101,5 +101,5 @@ def test_a_missing_option_and_a_warm_up_that_does_not_fit_are_refused() -> None:
     known: dict[str, Any] = {"length": lambda interval: 10, "monitor": "val/x"}
     with pytest.raises(ValueError, match=r"--lr_scheduler StepLR: .*step_size"):
         make_schedule(optimizer, describe_schedule("StepLR"), warmup_steps=0, **known)
-    with pytest.raises(ValueError, match="warmup_steps=3 counts steps and ReduceLROnPlateau is stepped per epoch"):
+    with pytest.raises(ValueError, match="warmup_steps=3 counts steps, but ReduceLROnPlateau is stepped per epoch"):
         make_schedule(optimizer, describe_schedule("ReduceLROnPlateau"), warmup_steps=3, **known)

@@ -1,4 +1,4 @@
-"""Each stage against an obvious implementation: one embedding look-up a slot, one concatenation a candidate."""
+"""Each stage against a simple implementation: one embedding look-up per slot, one concatenation per candidate."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_shared_embeddings_are_one_set_of_parameters() -> None:
 
 @pytest.mark.parametrize("stage_class", [TwoTower, DIN, MLPStage])
 def test_every_trained_parameter_gets_a_gradient(stage_class: type) -> None:
-    """Else `--trainer.strategy ddp` waits for it."""
+    """Otherwise `--trainer.strategy ddp` would wait for its gradient."""
     stage = stage_class(FeatureEmbedding(SCHEMA, 4), hidden=(16, 8))
     stage(random_batch(SCHEMA)).sum().backward()
     assert [name for name, weight in stage.named_parameters() if weight.requires_grad and weight.grad is None] == []

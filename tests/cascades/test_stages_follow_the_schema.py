@@ -1,4 +1,4 @@
-"""Stages are chosen by the features there are; one stage is a cascade; data of numbers only train."""
+"""Default stages by features, cascades of one stage, and data with numeric features only."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_one_stage_keeps_its_quota_whatever_k_is(quota: int) -> None:
     ],
     ids=["k covers the lists", "no groups", "no history"],
 )
-def test_what_cannot_work_is_refused_before_training(here: Path, change: dict[str, Any], message: str) -> None:
+def test_impossible_combinations_raise_before_training(here: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainingRun({**CONFIG, **change}).fit()
     assert not list(here.rglob("*.ckpt"))

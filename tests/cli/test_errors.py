@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +84,16 @@ def test_the_status_says_whether_it_failed_or_was_asked_for_wrongly(
         monkeypatch.setenv("RECSYS_TOPK_DEBUG", "1")
         with pytest.raises(type(error)):
             main(["doctor"])
+
+
+def test_the_first_line_is_written_before_torch_is_imported() -> None:
+    code = (
+        "import sys, recsys_topk.cli.training as training\n"
+        "training.announce_start = lambda command: sys.exit(command if 'torch' not in sys.modules else 'too late')\n"
+        "training.main(['fit', '--loss', 'dftopk', '--trainer.max_epochs=1'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "fit"
 
 
 def test_the_help_names_the_statuses_and_the_switch_for_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:

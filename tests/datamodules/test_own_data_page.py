@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
+
+from recsys_topk import CascadeModule, StageConfig
+from recsys_topk.callbacks.corpus import evaluate_corpus
+from recsys_topk.datamodules import InteractionsDataModule
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
 
@@ -47,3 +54,22 @@ def test_the_five_commands(tmp_path: Path, in_process: Callable[..., subprocess.
     assert found["recall@20/corpus"] > 2 * others
     (predictions,) = (tmp_path / "runs").glob("predict-*/predictions.parquet")
     assert pq.read_metadata(predictions).num_rows > 60 * 20
+
+
+def test_the_script_of_the_peers_measures_popularity_as_the_toolkit_does(
+    tmp_path: Path, in_process: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    write_clicks(tmp_path / "clicks.csv")
+    monkeypatch.setitem(sys.modules, "implicit", None)  # not installed
+    monkeypatch.setattr(sys, "argv", ["peers_own_data.py", "interactions", str(tmp_path / "clicks.csv")])
+    runpy.run_path(str(PAGE.parents[1] / "examples" / "peers_own_data.py"), run_name="__main__")
+    missing, val, test = capsys.readouterr().out.splitlines()
+    assert missing == "implicit is not installed, its rows are left out: pip install implicit"
+    data = InteractionsDataModule(str(tmp_path / "clicks.csv"), split="leave_last")
+    model = CascadeModule(data.schema, [StageConfig("two_tower", "only", 20)], k=20)
+    for split, line in (("val", val), ("test", test)):
+        found = evaluate_corpus(model, data, split, cuts=[20]).compute()  # type: ignore[arg-type]
+        expected = [f"{float(found[f'{name}@20/popularity']):.3f}" for name in ("recall", "ndcg")]
+        assert line.split()[:2] == [split, "popularity"]
+        assert line.split()[3::2] == expected

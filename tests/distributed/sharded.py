@@ -20,7 +20,7 @@ FIRST, SECOND = 17, 33
 
 
 def relay(folder: Path, processes: int) -> dict[str, Any]:
-    """Continue what one process has begun, in two ways; resume once on the same layout."""
+    """Resume a run of one process in two ways, and once with the same layout."""
     taken = {"state_dict", "optimizer_states", "lr_schedulers"}
     part = train(RELAY, processes, folder, resume=folder / "first.ckpt", save=folder / "second.ckpt", steps=SECOND)
     again = train(RELAY, processes, folder, resume=folder / "second.ckpt", save=folder / "again.ckpt", steps=40)
@@ -40,7 +40,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def refusals(folder: Path, processes: int) -> dict[str, str]:
-    """What is refused, in words."""
+    """Return the messages of options that raise."""
     found = {}
     by_name = {case.name: case for case in CASES}
     for name, changes in {

@@ -33,7 +33,7 @@ def test_a_billion_rows_are_divided_evenly() -> None:
     assert all(held <= one < 1.05 * held for one in found.per_device)
 
 
-def test_what_does_not_fit_says_what_would() -> None:
+def test_the_error_for_tables_that_do_not_fit_names_a_solution() -> None:
     with pytest.raises(ValueError, match=r"384.00 GB of weights\) do not fit: 2 processes .* 8 devices are enough"):
         plan(one_table(10**9, 96, "rowwise_adagrad"), 2, "cuda", bytes_of("80GB"))
     with pytest.raises(ValueError, match="splits rows"):

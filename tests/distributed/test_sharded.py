@@ -25,14 +25,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, dict[str, Any]]:
-    """What one process finds; it also begins the relay."""
+    """The results of one process, which also starts the run that others resume."""
     train(RELAY, 1, folder, save=folder / "first.ckpt", steps=FIRST)
     return {case.name: train(case, 1, folder) for case in CASES}
 
 
 @pytest.fixture(scope="module")
 def together(folder: Path, alone: dict[str, Any]) -> Results:
-    """What two and three processes find; all cases run in the same processes."""
+    """The results of two and three processes; all cases run in the same processes."""
     places = {2: folder, 3: folder / "three"}
     places[3].mkdir()
     with ThreadPoolExecutor() as pool:
@@ -46,7 +46,7 @@ PAIRS = [pytest.param(n, case, id=f"{n} {case.name}") for n in (2, 3) for case i
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("processes", "case"), PAIRS)
-def test_several_processes_train_what_one_does(
+def test_several_processes_train_like_one(
     processes: int, case: Case, alone: dict[str, dict[str, Any]], together: Results, folder: Path
 ) -> None:
     one, found = alone[case.name], [rank["cases"][case.name] for rank in together[processes]]
@@ -73,7 +73,7 @@ def test_parts_of_a_batch_give_the_mean_and_the_gradient_of_the_whole(together: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_one_process_begins_two_continue_and_one_ends(
+def test_a_run_resumes_from_one_to_two_to_one_processes(
     alone: dict[str, dict[str, Any]], together: Results, folder: Path
 ) -> None:
     relay = together[2][0]["relay"]
@@ -86,7 +86,7 @@ def test_one_process_begins_two_continue_and_one_ends(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_what_would_train_something_else_is_refused(together: Results) -> None:
+def test_options_that_would_change_the_training_raise(together: Results) -> None:
     for rank in together[2]:
         assert "use --model.embedding_optimizer rowwise_adagrad (or adagrad, sgd)" in rank["refused"]["same"]
         assert "use --trainer.strategy torchrec" in rank["refused"]["ddp"]

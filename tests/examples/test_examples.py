@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from recsys_topk.losses import DFTopKLoss
+from tests import wandb_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,6 +126,43 @@ def test_three_stages_are_one_list_of_the_configuration(tmp_path, monkeypatch, c
     assert names == ["joint_recall@10@20", "retrieval_recall@10@40", "preranking_recall@10@30", "ranking_recall@10@20"]
     joint, retrieval, *_ = measured.values()
     assert 0.0 < joint <= retrieval  # what retrieval loses is lost
+
+
+def test_a_sweep_runs_without_a_server(tmp_path, monkeypatch, capsys, environment):
+    for name, value in {**environment, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}.items():
+        monkeypatch.setenv(name, value)  # the last two are restored too: the script and Lightning set them
+    import wandb
+
+    lines = printed("sweep.py", str(tmp_path), monkeypatch, capsys).splitlines()
+    wandb.teardown()  # when it returns, the files are whole
+    reached = [float(line.split()[-1]) for line in lines if "val/joint_recall@10@20" in line]
+    assert len(reached) == 3
+    found = [wandb_files.records(file) for file in sorted(tmp_path.glob("*/wandb/offline-run-*/*.wandb"))]
+    assert sorted(wandb_files.summary(one)["val/joint_recall@10@20"] for one in found) == pytest.approx(
+        sorted(reached), abs=1e-4
+    )
+    abouts = [next(record.run for record in one if record.HasField("run")) for one in found]
+    assert {(about.run_group, about.job_type) for about in abouts} == {("learning-rates", "sweep")}
+    best = max(found, key=lambda one: wandb_files.summary(one)["val/joint_recall@10@20"])
+    assert f"--model.lr {wandb_files.config(best)['model']['lr']}" in lines[-1]
+
+
+def test_a_checkpoint_becomes_an_answer_over_http(tmp_path, monkeypatch, capsys, environment):
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
+    lines = printed("serving.py", str(tmp_path), monkeypatch, capsys).splitlines()
+    assert "recall of the index 1.00" in lines[0]
+    inside, over_http = (line.partition(": ")[2].split() for line in lines[-2:])
+    assert inside == over_http
+    assert len(set(inside)) == 5
+
+
+def test_every_kind_of_use_has_an_example():
+    """Each is run by a test above; CONTRIBUTING and the docs name them."""
+    here = {path.name for path in (ROOT / "examples").iterdir() if path.suffix == ".py" or path.name == "plugin"}
+    uses = {"own_training_loop.py", "lightning_module.py", "plugin", "own_csv.py", "three_stages.py", "sweep.py"}
+    assert uses | {"serving.py"} <= here
+    run_here = Path(__file__).read_text()
+    assert [name for name in here if f'"{name}"' not in run_here.replace("examples/plugin", "plugin")] == []
 
 
 def test_pair_memory_reports_time_and_memory(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""`recsys-topk experiment` through the real command, on a world of seconds, and the report of what it left."""
+"""`recsys-topk experiment` with the real command on a tiny data set, and the report of its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import TINY_WORLD, Result
 
 
-def test_an_experiment_runs_is_kept_and_is_reported(recsys_topk: Callable[..., Result], tmp_path: Path) -> None:
+def test_an_experiment_runs_once_and_is_reported(recsys_topk: Callable[..., Result], tmp_path: Path) -> None:
     command = ["experiment", "main-table", "--only", "dftopk,lapsum", "--seeds", "1", "--out", "p", *TINY_WORLD]
     first = recsys_topk(*command)
     assert first.returncode == 0, first.stderr
@@ -31,7 +31,7 @@ def test_an_experiment_runs_is_kept_and_is_reported(recsys_topk: Callable[..., R
 
     again = recsys_topk(*command)
     assert again.returncode == 0, again.stderr
-    assert "kept: p/main-table/comparison.json" in again.stdout
+    assert "already finished: p/main-table/comparison.json" in again.stdout
     assert "$ recsys-topk" not in again.stdout
 
     # The page says what is missing of an experiment.
@@ -39,13 +39,13 @@ def test_an_experiment_runs_is_kept_and_is_reported(recsys_topk: Callable[..., R
     (tmp_path / "p" / "main-table" / "trials" / "lapsum-s0.json").unlink()
     page = recsys_topk("report", "p", "--out", "page.html")
     assert page.returncode == 0, page.stderr
-    assert "missing: 1 of 2 runs are not there yet" in page.stdout
+    assert "missing: 1 of 2 runs are not finished" in page.stdout
     text = (tmp_path / "page.html").read_text()
     assert "The main table" in text
     assert "Missing: 1 of 2 runs" in text
 
 
-def test_an_interrupted_experiment_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
+def test_an_interrupted_experiment_resumes(environment: dict[str, str], tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -94,7 +94,7 @@ def test_mistakes(recsys_topk: Callable[..., Result], arguments: list[str], word
     assert words in done.stderr
 
 
-def test_a_list_of_what_there_is(recsys_topk: Callable[..., Result]) -> None:
+def test_experiments_are_listed(recsys_topk: Callable[..., Result]) -> None:
     done = recsys_topk("experiment", "list")
     assert done.returncode == 0
     assert {"main-table", "runtime", "tau", "negatives", "streaming"} <= set(done.stdout.split())

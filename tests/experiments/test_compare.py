@@ -1,4 +1,4 @@
-"""Comparisons: the summary on made-up numbers, and a real one that is interrupted and goes on."""
+"""Comparisons: the summary of given numbers, and a real comparison that is interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_runs_with_one_seed_share_weights_and_batches_whatever_the_loss(compared
     assert not set(first) & set(second)
 
 
-def test_a_run_among_others_gives_the_numbers_of_a_process_of_its_own(
+def test_a_run_of_a_comparison_equals_a_separate_run(
     compared: Path, recsys_topk: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "witness.py").write_text(WITNESS)
@@ -116,7 +116,7 @@ def test_a_run_among_others_gives_the_numbers_of_a_process_of_its_own(
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_the_file_alone_tells_how_it_was_made(compared: Path) -> None:
+def test_the_file_contains_its_provenance(compared: Path) -> None:
     content = json.loads((compared / "c" / "comparison.json").read_text())
     assert content["command"] == ["recsys-topk", *COMMAND]
     assert content["versions"]["torch"] == torch.__version__
@@ -135,7 +135,7 @@ def test_the_file_alone_tells_how_it_was_made(compared: Path) -> None:
     assert f"{sum(joint) / 2:.4f}" in (compared / "stdout.txt").read_text()
 
 
-def test_plots_stand_beside_the_table(compared: Path) -> None:
+def test_plots_are_written_next_to_the_table(compared: Path) -> None:
     rows = json.loads((compared / "c" / "comparison.json").read_text())["rows"]
     for name, words in {
         "joint": ["joint recall@10@20, lists of 80", *(f"{row[JOINT]:.4f}" for row in rows)],
@@ -147,7 +147,7 @@ def test_plots_stand_beside_the_table(compared: Path) -> None:
         assert {"dftopk", "list net", *words} <= texts
 
 
-def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
+def test_a_comparison_resumes_and_does_not_mix_options(
     compared: Path, in_process: Callable[..., Result], tmp_path: Path
 ) -> None:
     compared = shutil.copytree(compared, tmp_path / "copy")
@@ -156,7 +156,7 @@ def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
     (trials / "list-net-s0.json").unlink()
     again = in_process(compared, *COMMAND, "--logger", "wandb")
     assert again.returncode == 0, again.stderr
-    assert "3 of 4 runs are there already" in again.stdout
+    assert "3 of 4 runs are finished already" in again.stdout
     after = {path.name: path.read_text() for path in trials.glob("*.json")}
     assert {name for name in before if after[name] == before[name]} == before.keys() - {"list-net-s0.json"}
     one, two = (json.loads(found["list-net-s0.json"]) for found in (before, after))
@@ -187,12 +187,12 @@ def test_a_comparison_goes_on_where_it_was_and_refuses_to_mix(
 
 
 def finished(folder: Path, *further: str) -> None:
-    """Write the file of a run as if it were over."""
+    """Write the file of a run as if it were finished."""
     (trial,) = Competition(by_name(["dftopk"]), parse_options(further), seeds=1, out=folder).trials("trials")
     write_whole(trial.target, json.dumps({**trial.identity(), **made_up(0.5)[0]}))
 
 
-def test_without_matplotlib_there_is_a_table_and_a_word_about_it(
+def test_without_matplotlib_there_is_a_table_and_a_message(
     in_process: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[2] / "recsys_topk" / "experiments"
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, str]:
-    """What is typed is text, and what a file holds is not."""
+    """Typed values are strings; values in a file have types."""
     return {key: str(value).lower() for key, value in flatten_config(config).items()}
 
 
@@ -29,7 +29,7 @@ def test_every_file_is_an_experiment() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_says_everything_and_its_commands_parse(name: str, size: Size) -> None:
+def test_an_experiment_is_complete_and_its_commands_parse(name: str, size: Size) -> None:
     experiment = load(name)
     about = experiment.about(size)
     for key in ("title", "question", "subject", "show", "protocol", "found", "ours"):
@@ -53,7 +53,7 @@ def test_an_experiment_says_everything_and_its_commands_parse(name: str, size: S
             assert plain(one.config) == plain(two.config)
 
 
-def test_curves_know_which_label_stands_where() -> None:
+def test_curves_map_labels_to_points() -> None:
     (step,) = load("negatives").steps("small", seeds=5, only=["lapsum"])
     assert list(step.variants) == [f"lapsum, negatives {n}" for n in (0, 5, 10, 15, 20, 25)]
     assert step.points["lapsum, negatives 15"] == ("lapsum", 15.0)

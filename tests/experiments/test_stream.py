@@ -1,4 +1,4 @@
-"""Streams: the protocol beside a loop written by hand, and a real command that is killed and goes on."""
+"""Streams: the protocol against a hand-written loop, and a real command that is killed and resumed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def content(folder: Path) -> dict[str, Any]:
 
 
 def numbers(folder: Path) -> list[Any]:
-    """Everything that was measured but the time it took."""
+    """All measured values except times."""
     (run,) = content(folder)["runs"]["perturbed"]
     return [{name: value for name, value in day.items() if name != "seconds"} for day in (run["first"], *run["days"])]
 
@@ -94,7 +94,7 @@ def test_the_files_hold_every_day(streamed: Path) -> None:
     assert {*DAYS[1:], "perturbed", "joint recall@10@20, lists of 80"} <= texts
 
 
-def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(
+def test_a_killed_stream_resumes_to_the_same_numbers(
     streamed: Path, environment: dict[str, str], in_process: Callable[..., Result], tmp_path: Path
 ) -> None:
     command = ["stream", "--losses", "perturbed", *STREAM[3:], "--logger", "wandb"]
@@ -175,7 +175,7 @@ def test_the_numbers_are_those_of_a_loop_written_by_hand(
                 schedule.step()
 
 
-def test_a_stream_that_is_over_does_nothing(streamed: Path, in_process: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_finished_stream_does_nothing(streamed: Path, in_process: Callable[..., Result], tmp_path: Path) -> None:
     streamed = shutil.copytree(streamed, tmp_path / "copy")
     before = {path.name: path.read_bytes() for path in (streamed / "s" / "days").glob("*[!g]")}
     done = in_process(streamed, *STREAM)
@@ -185,10 +185,10 @@ def test_a_stream_that_is_over_does_nothing(streamed: Path, in_process: Callable
     assert len(list((streamed / "s" / "runs").iterdir())) == 2
 
 
-def test_new_days_are_gone_on_with_and_lost_ones_are_not(
+def test_a_stream_continues_with_new_days_and_fails_without_old_ones(
     streamed: Path, environment: dict[str, str], in_process: Callable[..., Result], tmp_path: Path
 ) -> None:
-    """With the last day's file taken away and brought back, the end is that of a stream which saw it at once."""
+    """If the file of the last day is added later, the result equals that of a stream that had it from the start."""
     (world,) = (Path(environment["RECSYS_TOPK_CACHE"]) / "worlds").glob("40x300-*")
     shutil.copytree(world, tmp_path / "world")
     last, first = (next((tmp_path / "world").rglob(f"all_stage/*{day}*")) for day in (DAYS[-1], DAYS[0]))
@@ -203,10 +203,10 @@ def test_new_days_are_gone_on_with_and_lost_ones_are_not(
     first.unlink()
     done = in_process(tmp_path, *command)
     assert done.returncode == 2
-    assert f"has learned {', '.join(DAYS)}, and the data now hold {', '.join(DAYS[1:])}" in done.stderr
+    assert f"was trained on {', '.join(DAYS)}, but the data now has {', '.join(DAYS[1:])}" in done.stderr
 
 
-def test_a_stream_with_other_options_is_not_gone_on_with(streamed: Path, in_process: Callable[..., Result]) -> None:
+def test_a_stream_with_other_options_is_not_resumed(streamed: Path, in_process: Callable[..., Result]) -> None:
     done = in_process(streamed, *STREAM, "--model.lr=0.5")
     assert done.returncode == 2
     assert "dftopk-s0.json was made with other options" in done.stderr

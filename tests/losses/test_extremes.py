@@ -1,4 +1,4 @@
-"""Losses on lists that once broke them."""
+"""Regression tests of losses on extreme lists."""
 
 import torch
 

@@ -63,7 +63,7 @@ def test_long_and_short_lists_are_equal_to_padded_rows(name, reduction):
     ],
     ids=["1 to 10,000", "one long list", "just above powers of two", "one long list per bucket"],
 )
-def test_less_than_two_places_per_item(lengths):
+def test_fewer_than_two_padded_items_per_item(lengths):
     places = sum(bucket.items.numel() for bucket in FlatLists(lengths, None, lengths.device).buckets())
     assert places < 2 * int(lengths.sum())
 
@@ -143,7 +143,7 @@ def test_half_precision_and_validation_hold_for_flat_lists():
         losses.DFTopKLoss(k=2, validate=True)(scores, labels, lengths=LENGTHS)
 
 
-def test_a_batch_that_says_nothing_warns_at_the_call():
+def test_a_batch_of_skipped_lists_warns_at_the_line_of_the_call():
     with pytest.warns(UserWarning, match="2 of 2 lists have no valid label above") as caught:
         assert losses.DFTopKLoss(k=1)(torch.zeros(5), torch.zeros(5), lengths=torch.tensor([2, 3])) == 0.0
     assert caught[0].filename == __file__

@@ -34,7 +34,7 @@ def test_a_scalar_tensor_is_k_under_compilation():
 @pytest.mark.parametrize(
     "k", [2.5, np.float64(2.0), torch.tensor(2.5), "two", True, np.bool_(True), torch.tensor(True)]
 )
-def test_what_is_no_integer_is_refused(k):
+def test_a_k_that_is_not_an_integer_raises(k):
     with pytest.raises((TypeError, ValueError), match="k must"):
         DFTopKLoss(k=k)
     with pytest.raises(TypeError, match="k must"):
@@ -49,7 +49,7 @@ def test_negative_integers_are_refused(k):
         DFTopKLoss()(X, Y, k=k)
 
 
-def test_class_indices_are_told_to_become_one_hot():
+def test_the_error_for_class_indices_names_one_hot():
     with pytest.raises(
         ValueError, match=r"index of one positive item per list, pass torch.nn.functional.one_hot\(labels, 4\)"
     ):
@@ -65,7 +65,7 @@ def test_class_indices_are_told_to_become_one_hot():
         ((), r"scores\[None, :\]"),
     ],
 )
-def test_other_shapes_are_told_what_to_pass(shape, hint):
+def test_the_error_for_other_shapes_names_the_right_call(shape, hint):
     with pytest.raises(ValueError, match=hint):
         DFTopKLoss(k=1)(torch.zeros(shape), torch.zeros(shape))
     with pytest.raises(ValueError, match=hint):

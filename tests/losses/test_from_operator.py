@@ -66,7 +66,7 @@ def declared() -> dict[str, dict[str, str | None]]:
     return found
 
 
-def test_type_checkers_see_the_arguments_that_there_are() -> None:
+def test_type_checkers_see_the_actual_arguments() -> None:
     seen = declared()
     assert seen.keys() == BEFORE.keys() | {"SmoothTopKLoss"}
     for name, arguments in seen.items():
@@ -116,7 +116,7 @@ def steep() -> Iterator[type[TopKOperator]]:
     loss_registry._classes.pop("steep", None)
 
 
-def test_an_operator_of_another_package_is_a_loss_at_once(steep: type[TopKOperator]) -> None:
+def test_an_operator_of_another_package_has_a_loss(steep: type[TopKOperator]) -> None:
     loss = losses.get("steep", power=3, k=2)
     assert (type(loss).__name__, type(loss).__module__) == ("SteepLoss", "recsys_topk.losses")
     assert isinstance(loss.operator, Steep)
@@ -128,7 +128,7 @@ def test_an_operator_of_another_package_is_a_loss_at_once(steep: type[TopKOperat
     assert "power: Steepness." in (type(loss).__doc__ or "")
 
 
-def test_a_loss_that_is_written_out_wins(steep: type[TopKOperator]) -> None:
+def test_a_hand_written_loss_replaces_the_generated_one(steep: type[TopKOperator]) -> None:
     made = losses.registry.resolve("steep")
 
     class Written(TopKLoss):
@@ -157,7 +157,7 @@ def test_options_must_have_names() -> None:
 
 
 def test_a_loss_with_an_operator_object_is_described_by_plain_values() -> None:
-    """The operator itself stood among the hyper-parameters."""
+    """Regression: the hyper-parameters contained the operator object."""
     loss = TopKLoss(operators.LapSum(tau=3.0), k=2)
     plain = describe(loss)
     assert plain["init_args"] == {
@@ -170,6 +170,6 @@ def test_a_loss_with_an_operator_object_is_described_by_plain_values() -> None:
 
 
 @pytest.mark.parametrize("operator", [{"tau": 1.0}, {"class_path": "lapsum", "tau": 1.0}])
-def test_a_description_of_an_operator_that_is_none_is_refused(operator: dict[str, Any]) -> None:
+def test_an_invalid_description_of_an_operator_raises(operator: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="the description of an operator must have a class_path"):
         TopKLoss(operator)

@@ -14,7 +14,7 @@ LISTS = ragged()
 
 
 @pytest.mark.parametrize("name", available())
-def test_a_function_is_its_loss(name):
+def test_a_function_equals_its_loss(name):
     cls = registry.resolve(name)
     if name == "perturbed":
         torch.manual_seed(0)
@@ -45,7 +45,7 @@ def test_signature_and_documentation_show_every_argument(name):
     assert function.__module__ == "recsys_topk.losses.functional"
 
 
-def test_k_is_an_int_one_per_list_or_the_positives():
+def test_k_is_one_int_one_int_per_list_or_positives():
     x, y = LISTS.scores, LISTS.labels
     each = torch.tensor([1, 2, 3])
     alone = [functional.lapsum(x[i : i + 1], y[i : i + 1], k=i + 1) for i in range(3)]
@@ -54,7 +54,7 @@ def test_k_is_an_int_one_per_list_or_the_positives():
     torch.testing.assert_close(positives, functional.lapsum(x, y, k=(y > 0).sum(1)))
 
 
-def test_a_seeded_function_has_no_memory():
+def test_a_seeded_function_gives_the_same_result_in_each_call():
     first, second = (functional.perturbed(LISTS.scores, LISTS.labels, k=2, seed=3) for _ in range(2))
     assert torch.equal(first, second)
 

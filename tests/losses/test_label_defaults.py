@@ -1,4 +1,4 @@
-"""What a loss takes from the data: the threshold of a positive, the gain of a graded loss, the target of ListNet."""
+"""Options that a loss takes from the data: positive_above, the gain of graded losses, the target of ListNet."""
 
 import copy
 import pickle
@@ -22,7 +22,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_open_option_follows_the_kind_of_labels(name):
+def test_an_option_that_is_none_follows_the_kind_of_labels(name):
     option, for_grades, for_places = OPTIONS[name]
     for kind, value in (("grades", for_grades), ("places", for_places)):
         loss = get(name, k=2)
@@ -34,7 +34,7 @@ def test_an_open_option_follows_the_kind_of_labels(name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_that_was_given_stays(name):
+def test_an_explicit_option_is_kept(name):
     option, for_grades, _ = OPTIONS[name]
     loss = get(name, k=2, **{option: for_grades})
     loss.set_label_defaults("places", 7.0)
@@ -42,7 +42,7 @@ def test_an_option_that_was_given_stays(name):
 
 
 @pytest.mark.parametrize("name", registry.available())
-def test_every_loss_takes_the_threshold_from_the_data_unless_it_was_given(name):
+def test_every_loss_takes_the_threshold_from_the_data_unless_set(name):
     # Two positives above 7 in the first list and none in the second; five above 0 in each.
     from_data, explicit, zero = get(name, k=2), get(name, k=2, positive_above=7.0), get(name, k=2, positive_above=0)
     for loss in (from_data, explicit, zero):
@@ -57,13 +57,13 @@ def test_every_loss_takes_the_threshold_from_the_data_unless_it_was_given(name):
     assert zero.last[1] != 0.0
 
 
-def test_a_description_keeps_what_was_left_open():
+def test_a_description_keeps_options_that_are_none():
     loss = LambdaLoss(k=10, gain=None, positive_above=None)
     loss.set_label_defaults("places", 7.0)
     assert describe(loss)["init_args"] == {"k": 10, "gain": None, "positive_above": None}
 
 
-def test_copies_and_pickles_can_still_be_filled_in():
+def test_copies_and_pickles_still_take_label_defaults():
     for loss in (copy.deepcopy(LambdaLoss(k=10)), pickle.loads(pickle.dumps(LambdaLoss(k=10)))):
         loss.set_label_defaults("places", 7.0)
         assert (loss.gain, loss.positive_above) == ("linear", 7.0)

@@ -178,7 +178,7 @@ LOOPS = {
 @pytest.mark.parametrize("name", LOOPS)
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(drawn=lists(), cut=st.booleans())
-def test_each_loss_is_its_loop(name, drawn, cut):
+def test_each_loss_equals_a_loop(name, drawn, cut):
     loss, loop, truncates = LOOPS[name]
     loss.reduction = "none"
     k = drawn.k if cut and truncates else None
@@ -190,7 +190,7 @@ def test_each_loss_is_its_loop(name, drawn, cut):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(drawn=lists())
-def test_softmax_at_k_is_its_loop(drawn):
+def test_softmax_at_k_equals_a_loop(drawn):
     values = SoftmaxAtKLoss(tau_weight=0.5, reduction="none")(drawn.scores, drawn.labels, drawn.mask, k=drawn.k)
     for row, value in enumerate(values.tolist()):
         one = One(drawn, row, drawn.k)
@@ -267,7 +267,7 @@ def test_no_value_is_read_off_the_cpu(name):
 
 
 @pytest.mark.parametrize("loss", [LambdaRankLoss(), LambdaLoss(), ApproxNDCGLoss()], ids=lambda loss: loss.name)
-def test_great_labels_do_not_overflow_the_exponential_gain(loss):
+def test_large_labels_do_not_overflow_the_exponential_gain(loss):
     scores = torch.tensor([[0.1, 0.4, -0.2]], requires_grad=True)
     value = loss(scores, torch.tensor([[500.0, 499.0, 0.0]]))
     assert value.isfinite()

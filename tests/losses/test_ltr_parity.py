@@ -91,7 +91,7 @@ def test_ranknet_by_squared_label_difference(case):
 
 
 def floor_of_allrank(case, target):
-    """What the 1e-10 that allRank adds inside the logarithm takes off its ListNet."""
+    """The effect on ListNet of the 1e-10 that allRank adds inside the logarithm."""
     scores = torch.where(case.mask, case.scores, -math.inf)
     p = torch.where(case.mask, scores.softmax(-1), 1.0)
     return (target * (torch.log(p + 1e-10) - torch.log(p))).sum(-1).mean()
@@ -137,7 +137,7 @@ def test_listmle_is_allrank(case):
 
 @parametrize("listmle_allrank_tied_labels")
 def test_listmle_with_ties_broken_by_position(case):
-    """The peer breaks ties by position; labels that fall slightly from left to right say the same."""
+    """The peer breaks ties by position; labels that decrease slightly from left to right have the same order."""
     if case.labels.shape[1] > 16:
         pytest.skip("the peer's sort (torch's default) is stable for up to 16 items only")
     case.tolerance = 1e-8
@@ -224,7 +224,7 @@ SCHEMES = {
 
 
 def clamped(case, scheme):
-    """Whether a pair is at allRank's floor: it clamps sigmoid(x_i - x_j)^w, and with w = y_i^2 - y_j^2 soon so."""
+    """Return which pairs allRank clamps: it clamps sigmoid(x_i - x_j)^w, which happens often with w = y_i^2 - y_j^2."""
     if scheme != "rankNetWeightedByGTDiffPowed":
         return False
     y, x = case.labels, case.scores.detach()

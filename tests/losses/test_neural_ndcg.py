@@ -60,7 +60,7 @@ def test_value_and_gradient_are_those_of_allrank(file, case, monkeypatch):
         case.agrees(-ours.mean())
 
 
-def test_lists_that_converge_slowly_come_close_in_50_rounds(monkeypatch):
+def test_slowly_converging_lists_are_accurate_after_50_rounds(monkeypatch):
     """Most lists meet the tolerance of 1e-6 earlier. One of 16 here needs about 200 rounds."""
     for case in cases("neuralndcg_allrank"):
         early = NeuralNDCGLoss(reduction="none")(case.scores, case.labels, case.mask)
@@ -70,7 +70,7 @@ def test_lists_that_converge_slowly_come_close_in_50_rounds(monkeypatch):
         torch.testing.assert_close(early, late, atol=2e-4, rtol=0.0)
 
 
-def test_small_temperatures_give_ndcg_itself():
+def test_small_temperatures_give_ndcg():
     from recsys_topk.metrics.functional import ndcg_at
 
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""A loss that can learn nothing says so: bad labels raise under `validate`, batches left out whole warn once."""
+"""Warnings and errors of losses: bad labels raise with `validate`, and batches of skipped lists warn once."""
 
 import math
 import warnings
@@ -40,7 +40,7 @@ def test_validation_names_bad_weights(bad):
     ],
     ids=["nan", "negative", "masked", "covered", "both"],
 )
-def test_a_batch_left_out_whole_warns_once_with_the_reason(labels, mask, message):
+def test_a_batch_of_skipped_lists_warns_once_with_the_reason(labels, mask, message):
     loss = DFTopKLoss(k=3)
     with pytest.warns(UserWarning, match=message):
         assert loss(SCORES, labels, mask) == 0.0
@@ -61,7 +61,7 @@ def test_labels_below_the_threshold_warn():
 
 
 @pytest.mark.parametrize("name", registry.available())
-def test_a_batch_left_out_in_part_does_not_warn(name):
+def test_a_batch_with_some_skipped_lists_does_not_warn(name):
     labels = LABELS * torch.tensor([[1.0], [0.0]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -71,7 +71,7 @@ def test_a_batch_left_out_in_part_does_not_warn(name):
 
 @pytest.mark.filterwarnings("ignore:.*skipped every list")
 @pytest.mark.parametrize("name", registry.available())
-def test_counted_lists_are_those_that_have_a_loss(name):
+def test_counted_lists_are_the_lists_with_a_loss(name):
     draw = torch.Generator().manual_seed(0)
     scores, mask = torch.randn(400, 5, generator=draw), torch.rand(400, 5, generator=draw) < 0.6
     labels = torch.randint(0, 3, (400, 5), generator=draw) * (torch.rand(400, 5, generator=draw) < 0.4)

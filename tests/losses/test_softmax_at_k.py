@@ -1,4 +1,4 @@
-"""`softmax_at_k` trains from scratch: a fresh model's positives are pushed up, and end above the negatives."""
+"""`softmax_at_k` trains from scratch: the gradient raises the positives, and they end above the negatives."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from recsys_topk.losses import SoftmaxAtKLoss, get
 
 
 @pytest.mark.parametrize("positives", [1, 5, 12])
-def test_a_positive_of_a_constant_model_is_pushed_up(positives):
+def test_the_gradient_raises_the_positives_of_a_constant_model(positives):
     scores = torch.zeros(1, 15, requires_grad=True)
     labels = (torch.arange(15) < positives).float()[None]
     (gradient,) = torch.autograd.grad(SoftmaxAtKLoss(k=5)(scores, labels), scores)

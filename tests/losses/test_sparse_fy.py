@@ -24,7 +24,7 @@ def test_is_the_fenchel_young_loss_of_the_projection(tau: float) -> None:
     torch.testing.assert_close(x.grad, (p - y) / 12)
 
 
-def test_an_item_far_on_the_wrong_side_is_pulled_back() -> None:
+def test_a_badly_misplaced_item_has_a_gradient() -> None:
     x, y = torch.tensor([[9.0, 8.0, 0.0, -9.0]]), torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     gradients = {}
     for name in ("sparse", "sparse_fy"):
@@ -35,7 +35,7 @@ def test_an_item_far_on_the_wrong_side_is_pulled_back() -> None:
     assert gradients["sparse_fy"].tolist() == [[0.0, 0.25, 0.0, -0.25]]
 
 
-def test_nothing_is_left_to_learn_once_the_true_items_lead_by_tau() -> None:
+def test_the_loss_is_zero_if_the_true_items_exceed_the_others_by_tau() -> None:
     loss = get("sparse_fy", tau=2.0, k=2)
     labels = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     assert loss(torch.tensor([[5.0, 3.0, 1.0, 6.0]]), labels) == 0.0

@@ -153,7 +153,7 @@ def test_the_fused_loss_stays_positive_and_precise_where_the_order_is_right() ->
     assert float(gentle(x, y)) == pytest.approx(float(gentle(x.double(), y.double())), rel=1e-3)
 
 
-def test_a_nan_spoils_its_own_list_only() -> None:
+def test_a_nan_affects_only_its_own_list() -> None:
     x = torch.randn(3, 9)
     x[1, 2] = float("nan")
     y = (torch.arange(9) < 3).float().repeat(3, 1)
@@ -221,7 +221,7 @@ def test_half_precision_pickle_and_empty_batches(name: str) -> None:
     assert (grad == 0).all()
 
 
-def test_hard_loss_counts_the_items_on_the_wrong_side_and_borrows_a_gradient() -> None:
+def test_hard_loss_counts_misplaced_items_and_has_a_straight_through_gradient() -> None:
     x = torch.tensor([[3.0, 1.0, 2.0, 0.0]])
     y = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     value, grad = value_and_gradient(build("hard", k=2, tau=0.8), x, y)

@@ -1,4 +1,4 @@
-"""Metrics from a configured list, with one that somebody else wrote."""
+"""Configured metrics, including a custom one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUOTAS = {"retrieval": 30, "ranking": 20}
 
 
 class OwnPrecision(ListMean):
-    """As docs/metrics.md shows it."""
+    """The example of docs/metrics.md."""
 
     name: ClassVar[str] = "own_precision"
 
@@ -35,7 +35,7 @@ class OwnPrecision(ListMean):
         self.add(hits.sum(-1) / self.m, torch.ones_like(hits[:, 0]))
 
 
-def test_an_own_metric_is_found_by_name_and_by_class_path_and_gets_what_its_arguments_ask_for() -> None:
+def test_a_custom_metric_is_found_by_name_and_class_path_and_gets_its_arguments() -> None:
     for name in ("own_precision", f"{__name__}.OwnPrecision"):
         made = configured_metrics([name], k=10, quotas=QUOTAS, positive_above=7.0)
         assert list(made) == ["retrieval_own_precision@30", "ranking_own_precision@20"]
@@ -57,7 +57,7 @@ def test_every_registered_metric_can_be_configured_by_its_name_alone() -> None:
         assert [metric.stage for metric in made.values()] == ([None] if cls.whole_cascade else [0, 1])
 
 
-def test_a_class_that_is_no_metric_is_refused() -> None:
+def test_a_class_that_is_not_a_metric_raises() -> None:
     with pytest.raises((TypeError, ValueError), match="ListMean"):
         configured_metrics(["recsys_topk.losses.DFTopKLoss"], k=10, quotas=QUOTAS)
 
@@ -74,7 +74,7 @@ def test_selection_mass_is_that_of_the_operator_of_the_loss() -> None:
     assert float(metric.compute()) == pytest.approx(expected, rel=1e-6)
 
 
-def test_selection_mass_needs_an_operator_and_takes_none_from_the_entry() -> None:
+def test_selection_mass_needs_an_operator_that_an_entry_cannot_set() -> None:
     with pytest.raises(ValueError, match="measures the top-k operator of the loss, but this loss has none"):
         configured_metrics(["selection_mass"], k=2, quotas=QUOTAS)
     with pytest.raises(ValueError, match="no option 'operator'"):

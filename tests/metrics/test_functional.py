@@ -54,7 +54,7 @@ def check(values, counted, expected):
 
 @settings(max_examples=120, deadline=None)
 @given(lists(), st.integers(0, 9), st.integers(0, 9), st.sampled_from([0.0, 1.0]))
-def test_recall_is_the_loop(drawn, k, m, above):
+def test_recall_equals_a_loop(drawn, k, m, above):
     (scores,), labels, mask = drawn
     expected = []
     for s, y, v in zip(scores.tolist(), labels.tolist(), mask.tolist(), strict=True):
@@ -65,7 +65,7 @@ def test_recall_is_the_loop(drawn, k, m, above):
 
 @settings(max_examples=120, deadline=None)
 @given(lists(stages=3), st.integers(1, 9), st.tuples(st.integers(0, 8), st.integers(0, 6), st.integers(0, 4)))
-def test_joint_recall_is_the_loop(drawn, k, quotas):
+def test_joint_recall_equals_a_loop(drawn, k, quotas):
     stages, labels, mask = drawn
     expected = []
     for row in range(labels.shape[0]):
@@ -80,7 +80,7 @@ def test_joint_recall_is_the_loop(drawn, k, quotas):
 
 @settings(max_examples=80, deadline=None)
 @given(lists(), st.one_of(st.none(), st.integers(1, 9)), st.sampled_from(["linear", "exponential"]))
-def test_ndcg_is_the_loop(drawn, k, gain):
+def test_ndcg_equals_a_loop(drawn, k, gain):
     (scores,), labels, mask = drawn
     expected = []
     for s, y, v in zip(scores.tolist(), labels.tolist(), mask.tolist(), strict=True):
@@ -94,7 +94,7 @@ def test_ndcg_is_the_loop(drawn, k, gain):
 
 @settings(max_examples=80, deadline=None)
 @given(lists())
-def test_kendall_tau_is_the_loop(drawn):
+def test_kendall_tau_equals_a_loop(drawn):
     (scores,), labels, mask = drawn
     expected = []
     for s, y, v in zip(scores.tolist(), labels.tolist(), mask.tolist(), strict=True):
@@ -130,7 +130,7 @@ def test_a_perfect_model_scores_one(drawn, k, extra):
 
 @settings(max_examples=120, deadline=None)
 @given(lists(), st.integers(0, 9), st.sampled_from([0.0, 1.0]))
-def test_hits_by_rank_are_the_loop(drawn, k, above):
+def test_rank_metrics_equal_a_loop(drawn, k, above):
     """Average precision, reciprocal rank, precision and DCG from the ranks of the positives, item by item."""
     (scores,), labels, mask = drawn
     expected = {"ap": [], "rr": [], "precision": [], "dcg": []}
@@ -151,7 +151,7 @@ def test_hits_by_rank_are_the_loop(drawn, k, above):
 
 
 def test_a_constant_model_is_no_better_than_chance():
-    """Positives stand in the first columns, as in the data: a tie rule by position would score 1 here."""
+    """Positives are in the first columns, as in the data: breaking ties by position would give 1 here."""
     labels = torch.zeros(50, 40)
     labels[:, :10] = 1.0
     constant = torch.zeros(50, 40)
@@ -164,7 +164,7 @@ def test_a_constant_model_is_no_better_than_chance():
 
 
 @pytest.mark.parametrize("rubbish", [0.0, 1e30, math.inf, -math.inf, math.nan])
-def test_padding_never_competes(rubbish):
+def test_padding_is_never_ranked(rubbish):
     generator = torch.Generator().manual_seed(1)
     scores, labels = torch.randn(6, 12, generator=generator), torch.randint(0, 3, (6, 12), generator=generator).float()
     padded_scores = torch.cat([torch.full((6, 5), rubbish), scores], 1)

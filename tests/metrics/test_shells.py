@@ -1,4 +1,4 @@
-"""The metric classes: independent of batch size and process count, resettable, picklable, and true to their peers."""
+"""The metric classes: independence of batch size and processes, reset, pickling, and agreement with other libraries."""
 
 import copy
 import os

@@ -1,4 +1,4 @@
-"""Operators on lists that once broke them: a k of its own for each list, two items, scores far from 0."""
+"""Regression tests of operators: one k per list, two items, scores far from 0."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_neuralsort_is_finite_at_scores_of_ten_million():
 
 
 @pytest.mark.parametrize("network", ["odd_even", "bitonic"])
-def test_diffsort_takes_two_items_with_a_mask(network):
+def test_diffsort_works_with_two_items_and_a_mask(network):
     operator = operators.get("diffsort", network=network, distribution="logistic")
     x = torch.tensor([[0.7, -0.2], [0.3, 9.0]])
     p = operator(x, 1, torch.tensor([[True, True], [True, False]])).p

@@ -1,4 +1,4 @@
-"""The rules of design that every operator keeps, checked against brute force, finite differences and closed forms."""
+"""Properties of all operators, checked against brute force, finite differences and closed forms."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_masses_equal_those_of_the_whole_matrix_and_so_do_gradients(name: str, s
 
 
 @pytest.mark.parametrize("name", ["softsort plain", "neuralsort plain"])
-def test_plain_mass_sums_to_k_and_complements_where_it_can(name: str, scores: Tensor) -> None:
+def test_plain_mass_sums_to_k_and_log_q_is_its_complement_below_one(name: str, scores: Tensor) -> None:
     selection = build(name, tau=0.5)(scores, 4)
     torch.testing.assert_close(selection.p.sum(1), torch.full((5,), 4.0, dtype=torch.float64))
     torch.testing.assert_close(selection.log_q.exp(), (1.0 - selection.p).clamp_min(0.0))
@@ -110,7 +110,7 @@ def test_gradient_by_finite_differences(name: str, masked: bool) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_masked_items_are_inert(name: str, scores: Tensor) -> None:
+def test_masked_items_have_no_effect(name: str, scores: Tensor) -> None:
     operator = build(name, tau=0.5)
     log_p, log_q, grad = both(operator, scores[:, :8], torch.tensor([1, 2, 3, 4, 7]))
     places = torch.tensor([0, 2, 3, 5, 6, 8, 10, 11])
@@ -156,7 +156,7 @@ def test_permuting_a_list_permutes_the_result(name: str, scores: Tensor) -> None
 @pytest.mark.parametrize(
     "name", [n for n in NAMES if registry.resolve(n).tie_fair] + ["softsort plain", "neuralsort plain"]
 )
-def test_equal_scores_are_treated_alike(name: str) -> None:
+def test_equal_scores_get_equal_results(name: str) -> None:
     x = torch.tensor([[1.0, 2.0, 1.0, 0.0, 1.0, 3.0, 2.0]], dtype=torch.float64)
     weights = torch.tensor([[1.0, 2.0, 1.0, 0.5, 1.0, -1.0, 2.0]], dtype=torch.float64)
     for k in (1, 2, 3, 4, 5):
@@ -171,7 +171,7 @@ def test_equal_scores_are_treated_alike(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_and_everything(name: str, scores: Tensor) -> None:
+def test_k_of_zero_and_k_of_all_items(name: str, scores: Tensor) -> None:
     mask = torch.ones(5, 12, dtype=torch.bool)
     mask[1, 4:], mask[2], mask[4, 1:] = False, False, False
     x = scores.clone().requires_grad_()
@@ -312,7 +312,7 @@ def test_classes_are_found_by_name() -> None:
 
 
 def test_perturbed_selects_k_items_where_noise_ties() -> None:
-    """It selected all items that tie for the k-th place."""
+    """Regression: all items that tied at rank k were selected."""
     chosen = noised_topk(torch.zeros(2, 5), torch.tensor([2, 3]), torch.tensor([[0.0, 1, 0, 0, 0], [0.0] * 5]), 1.0)
     assert chosen.sum(1).tolist() == [2, 3]
     assert chosen[0, 1]

@@ -1,4 +1,4 @@
-"""Plots: what the SVG says and where it puts it, read back from the file."""
+"""Plots: texts and positions in the SVG, read back from the file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def filled(svg: str, colour: str) -> list[list[float]]:
     ]
 
 
-def test_bars_are_as_long_as_their_values_and_say_them() -> None:
+def test_bars_have_the_length_and_label_of_their_values() -> None:
     svg = drawn_bars(ROWS, "joint", "spread", title="Joint recall", reference={"popularity": 0.26})
     shown = texts(svg)
     assert [text for text in shown if text in {str(row["run"]) for row in ROWS}] == [row["run"] for row in ROWS]
@@ -57,7 +57,7 @@ def test_bars_are_as_long_as_their_values_and_say_them() -> None:
     assert max(first) - min(first) == pytest.approx(2 * (max(second) - min(second)), rel=1e-4)
 
 
-def test_days_stand_in_calendar_order_whichever_line_has_them_first() -> None:
+def test_days_are_in_calendar_order() -> None:
     shown = texts(drawn_lines(CURVES, xlabel="day", ylabel="joint recall", title="By day"))
     assert [text for text in shown if text.startswith("2024")] == ["2024-01-14", "2024-01-15", "2024-01-16"]
     assert {"day", "joint recall", "By day", "lapsum", "dftopk"} <= set(shown)
@@ -98,7 +98,7 @@ def test_png_is_a_picture_of_some_size() -> None:
     assert int.from_bytes(content[16:20], "big") > 600  # width in the header
 
 
-def test_what_cannot_be_drawn_is_said() -> None:
+def test_invalid_input_of_plots_raises() -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
         drawn_bars([], "joint")
     with pytest.raises(ValueError, match="nothing to draw"):
@@ -107,7 +107,7 @@ def test_what_cannot_be_drawn_is_said() -> None:
         drawn_lines({"a": [(0, 1.0)]}, logx=True)
 
 
-def test_the_global_settings_of_matplotlib_are_left_alone_and_do_not_matter() -> None:
+def test_the_global_settings_of_matplotlib_are_not_changed_or_used() -> None:
     import matplotlib
 
     expected = drawn_lines(CURVES)
@@ -122,7 +122,7 @@ def test_without_matplotlib_the_error_names_the_extra() -> None:
     assert "plots need matplotlib: pip install 'recsys-topk[plot]'" in done.stderr.splitlines()[-1]
 
 
-def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+def test_a_file_is_complete_or_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "new" / "plot.svg"
     write_whole(path, "<svg/>")
     with pytest.raises(UnicodeEncodeError):

@@ -1,4 +1,4 @@
-"""What a report says: verdicts against counts by hand, tables against the recorded results of a real run."""
+"""Reports: verdicts against hand-computed values, tables against the recorded results of a real run."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_verdict_is_counted_from_the_runs(page_text: str) -> None:
         n: statistics.fmean(r["metrics"]["test/joint_recall@10@20/200"] for r in found) for n, found in runs.items()
     }
     here = sorted(means, key=lambda name: -means[name]).index("dftopk") + 1
-    place = re.search(r"Here dftopk is (\d+)\w+ of (\d+) by joint recall", page_text)
+    place = re.search(r"dftopk ranks (\d+)\w+ of (\d+) by joint recall here", page_text)
     assert place is not None
     assert (int(place[1]), int(place[2])) == (here, len(runs))
     assert re.search(r"methods that the paper also reports, dftopk ranks \d\w+ here and 1st in the paper", page_text)
@@ -119,11 +119,11 @@ def test_commands_differences_and_protocols_are_there(page_text: str) -> None:
     for name in ("main-table", "tau"):
         (step,) = recorded(name, "experiment.json")["steps"]
         assert f"recsys-topk compare --config paper-small --seeds {step['command'][4]}" in text
-    assert "Different here." in text
+    assert "Differences from the paper." in text
     assert "uses the membership, a probability, as if it were a logit" in text
 
 
-def test_what_is_written_by_others_is_escaped(tmp_path: Path) -> None:
+def test_text_from_result_files_is_escaped(tmp_path: Path) -> None:
     runs = {"<script>x</script>": [{"seed": 0, "metrics": {"test/joint_recall@10@20/200": 0.5}, "seconds": 1.0}]}
     (tmp_path / "comparison.json").write_text(json.dumps({"rows": [], "runs": runs}))
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
@@ -134,7 +134,7 @@ def test_a_part_that_is_missing_is_named_and_the_rest_shown(tmp_path: Path, caps
     shutil.copytree(RECORDED / "runtime", tmp_path / "runtime")
     (tmp_path / "runtime" / "paper.json").unlink()
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
-    assert "missing: no result yet of `recsys-topk bench` (paper.json)" in capsys.readouterr().out
+    assert "missing: `recsys-topk bench` has no result yet (paper.json)" in capsys.readouterr().out
     text = (tmp_path / "r.html").read_text()
     assert "Operator alone, N = 1000: dftopk takes" in text
     assert "With a model, as in the paper, N" not in text
@@ -193,41 +193,43 @@ def test_table_verdict() -> None:
         rows(dftopk=0.3, lapsum=0.5, sparse=0.1, softsort=0.2, mine=0.6, dftopk_tau_1=0.4), "dftopk",
         {"dftopk": 0.9, "lapsum": 0.8, "sparse": 0.7, "softsort": 0.6}, faulty=["sparse"],
     )  # fmt: skip
-    assert found[0] == ("Here dftopk is 4th of 6 by joint recall (0.300 ± 0.010).")
+    assert found[0] == "dftopk ranks 4th of 6 by joint recall here (0.300 ± 0.010)."
     assert found[1] == ("Among the 4 methods that the paper also reports, dftopk ranks 2nd here and 1st in the paper.")
-    assert found[2] == "Best here is mine with 0.600, 0.300 above dftopk (p = 0.200)."
-    assert found[3] == "dftopk tau 1 is 3rd of 6 (0.400)."
+    assert found[2] == "The best here is mine with 0.600, 0.300 above dftopk (p = 0.200)."
+    assert found[3] == "dftopk tau 1 ranks 3rd of 6 (0.400)."
     assert "lapsum > dftopk > softsort; in the paper: dftopk > lapsum > softsort (Kendall's tau +0.33)" in found[4]
     first = table_verdict(rows(dftopk=0.3, lapsum=0.2), "dftopk", {})
-    assert first == ["Here dftopk is 1st of 2 by joint recall (0.300 ± 0.010)."]
-    assert "has not been run here" in table_verdict(rows(lapsum=0.2), "dftopk", {})[0]
+    assert first == ["dftopk ranks 1st of 2 by joint recall here (0.300 ± 0.010)."]
+    assert "was not run here" in table_verdict(rows(lapsum=0.2), "dftopk", {})[0]
 
 
 def test_curve_verdicts() -> None:
     said = peak_verdict({1.0: 0.5, 10.0: 0.4, 100.0: 0.1}, {1.0: 0.1, 10.0: 0.2, 100.0: 0.3}, "dftopk", "tau")
-    assert said[0].startswith("Here dftopk is best at tau 1 (0.500) and worst at 100 (0.100); in the paper best at 100")
-    assert said[1] == "The paper's best tau, 100, gives 0.100 here, 0.400 less."
+    assert said[0].startswith("dftopk is best at tau 1 here (0.500) and worst at 100 (0.100); in the paper best at 100")
+    assert said[1] == "The best tau of the paper, 100, gives 0.100 here, 0.400 less."
     assert said[2].endswith("-1.00.")
     curves = {"dftopk": {0.0: 0.3, 25.0: 0.2}, "lapsum": {0.0: 0.2, 25.0: 0.5}}
     grown = growth_verdict(curves, {"dftopk": {0.0: 0.4, 25.0: 0.56}}, "dftopk", "negatives")
     assert grown[0] == "From 0 to 25 negatives, joint recall rises for 1 of 2 methods here and for 1 of 1 in the paper."
     assert grown[1] == "dftopk changes by -0.100 here and by +0.160 in the paper."
     assert grown[3] == (
-        "At 25, dftopk is 2nd of 2 here; among the 1 methods that the paper also reports it is 1st here and 1st in the "
-        "paper."
+        "At 25, dftopk ranks 2nd of 2 here; among the 1 methods that the paper also reports it ranks 1st here and 1st "
+        "in the paper."
     )
 
 
 def test_runtime_and_stream_verdicts() -> None:
     said = runtime_verdict({"Alone": {"dftopk": {5.0: 1.0, 10.0: 2.0}, "lapsum": {10.0: 5.0}}},
                            {"Alone": {"dftopk": {10.0: 10.0}, "lapsum": {10.0: 40.0}}}, "dftopk")  # fmt: skip
-    assert said[0] == ("Alone, N = 10: dftopk takes 2 ms and is 1st of 2 here; in the paper 10 ms and 1st of 2.")
-    assert said[1] == "Time of the others divided by that of dftopk (in the paper): lapsum 2.5 (4)."
+    assert said[0] == (
+        "Alone, N = 10: dftopk takes 2 ms and ranks 1st of 2 here; in the paper it takes 10 ms and ranks 1st of 2."
+    )
+    assert said[1] == "Time of the other methods divided by the time of dftopk (in the paper): lapsum 2.5 (4)."
     days = {"dftopk": {"d1": 0.1, "d2": 0.4}, "lapsum": {"d1": 0.3, "d2": 0.35}}
     stream = stream_verdict(days, "dftopk")
-    assert stream[0] == "Over 2 days dftopk is 2nd of 2 by mean joint recall (0.250), and ahead on 1."
-    assert stream[1] == "Best is lapsum with 0.325, ahead on 1 of 2 days."
-    assert stream[2].endswith("it is 2nd on the first of these days and 1st on the last.")
+    assert stream[0] == "dftopk ranks 2nd of 2 by mean joint recall over 2 days (0.250), and is first on 1 of them."
+    assert stream[1] == "The best is lapsum with 0.325, first on 1 of 2 days."
+    assert stream[2].endswith("it ranks 2nd on the first of these days and 1st on the last day.")
 
 
 def test_two_way_results_are_pivoted_and_the_long_table_is_folded(page_text: str) -> None:
@@ -248,7 +250,7 @@ def test_no_column_of_a_table_is_empty_and_notes_are_about_its_rows(page_text: s
         assert f">{name}</td>" in page_text
 
 
-def test_every_point_of_a_plot_says_its_value_on_hover(page_text: str) -> None:
+def test_every_point_of_a_plot_shows_its_value_on_hover(page_text: str) -> None:
     runs = recorded("main-table", "comparison.json")["runs"]
     joint = statistics.fmean(run["metrics"]["test/joint_recall@10@20/200"] for run in runs["listnet"])
     assert f"<title>listnet: {joint:.4f}" in page_text

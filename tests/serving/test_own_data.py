@@ -1,4 +1,4 @@
-"""An export of own data: users and items under the names that the tables have, and raw features at the door."""
+"""An export of own data: users and items by their original names, and requests with raw features."""
 
 from __future__ import annotations
 

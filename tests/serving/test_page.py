@@ -1,4 +1,4 @@
-"""The page of the service in headless Chromium: keyboard only, desktop and phone width, nothing from elsewhere."""
+"""The page of the service in headless Chromium: keyboard only, desktop and phone width, no external resources."""
 
 from __future__ import annotations
 

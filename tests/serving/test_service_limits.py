@@ -1,4 +1,4 @@
-"""What needs a slow or a counted recommender: timeouts, a full queue, memory; in this process."""
+"""In-process tests of the service with a slow or instrumented recommender: timeouts, a full queue, memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Twins of stages, and what onnxruntime makes of their exports, against the stages themselves."""
+"""Export copies of stages, and their ONNX files in onnxruntime, against the stages."""
 
 from __future__ import annotations
 

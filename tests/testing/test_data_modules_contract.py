@@ -37,5 +37,5 @@ def test_a_data_module_of_all_kinds_of_features_keeps_the_contract():
 
 def test_rules_can_be_chosen():
     check_data_module(InMemory, rules=["lists are consistent"])
-    with pytest.raises(ValueError, match="no rule is called"):
+    with pytest.raises(ValueError, match="unknown rules"):
         check_data_module(InMemory, rules=["lists are nice"])

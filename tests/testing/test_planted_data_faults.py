@@ -1,4 +1,4 @@
-"""The contract suite for data modules notices faults: each class below has exactly one."""
+"""The contract suite for data modules detects faults: each class below has exactly one."""
 
 from dataclasses import replace
 

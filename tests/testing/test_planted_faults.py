@@ -1,4 +1,4 @@
-"""The contract suite notices faults: each class below has exactly one, of a kind that the field has shipped."""
+"""The contract suite detects faults: each class below has exactly one fault, of a kind found in published code."""
 
 import itertools
 import math
@@ -116,7 +116,7 @@ class ForgetsValidation(Sound):
 
 
 class ClosedForm(torch.autograd.Function):
-    """log(1 + exp(x)) with its gradient taken down in the forward: a second derivative finds nothing."""
+    """log(1 + exp(x)) with its gradient saved in the forward, so that a second derivative is silently 0."""
 
     @staticmethod
     def forward(ctx, x):
@@ -184,7 +184,7 @@ def test_all_broken_rules_are_named_at_once():
 
 
 def test_an_unknown_rule_is_an_error():
-    with pytest.raises(ValueError, match="no rule is called"):
+    with pytest.raises(ValueError, match="unknown rules"):
         check_loss(Sound, rules=["ties are nice"])
 
 
@@ -194,7 +194,7 @@ def test_the_offending_input_is_shown():
 
 
 class SoundOperator(TopKOperator):
-    """A logistic membership around the mean of the list, which sums to nothing in particular."""
+    """A logistic membership around the mean of the list, which does not sum to k."""
 
     cost, sums_to_k = "n", False
 

@@ -1,1 +1,1 @@
-"""An example plug-in: a loss and an operator of one's own."""
+"""An example plug-in with a loss and an operator."""

@@ -1,4 +1,4 @@
-"""DFTopK with the Cauchy distribution: its gradient falls with a power of the distance and not exponentially."""
+"""DFTopK with the Cauchy distribution, whose gradient decreases with a power of the distance, not exponentially."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hinge loss at the cut: every positive above the hardest negative by a margin."""
+"""A hinge loss: every positive should exceed the hardest negative by a margin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MarginLoss(RankingLoss):
     """Mean over positives of max(0, margin - (x_i - logsumexp of the negatives)): linear in N, no sort.
 
     Args:
-        margin: By how much a positive should exceed the negatives together.
+        margin: Required difference between a positive and the log-sum-exp of the negatives.
         positive_above: Items with a label above this are positive.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         validate: Raise on NaN or infinity among valid scores.

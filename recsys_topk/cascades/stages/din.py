@@ -68,18 +68,19 @@ class DIN(Stage):
         queries = self.attention.project(1, embedded.items[:, : self.query_dim])
         request, items = self.mlp.project(0, embedded.request), self.mlp.project(2, embedded.items)
 
-        def pairs(lists: slice) -> Tensor:
-            candidates, lengths = batch.candidates[lists], batch.history_length[lists]
-            logits = attention_logits(views[lists], queries, self.attention.last.weight[0], candidates, lengths)
-            interest = weighted_views(logits, batch.history_mask[lists], embedded.history[lists])
-            own = self.mlp.project(1, interest)
-            return self.mlp.joined(own, request[lists], items, candidates, batch.mask[lists]).squeeze(-1)
+        def pairs(*parts: Tensor) -> Tensor:
+            views, history, request, candidates, mask, lengths, real = parts
+            logits = attention_logits(views, queries, self.attention.last.weight[0], candidates, lengths)
+            own = self.mlp.project(1, weighted_views(logits, real, history))
+            return self.mlp.joined(own, request, items, candidates, mask).squeeze(-1)
 
+        lists = (batch.candidates, batch.mask, batch.history_length, batch.history_mask)
+        whole = (views, embedded.history, request, *lists)
         if torch.is_grad_enabled() or torch.compiler.is_exporting():
-            return pairs(slice(None))
+            return pairs(*whole)
         # Without gradients nothing is kept, so a few lists at a time stay in the cache.
         step = max(1, PAIRS_AT_ONCE // max(1, batch.candidates.shape[1]))
-        return torch.cat([pairs(slice(start, start + step)) for start in range(0, max(1, batch.size), step)])
+        return torch.cat([pairs(*(x[at : at + step] for x in whole)) for at in range(0, max(1, batch.size), step)])
 
 
 def weighted_views(logits: Tensor, real: Tensor, history: Tensor) -> Tensor:

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_info
 
-from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.deployment import ItemTable, UserTable, source_names
 from recsys_topk.datamodules.description_guess import GuessedTables, find_roles, guess_description
-from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
+from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.features import Description
-from recsys_topk.datamodules.folders import cache_home, make_once
 from recsys_topk.datamodules.interactions.deployment import interactions_items, interactions_users
 from recsys_topk.datamodules.interactions.preparation import FORMAT, Plan, Preparation
 from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptions
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
 from recsys_topk.datamodules.interactions.tables import Tables, open_tables
 from recsys_topk.datamodules.negatives import NegativeMix
+from recsys_topk.datamodules.prepared import PreparedDataModule, check_cuts, read_features
 from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.reading import Source, TableReader, open_table
 from recsys_topk.datamodules.schema import Schema
-from recsys_topk.datamodules.times import parse_time
 
 _DAY_US = 86_400_000_000
 
 
-class InteractionsDataModule(CascadeDataModule):
+class InteractionsDataModule(PreparedDataModule):
     """Interactions of users with items (views, ratings, purchases) as batches of lists.
 
     A list holds the next interactions of the user, its positives, and sampled negatives. The history holds what the
     user did strictly before the first of them: equal times are not earlier. Data are prepared once, into memory-mapped
-    Arrow files; vocabularies and statistics of the features come from the training split alone.
+    Arrow files; vocabularies and statistics of the features come from the training split alone. A preparation that was
+    interrupted or killed is resumed: files and groups of rows that were read, and parts that were sorted, are kept.
 
     Tables are files (Parquet, CSV, TSV, JSON lines, RecBole's atomic files; paths or addresses), pandas or polars data
     frames, pyarrow tables or Hugging Face data sets. `recsys-topk schema FILES` shows what is made of their columns.
@@ -96,6 +92,8 @@ class InteractionsDataModule(CascadeDataModule):
     """
 
     name: ClassVar[str] = "interactions"
+    files = PreparedInteractions
+    resumes = True
 
     def __init__(
         self,
@@ -156,19 +154,12 @@ class InteractionsDataModule(CascadeDataModule):
             split = "given" if given else "time"
         if (split == "given") != given:
             raise ValueError("split='given' goes with the tables val and test, or with split_column; give one of them")
-        if (val_from is None) != (test_from is None):
-            raise ValueError("val_from and test_from go together: give both dates, or neither")
         counts = {"leave": leave, "window": window, "eval_window": eval_window, "history_length": history_length}
         for name, count in counts.items():
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count}")
         if window_days is not None and window_days <= 0:
             raise ValueError(f"window_days must be above 0, got {window_days}")
-        if min(val_fraction, test_fraction) <= 0 or val_fraction + test_fraction >= 1:
-            raise ValueError(
-                f"val_fraction and test_fraction must be above 0 and leave something for training, got {val_fraction} "
-                f"and {test_fraction}"
-            )
         self.root, self.cache_dir, self.history_length, self.repeats = root, cache_dir, history_length, repeats
         self._sources = {"interactions": interactions, "users": users, "items": items}
         self._held_out = {"val": val, "test": test} if val is not None else {}
@@ -176,7 +167,7 @@ class InteractionsDataModule(CascadeDataModule):
         self._roles["split"] = split_column
         self._described, self._types, self._min_rating = features, types, min_rating
         self._fractions = (val_fraction, test_fraction)
-        self._dates = None if val_from is None or test_from is None else (parse_time(val_from), parse_time(test_from))
+        self._dates = check_cuts(val_fraction, test_fraction, val_from, test_from)
         self._sequences = SequenceOptions(
             split=split,
             leave=leave,
@@ -202,45 +193,12 @@ class InteractionsDataModule(CascadeDataModule):
     @property
     def prepared(self) -> PreparedInteractions:
         """The prepared files; they are made first if they are not there."""
-        if self._prepared is None:
-            self.prepare_data()
-        assert self._prepared is not None
-        return self._prepared
+        return cast("PreparedInteractions", self.prepared_files())
 
     @property
     def schema(self) -> Schema:
         """What the columns of the batches mean. The vocabularies are those of the data, so it prepares them first."""
         return self.prepared.encoder.schema(groups=("next",))
-
-    def prepare_data(self) -> None:
-        """Prepare the data if they are not prepared yet; called by Lightning in one process."""
-        self.prepare()
-
-    def prepare(self, progress: Progress | None = None) -> bool:
-        """Prepare the data if they are not prepared yet.
-
-        The folder appears by a rename when it is whole: a process that is killed or fails leaves nothing that counts,
-        and a second process waits for the first.
-
-        Args:
-            progress: Told how far it is; None = a progress bar on a terminal.
-
-        Returns:
-            Whether something had to be prepared.
-        """
-        plan = self._plan()
-        target = self._folder(plan)
-        self._prepared = PreparedInteractions(target)
-
-        def write(folder: Path) -> None:
-            rank_zero_info(f"preparing {plan.tables.interactions.name} in {target} (once)")
-            with self.progress_of() as told:
-                Preparation(plan, folder, progress or told).run()
-
-        made = make_once(target, write)
-        for line in self.facts() if made else ():
-            rank_zero_info(line)
-        return made
 
     def facts(self) -> list[str]:
         """Return lines that say what was guessed and what was prepared."""
@@ -253,16 +211,6 @@ class InteractionsDataModule(CascadeDataModule):
             f"times: {facts['times']}",
         ]
         return lines + [f"left out: {number:,} interactions, {why}" for why, number in facts["left_out"].items()]
-
-    @property
-    def encoder(self) -> FeatureEncoder:
-        """How raw features become ids and values."""
-        return self.prepared.encoder
-
-    @property
-    def prepared_folders(self) -> dict[str, Path]:
-        """The one folder of all splits."""
-        return {"prepared": self.prepared.folder}
 
     def open_shard(self, name: str) -> InteractionsShard:
         """Return a split."""
@@ -279,8 +227,6 @@ class InteractionsDataModule(CascadeDataModule):
     def serving_users(self, items: ItemTable) -> UserTable:
         """Return each user after the last interaction that is known."""
         return interactions_users({split: self.open_shard(split) for split in SPLITS}, self.prepared)
-
-    _prepared: PreparedInteractions | None = None
 
     def _guesses(self, plan: Plan) -> list[str]:
         chosen = [column for column in self._roles.values() if column is not None]
@@ -303,19 +249,15 @@ class InteractionsDataModule(CascadeDataModule):
             roles.pop("rating", None)
         elif "rating" not in roles:
             raise ValueError("min_rating needs a column of ratings; name it: --data.rating COLUMN")
-        features: Description | FeatureEncoder = self.guessed.description
-        described = self._described
-        if isinstance(described, str) and (Path(described) / FILE).is_file():
-            features = FeatureEncoder.load(described)
-        elif described is not None:
-            features = Description.read(described)
+        features = self.guessed.description if self._described is None else read_features(self._described)
         held_out: Mapping[str, TableReader] = {
             name: open_table(source, self._types) for name, source in self._held_out.items()
         }
         sequences, fractions = self._sequences, self._fractions
         return Plan(self.tables, held_out, roles, features, sequences, fractions, self._dates, self._min_rating)
 
-    def _folder(self, plan: Plan) -> Path:
+    def _content(self) -> tuple[str, str, Mapping[str, Any]]:
+        plan = self._plan()
         tables = (plan.tables.interactions, plan.tables.users, plan.tables.items, *plan.held_out.values())
         features = plan.features
         facts = {
@@ -332,7 +274,8 @@ class InteractionsDataModule(CascadeDataModule):
             "min_rating": plan.min_rating,
             "types": self._types,
         }
-        digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
-        folder = Path(self.cache_dir).expanduser() if self.cache_dir is not None else cache_home() / "prepared"
-        name = Path(self.root).name if self.root is not None else "interactions"
-        return folder / f"{name or 'interactions'}-{digest}"
+        name = Path(self.root).name if self.root is not None else ""
+        return plan.tables.interactions.name, name or "interactions", facts
+
+    def _write(self, folder: Path, progress: Progress) -> None:
+        Preparation(self._plan(), folder, progress).run()

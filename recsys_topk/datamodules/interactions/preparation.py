@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.arrow_files import write_columns
+from recsys_topk.datamodules.arrow_files import write_columns, write_ids
 from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.features import DataPart, Description
 from recsys_topk.datamodules.fitting import FeatureFitter
@@ -39,6 +39,7 @@ Array = npt.NDArray[Any]
 FORMAT: Final = 3
 """Raised when the content of prepared files changes, so that older ones are not read."""
 
+JOURNAL: Final = "journal.json"
 _CHUNK: Final = 1 << 18
 _BYTES_PER_ROW: Final = 12
 """Of a text file; fewer make more parts, which costs little."""
@@ -81,7 +82,7 @@ class Preparation:
 
     Args:
         plan: What to prepare.
-        folder: An empty folder.
+        folder: An empty folder, or what an interrupted preparation of the same plan left there.
         progress: Told how far it is.
     """
 
@@ -97,26 +98,35 @@ class Preparation:
         self._users = Lookup(plan.tables.users, roles["user"], described.columns("user"), "users")
         self._items = Lookup(plan.tables.items, roles["item"], described.columns("items"), "items")
         self._fitter = FeatureFitter(described)
-        self._requests_made = 0
-        self._contexts: dict[str, Any] = {}
-        self._duplicates = 0
-        (folder / "work").mkdir()
-        self._grown = GrowingColumns(folder / "work")
+        self.work = folder / "work"
+        self.work.mkdir(exist_ok=True)
+        for left in folder.iterdir():  # of the last step, which is done again
+            if left != self.work:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        path = self.work / JOURNAL
+        journal = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        self._sorted: int = journal.get("sorted", 0)
+        self._requests_made: int = journal.get("requests", 0)
+        self._duplicates: int = journal.get("duplicates", 0)
+        self._grown = GrowingColumns(self.work, journal.get("grown"))
 
     def run(self) -> None:
         """Prepare everything."""
-        work = self.folder / "work"
-        spill = self._read(work)
+        spill = self._read()
         options = replace(self.plan.sequences, cuts=self._cuts(spill))
         self._items.check_known(spill.items.keys())
         keys = np.union1d(spill.items.keys(), self._items.keys)
-        count = np.zeros(keys.size, dtype=np.int64)
-        for number in range(spill.parts):
+        count = (
+            np.load(self.work / f"count-{self._sorted}.npy") if self._sorted else np.zeros(keys.size, dtype=np.int64)
+        )
+        self.progress("sort", self._grown.length("events.item"), spill.kept)
+        for number in range(self._sorted, spill.parts):
             self._part(spill, number, keys, count, options)
-            (work / f"{number}.rows").unlink()
+            self._save_state(number + 1, count)
+            spill.drop(number)
         self._check_splits(options)
         self._users.check_known(self._grown.column("seen.key"))
-        encoder = self._fit(keys, count)
+        encoder = self._fit(keys, count, spill.parts)
         encoder.save(self.folder / "features")
         self._write(spill, encoder, keys, count)
         facts = {
@@ -129,10 +139,17 @@ class Preparation:
             "left_out": {**spill.left_out, **({"repeated rows": self._duplicates} if self._duplicates else {})},
         }
         self._grown.close()
-        shutil.rmtree(work)
+        shutil.rmtree(self.work)
         write_whole(self.folder / "facts.json", json.dumps(facts, indent=1) + "\n")
 
-    def _read(self, work: Path) -> Spill:
+    def _save_state(self, number: int, count: Array) -> None:
+        """Note that so many parts are sorted; from here a later process goes on."""
+        np.save(self.work / f"count-{number}.npy", count)
+        facts = {"requests": self._requests_made, "duplicates": self._duplicates, "grown": self._grown.state()}
+        write_whole(self.work / JOURNAL, json.dumps({"sorted": number, **facts}))
+        (self.work / f"count-{number - 1}.npy").unlink(missing_ok=True)
+
+    def _read(self) -> Spill:
         plan = self.plan
         readers = [(plan.tables.interactions, 0 if plan.held_out else None)]
         readers += [(plan.held_out[name], SPLITS.index(name)) for name in SPLITS if name in plan.held_out]
@@ -140,12 +157,9 @@ class Preparation:
         total = None if None in rows else sum(number or 0 for number in rows)
         guess = total if total is not None else sum(reader.nbytes or 0 for reader, _ in readers) // _BYTES_PER_ROW
         parts = min(-(-guess // ROWS_PER_PART) + 1, MOST_PARTS)
-        spill = Spill(work, plan.roles, plan.description.columns("context"), plan.min_rating, parts)
-        try:
-            for reader, split in readers:
-                spill.read(reader, split, lambda number: self.progress("read", number, total))
-        finally:
-            spill.close()
+        spill = Spill(self.work, plan.roles, plan.description.columns("context"), plan.min_rating, parts, guess)
+        for reader, split in readers:
+            spill.read(reader, split, lambda number: self.progress("read", number, total))
         if not spill.kept:
             reasons = ", ".join(f"{number} with {reason}" for reason, number in spill.left_out.items())
             raise ValueError(f"{plan.tables.interactions.name} has no interactions that can be used: {reasons}")
@@ -158,6 +172,8 @@ class Preparation:
         return spill.quantile(1 - val - test), spill.quantile(1 - test)
 
     def _part(self, spill: Spill, number: int, keys: Array, count: Array, options: SequenceOptions) -> None:
+        import pyarrow as pa
+
         rows, context = spill.part(number)
         before = rows.size
         rows, where = sort_interactions(rows)
@@ -173,7 +189,8 @@ class Preparation:
             self._requests(split, requests, rows, made)
             if context is not None:
                 taken = context.take(where[made.row[requests.first]])
-                self._context(split, taken)
+                with pa.ipc.new_stream(str(self._context(split, number)), taken.schema) as writer:
+                    writer.write_table(taken)
         # All that a user did is the last stretch of events that is the user's: of disordered splits, that of testing.
         done, newest = np.bincount(user, minlength=opens.size), np.zeros(opens.size, dtype=np.int64)
         np.maximum.at(newest, user[made.row], np.arange(made.row.size))
@@ -197,15 +214,18 @@ class Preparation:
         grown.append(f"{split}-positives.weight", rows["weight"][positive])
         self._requests_made += number
 
-    def _context(self, split: str, table: Any) -> None:
+    def _context(self, split: str, part: int) -> Path:
+        """Return the file with the columns of the context of a part's requests."""
+        return self.work / f"{split}.{part}.requests"
+
+    def _contexts(self, split: str, parts: int) -> Iterator[Any]:
         import pyarrow as pa
 
-        if split == "train":
-            self._fitter.update("context", table)
-        if split not in self._contexts:
-            path = self.folder / "work" / f"{split}.requests"
-            self._contexts[split] = pa.ipc.new_stream(str(path), table.schema)
-        self._contexts[split].write_table(table)
+        for path in (self._context(split, number) for number in range(parts)):
+            if path.is_file():
+                with pa.memory_map(str(path)) as source:
+                    for batch in pa.ipc.open_stream(source):
+                        yield pa.Table.from_batches([batch])
 
     def _check_splits(self, options: SequenceOptions) -> None:
         advice = {
@@ -222,11 +242,11 @@ class Preparation:
                 )
                 raise ValueError(f"the {split} split has no positives{new}; {advice[options.split]}")
 
-    def _fit(self, keys: Array, count: Array) -> FeatureEncoder:
-        for writer in self._contexts.values():
-            writer.close()
+    def _fit(self, keys: Array, count: Array, parts: int) -> FeatureEncoder:
         if isinstance(self.plan.features, FeatureEncoder):
             return self.plan.features
+        for table in self._contexts("train", parts):
+            self._fitter.update("context", table)
         seen = np.flatnonzero(count)
         for here in _chunks(seen.size):
             at = seen[here]
@@ -241,18 +261,18 @@ class Preparation:
         users = self._grown.column("seen.key")
         self._encode(encoder, "user", "users", (self._users.rows(users[here]) for here in _chunks(users.size)))
         self._encode(encoder, "items", "items", (self._items.rows(keys[here]) for here in _chunks(keys.size)))
-        spill.items._texts.update(self._items.ids._texts)
-        spill.items.text |= self._items.ids.text
+        own = self._items.ids
+        spill.items.merge(np.empty(0, dtype=np.int64), own.texts, own.text)
         plain = not spill.items.text and (not keys.size or (keys[0] >= 0 and keys[-1] < VARIANT))
         self._save("users", {"key": users})
         self._save("items", {"item_id": keys if plain else np.arange(keys.size), "count": count})
         if not plain:
-            _write_ids(self.folder / "item-ids.arrow", spill.items.ids(keys))
+            write_ids(self.folder / "item-ids.arrow", spill.items.ids(keys).tolist())
         if spill.users.text:
-            _write_ids(self.folder / "user-ids.arrow", spill.users.ids(users))
+            write_ids(self.folder / "user-ids.arrow", spill.users.ids(users).tolist())
         for split in SPLITS:
-            if split in self._contexts:
-                self._encode(encoder, "context", split, _stream(self.folder / "work" / f"{split}.requests"))
+            if self.plan.description.columns("context"):
+                self._encode(encoder, "context", split, self._contexts(split, spill.parts))
             self._save(split, {})
             self._save(f"{split}-positives", {})
         self._save("events", {})
@@ -274,21 +294,3 @@ class Preparation:
 def _chunks(number: int) -> Iterator[slice]:
     for start in range(0, number, _CHUNK):
         yield slice(start, min(start + _CHUNK, number))
-
-
-def _stream(path: Path) -> Iterator[Any]:
-    import pyarrow as pa
-
-    with pa.memory_map(str(path)) as source:
-        for batch in pa.ipc.open_stream(source):
-            yield pa.Table.from_batches([batch])
-
-
-def _write_ids(path: Path, ids: Any) -> None:
-    import pyarrow as pa
-    from datasets.arrow_writer import ArrowWriter
-
-    table = pa.table({"id": pa.array(ids.tolist())})
-    writer = ArrowWriter(schema=table.schema, path=str(path))
-    writer.write_table(table)
-    writer.finalize()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,70 +10,48 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recsys_topk.datamodules.arrow_files import read_columns
 from recsys_topk.datamodules.batch import NO_VALUES
-from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.negatives import Catalogue
+from recsys_topk.datamodules.prepared import PreparedFiles, gather
 from recsys_topk.datamodules.schema import Schema
 from recsys_topk.datamodules.shard import Shard, ShardBatch
 
 Array = npt.NDArray[Any]
 
 
-class PreparedInteractions:
-    """The files of prepared interactions, opened when they are first used.
-
-    Args:
-        folder: The prepared folder.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder}
-
-    @cached_property
-    def facts(self) -> dict[str, Any]:
-        """Counts, and what was left out."""
-        found: dict[str, Any] = json.loads((self.folder / "facts.json").read_text(encoding="utf-8"))
-        return found
-
-    @cached_property
-    def encoder(self) -> FeatureEncoder:
-        """How the features of users, items and contexts are encoded."""
-        return FeatureEncoder.load(self.folder / "features")
+class PreparedInteractions(PreparedFiles):
+    """The files of prepared interactions."""
 
     @cached_property
     def users(self) -> dict[str, Array]:
         """Key, features, and first and one past last event of the users."""
-        return read_columns(self.folder / "users.arrow")
+        return self.table("users")
 
     @cached_property
     def items(self) -> dict[str, Array]:
         """Ids, counts and features of the items."""
-        return read_columns(self.folder / "items.arrow")
+        return self.table("items")
 
     @cached_property
     def events(self) -> Array:
         """The item of each event, a row of `items`, user by user in order of time."""
-        return read_columns(self.folder / "events.arrow")["item"]
+        return self.table("events")["item"]
 
     @cached_property
     def item_ids(self) -> Array:
         """The id of each item as the source has it: integers, or texts."""
-        path = self.folder / "item-ids.arrow"
-        return read_columns(path)["id"] if path.is_file() else self.items["item_id"]
+        found = self.ids("item-ids")
+        return self.items["item_id"] if found is None else found
 
     @cached_property
     def user_ids(self) -> Array:
         """The id of each user as the source has it: integers, or texts."""
-        path = self.folder / "user-ids.arrow"
-        return read_columns(path)["id"] if path.is_file() else self.users["key"]
+        found = self.ids("user-ids")
+        return self.users["key"] if found is None else found
 
     def split(self, name: str) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return the requests of a split, and their positives."""
-        return read_columns(self.folder / f"{name}.arrow"), read_columns(self.folder / f"{name}-positives.arrow")
+        return self.table(name), self.table(f"{name}-positives")
 
 
 class InteractionsShard(Shard):
@@ -133,7 +109,7 @@ class InteractionsShard(Shard):
             "history": history,
             "history_length": length,
             "item_id": prepared.items["item_id"][pool],
-            "items": _part(prepared.items, "ids", pool, np.int64),
+            "items": gather(prepared.items, "ids", pool, np.int64),
             "candidates": candidates,
             "labels": np.where(mask, positives["weight"][at], 0).astype(np.float32),
             "mask": mask,
@@ -144,7 +120,7 @@ class InteractionsShard(Shard):
         values = {
             "request_values": self.request_features("values", user, rows, np.float32),
             "history_values": history_values,
-            "item_values": _part(prepared.items, "values", pool, np.float32),
+            "item_values": gather(prepared.items, "values", pool, np.float32),
         }
         for name, array in values.items():
             made[name] = torch.from_numpy(np.ascontiguousarray(array)) if array.shape[-1] else NO_VALUES
@@ -158,9 +134,9 @@ class InteractionsShard(Shard):
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
         """Return the items: those of the training data, or all."""
         items = self.prepared.items
-        chosen = slice(None) if self._places is None else np.flatnonzero(items["count"])
-        features = _part(items, "ids", chosen, np.int32)
-        values = _part(items, "values", chosen, np.float32)
+        chosen = np.arange(len(items["count"])) if self._places is None else np.flatnonzero(items["count"])
+        features = gather(items, "ids", chosen, np.int32)
+        values = gather(items, "values", chosen, np.float32)
         item_id, count = items["item_id"][chosen].copy(), items["count"][chosen].copy()
         made = [torch.from_numpy(column) for column in (item_id, features, count)]
         return Catalogue(made[0], made[1], made[2], torch.from_numpy(values) if values.shape[1] else NO_VALUES).to(
@@ -230,14 +206,5 @@ class InteractionsShard(Shard):
 
     def request_features(self, kind: str, user: Array, rows: Array, dtype: Any) -> Array:
         """Return the features of the users, then those of the contexts."""
-        own = _part(self.prepared.users, kind, user, dtype)
-        return np.concatenate([own, _part(self._requests, kind, rows, dtype)], axis=1)
-
-
-def _part(table: dict[str, Array], kind: str, rows: Any, dtype: Any) -> Array:
-    """Return some rows of the ids or values of a table; width 0 if it has none."""
-    if kind not in table:
-        number = rows.size if isinstance(rows, np.ndarray) else len(table["item_id"])
-        return np.empty((number, 0), dtype=dtype)
-    found: Array = table[kind][rows].astype(dtype)
-    return found
+        own = gather(self.prepared.users, kind, user, dtype)
+        return np.concatenate([own, gather(self._requests, kind, rows, dtype)], axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -9,10 +10,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.columns import Keys, keys_of, numbers_of, one_chunk
+from recsys_topk.datamodules.columns import Keys, keys_of, numbers_of, one_chunk, split_numbers
+from recsys_topk.datamodules.folders import remove_partial, whole_folder
 from recsys_topk.datamodules.id_counter import IdCounter
 from recsys_topk.datamodules.id_keys import mixed
-from recsys_topk.datamodules.interactions.sequences import ROW, SPLITS
+from recsys_topk.datamodules.interactions.sequences import ROW
 from recsys_topk.datamodules.reading import TableReader
 from recsys_topk.datamodules.times import guess_unit, microseconds
 
@@ -21,7 +23,6 @@ Array = npt.NDArray[Any]
 ROWS_PER_PART: Final = 1 << 20
 MOST_PARTS: Final = 128
 _SAMPLE: Final = 1 << 20
-_SPLIT_NAMES: Final = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2}
 
 
 class RawIds:
@@ -45,6 +46,17 @@ class RawIds:
         """Return the keys, ascending."""
         return self._counter.keys()
 
+    def merge(self, keys: Array, texts: Mapping[int, str], text: bool) -> None:
+        """Add ids that another collection has."""
+        self._counter.add(keys)
+        self._texts.update(texts)
+        self.text |= text
+
+    @property
+    def texts(self) -> Mapping[int, str]:
+        """The ids that are texts, by key."""
+        return self._texts
+
     def ids(self, keys: Array) -> Any:
         """Return the ids of keys: integers if all are, else text."""
         if not self.text:
@@ -53,14 +65,18 @@ class RawIds:
 
 
 class Spill:
-    """Reads interactions and writes them to parts by user.
+    """Interactions in parts by user, written piece by piece of their sources.
+
+    Each piece (a file, or some groups of its rows) is a folder that appears when it is whole, with what is known of
+    it. A process that is killed loses the piece it was at; the next one goes on with it.
 
     Args:
-        folder: Where the parts go.
+        folder: Where the pieces go, and where an earlier process left some.
         roles: The column of each role.
         context: Columns of the interactions that are features of the context.
         min_rating: Interactions with a lower rating, or none, are left out.
         parts: Number of parts.
+        rows: About how many rows there are.
 
     Attributes:
         items: The items that occur.
@@ -71,22 +87,27 @@ class Spill:
     """
 
     def __init__(
-        self, folder: Path, roles: Mapping[str, str], context: Sequence[str], min_rating: float | None, parts: int
+        self,
+        folder: Path,
+        roles: Mapping[str, str],
+        context: Sequence[str],
+        min_rating: float | None,
+        parts: int,
+        rows: int,
     ) -> None:
         self.folder, self.roles, self.context, self.min_rating = folder, roles, list(context), min_rating
-        self.parts = parts
+        self.parts, self._step = parts, max(rows // _SAMPLE, 1)
         self.items, self.users = RawIds(), RawIds()
         self.unit: str | None = None
         self.kept = 0
         self.left_out: dict[str, int] = {}
         self.span: tuple[int, int] | None = None
-        self._files = [(folder / f"{part}.rows").open("wb") for part in range(parts)]
-        self._contexts: list[Any] = [None] * parts
         self._times: list[Array] = []
-        self._held, self._step, self._seen = 0, 1, 0
+        self._seen = 0
+        self._pieces: list[Path] = []
 
     def read(self, reader: TableReader, split: int | None, done: Callable[[int], None]) -> None:
-        """Read a table.
+        """Read a table, but for the pieces that are there.
 
         Args:
             reader: The table.
@@ -95,34 +116,92 @@ class Spill:
         """
         columns = [column for role, column in self.roles.items() if role != "split" or split is None]
         reader.require([*columns, *self.context])
-        for batch in reader.batches([*columns, *self.context]):
-            self._add(batch, split)
-            done(batch.num_rows)
-
-    def close(self) -> None:
-        """Finish writing."""
-        for file in self._files:
-            file.close()
-        for writer in self._contexts:
-            if writer is not None:
-                writer.close()
+        for piece in range(reader.pieces):
+            target = self.folder / f"piece-{len(self._pieces)}"
+            if target.is_dir():
+                done(int(_read_json(target / "facts.json")["seen"]))
+            else:
+                remove_partial(target)
+                with whole_folder(target) as folder:
+                    made = _Piece(folder, self)
+                    for batch in reader.batches([*columns, *self.context], piece):
+                        made.add(batch, split)
+                        done(batch.num_rows)
+                    made.close()
+            self._take(target)
 
     def part(self, number: int) -> tuple[Array, Any]:
         """Return the interactions of a part, of `ROW`, and the columns of their context as a pyarrow table."""
         import pyarrow as pa
 
-        rows = np.fromfile(self.folder / f"{number}.rows", dtype=ROW)
+        files = [piece / f"{number}.rows" for piece in self._pieces]
+        rows = np.concatenate([np.fromfile(file, dtype=ROW) for file in files])
         if not self.context or not rows.size:
             return rows, None
-        with pa.memory_map(str(self.folder / f"{number}.context")) as source:
-            return rows, pa.ipc.open_stream(source).read_all()
+        tables = []
+        for file in files:
+            if file.with_suffix(".context").is_file():
+                with pa.memory_map(str(file.with_suffix(".context"))) as source:
+                    tables.append(pa.ipc.open_stream(source).read_all())
+        return rows, pa.concat_tables(tables)
+
+    def drop(self, number: int) -> None:
+        """Remove the files of a part."""
+        for piece in self._pieces:
+            (piece / f"{number}.rows").unlink(missing_ok=True)
+            (piece / f"{number}.context").unlink(missing_ok=True)
 
     def quantile(self, share: float) -> int:
         """Return the time before which a share of the interactions lies (of every k-th if there are very many)."""
         times = np.sort(np.concatenate(self._times))
         return int(times[min(int(share * times.size), times.size - 1)])
 
-    def _add(self, batch: Any, split: int | None) -> None:
+    def _take(self, piece: Path) -> None:
+        """Add what is known of a piece."""
+        facts = _read_json(piece / "facts.json")
+        self._pieces.append(piece)
+        self.items.merge(np.load(piece / "items.npy"), *_ids_of(facts["items"]))
+        self.users.merge(np.empty(0, dtype=np.int64), *_ids_of(facts["users"]))
+        self._times.append(np.load(piece / "times.npy"))
+        self.unit = self.unit or facts["unit"]
+        self.kept += facts["kept"]
+        self._seen += facts["seen"]
+        for reason, number in facts["left_out"].items():
+            self.left_out[reason] = self.left_out.get(reason, 0) + number
+        if facts["span"] is not None:
+            low, high = facts["span"]
+            self.span = (low, high) if self.span is None else (min(low, self.span[0]), max(high, self.span[1]))
+
+
+class _Piece:
+    """Writes a piece of the interactions to files by part, and what is known of it."""
+
+    def __init__(self, folder: Path, spill: Spill) -> None:
+        self.folder, self.roles, self.context, self.min_rating = folder, spill.roles, spill.context, spill.min_rating
+        self.parts, self._step, self.unit, self._before = spill.parts, spill._step, spill.unit, spill._seen
+        self.items, self.users = RawIds(), RawIds()
+        self.kept, self._seen = 0, 0
+        self.left_out: dict[str, int] = {}
+        self.span: tuple[int, int] | None = None
+        self._files = [(folder / f"{part}.rows").open("wb") for part in range(self.parts)]
+        self._contexts: list[Any] = [None] * self.parts
+        self._times: list[Array] = [np.empty(0, dtype=np.int64)]
+
+    def close(self) -> None:
+        """Finish writing."""
+        for file in (*self._files, *(writer for writer in self._contexts if writer is not None)):
+            file.close()
+        np.save(self.folder / "items.npy", self.items.keys())
+        np.save(self.folder / "times.npy", np.concatenate(self._times))
+        ids = {
+            name: [list(own.texts.items()), own.text] for name, own in (("items", self.items), ("users", self.users))
+        }
+        counts = {"kept": self.kept, "seen": self._seen, "left_out": self.left_out, "span": self.span}
+        text = json.dumps({"unit": self.unit, **counts, **ids})
+        (self.folder / "facts.json").write_text(text, encoding="utf-8")
+
+    def add(self, batch: Any, split: int | None) -> None:
+        """Add a record batch."""
         column = {
             role: one_chunk(batch.column(name)) for role, name in self.roles.items() if name in batch.schema.names
         }
@@ -132,14 +211,18 @@ class Spill:
         kept = self._drop(~users.missing, f"no {self.roles['user']}") & self._drop(
             ~items.missing, f"no {self.roles['item']}"
         )
-        rows["split"] = self._splits(column["split"]) if split is None and "split" in column else split or 0
+        rows["split"] = (
+            split_numbers(column["split"], self.roles["split"]) if split is None and "split" in column else split or 0
+        )
         if "time" in column:
             if self.unit is None and column["time"].null_count < batch.num_rows:
                 self.unit = guess_unit(column["time"])
             rows["time"], missing = microseconds(column["time"], self.unit or "s", self.roles["time"])
             kept &= self._drop(~missing, f"no {self.roles['time']}")
         else:  # in the order of the rows, and given splits one after the other
-            rows["time"] = self._seen + np.arange(batch.num_rows) + (rows["split"].astype(np.int64) << 42)
+            rows["time"] = (
+                self._before + self._seen + np.arange(batch.num_rows) + (rows["split"].astype(np.int64) << 42)
+            )
         if self.min_rating is not None:
             rating = numbers_of(column["rating"], self.roles["rating"])
             kept &= self._drop(
@@ -169,27 +252,10 @@ class Spill:
             self.left_out[reason] = self.left_out.get(reason, 0) + number
         return kept
 
-    def _splits(self, column: Any) -> Array:
-        coded = column.dictionary_encode()
-        names = [str(name).strip().lower() for name in coded.dictionary.to_pylist()]
-        unknown = [name for name in names if name not in _SPLIT_NAMES and name not in ("0", "1", "2")]
-        if unknown or coded.null_count:
-            raise ValueError(
-                f"column {self.roles['split']!r} must say {', '.join(SPLITS)} (or 0, 1, 2) in every row, got "
-                f"{unknown[0] if unknown else 'nothing'!r}"
-            )
-        numbers = np.array([_SPLIT_NAMES.get(name, -1) if name in _SPLIT_NAMES else int(name) for name in names])
-        found: Array = numbers[np.asarray(coded.indices)]
-        return found
-
     def _sample(self, times: Array) -> None:
         low, high = int(times.min()), int(times.max())
         self.span = (low, high) if self.span is None else (min(low, self.span[0]), max(high, self.span[1]))
         self._times.append(times[-self.kept % self._step :: self._step].copy())
-        self._held += self._times[-1].size
-        if self._held > _SAMPLE:
-            self._times = [np.concatenate(self._times)[::2]]
-            self._held, self._step = self._times[0].size, 2 * self._step
 
     def _write(self, rows: Array, batch: Any) -> None:
         import pyarrow as pa
@@ -208,3 +274,12 @@ class Spill:
                     path = str(self.folder / f"{number}.context")
                     self._contexts[number] = pa.ipc.new_stream(path, contexts.schema)
                 self._contexts[number].write_batch(contexts.slice(here.start, here.stop - here.start))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _ids_of(facts: Any) -> tuple[dict[int, str], bool]:
+    return {int(key): text for key, text in facts[0]}, bool(facts[1])

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_info
 
-from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.deployment import ItemTable, UserTable, source_names
-from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
+from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.features import Description
-from recsys_topk.datamodules.folders import cache_home, make_once
 from recsys_topk.datamodules.lists.deployment import lists_users
 from recsys_topk.datamodules.lists.labels import StageTable
 from recsys_topk.datamodules.lists.plan import SPLITS, Plan, SplitRule
@@ -26,13 +22,13 @@ from recsys_topk.datamodules.lists.shard import ListsShard, PreparedLists
 from recsys_topk.datamodules.lists.sources import describe_source, open_sources, split_files
 from recsys_topk.datamodules.lists.svmlight import DESCRIPTION
 from recsys_topk.datamodules.negatives import NegativeSource
+from recsys_topk.datamodules.prepared import PreparedDataModule, check_cuts, read_features
 from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.reading import Source
 from recsys_topk.datamodules.schema import LabelKind, Schema
-from recsys_topk.datamodules.times import parse_time
 
 
-class ListsDataModule(CascadeDataModule):
+class ListsDataModule(PreparedDataModule):
     """Logged lists: requests, each with the items that were candidates, and how good they were.
 
     Tables have one row per (request, item), in any order, or one row per request with lists in their columns. They are
@@ -101,6 +97,7 @@ class ListsDataModule(CascadeDataModule):
     """
 
     name: ClassVar[str] = "lists"
+    files = PreparedLists
 
     def __init__(
         self,
@@ -155,13 +152,6 @@ class ListsDataModule(CascadeDataModule):
         for name, count in (("history_length", history_length), ("max_list_length", max_list_length)):
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count}")
-        if min(val_fraction, test_fraction) <= 0 or val_fraction + test_fraction >= 1:
-            raise ValueError(
-                f"val_fraction and test_fraction must be above 0 and leave something for training, got {val_fraction} "
-                f"and {test_fraction}"
-            )
-        if (val_from is None) != (test_from is None):
-            raise ValueError("val_from and test_from go together: give both dates, or neither")
         if split_seed < 0:
             raise ValueError(f"split_seed must not be negative, got {split_seed}")
         self._sources = {0: root, **split_files(root)}
@@ -173,11 +163,10 @@ class ListsDataModule(CascadeDataModule):
         self.stages = None if labels is None else StageTable(labels)
         self._positive_above, self._label_kind = positive_above, label_kind
         self._split, self._fractions, self._split_seed = split, (val_fraction, test_fraction), split_seed
-        self._dates = None if val_from is None or test_from is None else (parse_time(val_from), parse_time(test_from))
+        self._dates = check_cuts(val_fraction, test_fraction, val_from, test_from)
         self._max_list_length, self._duplicates = max_list_length, duplicates
         self._described, self._types = features, types
         self.history_length, self.cache_dir = history_length, cache_dir
-        self._prepared: PreparedLists | None = None
 
     @cached_property
     def plan(self) -> Plan:
@@ -211,10 +200,7 @@ class ListsDataModule(CascadeDataModule):
     @property
     def prepared(self) -> PreparedLists:
         """The prepared files; they are made first if they are not there."""
-        if self._prepared is None:
-            self.prepare()
-        assert self._prepared is not None
-        return self._prepared
+        return cast("PreparedLists", self.prepared_files())
 
     @property
     def schema(self) -> Schema:
@@ -226,34 +212,6 @@ class ListsDataModule(CascadeDataModule):
             positive_above=above if above is not None else 0.0 if stages is None else stages.positive_above,
             labels=self._label_kind or ("grades" if stages is None else stages.kind),
         )
-
-    def prepare_data(self) -> None:
-        """Prepare the data if they are not prepared yet; called by Lightning in one process."""
-        self.prepare()
-
-    def prepare(self, progress: Progress | None = None) -> bool:
-        """Prepare the data if they are not prepared yet.
-
-        Args:
-            progress: Told how far it is; None = a progress bar on a terminal.
-
-        Returns:
-            Whether something had to be prepared.
-        """
-        plan = self.plan
-        target = self._folder(plan)
-
-        def write(folder: Path) -> None:
-            rank_zero_info(f"preparing {plan.name} in {target} (once)")
-            with self.progress_of() as told:
-                Preparation(plan, folder, progress or told).run()
-
-        made = make_once(target, write)
-        self._prepared = PreparedLists(target)
-        if made:
-            for line in self.facts():
-                rank_zero_info(line)
-        return made
 
     def facts(self) -> list[str]:
         """Return lines that say what was guessed and what was prepared."""
@@ -270,11 +228,6 @@ class ListsDataModule(CascadeDataModule):
                 f"lists are padded to the longest, {times:.0f} times the mean; --data.max_list_length N cuts them"
             )
         return lines
-
-    @property
-    def prepared_folders(self) -> dict[str, Path]:
-        """The one folder of all splits."""
-        return {"prepared": self.prepared.folder}
 
     def open_shard(self, name: str) -> ListsShard:
         """Return a split."""
@@ -304,17 +257,9 @@ class ListsDataModule(CascadeDataModule):
         """Return the newest request of each user, or None if no column says who the user is."""
         return lists_users({split: self.open_shard(split) for split in SPLITS}, self.prepared, items)
 
-    @property
-    def encoder(self) -> FeatureEncoder:
-        """How raw features become ids and values."""
-        return self.prepared.encoder
-
     def _features(self, svmlight: bool, roles: dict[str, str]) -> Description | FeatureEncoder:
-        described = self._described
-        if isinstance(described, str) and (Path(described) / FILE).is_file():
-            return FeatureEncoder.load(described)
-        if described is not None:
-            return Description.read(described)
+        if self._described is not None:
+            return read_features(self._described)
         if svmlight:
             return Description.from_plain(DESCRIPTION)
         readers, _, _ = open_sources({0: self._sources[0]}, self._types, self._given)
@@ -352,11 +297,12 @@ class ListsDataModule(CascadeDataModule):
             )
         return lines
 
-    def _folder(self, plan: Plan) -> Path:
-        facts = {"format": FORMAT, "types": self._types, **plan.facts()}
-        digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
-        folder = Path(self.cache_dir).expanduser() if self.cache_dir is not None else cache_home() / "prepared"
-        return folder / f"{describe_source(self._sources[0])}-{digest}"
+    def _content(self) -> tuple[str, str, Mapping[str, Any]]:
+        facts = {"format": FORMAT, "types": self._types, **self.plan.facts()}
+        return self.plan.name, describe_source(self._sources[0]), facts
+
+    def _write(self, folder: Path, progress: Progress) -> None:
+        Preparation(self.plan, folder, progress).run()
 
 
 def _check_history(described: Description, roles: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.arrow_files import write_columns
+from recsys_topk.datamodules.arrow_files import write_columns, write_ids
 from recsys_topk.datamodules.columns import keys_of, lists_of, one_chunk
 from recsys_topk.datamodules.encoding import Encoded, FeatureEncoder
 from recsys_topk.datamodules.features import DataPart
@@ -186,7 +186,7 @@ class Preparation:
         plain = not self._reader.text_items and distinct[0] >= 0 and distinct[-1] < VARIANT
         if not plain:
             names = [self._reader.item_name(key) for key in distinct.tolist()]
-            _write_ids(self.folder / "item-ids.arrow", names)
+            write_ids(self.folder / "item-ids.arrow", names)
         for split in SPLITS:
             own = keys[split] if plain else np.searchsorted(distinct, keys[split])
             placed, columns = self._items[split].finish(own)
@@ -198,9 +198,9 @@ class Preparation:
             requests = self._columns(split)
             order = np.lexsort((requests.pop("row"), requests.pop("order")))
             if self._names[split]:
-                _write_ids(self.folder / f"{split}-request-ids.arrow", [self._names[split][at] for at in order])
+                write_ids(self.folder / f"{split}-request-ids.arrow", [self._names[split][at] for at in order])
             if self._users[split]:
-                _write_ids(self.folder / f"{split}-user-ids.arrow", [self._users[split][at] for at in order])
+                write_ids(self.folder / f"{split}-user-ids.arrow", [self._users[split][at] for at in order])
             write_columns(self.folder / f"{split}.arrow", {name: column[order] for name, column in requests.items()})
             if encoder.description.history:
                 views = self._columns(f"{split}-views")
@@ -218,13 +218,3 @@ def _encoded(encoder: FeatureEncoder, part: DataPart, table: Any, rows: Array) -
     if not columns:  # a table without columns has no rows
         return Encoded(np.empty((rows.size, 0), dtype=np.int64), np.empty((rows.size, 0), dtype=np.float32))
     return encoder.encode(part, table.select(columns).take(rows))
-
-
-def _write_ids(path: Path, ids: list[Any]) -> None:
-    import pyarrow as pa
-    from datasets.arrow_writer import ArrowWriter
-
-    table = pa.table({"id": pa.array(ids)})
-    writer = ArrowWriter(schema=table.schema, path=str(path))
-    writer.write_table(table)
-    writer.finalize()

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.columns import Keys, keys_of, numbers_of, one_chunk
+from recsys_topk.datamodules.columns import Keys, keys_of, numbers_of, one_chunk, split_numbers
 from recsys_topk.datamodules.features import DATA_PARTS
 from recsys_topk.datamodules.lists.labels import graded
 from recsys_topk.datamodules.lists.plan import Plan
 from recsys_topk.datamodules.times import guess_unit, microseconds
 
 Array = npt.NDArray[Any]
-
-SPLIT_NAMES: Final = {
-    "train": 0, "training": 0, "0": 0, "val": 1, "vali": 1, "valid": 1, "validation": 1, "dev": 1, "1": 1, "test": 2,
-    "2": 2,
-}  # fmt: skip
 
 
 class RowReader:
@@ -123,16 +118,7 @@ class RowReader:
     def _splits(self, column: Any, split: int | None, number: int) -> Array:
         if split is not None or column is None or self.plan.split != "column":
             return np.full(number, -1 if split is None else split, dtype=np.int8)
-        coded = column.cast("string").dictionary_encode()
-        names = [str(name).strip().lower() for name in coded.dictionary.to_pylist()]
-        unknown = [name for name in names if name not in SPLIT_NAMES]
-        if unknown or coded.null_count:
-            raise ValueError(
-                f"column {self.plan.roles['split']!r} must say train, val or test in every row, got "
-                f"{repr(unknown[0]) if unknown else 'nothing'}"
-            )
-        found: Array = np.array([SPLIT_NAMES[name] for name in names], dtype=np.int8)[np.asarray(coded.indices)]
-        return found
+        return split_numbers(column, self.plan.roles["split"])
 
     def _record_batch(self, batch: Any, made: dict[str, Array], kept: Array, names: Any, source: str) -> Any:
         import pyarrow as pa

@@ -2,68 +2,37 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from recsys_topk.datamodules.arrow_files import read_columns
 from recsys_topk.datamodules.batch import NO_VALUES
-from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.negatives import Catalogue
+from recsys_topk.datamodules.prepared import PreparedFiles, gather
 from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.datamodules.shard import Shard, ShardBatch
 
 Array = npt.NDArray[Any]
 
 
-class PreparedLists:
-    """The files of prepared lists, opened when they are first used.
-
-    Args:
-        folder: The prepared folder.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder}
-
-    @cached_property
-    def facts(self) -> dict[str, Any]:
-        """Counts, and what was left out."""
-        found: dict[str, Any] = json.loads((self.folder / "facts.json").read_text(encoding="utf-8"))
-        return found
-
-    @cached_property
-    def encoder(self) -> FeatureEncoder:
-        """How the features are encoded."""
-        return FeatureEncoder.load(self.folder / "features")
+class PreparedLists(PreparedFiles):
+    """The files of prepared lists."""
 
     @cached_property
     def item_ids(self) -> Array | None:
         """The ids of items as the source has them, by the number that batches have; None = that is the id."""
-        return self._ids("item-ids")
+        return self.ids("item-ids")
 
     def request_ids(self, split: str) -> Array | None:
         """Return the ids of a split's requests as the source has them, in order; None = they are whole numbers."""
-        return self._ids(f"{split}-request-ids")
+        return self.ids(f"{split}-request-ids")
 
     def user_ids(self, split: str) -> Array | None:
         """Return the user of each request of a split, as the source has it, in order; None = there are no users."""
-        return self._ids(f"{split}-user-ids")
-
-    def table(self, name: str) -> dict[str, Array]:
-        """Return the columns of a table."""
-        return read_columns(self.folder / f"{name}.arrow")
-
-    def _ids(self, name: str) -> Array | None:
-        return self.table(name)["id"] if (self.folder / f"{name}.arrow").is_file() else None
+        return self.ids(f"{split}-user-ids")
 
 
 class ListsShard(Shard):
@@ -103,11 +72,11 @@ class ListsShard(Shard):
         history, length = self._history(rows)
         tensors = {
             "request_id": requests["request_id"][rows],
-            "request": _block(requests, "ids", rows, np.int64),
+            "request": gather(requests, "ids", rows, np.int64),
             "history": history,
             "history_length": length,
             "item_id": items["item_id"][pool],
-            "items": _block(items, "ids", pool, np.int64),
+            "items": gather(items, "ids", pool, np.int64),
             "candidates": candidates,
             "labels": np.where(mask, listed["label"][at], 0).astype(np.float32),
             "mask": mask,
@@ -115,8 +84,8 @@ class ListsShard(Shard):
             "pool_rows": self._first_rows[pool],
         }
         made: dict[str, Any] = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()}
-        values = {"request_values": _block(requests, "values", rows, np.float32)}
-        values["item_values"] = _block(items, "values", pool, np.float32)
+        values = {"request_values": gather(requests, "values", rows, np.float32)}
+        values["item_values"] = gather(items, "values", pool, np.float32)
         made |= {name: torch.from_numpy(block) if block.shape[1] else NO_VALUES for name, block in values.items()}
         return ShardBatch(**made)
 
@@ -130,7 +99,7 @@ class ListsShard(Shard):
         number = int(first.max(initial=-1)) + 1
         count = np.bincount(first, weights=items["count"], minlength=number).astype(np.int64)
         own = np.arange(number)
-        ids, values = _block(items, "ids", own, np.int32), _block(items, "values", own, np.float32)
+        ids, values = gather(items, "ids", own, np.int32), gather(items, "values", own, np.float32)
         made = [torch.from_numpy(column) for column in (items["item_id"][:number].copy(), ids, count)]
         return Catalogue(made[0], made[1], made[2], torch.from_numpy(values) if values.shape[1] else NO_VALUES).to(
             device
@@ -185,10 +154,3 @@ def _user_text(user: Any) -> str | None:
     if user is None or user != user:
         return None
     return str(int(user)) if isinstance(user, float) and user.is_integer() else str(user)
-
-
-def _block(table: dict[str, Array], kind: str, rows: Array, dtype: Any) -> Array:
-    """Return some rows of the ids or values of a table; width 0 if it has none."""
-    if kind not in table:
-        return np.empty((rows.size, 0), dtype=dtype)
-    return np.ascontiguousarray(table[kind][rows], dtype=dtype)

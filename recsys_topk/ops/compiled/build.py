@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -16,11 +16,8 @@ from numba.core.ccallback import CFunc
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@cache
-def fingerprint() -> str:
-    """Return a hash of the sources of this package."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+_sources = sorted(Path(__file__).parent.glob("*.py"))
+FINGERPRINT = hashlib.sha256(b"".join(file.read_bytes() for file in _sources)).hexdigest()
 
 
 class _PackageCache(FunctionCache):
@@ -30,7 +27,7 @@ class _PackageCache(FunctionCache):
     """
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (*super()._index_key(sig, codegen), fingerprint())  # type: ignore[no-untyped-call]
+        return (*super()._index_key(sig, codegen), FINGERPRINT)  # type: ignore[no-untyped-call]
 
 
 def _kept(made: Any, function: Any) -> Any:

@@ -1,0 +1,134 @@
+"""A preparation of interactions that is killed is resumed: nothing that was finished is done again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recsys_topk.datamodules import InteractionsDataModule
+from recsys_topk.datamodules.interactions import preparation
+from recsys_topk.datamodules.reading import TableReader
+
+FILES, ROWS, PARTS = 3, 300, 10
+FEATURES = {
+    "user": {"user": "categorical"},
+    "context": {"device": "categorical", "price": "numeric"},
+    "items": {"item": "categorical"},
+}
+
+KILLED = """
+import os, signal, sys
+from tests.datamodules.test_resumed_preparation import watched
+root, cache, step, number = sys.argv[1:]
+seen = 0
+def stop(what, more, total, note=""):
+    global seen
+    seen += what == step and more > 0
+    if seen == int(number):
+        print(read, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+data, read = watched(root, cache)
+data.prepare(stop)
+"""
+
+
+def watched(root: str, cache: str) -> tuple[InteractionsDataModule, list[int]]:
+    """A data module in small parts, and the pieces that it reads."""
+    preparation.ROWS_PER_PART = FILES * ROWS // (PARTS - 1)  # type: ignore[misc]
+    read: list[int] = []
+    batches = TableReader.batches
+
+    def spied(self: TableReader, columns: Any = None, piece: int | None = None) -> Any:
+        if piece is not None:
+            read.append(piece)
+        return batches(self, columns, piece)
+
+    TableReader.batches = spied  # type: ignore[method-assign]
+    return InteractionsDataModule(root, split="leave_last", features=FEATURES, cache_dir=cache), read
+
+
+def write_log(folder: Path) -> None:
+    """Interactions of text and integer ids in several files of two groups of rows, out of order."""
+    draw = np.random.default_rng(0)
+    folder.mkdir()
+    for number in range(FILES):
+        columns = {
+            "user": [f"u{user}" for user in draw.integers(0, 40, ROWS)],
+            "item": draw.integers(0, 60, ROWS),
+            "timestamp": draw.integers(0, 10**6, ROWS),
+            "device": draw.choice(["tv", "phone"], ROWS),
+            "price": draw.normal(size=ROWS),
+        }
+        pq.write_table(pa.table(columns), folder / f"{number}.parquet", row_group_size=ROWS // 2)
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TableReader, "batches", TableReader.batches)
+    monkeypatch.setattr(preparation, "ROWS_PER_PART", preparation.ROWS_PER_PART)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_killed_preparation_goes_on_where_it_was(tmp_path: Path) -> None:
+    write_log(tmp_path / "log")
+
+    def killed(step: str, number: int) -> str:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        arguments = [sys.executable, "-c", KILLED, str(tmp_path / "log"), str(tmp_path / "cache"), step, str(number)]
+        done = subprocess.run(arguments, capture_output=True, text=True, env=environment)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert len(list((tmp_path / "cache").glob(".log-*.partial"))) == 1
+        assert not list((tmp_path / "cache").glob("log-*"))
+        return done.stdout.strip()
+
+    assert killed("read", 3) == "[0, 1, 2]"  # in the third piece of six
+    assert killed("sort", 4) == "[2, 3, 4, 5]"  # after the fourth part of ten
+    data, read = watched(str(tmp_path / "log"), str(tmp_path / "cache"))
+    steps: list[tuple[str, int]] = []
+    assert data.prepare(lambda what, more, total, note="": steps.append((what, more)))
+    assert read == []
+    sorted_again = [more for what, more in steps if what == "sort"]
+    assert sum(sorted_again) == FILES * ROWS
+    assert len(sorted_again) == 1 + PARTS - 3  # what is done, at once; the killed part and those after it
+    whole, _ = watched(str(tmp_path / "log"), str(tmp_path / "undisturbed"))
+    whole.prepare()
+    (resumed,), (undisturbed,) = ((tmp_path / name).glob("log-*") for name in ("cache", "undisturbed"))
+    assert content(resumed) == content(undisturbed)
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.name != ".lock"] == [resumed.name]
+    assert not data.prepare()
+
+
+@pytest.mark.parametrize("step", ["read", "sort", "encode"])
+def test_an_interrupted_preparation_is_resumed_and_a_failed_one_leaves_nothing(tmp_path: Path, step: str) -> None:
+    write_log(tmp_path / "log")
+    data, _ = watched(str(tmp_path / "log"), str(tmp_path / "cache"))
+
+    def stop(error: type[BaseException] | BaseException) -> Any:
+        def told(what: str, more: int, total: int | None, note: str = "") -> None:
+            if what == step:
+                raise error
+
+        return told
+
+    with pytest.raises(KeyboardInterrupt):
+        data.prepare(stop(KeyboardInterrupt))
+    assert len(list((tmp_path / "cache").glob(".log-*.partial"))) == 1
+    with pytest.raises(ValueError, match="bad data"):
+        data.prepare(stop(ValueError("bad data")))
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
+    with pytest.raises(KeyboardInterrupt):
+        data.prepare(stop(KeyboardInterrupt))
+    assert data.prepare()
+    assert data.prepared.facts["interactions"] + data.prepared.facts["left_out"].get("repeated rows", 0) == FILES * ROWS

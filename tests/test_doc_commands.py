@@ -1,0 +1,158 @@
+"""Every command that README and docs show is run here, or parsed with the reason why it is not run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from recsys_topk.cli.arguments import parse_options
+from recsys_topk.cli.corpus_options import split_corpus_options
+from recsys_topk.cli.main import COMMANDS, main
+from recsys_topk.runs import TrainingRun
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+TRAINING = ("fit", "validate", "test", "predict")
+TAKE_FIT_OPTIONS = ("demo", "compare", "stream", "experiment", "sweep", "prepare", "plan")
+OTHER_PROGRAMS = ("make", "pip", "wandb", "torchrun", "python", "ln", ".")
+
+# What is run here, in this process: it takes a moment and needs nothing.
+RUN = r"(losses|sweep|dashboard|experiment list|fit --help|fit --help_all|fit --loss\.help|--help)\b(?!.*path/to)"
+# Why a command is only parsed; the first pattern that fits says it. Tests that run the same on a small world are named.
+REASONS = {
+    r".*--trainer\.accelerator gpu": "needs a GPU",
+    r"doctor": "run in tests/cli/test_doctor.py",
+    r".*clicks\.csv|(test|predict) --ckpt_path runs/first": "run in tests/datamodules/test_own_data_page.py",
+    r"(export|index|recommend|serve)\b": "run in tests/serving/conftest.py, on a small world",
+    r".*(path/to/|/data/recflow|log\.parquet)": "needs the reader's data",
+    r".*(runs/|theirs\.ckpt|--resume|--ckpt_path|mine\.yaml|\w+\.json|report )": "needs what another command wrote",
+    r"plan\b": "run in tests/distributed/test_plan.py; the largest plan takes 16 s",
+    r"(bench|fuzz|simulate|demo)\b": "measures or simulates at full size, for minutes; tests/bench runs small ones",
+    r"(fit|compare|stream|experiment)\b": "trains at full size, minutes to hours; tests/runs, tests/experiments: small",
+    r"(prepare|schema|predict|test|report|simulate)\b": "the name of a command in a sentence",
+}
+
+
+def lines_of(name: str) -> list[str]:
+    """The lines of a page that may be commands: of blocks, indented ones, and code within sentences."""
+    text = re.sub(r"\\\n\s*", " ", (ROOT / name).read_text())
+    text = re.sub(r"```(python|yaml|json|\{toctree\})\n.*?```", "", text, flags=re.DOTALL)
+    fenced = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    lines = [line.strip() for block in fenced for line in block.splitlines()]
+    lines += [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    lines += [" ".join(code.split()) for code in re.findall(r"`(recsys-topk [^`]+|python examples[^`]+)`", text)]
+    return [re.sub(r"^[A-Z_]+=\S+ ", "", part) for line in lines for part in line.split(" && ")]
+
+
+def commands_of(name: str) -> list[list[str]]:
+    """The commands of the package on a page, as words."""
+    found = [line for line in lines_of(name) if re.match(r"recsys-topk [\w-]+", line)]
+    return [shlex.split(re.sub(r"\[(--[^]]*)\]", r"\1", line), comments=True)[1:] for line in found]
+
+
+@lru_cache
+def help_of(command: str, *suite: str) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        main([command, *suite, "--help"])
+    return said.getvalue()
+
+
+@lru_cache
+def parse_as_fit(*arguments: str) -> None:
+    """Parse options as `recsys-topk fit` does; what names a file of the reader's is left out."""
+    asked = [text for text in arguments if text.endswith(("help", "help_all"))]
+    if asked or not arguments:
+        return
+    config = parse_options([*arguments, "..."] if arguments[-1].startswith("--") else arguments)
+    for name in ("ckpt_path", "resume"):
+        config.pop(name, None)
+    if not config:
+        return
+    config["config"] = [given for given in config.pop("config", []) if not given.endswith(".yaml")]
+    TrainingRun(config).options()
+
+
+def parse(command: str, rest: list[str]) -> None:
+    if command in TRAINING:
+        parse_as_fit(*split_corpus_options(command, rest)[0])
+        return
+    text = help_of(command, *(rest[:1] if command == "bench" else []))
+    options = [word.partition("=")[0] for word in rest if word.startswith("--")]
+    unknown = [option for option in options if not re.search(rf"{re.escape(option)}\b", text)]
+    if command in TAKE_FIT_OPTIONS:
+        chosen = [*unknown, "--data", "--config"]
+        ends = {at: at + 1 + ("=" not in word) for at, word in enumerate(rest) if word.partition("=")[0] in chosen}
+        parse_as_fit(*(word for at, end in ends.items() for word in rest[at:end]))
+    else:
+        assert unknown == [], (command, unknown)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_run_or_parse_with_a_reason(
+    name: str, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for variable in ("HOME", "RECSYS_TOPK_CACHE"):
+        monkeypatch.setenv(variable, environment[variable])
+    for words in commands_of(name):
+        line = shlex.join(words)
+        if re.match(RUN, line):
+            with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
+                assert main(words) == 0, line
+            assert said.getvalue(), line
+            continue
+        command, *rest = words
+        assert command in COMMANDS, line
+        parse(command, rest)
+        assert any(re.match(pattern, line) for pattern in REASONS), f"say in REASONS why this is not run: {line}"
+
+
+def test_the_tests_that_the_reasons_name_are_there() -> None:
+    named = {path for reason in REASONS.values() for path in re.findall(r"tests/[\w/.]*\w", reason)}
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_of_other_programs_name_what_is_there(name: str) -> None:
+    """Not run: they install, talk to W&B's server, or start processes on several machines. Tests run the examples."""
+    for line in lines_of(name):
+        program, *rest = shlex.split(line, comments=True) if line.split(" ")[0] in OTHER_PROGRAMS else [""]
+        if program == "make":
+            targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            assert set(rest) <= set(targets), line
+        elif program == "pip":
+            assert rest[0] == "install", line
+            files = [word for word in rest if word.startswith("requirements/")]
+            assert all((ROOT / file).is_file() for file in files), line
+            extras = {extra for word in rest for part in re.findall(r"\[([\w,]+)\]", word) for extra in part.split(",")}
+            offered = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2]
+            assert all(re.search(rf"^{extra} = ", offered, re.MULTILINE) for extra in extras), line
+        elif program == "wandb":
+            from wandb.cli.cli import cli
+
+            assert rest[0] in cli.commands, line
+        elif program == "torchrun":
+            at = rest.index("recsys_topk") + 1
+            parse(rest[at], [word for word in rest[at + 1 :] if word != "..."])
+        elif program == "python":
+            assert (ROOT / rest[0]).is_file(), line
+            assert f'"{Path(rest[0]).name}"' in (ROOT / "tests" / "examples" / "test_examples.py").read_text(), line
+
+
+def test_commands_are_found() -> None:
+    """So that a page in another form is not passed over."""
+    found = {name: len(commands_of(name)) for name in PAGES}
+    assert found["README.md"] > 15
+    assert found["docs/tutorial.md"] > 8
+    assert found["docs/wandb.md"] > 12
+    assert ["fit", "--resume", "last"] in commands_of("docs/training.md")
+    assert any(line.startswith("torchrun") for line in lines_of("docs/scale.md"))
