@@ -41,6 +41,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
+highlight_language = "none"  # an indented block is a command or its output
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 

@@ -95,7 +95,8 @@ def sum_where(x: Tensor, chosen: Tensor) -> Tensor:
     return torch.where(chosen, x, 0.0).sum(1, keepdim=True)
 
 
-@sum_where.backend("numpy", lambda x, chosen: is_real(x))
+# bincount adds one after another in float64. For float64 entries that rounds N times, and equal entries to one side.
+@sum_where.backend("numpy", lambda x, chosen: is_real(x) and x.dtype == torch.float32)
 def _sum_numpy(x: Tensor, chosen: Tensor) -> Tensor:
     places = chosen.numpy().reshape(-1).nonzero()[0]
     sums = np.bincount(places // x.shape[1], weights=x.numpy().reshape(-1)[places], minlength=x.shape[0])

@@ -108,12 +108,14 @@ class _Memory(threading.local):
     """Memory of a thread for a task, its results and its buffers."""
 
     def __init__(self) -> None:
-        self.record = bytearray()
+        self.record = memoryview(b"")
         self.address = 0
 
     def grow(self, size: int) -> None:
-        self.record = bytearray(size)
-        self.address = np.frombuffer(self.record, np.uint8).ctypes.data
+        whole = np.zeros(size + 64, np.uint8)
+        skipped = -whole.ctypes.data % 64  # vectors that cross lines of the cache take longer
+        self.record = whole[skipped : skipped + size].data
+        self.address = whole.ctypes.data + skipped
 
 
 _memory = _Memory()

@@ -117,8 +117,14 @@ def use_data(experiment: Any, data: Any) -> None:
     """
     if not isinstance(data, CascadeDataModule):
         return
-    # What `use_artifact` does with a new artifact; itself it refuses to work offline, and online it waits.
-    experiment._log_artifact(data_artifact(data), is_user_created=True, use_after_commit=True)
+
+    import wandb
+
+    try:
+        # What `use_artifact` does with a new artifact; itself it refuses to work offline, and online it waits.
+        experiment._log_artifact(data_artifact(data), is_user_created=True, use_after_commit=True)
+    except (wandb.Error, ValueError, OSError) as error:  # a missing link must not end a run
+        log.warning("the data are not an input of the W&B run: %s", error)
 
 
 def data_artifact(data: CascadeDataModule) -> Any:

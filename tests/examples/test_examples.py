@@ -135,7 +135,10 @@ def test_three_stages_are_one_list_of_the_configuration(tmp_path, monkeypatch, c
 def test_a_sweep_runs_without_a_server(tmp_path, monkeypatch, capsys, environment):
     for name, value in {**environment, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(name, value)  # the last two are restored too: the script and Lightning set them
+    import wandb
+
     lines = printed("sweep.py", str(tmp_path), monkeypatch, capsys).splitlines()
+    wandb.teardown()  # when it returns, the files are whole
     reached = [float(line.split()[-1]) for line in lines if "val/joint_recall@10@20" in line]
     assert len(reached) == 3
     found = [wandb_files.records(file) for file in sorted(tmp_path.glob("*/wandb/offline-run-*/*.wandb"))]

@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ from recsys_topk.losses import get
 from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.directory import RunDirectory, run_name
 from recsys_topk.runs.trials import Competition
-from recsys_topk.runs.wandb_lineage import data_artifact, linked_run, run_facts, use_weights
+from recsys_topk.runs.wandb_lineage import data_artifact, linked_run, run_facts, use_data, use_weights
 from recsys_topk.runs.wandb_logging import describe_run, make_wandb
 from tests import wandb_files
 from tests.cascades.test_module import SCHEMA, STAGES
@@ -204,16 +206,27 @@ def test_the_summary_has_the_best_recall_as_a_number_that_a_sweep_finds(logged: 
 
 
 def test_the_summary_of_a_resumed_run_is_that_of_all_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = RunDirectory(tmp_path, "x")
     (run.path / "metrics.csv").write_text("step,val/a,val/b\n3,0.5,\n7,0.4,0.1\n")
     logger = make_wandb(run)
-    describe_run(logger, {}, ["val/a", "val/b", "val/c"])
-    logger.log_metrics({"val/a": 0.45, "val/b": 0.2, "train/loss": 1.0}, 9)
-    logger.log_metrics({"val/b": 0.15, "train/loss": 0.5}, 12)
     expected = {"val/a": 0.5, "val/b": 0.2, "val/c": None, "train/loss": 0.5}
-    assert {name: logger.experiment.summary.get(name) for name in expected} == expected  # W&B's own answer
-    logger.experiment.finish()
+    try:
+        describe_run(logger, {}, ["val/a", "val/b", "val/c"])
+        logger.log_metrics({"val/a": 0.45, "val/b": 0.2, "train/loss": 1.0}, 9)
+        logger.log_metrics({"val/b": 0.15, "train/loss": 0.5}, 12)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:  # W&B's own answer, which comes from another process
+            answer = {name: logger.experiment.summary.get(name) for name in expected}
+            if answer == expected:
+                break
+            time.sleep(0.1)
+    finally:
+        logger.experiment.finish()
+        wandb.teardown()  # when it returns, the file is whole
+    assert answer == expected
     summary = wandb_files.summary(read(run.path))
     assert {name: summary.get(name) for name in expected} == expected
 
@@ -271,6 +284,22 @@ def test_data_have_a_version_for_each_source_and_not_for_each_run(
     changed = version()
     assert changed[0] == first[0]
     assert changed[1] != first[1]
+
+
+def test_data_that_cannot_be_linked_do_not_end_a_run(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
+
+    class Unprepared(RecFlowDataModule):
+        @property
+        def prepared_folders(self) -> dict[str, Path]:
+            raise OSError("the disk is read-only")
+
+    use_data(
+        SimpleNamespace(_log_artifact=None), Unprepared(world={"users": 40, "items": 300, "days": 4, "requests": 120})
+    )
+    assert "read-only" in caplog.text
 
 
 def test_a_measurement_is_linked_to_the_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

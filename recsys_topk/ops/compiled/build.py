@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -13,24 +13,24 @@ from numba.core import types
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 
+from recsys_topk.ops import task
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@cache
-def fingerprint() -> str:
-    """Return a hash of the sources of this package."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+# Of this package, and of the record that its loops read.
+_sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(task.__file__)]
+FINGERPRINT = hashlib.sha256(b"".join(file.read_bytes() for file in _sources)).hexdigest()
 
 
 class _PackageCache(FunctionCache):
-    """Compiled code on disk under a key that changes with every file of this package.
+    """Compiled code on disk under a key that changes with every one of the sources.
 
     Numba's own key changes with the file of a function, and not with the files of the functions that it calls.
     """
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (*super()._index_key(sig, codegen), fingerprint())  # type: ignore[no-untyped-call]
+        return (*super()._index_key(sig, codegen), FINGERPRINT)  # type: ignore[no-untyped-call]
 
 
 def _kept(made: Any, function: Any) -> Any:

@@ -16,7 +16,8 @@ from recsys_topk.ops.compiled.arithmetic import (
     log1p_positive,
 )
 from recsys_topk.ops.compiled.build import inlined, native
-from recsys_topk.ops.compiled.lanes import load, places, splat, store, store_where, total, where, write
+from recsys_topk.ops.compiled.lanes import count, places, splat, total, where
+from recsys_topk.ops.compiled.memory import load, store, store_where, write
 from recsys_topk.ops.compiled.selection import begin_list
 from recsys_topk.ops.compiled.tasks import buffer_of, end_list, rows_of, take, task_at, wanted_of
 from recsys_topk.ops.task import WIDTH
@@ -42,8 +43,7 @@ def dftopk_list(task: Any, b: Any, buffer: Any) -> Any:
         return state, 0.0
     alpha = task.alpha
     base = cut + alpha * (kept - cut)
-    value, pull = 0.0, 0.0
-    kepts, cuts = splat(ZERO), splat(ZERO)
+    value, pull, kepts, cuts = 0.0, 0.0, i32(0), i32(0)
     for start in range(0, size, PRODUCT):
         terms, slopes, product = splat(ZERO), splat(ZERO), splat(ZERO)
         for i in range(start, min(start + PRODUCT, size), WIDTH):
@@ -55,14 +55,14 @@ def dftopk_list(task: Any, b: Any, buffer: Any) -> Any:
             slopes = slopes + m
             terms = terms + where(t > ZERO, t, ZERO)
             product = product * e + (product + e)
-            kepts = where(at == kept, kepts + ONE, kepts)
-            cuts = where(at == cut, cuts + ONE, cuts)
+            kepts += count(at == kept)
+            cuts += count(at == cut)
         value += total(terms + log1p_positive(product))
         pull += total(slopes)
     if gradient != 0:
         rate = task.scale * steep / f32(valid)
-        at_kept = -alpha * f32(pull) / total(kepts)
-        at_cut = (alpha - ONE) * f32(pull) / total(cuts)
+        at_kept = -alpha * f32(pull) / f32(kepts)
+        at_cut = (alpha - ONE) * f32(pull) / f32(cuts)
         for i in range(0, size, WIDTH):
             at = load(v, i)
             moved = load(s, i) + where(at == kept, at_kept, ZERO) + where(at == cut, at_cut, ZERO)

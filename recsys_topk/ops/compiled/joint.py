@@ -25,28 +25,32 @@ from recsys_topk.ops.compiled.arithmetic import (
     magnitude,
 )
 from recsys_topk.ops.compiled.build import inlined, native
-from recsys_topk.ops.compiled.lanes import load, places, read, splat, store, store_where, total, where, write
+from recsys_topk.ops.compiled.lanes import count, places, splat, total, where
+from recsys_topk.ops.compiled.memory import load, read, store, store_where, write
 from recsys_topk.ops.compiled.selection import begin_list
 from recsys_topk.ops.compiled.tasks import buffer_of, clear, take, task_at
 from recsys_topk.ops.compiled.thresholds import distance, threshold
 from recsys_topk.ops.task import WIDTH
 
-STAGE_ROWS = 5  # of a buffer, for each stage; one more for all
+STAGE_ROWS = 6  # of a buffer, for each stage; one more for all
 COUNTED, KEPT, CUT, AT_KEPT, AT_CUT, SHARE, PULL = 0, 1, 2, 3, 4, 5, 6  # places in the facts of a stage
 
 
 @inlined
 def stage_rows(buffer: Any, size: Any, m: Any) -> Any:
-    """Return the addresses of the scores, logits, slopes, shares of the density and facts of stage m."""
-    start = buffer + 64 + 4 * size * (1 + STAGE_ROWS * m)
-    return start, start + 4 * size, start + 8 * size, start + 12 * size, start + 16 * size
+    """Return the addresses of the scores, logits, slopes, rises, shares of the density and facts of stage m."""
+    start, row = buffer + 64 + 4 * size * (1 + STAGE_ROWS * m), 4 * size
+    return start, start + row, start + 2 * row, start + 3 * row, start + 4 * row, start + 5 * row
 
 
 @inlined
 def stage_term(
     task: Any, buffer: Any, m: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any
 ) -> Any:
-    """Write the logits, slopes, shares and facts of a stage; return the summed losses of all and of the true items.
+    """Write the logits, slopes, rises, shares and facts of a stage; return the losses of all and of the true items.
+
+    With p the membership and u the logit of an item, its slope is the derivative of its loss with respect to u, and
+    its rise d log p / du.
 
     Args:
         task: The task.
@@ -60,7 +64,7 @@ def stage_term(
         variance: Of the scores.
     """
     size, law, tau, alpha = task.size, task.law, task.tau, task.alpha
-    v, u, d, w, facts = stage_rows(buffer, size, m)
+    v, u, d, r, w, facts = stage_rows(buffer, size, m)
     s, steep = buffer + 64, ONE / tau
     base, at, near = cut, ZERO, ZERO
     if law == DFTOPK:
@@ -86,6 +90,7 @@ def stage_term(
             else:
                 factor, inverse = e, ONE / (e + ONE)
                 slope = where(t >= ZERO, ONE, e) * inverse * sign
+                store(r, i, where(logit > ZERO, e, ONE) * inverse)
                 share = share * (inverse * inverse)
             true = sign < ZERO
             hinge = where(t > ZERO, t, ZERO)
@@ -120,62 +125,82 @@ def stage_term(
 
 @inlined
 def survival_loss(task: Any, buffer: Any) -> Any:
-    """Return the summed losses of surviving of the items that are not true; put the slopes of survival over the logits.
+    """Return the summed losses of surviving of the items that are not true; put the slopes of survival over the rises.
 
-    With p_m the membership of stage m, p = prod_m p_m and q = 1 - p, the loss is -log q, with the derivative
-    p / q d log p_m / du_m. q is taken in units of exp(-low), low = min_m u_m if that is above 0, which keeps the digits
-    of memberships near 1.
+    With p_m the membership of stage m, p = prod_m p_m and q = 1 - p = sum_m (1 - p_m) prod_{l < m} p_l, the loss is
+    -log q, with the derivative p / q d log p_m / du_m.
     """
     size, law, stages = task.size, task.law, task.stages
     s, losses = buffer + 64, splat(ZERO)
     for i in range(0, size, WIDTH):
         low = splat(INFINITY)
         for m in range(stages):
-            _, u, _, _, facts = stage_rows(buffer, size, m)
+            _, u, _, _, _, facts = stage_rows(buffer, size, m)
             if read(facts, COUNTED, f32) > ZERO:
                 logit = load(u, i)
                 low = where(logit < low, logit, low)
-        low = where(low > ZERO, low, ZERO)
-        unit = exp_negative(ZERO - low)
-        p, q = splat(ONE), splat(ZERO)
-        for m in range(stages):
-            _, u, _, _, facts = stage_rows(buffer, size, m)
-            if read(facts, COUNTED, f32) > ZERO:
-                logit = load(u, i)
-                up = logit > ZERO
-                share = exp_negative(low - magnitude(logit))
-                if law == LAPLACE:
-                    rest = ONE - share * unit * HALF
-                    q = q + where(up, share * HALF, rest) * p
-                    p = p * where(up, rest, share * HALF)
-                    rise = where(up, share / (TWO - share * unit), ONE)
-                else:
-                    inverse = ONE / (share * unit + ONE)
-                    rise = where(up, share, ONE) * inverse
-                    q = q + rise * p
-                    p = p * where(up, ONE, share) * inverse
-                store(u, i, rise)
-        odds = p / q
         true = load(s, i) < ZERO
-        loss = where(low > ZERO, low - log_positive(q), log1p_unit(where(low > ZERO, ZERO, odds)))
-        losses = losses + where(true, ZERO, loss)
+        if law != LAPLACE and count(where(true, -ONE, low) > ZERO) == 0:
+            # Every item is below the threshold of a stage. The slope of an item that is not true is its membership, and
+            # its rise one minus that.
+            p, q = splat(ONE), splat(ZERO)
+            for m in range(stages):
+                _, _, d, r, _, facts = stage_rows(buffer, size, m)
+                if read(facts, COUNTED, f32) > ZERO:
+                    q = q + load(r, i) * p
+                    p = p * load(d, i)
+            odds = p / q
+            losses = losses + where(true, ZERO, log1p_unit(odds))
+        else:
+            odds, loss = survivors(law, buffer, size, stages, i, where(low > ZERO, low, ZERO))
+            losses = losses + where(true, ZERO, loss)
         if task.gradient != 0:
             for m in range(stages):
-                _, u, d, _, _ = stage_rows(buffer, size, m)
-                store(u, i, where(true, load(d, i), odds * load(u, i)))
+                _, _, d, r, _, _ = stage_rows(buffer, size, m)
+                store(r, i, where(true, load(d, i), odds * load(r, i)))
     return total(losses)
+
+
+@inlined
+def survivors(law: Any, buffer: Any, size: Any, stages: Any, i: Any, low: Any) -> Any:
+    """Return p / q and -log q of 16 items, and write their rises, in units of exp(-low).
+
+    `low` is the smallest logit of an item if that is above 0, else 0. q in these units keeps the digits of memberships
+    near 1.
+    """
+    unit = exp_negative(ZERO - low)
+    p, q = splat(ONE), splat(ZERO)
+    for m in range(stages):
+        _, u, _, r, _, facts = stage_rows(buffer, size, m)
+        if read(facts, COUNTED, f32) > ZERO:
+            logit = load(u, i)
+            up = logit > ZERO
+            share = exp_negative(low - magnitude(logit))
+            if law == LAPLACE:
+                rest = ONE - share * unit * HALF
+                q = q + where(up, share * HALF, rest) * p
+                p = p * where(up, rest, share * HALF)
+                rise = where(up, share / (TWO - share * unit), ONE)
+            else:
+                inverse = ONE / (share * unit + ONE)
+                rise = where(up, share, ONE) * inverse
+                q = q + rise * p
+                p = p * where(up, ONE, share) * inverse
+            store(r, i, rise)
+    odds = p / q
+    return odds, where(low > ZERO, low - log_positive(q), log1p_unit(where(low > ZERO, ZERO, odds)))
 
 
 @inlined
 def write_gradients(task: Any, buffer: Any, m: Any, rate: Any, own: Any, joint: Any) -> None:
     """Write the gradients of the loss of stage m and of survival: the slopes less what the threshold moves."""
     n, size, law = task.items, task.size, task.law
-    v, u, d, w, facts = stage_rows(buffer, size, m)
+    v, _, d, r, w, facts = stage_rows(buffer, size, m)
     kept, cut, pull = read(facts, KEPT, f32), read(facts, CUT, f32), read(facts, PULL, f32)
     at_kept, at_cut, share = read(facts, AT_KEPT, f32), read(facts, AT_CUT, f32), read(facts, SHARE, f32)
     slopes = splat(ZERO)
     for i in range(0, size, WIDTH):
-        slopes = slopes + load(u, i)
+        slopes = slopes + load(r, i)
     joint_pull = total(slopes)
     for i in range(0, size, WIDTH):
         score = load(v, i)
@@ -187,7 +212,7 @@ def write_gradients(task: Any, buffer: Any, m: Any, rate: Any, own: Any, joint: 
         moves = where(score > -INFINITY, moves * rate, ZERO)
         scale = where(score > -INFINITY, rate, ZERO)
         store_where(own, i, load(d, i) * scale - moves * pull, inside)
-        store_where(joint, i, load(u, i) * scale - moves * joint_pull, inside)
+        store_where(joint, i, load(r, i) * scale - moves * joint_pull, inside)
 
 
 @inlined
@@ -201,7 +226,7 @@ def joint_list(task: Any, b: Any, buffer: Any) -> Any:
     y = task.labels + 4 * b * n
     mask = task.mask + b * n if task.mask != 0 else 0
     for m in range(stages):
-        v, _, _, w, facts = stage_rows(buffer, size, m)
+        v, _, _, _, w, facts = stage_rows(buffer, size, m)
         x = read(task.scores, m, np.int64) + 4 * b * n
         quota = read(task.quotas, m, np.int64) if task.quotas != 0 else -1
         state, rank, valid, kept, cut, mean, variance = begin_list(
@@ -225,7 +250,7 @@ def joint_list(task: Any, b: Any, buffer: Any) -> Any:
         rate = f32(share) * task.scale / task.tau
         for m in range(stages):
             before = 4 * n * (m * lists + b)
-            _, _, _, _, facts = stage_rows(buffer, size, m)
+            _, _, _, _, _, facts = stage_rows(buffer, size, m)
             if read(facts, COUNTED, f32) > ZERO:
                 write_gradients(task, buffer, m, rate, task.gradient + before, task.joint_gradient + before)
             else:

@@ -18,27 +18,16 @@ from recsys_topk.ops.compiled.arithmetic import (
     ONE,
     TWO,
     ZERO,
+    exp_negative,
     f32,
     i32,
+    log_positive,
     number,
     ordered,
 )
 from recsys_topk.ops.compiled.build import inlined
-from recsys_topk.ops.compiled.lanes import (
-    count,
-    greatest,
-    least,
-    load,
-    load_bits,
-    load_where,
-    places,
-    read,
-    splat,
-    store,
-    total,
-    where,
-    write,
-)
+from recsys_topk.ops.compiled.lanes import count, greatest, least, places, splat, total, where
+from recsys_topk.ops.compiled.memory import load, load_bits, load_where, read, store, write
 from recsys_topk.ops.task import WIDTH
 
 
@@ -77,10 +66,10 @@ def copy_list(x: Any, y: Any, mask: Any, n: Any, size: Any, above: Any, v: Any, 
 def quantile(p: Any) -> Any:
     """Return (z, density at z) of the standard normal law with P(Z > z) = p, to three digits."""
     tail = min(p, ONE - p)
-    t = f32(math.sqrt(-TWO * f32(math.log(max(tail, f32(1e-7))))))
+    t = f32(math.sqrt(-TWO * log_positive(max(tail, f32(1e-7)))))
     top = f32(2.515517) + t * (f32(0.802853) + t * f32(0.010328))
     z = t - top / (ONE + t * (f32(1.432788) + t * (f32(0.189269) + t * f32(0.001308))))
-    density = f32(0.39894228) * f32(math.exp(-HALF * z * z))
+    density = f32(0.39894228) * exp_negative(-HALF * z * z)
     return (z if p < HALF else -z), density
 
 

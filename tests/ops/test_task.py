@@ -1,0 +1,83 @@
+"""How the lists of a task are divided among threads: the same numbers, whatever runs them."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from recsys_topk import losses
+from recsys_topk.ops import task
+from recsys_topk.ops.dispatch import backend, installed
+from recsys_topk.ops.joint_terms import JointTask, joint_terms
+from recsys_topk.ops.topk_loss import Law
+
+pytestmark = pytest.mark.skipif(not installed("numba"), reason="the compiled loops need numba")
+
+GENERATOR = torch.Generator().manual_seed(0)
+SCORES = torch.randn(37, 401, generator=GENERATOR)
+LABELS = torch.randint(0, 3, (37, 401), generator=GENERATOR).float()
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def loss_and_gradient(scores: Tensor = SCORES) -> list[Tensor]:
+    x = scores.detach().requires_grad_()
+    with backend("numba"):
+        value = losses.get("dftopk", k=20)(x, LABELS)
+    value.backward()
+    assert x.grad is not None
+    return [value.detach(), x.grad]
+
+
+def joint() -> list[Tensor]:
+    x = [SCORES.clone().requires_grad_(), SCORES.flip(1).clone().requires_grad_()]
+    with backend("numba"):
+        terms, survival = joint_terms(x, JointTask(LABELS, None, 20, (60, 30), 1.0, Law("dftopk", 0.5)))
+    (terms.sum() + survival).backward()
+    return [terms.detach(), survival.detach(), *(one.grad for one in x)]
+
+
+@pytest.mark.parametrize("work", [loss_and_gradient, joint])
+@pytest.mark.parametrize("team", [True, False], ids=["threads of torch", "threads of Python"])
+def test_numbers_do_not_depend_on_the_threads(work, team, threads, monkeypatch):
+    torch.set_num_threads(1)
+    expected = work()
+    if not team:
+        monkeypatch.setattr(task, "_team", lambda: None)
+    for number in (2, 3):
+        torch.set_num_threads(number)
+        for one, other in zip(work(), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_view_with_other_strides_gives_the_same(threads):
+    wide = torch.empty(401, 74).T[::2].copy_(SCORES)
+    for one, other in zip(loss_and_gradient(wide), loss_and_gradient(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="the system cannot fork")
+def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent(threads):
+    torch.set_num_threads(2)
+    loss_and_gradient()
+    child = multiprocessing.get_context("fork").Process(target=_value)
+    child.start()
+    child.join(60)
+    waiting = child.is_alive()
+    child.kill()
+    assert not waiting
+    assert child.exitcode == 0
+
+
+def _value() -> None:
+    with backend("numba"), torch.no_grad():
+        losses.get("dftopk", k=20)(SCORES, LABELS)
