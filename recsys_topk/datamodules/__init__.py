@@ -1,6 +1,6 @@
-"""Data: the batch, its schema, negatives, and one sub-package per source.
+"""Data modules: the batch, its schema, sampled negatives, and one sub-package per data source.
 
-Names are imported on first use, so that the batch and the schema need torch only.
+Names are imported on first use. The batch and the schema therefore need only torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numpy columns as Arrow files of Hugging Face `datasets`: written at once, read as views of mapped memory."""
+"""Write numpy columns to Arrow files in the format of Hugging Face `datasets`, and memory-map them for reading."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Array = npt.NDArray[Any]
 
 
 def write_columns(path: Path, columns: Mapping[str, Array]) -> None:
-    """Write columns as one record batch, so that each is one contiguous stretch of the file.
+    """Write columns as one record batch, so that each column is contiguous in the file.
 
     Args:
         path: The file.
-        columns: Arrays (n,) or (n, width), also mapped ones; those of width 0 are left out.
+        columns: Arrays (n,) or (n, width); they may be memory-mapped. Columns of width 0 are not written.
     """
     import pyarrow as pa
 
@@ -31,7 +31,7 @@ def write_columns(path: Path, columns: Mapping[str, Array]) -> None:
 
 
 def write_ids(path: Path, ids: Sequence[Any]) -> None:
-    """Write a column ``id`` of integers or texts, None where one is missing."""
+    """Write a column ``id`` of integers or strings; a missing id is None."""
     import pyarrow as pa
 
     _write(path, pa.table({"id": pa.array(ids)}))
@@ -46,7 +46,7 @@ def _write(path: Path, table: Any) -> None:
 
 
 def read_columns(path: Path) -> dict[str, Array]:
-    """Return the columns of a mapped Arrow file as arrays that share its memory."""
+    """Memory-map an Arrow file and return its columns as arrays, without a copy where possible."""
     from datasets import Dataset
 
     table = Dataset.from_file(str(path)).data.table

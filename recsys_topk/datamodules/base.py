@@ -1,4 +1,4 @@
-"""What every source of data shares: loaders of batches, negatives on the device, resuming, plain hyper-parameters."""
+"""The base class of data modules: data loaders, sampled negatives, resuming and hyper-parameters."""
 
 from __future__ import annotations
 
@@ -35,39 +35,40 @@ registry: Registry[CascadeDataModule]
 
 
 class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[misc]  # Lightning is seen untyped
-    """Base class of data modules: a schema and shards in, loaders of `CascadeBatch` out.
+    """Base class of data modules: makes data loaders of `CascadeBatch` from a schema and shards.
 
-    A subclass defines `schema` and `open_shard`, and `splits` if it has other shards than one per split. The base
-    makes the loaders, adds sampled negatives after transfer to the device, saves the position in the epoch, and
-    records the constructor's arguments as hyper-parameters, from which `restore` rebuilds the data module.
+    A subclass defines `schema` and `open_shard`. It also defines `splits` if it does not have exactly one shard per
+    split. The base class makes the loaders, adds sampled negatives after the transfer to the device, saves the position
+    in the epoch, and records the constructor's arguments as hyper-parameters. `restore` rebuilds the data module from
+    these hyper-parameters.
 
-    In training, negatives are drawn anew every epoch from `negative_source`. In evaluation, they are `eval_negatives`
-    uniform draws from the catalogue of the evaluated shard, the same for a request whatever the batch size, order,
-    number of processes or epoch.
+    Training negatives are drawn again in every epoch, from `negative_source`. Evaluation negatives are `eval_negatives`
+    uniform draws from the catalogue of the evaluated shard. They are the same for a request in every epoch, and do not
+    depend on the batch size, the order or the number of processes.
 
-    A subclass with a class attribute ``name`` is found by this name (`recsys_topk.datamodules.get`); other
-    distributions add theirs through the entry-point group ``recsys_topk.datamodules``. `docs/data.md` has a complete
-    example, and `recsys_topk.testing.check_data_module` checks a subclass.
+    A subclass with a class attribute ``name`` is registered under this name (`recsys_topk.datamodules.get`). Other
+    packages register data modules through the entry-point group ``recsys_topk.datamodules``. `docs/data.md` has a
+    complete example, and `recsys_topk.testing.check_data_module` checks a subclass.
 
     Args:
         batch_size: Requests per training batch and process.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
-        negative_source: Where training negatives come from: ``"in_batch"``, ``"uniform"`` or ``"popularity"``, or how
-            many per list come from each, ``{"in_batch": 20, "uniform": 10}``; their sum takes the place of
-            `train_negatives`. With several processes ``"in_batch"`` is the batch of one; ``"in_global_batch"`` draws
-            from the lists of all, as one process would from the whole batch.
+        negative_source: Source of the training negatives: ``"in_batch"``, ``"in_global_batch"``, ``"uniform"`` or
+            ``"popularity"``; or the number per list from each source, ``{"in_batch": 20, "uniform": 10}``. The sum
+            then replaces `train_negatives`. With several processes, ``"in_batch"`` draws from the batch of one process
+            and ``"in_global_batch"`` from the batches of all processes.
         eval_negatives: Sampled negatives per list in evaluation.
-        seed: Seed of the order and of all negatives.
-        num_workers: Worker processes that make batches.
+        seed: Seed of the order of requests and of all negatives.
+        num_workers: Number of worker processes that make batches.
         shuffle: Whether to shuffle training requests within each shard.
-        logq_correction: Whether training batches hold `CascadeBatch.log_q`, which softmax losses subtract from the
+        logq_correction: Whether training batches contain `CascadeBatch.log_q`. Softmax losses subtract it from the
             scores of sampled negatives, so that they estimate the softmax over all items.
     """
 
     name: ClassVar[str]
     progress: Progress | None = None
-    """Told how far `prepare_data` is; None = bars, on a terminal."""
+    """Receives the progress of `prepare_data`; None = progress bars on a terminal."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         self.shuffle = shuffle
         self.logq_correction = logq_correction
         saved = hyper_parameters(self)
-        # Lightning compares every argument with these, which data frames do not like.
+        # Lightning compares every argument with the saved values. A data frame cannot be compared, so it is ignored.
         self.save_hyperparameters(saved, ignore=saved.get(LEFT_OUT), logger=False)
         self._shards: dict[str, Shard] = {}
         self._catalogue: tuple[str, torch.device, Catalogue] | None = None
@@ -118,13 +119,13 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     def load_from_checkpoint(
         cls, checkpoint_path: Any, *args: Any, trust: Collection[str] = (), **kwargs: Any
     ) -> CascadeDataModule:
-        """Load a data module, as Lightning's method does. Nothing that the file names is imported unchecked.
+        """Load a data module from a checkpoint, like Lightning's method. Only classes that are trusted are imported.
 
         Args:
             checkpoint_path: The file.
-            args: As Lightning's.
-            trust: Packages whose classes the checkpoint may name; see `recsys_topk.trust`.
-            kwargs: As Lightning's; `weights_only` is True if it is not given.
+            args: Arguments of Lightning's method.
+            trust: Further packages whose classes may be imported; see `recsys_topk.trust`.
+            kwargs: Arguments of Lightning's method; `weights_only` defaults to True.
         """
         with loading(checkpoint_path, kwargs, trust):
             data: CascadeDataModule = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
@@ -133,11 +134,11 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     @property
     @abstractmethod
     def schema(self) -> Schema:
-        """What the columns of the batches mean; must not need prepared data."""
+        """The schema of the batches. It must be available before the data are prepared."""
 
     @abstractmethod
     def open_shard(self, name: str) -> Shard:
-        """Return a prepared shard; called once per name and process."""
+        """Return a prepared shard. Called once per name in each process."""
 
     @property
     def splits(self) -> dict[str, tuple[str, ...]]:
@@ -145,12 +146,12 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         return {split: (split,) for split in get_args(Split)}
 
     def facts(self) -> list[str]:
-        """Return lines for people that say what was prepared, and what was guessed for it."""
+        """Return lines of text that describe the prepared data and the guesses that were made."""
         return []
 
     @contextmanager
     def progress_of(self, unit: str = " rows") -> Iterator[Progress]:
-        """Give what `prepare_data` tells its progress: `progress`, or bars of its own."""
+        """Yield the object that receives the progress of `prepare_data`: `progress`, or new progress bars."""
         if self.progress is not None:
             if isinstance(self.progress, StepBars):
                 self.progress.unit = unit
@@ -161,40 +162,40 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
 
     @property
     def prepared_folders(self) -> dict[str, Path]:
-        """The folders of the prepared data by name; their paths hold a fingerprint of the source. Empty = none."""
+        """The folders of the prepared data by name. Their paths contain a fingerprint of the source."""
         return {}
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
-        """How raw ids become rows, by table, for sources that map them; their fingerprints stand in the schema."""
+        """The vocabulary of each table whose raw ids are mapped to rows. The schema contains the fingerprints."""
         return {}
 
     def list_length(self, split: Split) -> int:
-        """Return the length of the longest list that a batch of `split` can have, sampled negatives included.
+        """Return the maximum length of a list in the batches of `split`, including sampled negatives.
 
-        Needs prepared data, unless a subclass knows the length without.
+        The data must be prepared, unless a subclass knows the length without them.
         """
         negatives = self.train_negatives if split == "train" else self.eval_negatives
         return max(self.shard(name).list_length for name in self.splits[split]) + negatives
 
     def shard(self, name: str) -> Shard:
-        """Return a shard, opened on first use."""
+        """Return a shard. It is opened on first use."""
         if name not in self._shards:
             self._shards[name] = self.open_shard(name)
         return self._shards[name]
 
     def catalogue(self, shard: str, device: torch.device | str = "cpu") -> Catalogue:
-        """Return all items of a shard on a device; the last one used is kept."""
+        """Return all items of a shard on a device. The catalogue of the last call is cached."""
         device = torch.device(device)
         if self._catalogue is None or self._catalogue[:2] != (shard, device):
-            with torch.inference_mode(False):  # it outlives the evaluation that asks for it first
+            with torch.inference_mode(False):  # training may use the catalogue after an evaluation has created it
                 self._catalogue = (shard, device, self.shard(shard).catalogue(device))
         return self._catalogue[2]
 
     def serving_items(self) -> ItemTable:
-        """Return the items of all shards for an export; the features of an item are those of its newest shard.
+        """Return the items of all shards for an export. The features of an item come from its newest shard.
 
-        A subclass whose items have names other than their ids overrides this.
+        Override this method if the names of items differ from their ids.
         """
         shards = list(dict.fromkeys(name for names in self.splits.values() for name in names))
         found = [self.shard(name).catalogue() for name in shards]
@@ -209,28 +210,28 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         return ItemTable(columns[0][order], columns[1][order], numbers[order], columns[2][order])
 
     def item_names(self, item_id: Array) -> Array:
-        """Return the names of items as `serving_items` has them, given ids as batches and catalogues have them."""
+        """Return the names of items, as in `serving_items`, given their ids in batches and catalogues."""
         return item_id
 
     def request_names(self, shard: str, request_id: Array) -> Array:
-        """Return what the source calls some requests of a shard, given ids as batches have them."""
+        """Return the names of requests in the source, given their ids in the batches of a shard."""
         return request_id
 
     def serving_users(self, items: ItemTable) -> UserTable | None:
-        """Return the newest state of each user for an export, or None if users are not known by name.
+        """Return the newest state of each user for an export, or None if users have no names.
 
         Args:
-            items: What `serving_items` returned.
+            items: The result of `serving_items`.
         """
         return None
 
     @property
     def encoder(self) -> FeatureEncoder | None:
-        """How raw features become ids and values, for an export; None if only this data module can encode them."""
+        """The encoder of raw features for an export; None if only this data module can encode them."""
         return None
 
     def loader(self, shards: Sequence[str], *, training: bool) -> ShardLoader:
-        """Return the batches of some shards, for training or for evaluation."""
+        """Return a loader of the batches of the given shards, for training or for evaluation."""
         rank, processes = self._share()
         size = self.batch_size if training or self.eval_batch_size is None else self.eval_batch_size
         return ShardLoader(
@@ -246,7 +247,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         )
 
     def train_dataloader(self) -> ShardLoader:
-        """Return the training batches; resumes where a loaded state was taken."""
+        """Return the loader of training batches. It resumes at the loaded state, if there is one."""
         self._train_loader = self.loader(self.splits["train"], training=True)
         if self._state is not None:
             self._train_loader.load_state_dict(self._state)
@@ -254,7 +255,10 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         return self._train_loader
 
     def val_dataloader(self) -> ShardLoader | list[ShardLoader]:
-        """Return the validation batches; an empty list, which skips validation, if no shard is for it."""
+        """Return the loader of validation batches, or an empty list if there are no validation shards.
+
+        Lightning skips validation for an empty list.
+        """
         if self.splits["val"]:
             return self.loader(self.splits["val"], training=False)
         if self.trainer is not None and self.trainer.state.fn == "validate":
@@ -262,21 +266,22 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         return []
 
     def test_dataloader(self) -> ShardLoader:
-        """Return the test batches."""
+        """Return the loader of test batches."""
         return self.loader(self.splits["test"], training=False)
 
     def predict_dataloader(self) -> ShardLoader:
-        """Return the test batches."""
+        """Return the loader of test batches."""
         return self.test_dataloader()
 
     def on_after_batch_transfer(self, batch: CascadeBatch, dataloader_idx: int) -> CascadeBatch:
-        """Append the negatives of a batch, on the device it is on."""
+        """Append negatives to a batch, on its device. Called by Lightning."""
         return self.add_negatives(batch) if isinstance(batch, ShardBatch) else batch
 
     def add_negatives(self, batch: ShardBatch) -> CascadeBatch:
-        """Return a batch of one of the loaders with its negatives: lists become (B, N + negatives).
+        """Return a batch of a loader with its negatives: lists become (B, N + negatives).
 
-        Lightning calls this after transfer. In your own training loop, call it on every batch.
+        The Lightning trainer does this after the transfer to the device. In a custom training loop, call this method
+        for every batch.
         """
         number = self.train_negatives if batch.training else self.eval_negatives
         if not number:
@@ -302,27 +307,27 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         return expansion.batch
 
     def rejection_rate(self, *, training: bool) -> float:
-        """Return the share of draws so far that were rejected because the list already had the item."""
+        """Return the fraction of all draws so far that were rejected because the list already had the item."""
         drawn, rejected = (float(count) for count in self._counts.get(training, (0.0, 0.0)))
         return rejected / drawn if drawn else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in training: seed, epoch, shard and the requests of the shard already returned."""
+        """Return the position in training: seed, epoch, shard, and number of requests of the shard already returned."""
         if self._train_loader is not None:
             return self._train_loader.state_dict()
         return self._state or {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next `train_dataloader` resume where `state_dict` was taken."""
+        """Load the result of `state_dict`. The next `train_dataloader` resumes there."""
         self._state = state or None
 
     @cached_property
     def _sampled_group(self) -> int:
-        """The group of sampled negatives."""
+        """The index of the group of sampled negatives."""
         return len(self.schema.groups)
 
     def _share(self) -> tuple[int, int]:
-        """Return the number of this process and how many there are."""
+        """Return the rank of this process and the number of processes."""
         if self.trainer is not None:
             return self.trainer.global_rank, self.trainer.world_size
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -346,18 +351,18 @@ def get(name: str, /, **arguments: Any) -> CascadeDataModule:
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of all data modules, those of installed plug-ins included."""
+    """Return the names of all data modules, including those of installed plug-ins."""
     return registry.available()
 
 
 def restore(saved: Mapping[str, Any], *, trust: Collection[str] = (), **changes: Any) -> CascadeDataModule:
-    """Rebuild a data module from its hyper-parameters, as a checkpoint holds them.
+    """Rebuild a data module from its hyper-parameters, as stored in a checkpoint.
 
     Args:
-        saved: ``data.hparams``, or ``checkpoint["datamodule_hyper_parameters"]``. Checkpoints of version 0.1 name no
-            class: they hold a `RecFlowDataModule`.
-        trust: Packages whose classes may be built besides those of this package and of installed entry points.
-        changes: Arguments to replace, e.g. ``root="elsewhere"``. Arguments that were no plain values (a data frame, an
+        saved: ``data.hparams``, or ``checkpoint["datamodule_hyper_parameters"]``. Checkpoints of version 0.1 have no
+            class path; a `RecFlowDataModule` is built for them.
+        trust: Further packages whose classes may be built. This package and installed entry points are always trusted.
+        changes: Arguments to replace, e.g. ``root="elsewhere"``. Arguments that are not plain values (a data frame, an
             open connection) are not saved and must be given here.
 
     Example:

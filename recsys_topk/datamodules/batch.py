@@ -1,4 +1,4 @@
-"""The batch that every stage, objective and metric sees: requests, a pool of items, and lists of indices into it."""
+"""The batch that stages, objectives and metrics use: requests, a pool of items, and lists of indices into the pool."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 NO_VALUES = torch.empty(0, 0)
-"""What stands for the values of a part of the schema that has no numeric feature and no vector."""
+"""The values of a part of the schema without numeric features and vectors."""
 
 
 @dataclass(frozen=True)
 class CascadeBatch:
-    """B requests, each with a list of N candidates that are indices into a pool of M distinct items.
+    """B requests, each with a list of N candidates. Candidates are indices into a pool of M distinct items.
 
-    An item is stored, embedded and encoded once, however many lists contain it; adding negatives appends columns of
-    indices and copies no features. Padding slots are masked, have label 0, group -1 and point at pool row 0.
+    An item is stored, embedded and encoded once per batch, even if many lists contain it. Adding negatives appends
+    columns of indices and copies no features. Padding slots are masked, have label 0 and group -1, and point to row 0
+    of the pool.
 
     Attributes:
-        request_id: (B,) int64, the identity of each request.
-        request: (B, F_r) int64, ids of the request's categorical features and bags (`Schema.id_columns`); the unused
-            slots of a bag hold its table's padding id.
-        history: (B, L, F_h) int64, ids of the user's last views, oldest first; row b holds `history_length[b]` real
-            views, first, and padding ids after them.
-        history_length: (B,) int64.
-        item_id: (M,) int64, the identity of each pool item; no value occurs twice (see `schema.VARIANT`).
+        request_id: (B,) int64, the id of each request.
+        request: (B, F_r) int64, ids of the request's categorical features and bags (`Schema.id_columns`). Unused slots
+            of a bag contain the padding id of its table.
+        history: (B, L, F_h) int64, ids of the user's last views, oldest first. Row b has `history_length[b]` views,
+            followed by padding ids.
+        history_length: (B,) int64, number of views in each history.
+        item_id: (M,) int64, the id of each pool item, all distinct (see `schema.VARIANT`).
         items: (M, F_i) int64, ids of the pool's categorical features and bags.
         candidates: (B, N) int64 indices into the pool.
-        labels: (B, N) float32, bigger is better.
-        mask: (B, N) boolean, True = a real candidate.
-        group: (B, N) int64, which sample group a candidate came from (`Schema.groups`, best first;
+        labels: (B, N) float32, larger is better.
+        mask: (B, N) boolean, True = a real candidate, False = padding.
+        group: (B, N) int64, the sample group of each candidate (`Schema.groups`, best first;
             `len(Schema.groups)` = a sampled negative; -1 = padding).
-        request_values: (B, V_r) float32, the request's numeric features and vectors (`Schema.value_columns`), finite;
-            (0, 0) if the schema has none, here and below.
-        history_values: (B, L, V_h) float32, those of the views; 0 where there is no view.
-        item_values: (M, V_i) float32, those of the pool items.
-        log_q: (B, N) float32, the logarithm of how likely each sampled candidate was to be in its list, 0 for those
-            that were logged (`recsys_topk.datamodules.inclusion`); (0, 0) if nothing is to be corrected.
-        sampled: How many of the last columns are sampled negatives.
-        shard: Of evaluation batches, the name of the shard that holds all its requests, e.g. a day.
-        users: Of evaluation batches, the users as the data call them; empty if the data do not know them.
+        request_values: (B, V_r) float32, the request's numeric features and vectors (`Schema.value_columns`), finite.
+            This field and the next two have shape (0, 0) if the schema has no such features.
+        history_values: (B, L, V_h) float32, numeric features and vectors of the views; 0 where there is no view.
+        item_values: (M, V_i) float32, numeric features and vectors of the pool items.
+        log_q: (B, N) float32, the log-probability that a sampled candidate is in its list; 0 for logged candidates
+            (`recsys_topk.datamodules.inclusion`). Shape (0, 0) if no correction is wanted.
+        sampled: Number of columns, at the end of the lists, that are sampled negatives.
+        shard: Name of the shard that contains all requests, e.g. a day. Only set in evaluation batches.
+        users: Names of the users in the source; empty if they are not known. Only set in evaluation batches.
     """
 
     request_id: Tensor
@@ -82,15 +83,15 @@ class CascadeBatch:
         return replace(self, **changes)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move every tensor to a device (dtypes are kept)."""
+        """Return a copy with every tensor moved to a device. Dtypes do not change."""
         return self._each(lambda tensor: tensor.to(*args, **kwargs))
 
     def pin_memory(self) -> Self:
-        """Pin every tensor, for asynchronous copies to a GPU."""
+        """Return a copy in pinned memory, for asynchronous copies to a GPU."""
         return self._each(lambda tensor: tensor.pin_memory())
 
     def record_stream(self, stream: Any) -> None:
-        """Tell the allocator that `stream` uses every tensor, so that none is reused before it has."""
+        """Tell the CUDA allocator that `stream` uses every tensor, so that their memory is not reused too early."""
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Columns of Arrow tables as numpy arrays: ids as 64-bit keys, numbers, lists of either; missing values apart."""
+"""Convert columns of Arrow tables to numpy arrays: ids as 64-bit keys, numbers and lists, with missing values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 
 
 class Keys(NamedTuple):
-    """Ids as int64 keys, which are missing (0 there), and whether any is a text that is no number."""
+    """Ids as int64 keys (0 where missing), a mask of missing ids, and whether any id is text that is not a number."""
 
     keys: npt.NDArray[np.int64]
     missing: npt.NDArray[np.bool_]
@@ -24,11 +24,11 @@ class Lists(NamedTuple):
     """A column of lists.
 
     Attributes:
-        values: The elements of all lists, one after the other, a pyarrow array.
+        values: The concatenated elements of all lists, a pyarrow array.
         row: The row of each element, ascending.
-        place: Its place in its list.
-        length: The length of each list; 0 where it is missing.
-        missing: Boolean, True where there is no list.
+        place: The position of each element in its list.
+        length: The length of each list; 0 where the list is missing.
+        missing: Boolean, True where the list is missing.
     """
 
     values: Any
@@ -39,7 +39,7 @@ class Lists(NamedTuple):
 
 
 def one_chunk(column: Any) -> Any:
-    """Return a column of a table as one array, without dictionaries."""
+    """Return a column of a table as one array; dictionary-encoded values are decoded."""
     import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray):
@@ -48,21 +48,21 @@ def one_chunk(column: Any) -> Any:
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether an Arrow type is one of the types of text."""
+    """Return whether an Arrow type is a string type."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_list(kind: Any) -> bool:
-    """Return whether an Arrow type is one of the types of lists."""
+    """Return whether an Arrow type is a list type."""
     import pyarrow as pa
 
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def keys_of(column: Any) -> Keys:
-    """Return ids as int64 keys (`id_keys`); whole floats are integers, dates and others their text.
+    """Return ids as int64 keys (`id_keys`). Floats without a fraction count as integers, dates and others as text.
 
     Example:
         >>> import pyarrow as pa
@@ -83,7 +83,7 @@ def keys_of(column: Any) -> Keys:
         numbers = np.asarray(column.fill_null(0))
         large = numbers > np.iinfo(np.int64).max if pa.types.is_uint64(kind) else np.zeros(0, dtype=bool)
         keys = numbers.astype(np.int64)
-        if large.any():  # beyond int64: known by their text, so that they can be told again
+        if large.any():  # too large for int64: the key is the hash of their text
             keys[large] = id_keys(numbers[large].astype(str)).keys
         return Keys(keys, missing, bool(large.any()))
     if pa.types.is_floating(kind):
@@ -109,7 +109,7 @@ def numbers_of(column: Any, name: str) -> Array:
     """Return numbers as float64; NaN where they are missing or not finite.
 
     Raises:
-        ValueError: The column holds text that is no number.
+        ValueError: The column contains text that is not a number.
     """
     import pyarrow as pa
 
@@ -131,7 +131,7 @@ def numbers_of(column: Any, name: str) -> Array:
 
 
 def lists_of(column: Any, separator: str, name: str) -> Lists:
-    """Return a column of lists, or of text that is split at `separator`, by its elements."""
+    """Return the elements of a column of lists, or of text that is split at `separator`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -158,11 +158,11 @@ SPLIT_NAMES: Final = {
     "train": 0, "training": 0, "0": 0, "val": 1, "vali": 1, "valid": 1, "validation": 1, "dev": 1, "1": 1, "test": 2,
     "2": 2,
 }  # fmt: skip
-"""What a column of splits, or the name of a file, may say, and the number of the split."""
+"""Number of the split for each name that a column or a file name may use."""
 
 
 def split_numbers(column: Any, name: str) -> npt.NDArray[np.int8]:
-    """Return the number of the split that each row of a column says.
+    """Return the number of the split of each row, given a column of split names.
 
     Example:
         >>> import pyarrow as pa

@@ -1,4 +1,4 @@
-"""What a data module hands to an export: items and users as memory-mapped Arrow files. Needs no torch."""
+"""The tables of items and users that a data module exports, as memory-mapped Arrow files. Needs no torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ USERS: Final = "users.arrow"
 
 
 class Names:
-    """The names of items or users, as the data call them, and the row of each.
+    """Finds the row of an item or user by its name in the source.
 
     Args:
-        names: (n,) integers or texts, all different.
+        names: (n,) integers or strings, all distinct.
 
     Example:
         >>> names = Names(np.array(["b", "a"]))
@@ -37,19 +37,19 @@ class Names:
 
     @property
     def are_integers(self) -> bool:
-        """Whether names are integers."""
+        """Whether the names are integers."""
         return bool(np.issubdtype(self.names.dtype, np.integer))
 
     @cached_property
     def _order(self) -> tuple[Array, Array] | None:
-        """The names in ascending order and their rows, or None if they are ascending as they stand."""
+        """The names in ascending order and their rows, or None if `names` is already in ascending order."""
         if len(self.names) < 2 or bool((self.names[1:] > self.names[:-1]).all()):
             return None
         order = np.argsort(self.names, kind="stable")
         return self.names[order], order
 
     def rows(self, wanted: Any) -> npt.NDArray[np.int64]:
-        """Return the row of each name, -1 for those that are unknown. Integers may be given as text and vice versa."""
+        """Return the row of each name, -1 for unknown names. Integers may be given as text and vice versa."""
         asked = self._as_names(wanted)
         known = np.ones(len(asked), dtype=np.bool_)
         if isinstance(asked, list):
@@ -74,7 +74,7 @@ class Names:
 
 
 def _integer(value: Any) -> int | None:
-    """Return the integer that a name is: as a number, or as text written as a number is ("007" is not)."""
+    """Return a name as an integer, given a number or the usual decimal text of one (not "007"); else None."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -84,13 +84,13 @@ def _integer(value: Any) -> int | None:
 
 @dataclass(frozen=True)
 class ItemTable:
-    """The catalogue.
+    """The encoded features of all items.
 
     Attributes:
-        names: (C,) the items as the data call them.
-        ids: (C, F_i) integers, as `CascadeBatch.items` holds them.
-        values: (C, V_i) float32, as `CascadeBatch.item_values` holds them.
-        count: (C,) how often each item occurs in the data.
+        names: (C,) names of the items in the source.
+        ids: (C, F_i) integers, as in `CascadeBatch.items`.
+        values: (C, V_i) float32, as in `CascadeBatch.item_values`.
+        count: (C,) number of occurrences of each item in the data.
     """
 
     names: Array
@@ -104,7 +104,7 @@ class ItemTable:
 
     @classmethod
     def read(cls, path: Path) -> ItemTable:
-        """Map what `write` wrote: arrays share the memory of the file, but for names that are texts."""
+        """Memory-map a file of `write`. Only names that are strings are copied."""
         columns = _read(path)
         return cls(columns["name"], columns["ids"], columns["values"], columns["count"])
 
@@ -116,17 +116,17 @@ class ItemTable:
 
 @dataclass(frozen=True)
 class UserTable:
-    """The newest state of each user, encoded.
+    """The encoded features and history of each user, in the newest state.
 
     Attributes:
-        names: (U,) the users as the data call them.
-        request: (U, F_r) integers, as `CascadeBatch.request` holds them.
+        names: (U,) names of the users in the source.
+        request: (U, F_r) integers, as in `CascadeBatch.request`.
         request_values: (U, V_r) float32.
         history: (U, L, F_h) integers, padding last.
         history_length: (U,) integers.
         history_values: (U, L, V_h) float32.
-        seen: (S,) rows of the items that the users have had, user by user.
-        seen_ends: (U,) one past the last of each user.
+        seen: (S,) item rows of all interactions, ordered by user.
+        seen_ends: (U,) end (exclusive) of each user's items in `seen`.
     """
 
     names: Array
@@ -153,7 +153,7 @@ class UserTable:
 
     @classmethod
     def read(cls, path: Path) -> UserTable:
-        """Map what `write` wrote."""
+        """Memory-map a file of `write`."""
         columns = _read(path)
         views = int(columns.pop("views"))
         number = len(columns["name"])
@@ -167,12 +167,12 @@ class UserTable:
         return Names(self.names)
 
     def seen_of(self, row: int) -> Array:
-        """Return the rows of the items that a user has had."""
+        """Return the rows of the items that a user has already interacted with."""
         start = self.seen_ends[row - 1] if row else 0
         return self.seen[start : self.seen_ends[row]]
 
     def sorted(self) -> UserTable:
-        """Return the users in the order of their names."""
+        """Return the table sorted by name."""
         order = np.argsort(self.names, kind="stable")
         kept = {
             field.name: getattr(self, field.name)[order] for field in fields(self) if not field.name.startswith("seen")
@@ -183,7 +183,7 @@ class UserTable:
 
 
 def newest_rows(names: Sequence[Array]) -> list[Array]:
-    """Return, for each of several arrays of names, oldest first, the rows of the names whose newest row it holds.
+    """Return the rows of each array that are the newest row of their name, given several arrays, oldest first.
 
     Example:
         >>> [rows.tolist() for rows in newest_rows([np.array([1, 2, 1]), np.array([2])])]
@@ -205,7 +205,7 @@ def _write(
     facts: Mapping[str, int] | None = None,
     lists: Mapping[str, tuple[Array, Array]] | None = None,
 ) -> None:
-    """Write columns (n,) and (n, width), numbers, and columns of lists, given flat and one past each end."""
+    """Write columns (n,) and (n, width), numbers, and columns of lists, given as flat values and exclusive ends."""
     import pyarrow as pa
 
     arrays, widths = {}, dict(facts or {})
@@ -214,7 +214,7 @@ def _write(
             arrays[name] = pa.array(column)
             continue
         widths[f"width {name}"] = column.shape[1]
-        if column.shape[1]:  # a column of width 0 is its width alone
+        if column.shape[1]:  # for a column of width 0 only the width is stored
             flat = pa.array(np.ascontiguousarray(_narrow(column)).reshape(-1))
             arrays[name] = pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
     for name, (flat, ends) in (lists or {}).items():
@@ -248,7 +248,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _narrow(column: Array) -> Array:
-    """Return integers in 32 bits if they fit."""
+    """Return a column of integers as int32 if all values fit, else unchanged."""
     if column.dtype.kind not in "iu" or not column.size:
         return column
     small = np.iinfo(np.int32)
@@ -256,5 +256,5 @@ def _narrow(column: Array) -> Array:
 
 
 def source_names(ids: Array) -> Array:
-    """Return ids as the source has them: integers as they are, others as an array of texts."""
+    """Return integer ids unchanged, and all others as an array of strings."""
     return ids if np.issubdtype(ids.dtype, np.integer) else ids.astype(str)

@@ -1,4 +1,4 @@
-"""The description of a set of tables - interactions, users, items - as far as names and values tell it."""
+"""Guess the description of tables (interactions, users, items) from the names and values of their columns."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ROLES_OF_ROWS: Final = ("user", "item", "time", "rating", "weight", "split")
 
 @dataclass(frozen=True)
 class GuessedTables:
-    """What a set of tables seems to hold.
+    """The guessed content of a set of tables.
 
     Attributes:
         roles: The column of each role: user, item, time, rating, weight, split.
         description: The features.
-        guesses: What was looked at, by table (``"interactions"``, ``"users"``, ``"items"``) or part of the request.
+        guesses: One guess per inspected column, by table, e.g. ``"interactions"``, ``"users"`` or ``"items"``.
     """
 
     roles: Mapping[str, str]
@@ -30,14 +30,14 @@ class GuessedTables:
 
 
 def find_roles(interactions: TableReader, given: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the column of each role: those given, and guesses for the others.
+    """Return the column of each role: the given one, or a guess.
 
     Args:
         interactions: The table of interactions.
         given: Columns by role; None = guess.
 
     Raises:
-        ValueError: A given column is missing, or there is no guess for the user or the item.
+        ValueError: A given column is missing, or no column looks like the user or the item.
     """
     chosen = {role: column for role, column in given.items() if column is not None}
     interactions.require(chosen.values())
@@ -57,16 +57,18 @@ def guess_description(
     items: TableReader | None = None,
     roles: Mapping[str, str | None] | None = None,
 ) -> GuessedTables:
-    """Guess what tables hold. The ids of users and items are features; those of items make up the history.
+    """Guess the roles of columns and the features of tables.
 
-    Further columns of the interactions are no features unless the description is edited: they may be known only
-    after the request (a rating, a watch time).
+    The ids of users and items become features. The categorical features and bags of items become the history.
+
+    Other columns of the interactions do not become features, because they may be known only after the request (a
+    rating, a watch time). Edit the description to use them.
 
     Args:
         interactions: One row per interaction.
         users: One row per user; None = there is no such table.
-        items: One row per item.
-        roles: Columns of the interactions by role; the others are guessed.
+        items: One row per item; None = there is no such table.
+        roles: Columns of the interactions by role; other roles are guessed.
     """
     found = find_roles(interactions, roles or {})
     user, item = found["user"], found["item"]
@@ -86,7 +88,7 @@ def guess_description(
 
 
 def guess_files(files: Sequence[str], roles: Mapping[str, str | None]) -> GuessedTables:
-    """Guess what files hold: interactions with users and items, or tables of features alone.
+    """Guess the content of files: interactions with users and items, or only tables of features.
 
     Args:
         files: Files and folders.

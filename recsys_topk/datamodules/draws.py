@@ -1,4 +1,4 @@
-"""Random numbers that are a function of their position: the j-th draw of a request is the same wherever it is made."""
+"""Counter-based random numbers: draw j of a request depends only on the seed, the request and j."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MIX_2: Final = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def scramble(x: Tensor) -> Tensor:
-    """Return int64 values mixed so that every output bit depends on every input bit (the finaliser of SplitMix64).
+    """Return a hash of int64 values (the finaliser of SplitMix64). Every output bit depends on every input bit.
 
-    Integer arithmetic wraps the same way on every device, so the values are the same on all of them.
+    Integer overflow wraps around in the same way on every device, so the result does not depend on the device.
 
     Example:
         >>> scramble(torch.tensor([0, 1]))
@@ -28,27 +28,27 @@ def scramble(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int | Tensor) -> Tensor:
-    """Shift right, filling with zeros."""
+    """Shift right and fill with zeros."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def request_keys(seed: int, request_id: Tensor) -> Tensor:
-    """Return a key for each request, (B,) int64, from which its draws follow."""
-    start = int(scramble(torch.tensor([seed]) + _GAMMA))  # on the host, as a number: nothing is copied to the device
+    """Return the key of each request, (B,) int64. The key determines the draws of the request."""
+    start = int(scramble(torch.tensor([seed]) + _GAMMA))  # a Python number, so nothing is copied to the device
     return scramble(request_id * _GAMMA + start)
 
 
 def integers(keys: Tensor, first: int, last: int, below: int | Tensor) -> Tensor:
-    """Return draws number `first` to `last` - 1 of each key, uniform in 0..below-1.
+    """Return draws `first` to `last` - 1 of each key, uniform in 0..below-1.
 
-    The draw is the top bits of a 64-bit hash scaled to the range; with b bits in `below`, 62 - b of them are used, so
-    that the probabilities of two values differ by less than one part in 2^(62 - 2b).
+    A draw scales the top bits of a 64-bit hash to the range. If `below` has b bits, 62 - b bits of the hash are used.
+    The probabilities of two values then differ by less than one part in 2^(62 - 2b).
 
     Args:
         keys: (B,) from `request_keys`.
-        first: Number of the first draw.
-        last: One past the last draw.
-        below: Size of the range, at most 2^30; a scalar tensor where it is known on the device only.
+        first: Index of the first draw.
+        last: One past the index of the last draw.
+        below: Size of the range, at most 2^30; a scalar tensor if it is known only on the device.
 
     Returns:
         (B, last - first) int64.
@@ -61,7 +61,7 @@ def integers(keys: Tensor, first: int, last: int, below: int | Tensor) -> Tensor
 
 
 def exponentials(keys: Tensor, number: int) -> Tensor:
-    """Return `number` unit exponential variables of each key, (B, number) float64, apart from its integer draws."""
+    """Return `number` standard exponential variables per key, (B, number) float64, separate from `integers`."""
     steps = torch.arange(1, number + 1, device=keys.device) * _GAMMA
     uniform = (_shifted(scramble(~keys[:, None] + steps), 11).double() + 0.5) * math.ldexp(1.0, -53)
     return -torch.log(uniform)

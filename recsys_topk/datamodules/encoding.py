@@ -1,4 +1,4 @@
-"""Tables of raw columns become ids and values in the layout of a schema. Needs numpy and pyarrow, no torch."""
+"""Encode tables of raw columns as ids and values in the layout of a schema. Needs numpy and pyarrow, not torch."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ _TAKEN: Final = frozenset([
     "register_state_dict_pre_hook", "requires_grad_", "set_extra_state", "set_submodule", "share_memory",
     "state_dict", "to", "to_empty", "train", "training", "type", "update", "values", "xpu", "zero_grad",
 ])  # fmt: skip
-"""What `torch.nn.ModuleDict` has as attributes, so that no table can be called so; written out to need no torch."""
+"""Attributes of `torch.nn.ModuleDict`. No table can have such a name. The list is explicit to avoid importing torch."""
 
 
 class Encoded(NamedTuple):
-    """Rows of a part: ids (n, F) int64 and values (n, V) float32, in the order of the schema."""
+    """Encoded rows of a part: ids (n, F) int64 and values (n, V) float32, in the order of the schema."""
 
     ids: npt.NDArray[np.int64]
     values: npt.NDArray[np.float32]
 
 
 class FeatureEncoder:
-    """Encodes tables as a description says, with the vocabularies and statistics of the training data.
+    """Encodes tables of raw features with the vocabularies and statistics of the training data.
 
-    Made by `FeatureFitter`, or loaded. What is encoded does not depend on the other rows of the table.
+    `FeatureFitter` makes an encoder, and `load` reads a saved one. Each row is encoded independently of the others.
 
     Args:
         description: The features.
-        states: What was fitted, by part and feature: means, sizes, edges of buckets, units of time.
-        vocabularies: Of each table of categorical features and bags.
+        states: The fitted statistics by part and feature: means, sizes, bucket edges, units of time.
+        vocabularies: The vocabulary of each table of categorical features and bags.
 
     Example:
         >>> from recsys_topk.datamodules.fitting import fit_features
@@ -78,9 +78,10 @@ class FeatureEncoder:
         """Return the ids and values of rows of a part.
 
         Args:
-            part: Which part of the description: ``"user"``, ``"context"``, ``"items"`` or ``"history"``.
+            part: The part of the description: ``"user"``, ``"context"``, ``"items"`` or ``"history"``.
             rows: A pyarrow table or record batch, a mapping from column to values, or a list of dicts.
-            partial: Whether columns may be absent; they count as missing. Otherwise they are an error.
+            partial: Whether columns may be absent. Their values then count as missing; otherwise an absent column is an
+                error.
         """
         table = as_arrow(rows, self.description.columns(part))
         present = list(table.schema.names)
@@ -103,12 +104,12 @@ class FeatureEncoder:
         return Encoded(np.concatenate(ids, axis=1), np.concatenate(values, axis=1))
 
     def schema(self, groups: Sequence[str] = (), positive_above: float = 0.0, labels: LabelKind = "grades") -> Schema:
-        """Return the schema of what is encoded: user features before those of the context.
+        """Return the schema of the encoded features. Request features are those of the user, then of the context.
 
         Args:
             groups: Names of the sample groups, best first.
             positive_above: Labels above this are positives.
-            labels: What labels mean.
+            labels: The meaning of the labels (`Schema.labels`).
         """
         parts = {part: self._features(part) for part in DATA_PARTS}
         tables: dict[str, Table] = {}
@@ -127,14 +128,14 @@ class FeatureEncoder:
         )
 
     def save(self, folder: str | Path) -> None:
-        """Write everything into a folder, as JSON and plain arrays; `load` reads it."""
+        """Save the encoder to a folder, as JSON and plain arrays. `load` reads it."""
         save_vocabularies(folder, self.vocabularies)
         content = {"format": _FORMAT, "description": self.description.to_plain(), "states": self.states}
         write_whole(Path(folder) / FILE, json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: str | Path) -> FeatureEncoder:
-        """Read what `save` wrote."""
+        """Load an encoder from a folder written by `save`."""
         path = Path(folder) / FILE
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; it says how features are encoded")
@@ -148,7 +149,7 @@ class FeatureEncoder:
         return cls(description, states, load_vocabularies(folder))
 
     def _one(self, part: DataPart, feature: RawFeature, columns: list[Any]) -> tuple[list[Array], list[Array]]:
-        """Return blocks of ids and of values."""
+        """Return the id columns and the value columns of a feature."""
         state = self.states[part].get(feature.name, {})
         if feature.kind == "categorical":
             keys, missing, _ = keys_of(columns[0])
@@ -213,14 +214,14 @@ class FeatureEncoder:
         return []
 
     def _bucket(self, part: DataPart, raw: RawFeature) -> tuple[Any, ...]:
-        """Return what the table of a bucketised number stands for: two features share one if their edges agree."""
+        """Return the key of a bucketised feature's table. Features with the same name and edges share a table."""
         return ("bucket", raw.name, *self.states[part][raw.name]["edges"])
 
     @cached_property
     def _names(self) -> dict[Any, str]:
-        """The names of the schema's tables: of vocabularies, parts of times and buckets; all differ.
+        """The distinct names of the schema's tables, for vocabularies, parts of times and buckets.
 
-        They name modules of torch, too, which cannot have dots in their names or be called like a method.
+        The tables become torch modules. The name of a module must not contain a dot or be the name of a method.
         """
         wanted: dict[Any, str] = {name: name for name in self.vocabularies}
         for part in DATA_PARTS:
@@ -240,11 +241,11 @@ class FeatureEncoder:
 
 
 def as_arrow(rows: Any, columns: Sequence[str]) -> Any:
-    """Return rows as a pyarrow table of some columns, those that are there.
+    """Return rows as a pyarrow table or record batch. Wanted columns that do not exist are skipped.
 
     Args:
         rows: A table or record batch, a mapping from column to values, or a list of dicts.
-        columns: The columns wanted.
+        columns: The wanted columns.
     """
     import pyarrow as pa
 
@@ -268,8 +269,8 @@ def raw_numbers(feature: RawFeature, columns: Sequence[Any], size: int | None) -
 
     Args:
         feature: The feature.
-        columns: Its columns.
-        size: Length of a vector; None = that of the first one.
+        columns: The columns of the feature.
+        size: Length of a vector; None = the size in the description, or the length of the first vector.
     """
     if feature.kind == "numeric" or len(feature.columns) > 1:
         pairs = zip(columns, feature.columns, strict=True)
@@ -290,7 +291,7 @@ def raw_numbers(feature: RawFeature, columns: Sequence[Any], size: int | None) -
 
 
 def squashed(feature: RawFeature, numbers: Array) -> Array:
-    """Return sign(x) log(1 + abs(x)) of the numbers of a feature with transform ``"log"``, else the numbers."""
+    """Return sign(x) log(1 + abs(x)) if the transform of the feature is ``"log"``, else the numbers unchanged."""
     return np.sign(numbers) * np.log1p(np.abs(numbers)) if feature.transform == "log" else numbers
 
 

@@ -1,4 +1,4 @@
-"""What the columns of a user's tables mean: a short description, in YAML or plain dicts, before any data are read."""
+"""The description of the features in a user's tables, as YAML or plain dicts. It needs no data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DataPart = Literal["user", "context", "items", "history"]
 
 DATA_PARTS: Final[tuple[DataPart, ...]] = get_args(DataPart)
 TIME_ROWS: Final[dict[str, int]] = {"hour": 24, "weekday": 7, "day": 31, "month": 12, "minute": 60}
-"""Values of each part of a time."""
+"""Number of values of each part of a time."""
 
 _TYPES: Final[dict[str, tuple[Any, str]]] = {
     "table": ((str, type(None)), "a name"),
@@ -31,23 +31,25 @@ _TYPES: Final[dict[str, tuple[Any, str]]] = {
 
 @dataclass(frozen=True)
 class RawFeature:
-    """A feature as the user describes it: which columns it is made of, and how.
+    """A feature as the user describes it: its columns and how they are encoded.
 
     Attributes:
-        name: Its name.
+        name: Name of the feature.
         kind: ``"categorical"`` (one id), ``"bag"`` (several ids: a list, or text with `separator`), ``"numeric"``,
             ``"vector"`` (a list of numbers, text with `separator`, or several columns) or ``"time"``.
-        columns: The columns it is made of; one, but for vectors.
-        table: Table of a categorical feature or bag; features that name the same one share it.
-        size: Ids that a bag keeps, or length of a vector; None = as the training data have it (a bag: at most 32).
-        transform: Of numbers and vectors: ``"none"``, ``"standardise"`` (mean 0, variance 1), ``"log"``
-            (sign(x) log(1 + abs(x)), standardised) or ``"bucketise"`` (a categorical feature of `buckets` quantiles).
+        columns: The columns of the feature: one, or several for a vector.
+        table: Table of a categorical feature or bag. Features with the same table share its embeddings.
+        size: Maximum number of ids of a bag, or length of a vector; None = taken from the training data (at most 32
+            for a bag).
+        transform: Transform of numeric features and vectors: ``"none"``, ``"standardise"`` (mean 0, variance 1),
+            ``"log"`` (sign(x) log(1 + abs(x)), then standardised) or ``"bucketise"`` (a categorical feature of
+            `buckets` quantiles; not for vectors).
         buckets: Number of buckets.
-        missing: Whether a numeric feature gets a second column that is 1 where the value is missing; None = if the
-            training data lack values.
-        parts: Parts of a time, each a categorical feature.
-        utc_offset: Hours that a time is ahead of UTC.
-        separator: What separates the ids of a bag, or the numbers of a vector, in text.
+        missing: Whether to add a column that is 1 where the value is missing; None = add it if values are missing in
+            the training data.
+        parts: Parts of a time; each becomes a categorical feature.
+        utc_offset: Offset of the wanted time zone from UTC in hours.
+        separator: Separator between the ids of a bag, or the numbers of a vector, in text.
 
     Example:
         >>> RawFeature.from_plain("price", {"kind": "numeric", "transform": "log"}).columns
@@ -94,7 +96,7 @@ class RawFeature:
 
     @classmethod
     def from_plain(cls, name: str, plain: Any) -> RawFeature:
-        """Return the feature that a description holds under a name: a kind, or a mapping with a kind."""
+        """Build a feature from its plain description: a kind, or a mapping with the key ``kind``."""
         given = {"kind": plain} if isinstance(plain, str) else plain
         if not isinstance(given, Mapping):
             raise ValueError(f"feature {name!r} must be a kind or a mapping with a kind, got {plain!r:.60}")
@@ -115,7 +117,7 @@ class RawFeature:
         return cls(name, **options)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the feature as a description holds it: what differs from the defaults."""
+        """Return the plain description of the feature: its kind and the options that differ from the defaults."""
         plain: dict[str, Any] = {"kind": self.kind}
         if self.columns != (self.name,):
             plain |= {"column": self.columns[0]} if len(self.columns) == 1 else {"columns": list(self.columns)}
@@ -130,14 +132,14 @@ class RawFeature:
 
 @dataclass(frozen=True)
 class Description:
-    """The features of users, contexts, items and histories, and how the ids of each table become rows.
+    """The features of users, contexts, items and histories, and the vocabulary of each table.
 
     Attributes:
-        user: Features that are looked up by user, or stand beside the user.
+        user: Features of the user, from a users table or from the rows that name the user.
         context: Features of the request itself, e.g. its time or the device.
         items: Features of an item.
-        history: Features of each view of the history: those of its item, by name, or descriptions of their own.
-        tables: How the ids of tables become rows (`VocabularyOptions`); compact if not named.
+        history: Features of each view of the history: names of item features, or separate descriptions.
+        tables: Vocabulary options by table (`VocabularyOptions`); compact for tables that are not listed.
 
     Example:
         >>> described = Description.from_plain({
@@ -170,16 +172,16 @@ class Description:
         return found
 
     def table(self, name: str) -> VocabularyOptions:
-        """Return how the ids of a table become rows."""
+        """Return the vocabulary options of a table."""
         return self.tables.get(name, VocabularyOptions("compact"))
 
     def columns(self, part: DataPart) -> list[str]:
-        """Return the columns that a part is made of."""
+        """Return the columns that the features of a part use."""
         return list(dict.fromkeys(column for feature in self.part(part) for column in feature.columns))
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Description:
-        """Return the description that plain values, such as those of a YAML file, make."""
+        """Build a description from plain values, e.g. the content of a YAML file."""
         known = (*DATA_PARTS, "tables")
         for key in plain:
             if key not in known:
@@ -218,7 +220,7 @@ class Description:
 
     @classmethod
     def read(cls, source: str | Path | Mapping[str, Any] | Description) -> Description:
-        """Return a description as it is, from plain values, or from a YAML file."""
+        """Return a description, given the description itself, plain values, or the path of a YAML file."""
         if isinstance(source, Description):
             return source
         if isinstance(source, Mapping):
@@ -233,7 +235,7 @@ class Description:
         return cls.from_plain(plain)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return plain values, as `from_plain` takes them."""
+        """Return plain values that `from_plain` accepts."""
         plain: dict[str, Any] = {}
         for part in DATA_PARTS:
             if not self.part(part):

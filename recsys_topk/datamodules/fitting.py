@@ -1,4 +1,4 @@
-"""Vocabularies and statistics of features, from the training data alone, a batch of rows at a time."""
+"""Fit the vocabularies and statistics of features to the training data, one batch of rows at a time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from recsys_topk.datamodules.vocabulary import fit_vocabulary
 Array = npt.NDArray[Any]
 
 LONGEST_BAG: Final = 32
-"""Ids that a bag keeps at most, unless its size is given."""
+"""Maximum number of ids of a bag, unless its size is given."""
 
 _SAMPLE: Final = 1 << 18
 
 
 class FeatureFitter:
-    """Collects what an encoder needs. Memory: that of the distinct ids, and a sample of each bucketised number.
+    """Collects the vocabularies and statistics of a `FeatureEncoder`.
+
+    Memory: proportional to the number of distinct ids, plus a sample of each bucketised feature.
 
     Args:
         description: The features.
@@ -48,9 +50,9 @@ class FeatureFitter:
         """Add rows of the training data.
 
         Args:
-            part: Which part of the description they are of.
-            rows: As `FeatureEncoder.encode` takes them.
-            times: How often each row occurs in the training data, which counts for `min_count`; None = once.
+            part: The part of the description.
+            rows: Rows in a form that `FeatureEncoder.encode` accepts.
+            times: How often each row occurs in the training data, used for `min_count`; None = once.
         """
         table = as_arrow(rows, self.description.columns(part))
         for feature in self.description.part(part):
@@ -58,13 +60,13 @@ class FeatureFitter:
             self._add(part, feature, columns, times)
 
     def count(self, table: str, keys: Array, counts: Array | None = None, *, text: bool = False) -> None:
-        """Add ids of a table, as keys (`columns.keys_of`), that stand in no table of features.
+        """Add ids of a table, as keys (`columns.keys_of`), that do not occur in rows given to `update`.
 
         Args:
             table: The table.
             keys: int64 keys.
-            counts: How often each occurs; None = once.
-            text: Whether any of them is a text that is no number.
+            counts: How often each key occurs; None = once.
+            text: Whether any of the ids is text that is not a number.
         """
         counter = self._counters.setdefault(table, IdCounter())
         counter.add(keys, counts)
@@ -123,7 +125,7 @@ class FeatureFitter:
 
 
 class _Numbers:
-    """Moments of a stream of numbers by column, in float64, and a systematic sample of it."""
+    """Mean and variance of each column of a stream of numbers, in float64; for buckets, a systematic sample."""
 
     def __init__(self, feature: RawFeature) -> None:
         self._feature = feature
@@ -151,7 +153,7 @@ class _Numbers:
         self._count = self._count + count
 
     def _keep(self, values: Array) -> None:
-        """Keep every value until there are too many, then every second, every fourth, ..."""
+        """Keep every value; when there are too many, keep every second value, then every fourth, and so on."""
         first = -self._seen % self._step
         self._seen += values.size
         self._sample.append(values[first :: self._step])
@@ -175,11 +177,11 @@ class _Numbers:
 
 
 def fit_features(description: Description, tables: Mapping[DataPart, Any]) -> FeatureEncoder:
-    """Return the encoder of tables that fit in memory; of larger ones, use a `FeatureFitter`.
+    """Return the encoder of tables that fit in memory. Use a `FeatureFitter` for larger tables.
 
     Args:
         description: The features.
-        tables: The training rows of each part, as `FeatureEncoder.encode` takes them.
+        tables: The training rows of each part, in a form that `FeatureEncoder.encode` accepts.
     """
     fitter = FeatureFitter(description)
     for part, rows in tables.items():

@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, and where the package keeps what it makes."""
+"""Atomic creation of folders, and the cache folder of the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def cache_home() -> Path:
-    """Return the folder for what the package makes: RECSYS_TOPK_CACHE, or recsys_topk in the user's cache folder."""
+    """Return the cache folder: $RECSYS_TOPK_CACHE if it is set, else recsys_topk in the user's cache folder."""
     chosen = os.environ.get("RECSYS_TOPK_CACHE")
     if chosen:
         return Path(chosen).expanduser()
@@ -21,11 +21,11 @@ def cache_home() -> Path:
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Give a folder to write into, which becomes `target` by one rename if the block succeeds.
+    """Yield a temporary folder that is renamed to `target` if the block succeeds.
 
-    If the block raises, nothing is left behind. If `target` appeared meanwhile, it stays and ours is dropped: whoever
-    was first wrote the same. A killed process leaves a hidden folder, which the next one for the same target removes
-    when it is the only writer (hold a lock for that).
+    If the block raises, the temporary folder is removed. If another process has created `target` in the meantime, that
+    folder is kept and the temporary one is removed. A killed process leaves a hidden temporary folder behind;
+    `remove_partial` removes it.
 
     Example:
         >>> import tempfile
@@ -50,14 +50,17 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def make_once(target: Path, write: Callable[[Path], None], *, resume: bool = False) -> bool:
-    """Make a folder if it is not there; return whether it was made.
+    """Create a folder if it does not exist; return whether it was created.
 
-    A process that fails or is killed leaves nothing that counts, and a second process waits for the first.
+    The folder appears only when it is complete, also if the process fails or is killed. A second process waits for the
+    first.
 
     Args:
         target: The folder.
-        write: Writes its content into a folder: an empty one, or with `resume` what an interrupted process left.
-        resume: Keep what was written if the process is interrupted or killed. An error removes it all the same.
+        write: Writes the content into the folder it is given. The folder is empty, or, with `resume`, contains the
+            files of an interrupted process.
+        resume: Keep the written files if the process is interrupted or killed. They are removed if `write` raises an
+            error.
     """
     from filelock import FileLock
 
@@ -84,6 +87,6 @@ def make_once(target: Path, write: Callable[[Path], None], *, resume: bool = Fal
 
 
 def remove_partial(target: Path) -> None:
-    """Remove what killed writers of `target` left; only for a process that holds the lock of the folder."""
+    """Remove the temporary folders of killed writers of `target`. The caller must hold the lock of the folder."""
     for folder in target.parent.glob(f".{target.name}.*.partial"):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Columns that grow on disk: appended part by part, then read as mapped arrays."""
+"""Columns on disk: rows are appended in parts, and columns are read as memory-mapped arrays."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Array = npt.NDArray[Any]
 
 
 class GrowingColumns:
-    """Columns by name, each a file of plain numbers. Memory: that of what is appended at a time.
+    """Named columns, each stored in a file of raw numbers. Memory: that of the rows appended in one call.
 
     Args:
-        folder: Where the files go; it must exist.
-        state: What `state` returned earlier, to go on from there; rows appended since are dropped.
+        folder: The folder of the files; it must exist.
+        state: The result of `state` of an earlier object, to resume from. Rows appended after it are dropped.
 
     Example:
         >>> import tempfile
@@ -49,7 +49,7 @@ class GrowingColumns:
             self._files[name].seek(size)
 
     def state(self) -> dict[str, Any]:
-        """Write everything to the files, and return plain values that describe it."""
+        """Flush the files and return their types, shapes and lengths as plain values."""
         for file in self._files.values():
             file.flush()
         return {name: [dtype.str, list(shape), self._lengths[name]] for name, (dtype, shape) in self._layouts.items()}
@@ -60,7 +60,7 @@ class GrowingColumns:
         return list(self._files)
 
     def append(self, name: str, values: Array) -> None:
-        """Append rows, (n,) or (n, width), of the same type and width as before."""
+        """Append rows, (n,) or (n, width). Dtype and width must be the same in all calls."""
         layout = (values.dtype, values.shape[1:])
         if name not in self._files:
             self._files[name] = (self.folder / f"{name}.column").open("wb")
@@ -71,11 +71,11 @@ class GrowingColumns:
         self._lengths[name] += values.shape[0]
 
     def length(self, name: str) -> int:
-        """Return the rows of a column; 0 if there is none of this name."""
+        """Return the number of rows of a column; 0 if the column does not exist."""
         return self._lengths.get(name, 0)
 
     def column(self, name: str) -> Array:
-        """Return a column, mapped."""
+        """Return a column as a memory-mapped array."""
         self._files[name].flush()
         dtype, shape = self._layouts[name]
         if not self._lengths[name] or 0 in shape:

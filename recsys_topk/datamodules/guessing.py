@@ -1,4 +1,4 @@
-"""Guesses, to be looked at: which column is the user, the item or the time, and what kind of feature a column is."""
+"""Guess which column is the user, the item or the time, and the kind of feature of each column."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "weight": ("weight",),
     "split": ("split", "fold", "partition"),
 }  # fmt: skip
-"""Names that columns have in public data sets, without case and punctuation, by role."""
+"""Column names of public data sets by role, in lower case and without punctuation."""
 
 SAMPLE_ROWS: Final = 100_000
 _FEW: Final = 200
-"""Integers with so few distinct values are taken for categories."""
+"""A column of integers with at most this many distinct values may be categorical."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What a column seems to be.
+    """The guessed feature of a column.
 
     Attributes:
         column: The column.
-        feature: The feature it makes; None = it is left out.
-        reason: Why, in a few words.
-        distinct: Distinct values (of lists: distinct elements) in the rows looked at.
-        missing: Share of missing values.
-        example: A value.
+        feature: The feature; None = the column is not used.
+        reason: A short reason for the guess.
+        distinct: Number of distinct values (for lists: distinct elements) in the inspected rows.
+        missing: Fraction of missing values.
+        example: An example value.
     """
 
     column: str
@@ -60,7 +60,7 @@ class Guess:
     example: str
 
     def row(self) -> dict[str, object]:
-        """Return the guess as a row of a table to look at."""
+        """Return the guess as a row of a table for display."""
         plain = {} if self.feature is None else self.feature.to_plain()
         options = ", ".join(f"{name} {value}" for name, value in plain.items() if name != "kind")
         return {
@@ -77,12 +77,12 @@ class Guess:
 def guess_roles(
     columns: Iterable[str], roles: Iterable[str] = tuple(ROLES), names: Mapping[str, tuple[str, ...]] = ROLES
 ) -> dict[str, str]:
-    """Return the column of each role whose name says so.
+    """Return the column of each role, found by its name.
 
     Args:
-        columns: The columns there are.
+        columns: The names of the columns.
         roles: The roles to look for.
-        names: Names that columns have, by role.
+        names: Usual column names by role.
 
     Example:
         >>> guess_roles(["userId", "movieId", "rating", "timestamp"])
@@ -95,12 +95,12 @@ def guess_roles(
 
 
 def guess_features(reader: TableReader, leave_out: Iterable[str] = (), rows: int = SAMPLE_ROWS) -> list[Guess]:
-    """Return what each column of a table seems to be, from its first rows.
+    """Guess the feature of each column of a table from its first rows.
 
     Args:
         reader: The table.
-        leave_out: Columns that are known already.
-        rows: How many rows to look at.
+        leave_out: Columns to skip.
+        rows: Number of rows to inspect.
     """
     known = set(leave_out)
     head = reader.head(rows, [column for column in reader.columns if column not in known] or reader.columns[:1])
@@ -108,11 +108,11 @@ def guess_features(reader: TableReader, leave_out: Iterable[str] = (), rows: int
 
 
 def guess_feature(name: str, values: Any) -> Guess:
-    """Return what a column seems to be.
+    """Guess the feature of a column.
 
     Args:
-        name: Its name.
-        values: Its first values, a pyarrow array.
+        name: Name of the column.
+        values: The first values of the column, a pyarrow array.
 
     Example:
         >>> import pyarrow as pa

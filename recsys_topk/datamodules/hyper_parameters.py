@@ -1,4 +1,4 @@
-"""The constructor's arguments of a data module as plain values, and back: what checkpoints hold of the data."""
+"""Convert the constructor arguments of a data module to plain values, as stored in checkpoints, and back."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ CLASS_PATH: Final = "class_path"
 LEFT_OUT: Final = "left_out"
 
 _VERSION_0_1: Final = "recsys_topk.datamodules.recflow.datamodule.RecFlowDataModule"
-"""The class of hyper-parameters that name none."""
+"""The class of hyper-parameters without a class path."""
 
 
 class _NotPlainError(Exception):
-    """A value that cannot be written as plain values."""
+    """Raised for a value that cannot be converted to plain values."""
 
 
 def hyper_parameters(built: Recorded) -> dict[str, Any]:
-    """Return the class path and the arguments that an object was built with, named defaults included, as plain values.
+    """Return the class path and the constructor arguments of an object, including defaults, as plain values.
 
-    Dataclasses become dicts, paths become strings, tuples become lists. Arguments that are no plain values (tensors,
-    data frames) are named under ``"left_out"``. So a checkpoint loads with ``weights_only=True``.
+    Dataclasses become dicts, paths become strings, tuples become lists. Arguments that cannot be converted (tensors,
+    data frames) are listed by name under ``"left_out"``. A checkpoint therefore loads with ``weights_only=True``.
     """
     cls = type(built)
     arguments = dict(built._arguments)
@@ -48,7 +48,7 @@ def hyper_parameters(built: Recorded) -> dict[str, Any]:
 
 
 def data_spec(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{"class_path", "init_args", "left_out"}`` of what a checkpoint holds of its data module.
+    """Return ``{"class_path", "init_args", "left_out"}`` from the hyper-parameters of a data module in a checkpoint.
 
     Example:
         >>> data_spec({"class_path": "my.Data", "batch_size": 8})

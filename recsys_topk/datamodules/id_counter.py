@@ -1,4 +1,4 @@
-"""Count the distinct ids of a stream, part by part; numpy only."""
+"""Count the distinct ids of a stream in parts. Needs only numpy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ Array = npt.NDArray[Any]
 
 
 class IdCounter:
-    """The distinct ids of a stream and how often each occurs. Memory: that of the distinct ids, about four times.
+    """The distinct ids of a stream and the number of occurrences of each.
+
+    Memory: about four times that of the distinct ids.
 
     Args:
-        counting: Count occurrences; without, half the memory, and `keys` takes no `min_count` above 1.
+        counting: Whether to count occurrences. False needs half the memory, and `min_count` must then be 1.
 
     Attributes:
-        text: Whether a text that is no decimal number was among the ids.
+        text: Whether any id was text that is not a decimal number.
 
     Example:
         >>> counter = IdCounter()
@@ -40,7 +42,7 @@ class IdCounter:
     def add(
         self, ids: npt.ArrayLike, counts: npt.ArrayLike | None = None, missing: npt.ArrayLike | None = None
     ) -> None:
-        """Add ids, each once or `counts` times; missing ones are left out."""
+        """Add ids, each once or `counts` times. Missing ids are ignored."""
         keys, absent, text = id_keys(ids, missing)
         self.text = self.text or text
         present = np.ones(keys.shape, dtype=bool) if absent is None else ~absent
@@ -72,11 +74,11 @@ class IdCounter:
 
 
 def _distinct(keys: Array, counts: Array | None) -> tuple[Array, Array]:
-    """Return sorted distinct keys and the sums of their counts; without counts, no sums."""
+    """Return the sorted distinct keys and the sums of their counts. The sums are empty if `counts` is None."""
     if not keys.size:
         return keys, np.empty(0, dtype=np.int64)
     if counts is None:
-        keys = np.sort(keys)  # np.unique hashes integers, which takes 20 times as long for 10 million distinct ones
+        keys = np.sort(keys)  # np.unique uses a hash table, which is 20 times slower for 10 million distinct keys
         return keys[np.r_[True, keys[1:] != keys[:-1]]], np.empty(0, dtype=np.int64)
     order = np.argsort(keys, kind="stable")
     keys = keys[order]

@@ -1,4 +1,4 @@
-"""Raw ids of any type as 64-bit integers, the same on all machines; numpy only."""
+"""Convert raw ids to 64-bit integer keys that are the same on all machines. Needs only numpy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = npt.NDArray[Any]
 
 _CHUNK: Final = 1 << 16
 _LONGEST: Final = 128
-"""Longer texts are replaced by a digest first, so that one of them does not widen the array of all."""
+"""Longer strings are replaced by a digest, so that one long string does not widen the fixed-width array."""
 
 _DIGITS: Final = 19
 _LARGEST: Final = np.uint64(2**63 - 1)
@@ -39,9 +39,9 @@ class IdKeys(NamedTuple):
     """Ids as integers.
 
     Attributes:
-        keys: int64, of the shape of the ids.
-        missing: Boolean, of the same shape, True where there is no id; None = nowhere.
-        text: Whether any id is a text that is not a plain decimal number.
+        keys: int64, in the shape of the ids.
+        missing: Boolean, same shape, True where the id is missing; None = no id is missing.
+        text: Whether any id is text that is not a plain decimal number.
     """
 
     keys: npt.NDArray[np.int64]
@@ -52,12 +52,13 @@ class IdKeys(NamedTuple):
 def id_keys(ids: npt.ArrayLike, missing: npt.ArrayLike | None = None) -> IdKeys:
     """Return ids as int64 keys.
 
-    An integer is its own key (unsigned ones beyond 2^63 wrap). A text that is a plain decimal number between -2^63 and
-    2^63 has the key of that number, so that 42 and "42" are one id; any other text has the key of a 64-bit hash.
+    The key of an integer is the integer itself (unsigned integers above 2^63 wrap around). Text that is a plain decimal
+    number between -2^63 and 2^63 has the key of that number, so 42 and "42" are the same id. The key of any other text
+    is a 64-bit hash.
 
     Args:
-        ids: Integers or texts; None and NaN among texts are missing.
-        missing: Boolean, True where there is no id.
+        ids: Integers or strings; None and NaN among strings are missing.
+        missing: Boolean, True where the id is missing.
 
     Example:
         >>> keys, absent, text = id_keys(["42", None, "x"])
@@ -90,7 +91,7 @@ def id_keys(ids: npt.ArrayLike, missing: npt.ArrayLike | None = None) -> IdKeys:
 
 
 def _texts(ids: Array) -> tuple[Array, Array]:
-    """Return one chunk of ids as a fixed-width text array, and which are missing."""
+    """Return a chunk of ids as a fixed-width string array, and a mask of missing ids."""
     if ids.dtype.kind == "S":
         ids = np.char.decode(ids, "utf-8", "surrogateescape")
     gaps = np.zeros(ids.size, dtype=bool)
@@ -124,7 +125,7 @@ def _digest(text: str) -> str:
 
 
 def _text_keys(texts: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the key of each text, and which texts are plain decimal numbers."""
+    """Return the key of each string, and a mask of the strings that are plain decimal numbers."""
     width = texts.dtype.itemsize // 4
     if not width:
         return mixed(np.zeros(texts.size, dtype=np.int64), 1).view(np.int64), np.zeros(texts.size, dtype=bool)
@@ -144,7 +145,7 @@ def _text_keys(texts: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool
             digit = column.astype(np.int64) - ord("0")
             is_digit = (digit >= 0) & (digit <= 9)
             first = place == negative
-            # No leading zero, but for 0 itself: "007" is a text, as "-0" is.
+            # A number has no leading zero, except 0 itself. "007" and "-0" are text.
             plain = is_digit & ~(first & (digit == 0) & (length > 1))
             number &= plain | ~here | (negative & (place == 0))
             value = np.where(here & is_digit & number, value * np.uint64(10) + digit.astype(np.uint64), value)

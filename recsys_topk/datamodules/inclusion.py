@@ -1,10 +1,10 @@
-"""How likely a sampled negative was to be in its list, so that a sampled softmax estimates the full one.
+"""Inclusion probabilities of sampled negatives, for the logQ correction of a sampled softmax.
 
-The partition function of a softmax over all items is a sum, Z = sum_j exp(x_j). A list holds its own items for certain
-and others by chance. If item j was to be in it with probability pi_j, sum over the sampled of exp(x_j) / pi_j has the
-expectation of the sum over all items that could be drawn (Horvitz and Thompson 1952). So the correction subtracts
-log pi_j from the score of a sampled item; it is the "logQ correction" of Bengio and Senecal (2008), made exact for
-draws without replacement.
+The partition function of a softmax over all items is the sum Z = sum_j exp(x_j). A list always contains its own items,
+and other items are sampled. Let pi_j be the probability that item j is sampled. The sum of exp(x_j) / pi_j over the
+sampled items has the same expectation as the sum of exp(x_j) over all items that could be drawn (Horvitz and Thompson
+1952). The correction therefore subtracts log pi_j from the score of a sampled item. It is the "logQ correction" of
+Bengio and Senecal (2008), made exact for draws without replacement.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ _TERMS: Final = 12
 
 
 def log_inclusion(share: Tensor, tries: Tensor, waited: Tensor) -> Tensor:
-    """Return log pi of items drawn in proportion to a weight, each once, until n + 1 were found; the last is not used.
+    """Return log pi_j, the log-probability that item j is among n distinct items drawn in proportion to a weight.
 
-    Let draws arrive one per unit of time on average, as a Poisson process. Then item j arrives first after an
-    exponential time of rate p_j, its share of the weight, independently of the others; and it is among the first n
-    exactly if it comes before the n-th of the others. For the items of the list, that is when draw number M arrived,
-    the one that brought item n + 1, after a time G of distribution Gamma(M), whatever the items. Given G,
-    pi_j = 1 - exp(-p_j G), and dividing by it is unbiased; its mean over G is too, and depends on M alone:
+    Draws are repeated until n + 1 distinct items are found. The last of them is not used.
+
+    Let the draws be a Poisson process with one draw per unit of time on average. Item j then first arrives after an
+    exponential time of rate p_j, its share of the weight, independently of the other items. It is among the first n
+    items if and only if it arrives before the n-th of the other items. For the items of the list, this is the arrival
+    time G of draw number M, the draw that found item n + 1. G has the distribution Gamma(M), independent of the items.
+    Given G, pi_j = 1 - exp(-p_j G), and weights 1 / pi_j are unbiased. Their mean over G is unbiased too, and depends
+    only on M:
 
         1 / pi_j = E[1 / (1 - exp(-p_j G))] = sum_{i >= 0} (1 + i p_j)^-M.
 
-    For rare items this is 1 / ((M - 1) p_j), the usual correction by the expected count. If a race over all items
-    ended the draws, its time t is added to G, and the terms have the factor exp(-i p_j t). The series is summed to
-    double precision by its first terms and the formula of Euler and Maclaurin for the rest.
+    For rare items this is 1 / ((M - 1) p_j), the usual correction by the expected count. If an exponential race over
+    all items filled the list after the draws (`draw_distinct`), the time t of the race is added to G, and term i has
+    the factor exp(-i p_j t). The first terms of the series are summed directly, and the Euler-Maclaurin formula gives
+    the rest, to double precision.
 
     Args:
         share: (B, n) in (0, 1], p_j.
         tries: (B,) int64, M >= 2.
-        waited: (B,) float64, t; infinite where fewer than n + 1 items could be drawn, so that all were certain.
+        waited: (B,) float64, t; infinite if fewer than n + 1 items could be drawn, so that every item has pi_j = 1.
 
     Returns:
         (B, n) float64.
@@ -59,7 +63,7 @@ def log_inclusion(share: Tensor, tries: Tensor, waited: Tensor) -> Tensor:
     last = torch.exp(-m * torch.log(u) - _TERMS * p * t)
     z = t * u
     s = z + m
-    # exp(z) E_m(z), the generalised exponential integral; races come after many draws, so m is large where t > 0.
+    # exp(z) E_m(z), the generalised exponential integral. A race follows many draws, so m is large where t > 0.
     series = 1.0 + m / s**2 + m * (m - 2 * z) / s**4 + m * (6 * z**2 - 8 * m * z + m**2) / s**6
     integral = torch.where(t > 0, series / s, 1.0 / (m - 1.0)) * u / p
     slope = p * t + m * p / u
@@ -70,13 +74,13 @@ def log_inclusion(share: Tensor, tries: Tensor, waited: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Part:
-    """Draws of one source: `number` per list, given the list's own items and the draws of the parts before.
+    """Draws from one source: `number` per list, other than the list's own items and the draws of earlier parts.
 
     Attributes:
-        number: Negatives asked for per list, n.
-        drawn: What was drawn; for a source by weight n + 1 items, of which the last one only ends the draws.
-        share: (C,) float64, the share of each item in the source's weight; None = all items are equally likely.
-        left: (B,) int64, how many items could be drawn: those of the catalogue that were not taken before.
+        number: Wanted number of negatives per list, n.
+        drawn: The drawn items. A weighted source draws n + 1 items; the last one only determines when to stop.
+        share: (C,) float64, the share of each item in the total weight; None = all items are equally likely.
+        left: (B,) int64, number of catalogue items that could be drawn for each list.
     """
 
     number: int
@@ -86,7 +90,7 @@ class Part:
 
     @property
     def items(self) -> Tensor:
-        """(B, n) rows of the catalogue."""
+        """(B, n) drawn items as rows of the catalogue."""
         return self.drawn.items[:, : self.number]
 
     @property
@@ -102,21 +106,23 @@ class Part:
         return log_inclusion(self.share[self.items], self.drawn.tries, self.drawn.waited)
 
     def expected(self, items: Tensor, catalogue: int) -> Tensor:
-        """Return n times the chance that one draw of this source is each item, float64."""
+        """Return n times the probability that one draw of this source is the item, for each item, float64."""
         if self.share is None:
             return torch.full(items.shape, self.number / catalogue, dtype=torch.float64, device=items.device)
         return self.number * self.share[items]
 
 
 def log_correction(parts: Sequence[Part], catalogue: int) -> Tensor:
-    """Return what to subtract from the scores of sampled items, (B, sum of n), float32; 0 where nothing was drawn.
+    """Return the values to subtract from the scores of sampled items, (B, sum of n) float32; 0 where nothing was drawn.
 
-    Given the draws before it, part t estimates the sum over all items by what is known for certain (the items of the
-    parts before) and its own draws divided by pi_t. Part t answers for the share
-    lambda_t(j) = n_t q_t(j) / sum_s n_s q_s(j) of item j, where q_t(j) is the chance that one draw of part t is j; the
-    shares of an item add up to 1, so the whole is unbiased over all items that some part can draw. Item j of part t
-    has the weight lambda_t(j) / pi_t(j) + sum_{s > t} lambda_s(j), and the correction is minus its logarithm. With one
-    part that is log pi. For rare items it is log sum_s n_s q_s(j), the expected count.
+    Given the earlier draws, part t estimates the sum over all items. Items of earlier parts are known and have weight
+    1; the draws of part t have weight 1 / pi_t. The estimates of the parts are combined per item. Part t contributes
+    the share lambda_t(j) = n_t q_t(j) / sum_s n_s q_s(j) of item j, where q_t(j) is the probability that one draw of
+    part t is j. The shares of an item sum to 1, so the result is unbiased over all items that some part can draw.
+
+    Item j, drawn by part t, has the weight lambda_t(j) / pi_t(j) + sum_{s > t} lambda_s(j). The correction is minus the
+    logarithm of this weight. With one part it is log pi. For rare items it is log sum_s n_s q_s(j), the logarithm of
+    the expected count.
 
     Args:
         parts: The parts, in the order in which they were drawn.

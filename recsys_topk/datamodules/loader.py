@@ -1,4 +1,4 @@
-"""Batches of shards in order: shuffled within a shard, shared among processes and workers, resumable at any batch."""
+"""The data loader: shuffles within shards, distributes batches to processes and workers, resumes at any batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EPOCH_STEP: Final = 0x9E3779B97F4A7C1
 
 @dataclass(frozen=True)
 class Slice:
-    """A batch of all processes together: positions `start` to `stop` of the shard's order."""
+    """A global batch (of all processes): positions `start` to `stop` - 1 in the order of a shard."""
 
     shard: int
     start: int
@@ -30,13 +30,13 @@ class Slice:
 
 
 def plan(sizes: Sequence[int], batch_size: int, processes: int) -> list[Slice]:
-    """Cut shards into batches of `batch_size` for each process.
+    """Split shards into global batches of `batch_size` requests per process.
 
-    No batch spans two shards, no request is dropped or repeated, and every process has the same number of batches with
-    at least one request each: a tail with fewer requests than processes joins the batch before it.
+    No batch spans two shards, and no request is dropped or repeated. Every process has the same number of batches, and
+    at least one request in each. A last batch with fewer requests than processes is merged into the batch before it.
 
     Args:
-        sizes: Requests of each shard.
+        sizes: Number of requests of each shard.
         batch_size: Requests per batch and process.
         processes: Number of processes.
 
@@ -59,7 +59,7 @@ def plan(sizes: Sequence[int], batch_size: int, processes: int) -> list[Slice]:
 
 
 class _Stream(IterableDataset[ShardBatch]):
-    """The batches from one position of an epoch on; worker w of n makes batches w, w + n, ..."""
+    """The batches of an epoch from batch `start` on. Worker w of n makes batches w, w + n, ..."""
 
     def __init__(self, loader: ShardLoader, epoch: int, start: int) -> None:
         self._loader = loader
@@ -73,24 +73,24 @@ class _Stream(IterableDataset[ShardBatch]):
 
 
 class ShardLoader:
-    """An iterable over batches that Lightning accepts as a data loader.
+    """An iterable of batches that Lightning accepts as a data loader.
 
-    Shards come in the order given. Within a shard the order is drawn from (seed, epoch, `Shard.order_key`). It is the
-    same in every process; each process takes its share of every batch. With workers the batches and their order are
-    the same as without.
+    Shards are read in the given order. The order within a shard is a random permutation seeded by (seed, epoch,
+    `Shard.order_key`). It is the same in every process, and each process takes its share of every global batch. The
+    number of workers changes neither the batches nor their order.
 
-    The loader counts the batches it returned, so `state_dict` says where to resume an interrupted epoch.
+    The loader counts the returned batches, so `state_dict` can be used to resume an interrupted epoch.
 
     Args:
         shards: The shards, in order.
         batch_size: Requests per batch and process.
         seed: Seed of the order and of the negatives.
         shuffle: Whether to shuffle within a shard.
-        training: Whether these are training batches: their negatives differ from epoch to epoch.
-        rank: Number of this process.
+        training: Whether these are training batches. Training negatives differ between epochs.
+        rank: Rank of this process.
         processes: Number of processes.
-        num_workers: Worker processes that make batches; 0 = this process makes them.
-        device: A CUDA device that batches are copied to, each while the one before is computed on; None = no copy.
+        num_workers: Number of worker processes that make batches; 0 = this process makes them.
+        device: A CUDA device. Each batch is copied to it during the computation on the previous batch; None = no copy.
     """
 
     def __init__(
@@ -124,21 +124,21 @@ class ShardLoader:
 
     @property
     def requests(self) -> int:
-        """Number of requests in an epoch, of all processes together."""
+        """Number of requests in an epoch, over all processes."""
         return sum(len(shard) for shard in self.shards)
 
     @property
     def sampler(self) -> ShardLoader:
-        """The object that Lightning tells the epoch: this one."""
+        """The object whose `set_epoch` Lightning calls: the loader itself."""
         return self
 
     @property
     def batch_sampler(self) -> ShardLoader:
-        """Looked for by Lightning wherever there is a sampler."""
+        """The loader itself. Lightning reads this attribute if there is a sampler."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Set which epoch comes next; a position loaded for another epoch is forgotten."""
+        """Set the next epoch. A loaded position of another epoch is discarded."""
         if epoch != self.epoch:
             self.epoch, self._given, self._resume_at = epoch, 0, 0
 
@@ -158,7 +158,7 @@ class ShardLoader:
             yield batch
 
     def batches(self, epoch: int, numbers: range) -> Iterator[ShardBatch]:
-        """Yield the batches with some numbers of an epoch."""
+        """Yield the batches of an epoch with the given indices."""
         draw_seed = (self.seed + (epoch + 1) * _EPOCH_STEP) % (1 << 62) if self.training else self.seed
         order, ordered = np.empty(0, dtype=np.int64), -1
         for number in numbers:
@@ -166,7 +166,7 @@ class ShardLoader:
             shard = self.shards[piece.shard]
             if piece.shard != ordered:
                 if ordered >= 0:
-                    self.shards[ordered].release()  # memory is that of one shard, however many there are
+                    self.shards[ordered].release()  # keep only one shard in memory
                 order, ordered = self._order(shard, epoch), piece.shard
             rows = order[piece.start : piece.stop][self.rank :: self.processes]
             users = None if self.training else shard.users(rows)
@@ -185,7 +185,7 @@ class ShardLoader:
         return np.random.default_rng([self.seed, epoch, shard.order_key]).permutation(len(shard))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the epoch: a shard and the number of its requests that were returned.
+        """Return the position in the epoch: the shard and the number of its requests already returned.
 
         The shard is None at the end of an epoch.
         """
@@ -200,12 +200,12 @@ class ShardLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume where `state_dict` was taken: the next iteration begins with the batch that would have come next."""
+        """Resume at the position of `state_dict`. The next iteration starts with the next batch of that epoch."""
         name = state["shard"] if "shard" in state else state["day"]  # version 0.1 wrote "day"
         if state["seed"] != self.seed:
             raise ValueError(f"the state was saved with seed {state['seed']}, and this run has seed {self.seed}")
         global_batch = self.batch_size * self.processes
-        if state.get("global_batch", global_batch) != global_batch:  # version 0.1 wrote none
+        if state.get("global_batch", global_batch) != global_batch:  # version 0.1 did not write it
             raise ValueError(
                 f"the state was saved with a global batch of {state['global_batch']} requests (batch size times number "
                 f"of processes), and this run has {self.batch_size} x {self.processes}; resume with "

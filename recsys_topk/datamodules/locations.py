@@ -1,4 +1,4 @@
-"""Files of a data set on the local disk or, by URL, on any file system that fsspec knows."""
+"""Paths of data files on the local disk or, given as a URL, on any file system that fsspec supports."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class RemotePath:
-    """A file or folder of an fsspec file system, with the part of `pathlib.Path` that readers need.
+    """A file or folder on an fsspec file system, with the methods of `pathlib.Path` that readers need.
 
     Args:
         filesystem: The fsspec file system.
-        path: The path in it, without protocol.
+        path: The path on the file system, without the protocol.
     """
 
     def __init__(self, filesystem: Any, path: str) -> None:
@@ -24,34 +24,34 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last component of the path."""
         return self.path.rpartition("/")[2]
 
     @property
     def stem(self) -> str:
-        """The last part without its ending."""
+        """The last component without its suffix."""
         return Path(self.name).stem
 
     @property
     def suffix(self) -> str:
-        """The ending of the last part, with its dot."""
+        """The suffix of the last component, including the dot."""
         return Path(self.name).suffix
 
     @property
     def parent(self) -> Self:
-        """The folder it is in."""
+        """The folder that contains the path."""
         return type(self)(self.filesystem, self.path.rpartition("/")[0])
 
     def is_dir(self) -> bool:
-        """Return whether it is a folder."""
+        """Return whether the path is an existing folder."""
         return bool(self.filesystem.isdir(self.path))
 
     def is_file(self) -> bool:
-        """Return whether it is a file."""
+        """Return whether the path is an existing file."""
         return bool(self.filesystem.isfile(self.path))
 
     def glob(self, pattern: str) -> Iterator[Self]:
-        """Return what matches `pattern` below it."""
+        """Yield the paths below this folder that match `pattern`."""
         return (type(self)(self.filesystem, found) for found in self.filesystem.glob(f"{self.path}/{pattern}"))
 
     def open(self, mode: str = "rb") -> IO[Any]:
@@ -60,7 +60,7 @@ class RemotePath:
         return file
 
     def resolve(self) -> Self:
-        """Return itself: a URL has one form."""
+        """Return the path itself, because a URL needs no resolution."""
         return self
 
     def __truediv__(self, part: str) -> Self:
@@ -83,9 +83,9 @@ AnyPath = Path | RemotePath
 
 
 def location(root: str | Path | RemotePath) -> AnyPath:
-    """Return a path or URL as something to list and open: a `Path` if it is local, else a `RemotePath`.
+    """Return a `Path` for a local path or URL, and a `RemotePath` for any other URL.
 
-    Needs the package of the protocol, e.g. s3fs for ``s3://``; access keys come from where that package looks for them.
+    The fsspec package of the protocol must be installed, e.g. s3fs for ``s3://``. It also finds the access keys.
 
     Example:
         >>> location("file:///data/recflow").as_posix(), location("memory://bucket/recflow").name
@@ -108,7 +108,7 @@ def location(root: str | Path | RemotePath) -> AnyPath:
 
 
 def version_of(path: AnyPath) -> tuple[int, int | str]:
-    """Return the size of a file and something that differs if it is written again: a time in ns, or a hash."""
+    """Return the size of a file and a value that changes when the file is rewritten: a time in ns, or a hash."""
     if isinstance(path, Path):
         stat = path.stat()
         return stat.st_size, stat.st_mtime_ns

@@ -1,4 +1,4 @@
-"""Negative expansion: append sampled items to every list as indices into the pool, on the batch's device."""
+"""Negative sampling: append sampled items to every list, as indices into the pool, on the device of the batch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from recsys_topk.ops.dispatch import may_read
 
 NegativeSource = Literal["in_batch", "in_global_batch", "uniform", "popularity"]
 NegativeMix = NegativeSource | dict[NegativeSource, int]
-"""One source, or how many negatives per list come from each."""
+"""One source, or the number of negatives per list from each source."""
 
 _PART_STEP: Final = 0x5851F42D4C957F2D
 
 
 class Catalogue:
-    """All items of a shard on a device: what uniform and popular negatives are drawn from.
+    """All items of a shard on a device. Uniform and popularity negatives are drawn from it.
 
     Args:
-        item_id: (C,) int64, ascending, below `VARIANT`.
-        features: (C, F_i) integers, as `CascadeBatch.items` holds them.
-        count: (C,) integers, how often each item occurs in the shard's lists; None = once.
-        values: (C, V_i) float32, as `CascadeBatch.item_values` holds them; (0, 0) if the schema has none.
+        item_id: (C,) int64, ascending, distinct, from 0 to below `VARIANT`.
+        features: (C, F_i) integers, as in `CascadeBatch.items`.
+        count: (C,) integers, number of occurrences of each item in the shard's lists; None = one.
+        values: (C, V_i) float32, as in `CascadeBatch.item_values`; (0, 0) if the schema has none.
 
     Example:
         >>> catalogue = Catalogue(torch.tensor([10, 20, 30]), torch.tensor([[1], [2], [3]]))
@@ -51,7 +51,7 @@ class Catalogue:
         self.features = features
         self.count = torch.ones_like(item_id) if count is None else count
         self.values = values
-        # Known here, so that the first popular negatives on a GPU do not ask it for the number.
+        # Computed on the CPU, so that the first use of `popular` on a GPU needs no synchronisation.
         self._total = int(self.count.sum()) if self.count.is_cpu else None
         for name, column in (("features", features), ("count", self.count), ("values", values)):
             if column.shape[0] != item_id.numel() and (name != "values" or column.numel()):
@@ -73,14 +73,14 @@ class Catalogue:
 
     @property
     def uniform(self) -> Uniform:
-        """The source in which all items are equally likely."""
+        """The source that draws all items with equal probability."""
         return Uniform(self.item_id.numel(), self.item_id.device)
 
     @property
     def popular(self) -> Occurrences:
-        """The source in which items are drawn in proportion to their count.
+        """The source that draws items in proportion to their count.
 
-        A catalogue that was made on a GPU, instead of moved there by `to`, waits for it at the first use.
+        The first use synchronises with the GPU if the catalogue was created there instead of moved there by `to`.
         """
         if self._slots is None:
             numbers = torch.arange(self.item_id.numel(), dtype=torch.int32, device=self.item_id.device)
@@ -95,22 +95,23 @@ class Catalogue:
         return self._share
 
     def rows(self, item_id: Tensor) -> Tensor:
-        """Return the row of each item, which must all be there; variants of an item have its row."""
+        """Return the row of each item. All items must be in the catalogue; a variant has the row of its item."""
         return torch.searchsorted(self.item_id, item_id % VARIANT)
 
     def add_to_pool(self, batch: CascadeBatch, rows: Tensor, drawn: Drawn) -> tuple[CascadeBatch, Tensor]:
-        """Return the batch with the drawn rows in its pool, each once, and the draws as indices into the pool.
+        """Return the batch with the drawn rows added once to its pool, and the draws as indices into the pool.
 
-        Off the CPU the pool grows by as many rows as could be new, so that nothing waits for their number. Those that
-        are left over repeat the features of an item, have ids of their own below 0, and no list points at them.
+        On devices other than the CPU the pool grows by the maximum possible number of new rows, to avoid a
+        synchronisation. The unused rows repeat the features of an item and have distinct negative ids. No list points
+        to them.
 
         Args:
             batch: The batch.
-            rows: (M,) the rows of its pool, from `rows`.
-            drawn: Rows drawn.
+            rows: (M,) the catalogue rows of the pool items, from `rows`.
+            drawn: The drawn rows.
         """
         size, pool, device = self.item_id.numel(), batch.item_id.numel(), self.item_id.device
-        # A pool item that is a variant does not stand for the item that is drawn, whose features are its first.
+        # A drawn item has the features of the catalogue. A variant in the pool has others, so it is not reused.
         pooled = torch.where(batch.item_id < VARIANT, rows, size)
         fresh = torch.zeros(size + 1, dtype=torch.bool, device=device)
         fresh.index_fill_(0, torch.where(drawn.mask, drawn.items, size).view(-1), True)
@@ -131,7 +132,7 @@ class Catalogue:
         return grown, torch.where(drawn.mask, place.take(drawn.items), 0)
 
     def _new_rows(self, fresh: Tensor, place: Tensor, pool: int, most: int) -> tuple[Tensor, Tensor]:
-        """Return the rows that are new in the pool and their ids, (most,) each, and write their places."""
+        """Return the rows that are new in the pool and their ids, (most,) each. Update `place` in place."""
         rows, order = torch.arange(len(fresh), device=fresh.device), fresh.cumsum(0) - 1
         place[:-1] = torch.where(fresh, pool + order, place[:-1])
         new = rows.new_zeros(most + 1).scatter_(0, torch.where(fresh, order, most), rows)[:most]
@@ -140,7 +141,7 @@ class Catalogue:
 
 
 def _gather(table: Tensor, rows: Tensor) -> Tensor:
-    """Return some rows of a table; on the CPU by numpy, whose gather of short rows is the faster one."""
+    """Return the given rows of a table. On the CPU numpy is used, because it gathers short rows faster than torch."""
     if table.device.type == "cpu":
         return torch.from_numpy(table.numpy().take(rows.numpy(), axis=0))
     return table.index_select(0, rows)
@@ -148,12 +149,12 @@ def _gather(table: Tensor, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Expansion:
-    """A batch with negatives, and how the drawing went.
+    """A batch with negatives, and statistics of the draws.
 
     Attributes:
-        batch: The batch; lists have `number` columns more.
-        drawn: Scalar tensor, draws looked at.
-        rejected: Scalar tensor, draws that were an item of the list, or drawn for it before.
+        batch: The batch; its lists have `number` more columns.
+        drawn: Scalar tensor, number of draws used.
+        rejected: Scalar tensor, number of these draws that were rejected: items of the list, and repeats.
     """
 
     batch: CascadeBatch
@@ -174,29 +175,30 @@ def expand(
     log_q: bool = False,
     processes: int = 1,
 ) -> Expansion:
-    """Append `number` sampled negatives to every list: columns of indices, no copies of features.
+    """Append `number` sampled negatives to every list, as columns of indices. Features are not copied.
 
-    A list never gets an item that it already has (the same item, not the same slot), never padding, and no item twice.
-    Where there are not enough others, the remaining columns are masked. The draws of a request depend on the seed, on
-    its id, on its own items and on the source. With a catalogue they do not depend on the rest of the batch.
+    The negatives of a list are distinct, and none of them is an item of the list. If there are not enough other items,
+    the remaining columns are masked. The draws of a request depend on the seed, the request id, its own items and the
+    source. Draws from a catalogue do not depend on the rest of the batch.
 
     Args:
         batch: The batch.
         number: Negatives per list, n.
         seed: The same seed gives the same negatives.
-        group: What to write into the `group` of sampled candidates.
-        source: ``"in_batch"`` (items of the other lists, as often as they occur there), ``"in_global_batch"`` (the same
-            with the lists of all processes; they exchange (B, N) integers), ``"uniform"`` over the catalogue, or
-            ``"popularity"`` (in proportion to how often an item occurs in the shard); or how many come
-            from each, ``{"in_batch": 20, "uniform": 10}``, which are drawn in this order and add up to `number`.
-        catalogue: The items of the batch's shard; ``"in_batch"`` alone needs none without `excluded` and `log_q`.
-        pool_rows: (M,) the row of each pool item in the catalogue, if known; None = look it up by item id.
-        excluded: (B, E) int64, catalogue rows that each list must not get besides its own items; -1 = padding.
-        log_q: Fill `CascadeBatch.log_q`, so that a softmax loss can correct for the sampling.
-        processes: Number of processes whose batches form the global one; all must call this at the same time.
+        group: The value of `CascadeBatch.group` for sampled candidates.
+        source: ``"in_batch"`` (items of the other lists, in proportion to how often they occur there),
+            ``"in_global_batch"`` (the same with the lists of all processes, which exchange (B, N) integers),
+            ``"uniform"`` over the catalogue, or ``"popularity"`` (in proportion to how often an item occurs in the
+            shard). A mapping gives the number from each source, ``{"in_batch": 20, "uniform": 10}``. They are drawn in
+            this order and sum to `number`.
+        catalogue: The items of the batch's shard. Only ``"in_batch"`` without `excluded` and `log_q` needs none.
+        pool_rows: (M,) the catalogue row of each pool item; None = look it up by item id.
+        excluded: (B, E) int64, further catalogue rows that must not be drawn for each list; -1 = padding.
+        log_q: Whether to fill `CascadeBatch.log_q`, so that a softmax loss can correct for the sampling.
+        processes: Number of processes whose batches form the global batch. All must call this function together.
 
     Returns:
-        The batch with (B, N + n) lists; sampled candidates have label 0.
+        An `Expansion`; its batch has (B, N + n) lists. Sampled candidates have label 0.
     """
     if number < 0:
         raise ValueError(f"the number of negatives must not be negative, got {number}")
@@ -233,14 +235,14 @@ def expand(
 
 
 def gather_lists(lists: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lists of all processes in the order in which one process would have them, with their mask.
+    """Return the lists of all processes, in the order that a single process would have, and their mask.
 
-    Row i of process r of R is row i R + r there, as `ShardLoader` deals requests. Processes may have different numbers
-    of lists; the missing ones are masked.
+    Row i of process r of R becomes row i R + r, because `ShardLoader` distributes requests in this way. Processes may
+    have different numbers of lists; missing lists are masked.
 
     Args:
         lists: (B, N) int64.
-        mask: Boolean (B, N).
+        mask: (B, N) boolean, True = a real candidate.
     """
     size = torch.tensor(lists.shape, device=lists.device)
     dist.all_reduce(size, op=dist.ReduceOp.MAX)
@@ -255,11 +257,11 @@ def gather_lists(lists: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_mix(source: NegativeMix, number: int) -> int:
-    """Return how many negatives per list a source or mix gives; raise if it names no source.
+    """Return the total number of negatives per list. Raise a ValueError if `source` is not valid.
 
     Args:
-        source: A source, or how many come from each.
-        number: Negatives per list where one source gives them all.
+        source: A source, or the number of negatives from each source.
+        number: Negatives per list, used if `source` is a single source.
 
     Example:
         >>> check_mix("uniform", 25), check_mix({"in_batch": 20, "uniform": 10}, 0)
@@ -289,7 +291,7 @@ def _draw_parts(
     everywhere: tuple[Tensor, Tensor],
     more: int,
 ) -> list[Part]:
-    """Draw from one source after the other; no part draws what an earlier one has drawn for the list."""
+    """Draw from the sources in order. A source does not repeat the items that earlier sources drew for the list."""
     lists = rows.take(batch.candidates)
     own, mask = lists, batch.mask
     if excluded is not None:
@@ -325,20 +327,20 @@ def _joined(parts: Sequence[Part]) -> Drawn:
 
 
 def _different(items: Tensor, mask: Tensor) -> Tensor:
-    """Return the number of different items of each list, (B,)."""
+    """Return the number of distinct items of each list, (B,)."""
     ordered = torch.where(mask, items, -1).sort(1).values
     first = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)[:, : ordered.shape[1]]
     return (first & (ordered >= 0)).sum(1)
 
 
 def _from_batch(batch: CascadeBatch, keys: Tensor, number: int) -> tuple[Drawn, Tensor]:
-    """Draw from the lists of the batch; also return the draws as indices into the pool, 0 where masked."""
+    """Draw from the lists of the batch. Return the draws, and the draws as indices into the pool (0 where masked)."""
     size, mask = batch.item_id.numel(), batch.mask
     if may_read(batch.item_id) and not bool((batch.item_id >= VARIANT).any()):
         source = Occurrences.in_lists(batch.candidates, mask, size)
         drawn = draw_distinct(source, keys, batch.candidates, mask, number)
         return drawn, drawn.items
-    # Several pool rows may be variants of one item: draw items, then point at one of its rows.
+    # Several pool rows may be variants of one item. Draw items, then use one pool row of each item.
     item = _number_items(batch.item_id % VARIANT)
     row = torch.zeros_like(item).scatter_reduce_(0, item, torch.arange(size, device=item.device), "amax")
     own = item[batch.candidates]
@@ -347,7 +349,7 @@ def _from_batch(batch: CascadeBatch, keys: Tensor, number: int) -> tuple[Drawn, 
 
 
 def _number_items(item_id: Tensor) -> Tensor:
-    """Return the number of each id among the different ids in ascending order, without counting them on the host."""
+    """Return the index of each id among the sorted distinct ids, without synchronisation (unlike `torch.unique`)."""
     ordered, order = item_id.sort()
     number = torch.nn.functional.pad((ordered[1:] != ordered[:-1]).cumsum(0), (1, 0))
     return torch.empty_like(order).scatter_(0, order, number[: len(order)])

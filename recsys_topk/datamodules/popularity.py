@@ -1,4 +1,4 @@
-"""How often each item was a positive in the training data, for baselines."""
+"""Count how often each item is a positive in the training data, for baselines."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _AT_ONCE = 1 << 22
 
 
 class Popularity:
-    """Counts of positives over the training shards, from one pass over their batches.
+    """Number of positives per item over the training shards, from one pass over their batches.
 
-    Memory: O(distinct items). With several processes each counts its share; `counts` adds them up.
+    Memory: O(distinct items). With several processes, each process counts its share, and `counts` sums over processes.
 
     Args:
-        data: The data module, prepared.
-        requests: Count at most about so many requests, those of the last shards first; None = all.
+        data: The prepared data module.
+        requests: Approximate maximum number of requests to count, from the last shards first; None = all.
 
     Attributes:
-        item_id: (D,) int64, the items that were a positive in this process's share, ascending.
-        count: (D,) int64, how often.
+        item_id: (D,) int64, the positive items in the share of this process, ascending.
+        count: (D,) int64, number of positives of each of these items.
     """
 
     def __init__(self, data: CascadeDataModule, requests: int | None = None) -> None:
@@ -48,7 +48,7 @@ class Popularity:
             self._add(torch.cat(parts))
 
     def counts(self, item_id: Tensor) -> Tensor:
-        """Return the count of each item of a catalogue, (C,) int64, over all processes; 0 for items never seen.
+        """Return the count of each item, (C,) int64, summed over all processes; 0 for items without a positive.
 
         Args:
             item_id: (C,) int64.
@@ -59,7 +59,7 @@ class Popularity:
         return found
 
     def local_counts(self, item_id: Tensor) -> Tensor:
-        """Return the count of each item over this process's share, int64 of the shape of `item_id`."""
+        """Return the count of each item in the share of this process, int64 in the shape of `item_id`."""
         if not self.item_id.numel():
             return torch.zeros_like(item_id)
         ids = item_id.cpu().contiguous()

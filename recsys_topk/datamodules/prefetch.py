@@ -1,4 +1,4 @@
-"""The next batch on its way to the device while the current one is computed on."""
+"""Copy the next batch to the device during the computation on the current batch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Batch = TypeVar("Batch", bound=CascadeBatch)
 
 
 class Copier(Protocol):
-    """Copies batches to a device behind the back of the computation."""
+    """Copies batches to a device asynchronously."""
 
     def start(self, batch: Batch) -> Batch:
-        """Begin a copy and return it at once."""
+        """Start the copy of a batch and return the copy without waiting."""
 
     def finish(self, batch: CascadeBatch) -> None:
-        """Make the computation wait for a copy before it reads it."""
+        """Make the computation wait until the copy is complete."""
 
 
 class StreamCopier:
-    """Copies on a CUDA stream of its own, from pinned memory. Not run: no GPU was at hand.
+    """Copies from pinned memory on a separate CUDA stream. Not tested on a GPU.
 
     Args:
         device: A CUDA device.
@@ -39,23 +39,23 @@ class StreamCopier:
             return batch.to(self._device, non_blocking=True)
 
     def finish(self, batch: CascadeBatch) -> None:
-        """See `Copier.finish`; the memory is not reused before the computation is done with it."""
+        """See `Copier.finish`. The memory is not reused before the computation is finished."""
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
         batch.record_stream(current)
 
 
 def copier_for(device: torch.device | None) -> Copier | None:
-    """Return what copies to a device; None if there is nothing to copy, as on a CPU."""
+    """Return the copier for a device; None if no copy is needed, e.g. on a CPU."""
     return StreamCopier(device) if device is not None and device.type == "cuda" else None
 
 
 def prefetched(batches: Iterable[Batch], copier: Copier | None) -> Iterator[Batch]:
-    """Yield batches on the device; the copy of the next one has begun when a batch is returned.
+    """Yield batches on the device. When a batch is returned, the copy of the next one has started.
 
     Args:
         batches: Batches in host memory.
-        copier: Copies them; None = they are returned as they are.
+        copier: Copies the batches; None = yield them unchanged.
     """
     if copier is None:
         yield from batches

@@ -1,4 +1,4 @@
-"""What data modules of a user's own tables share: prepared once into a folder, read through mapped files."""
+"""The base class of data modules for a user's tables. They are prepared once in a folder and read memory-mapped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 
 
 class PreparedFiles:
-    """The files of prepared tables, opened when they are first used.
+    """The files of prepared tables. They are opened on first use.
 
     Args:
         folder: The prepared folder.
@@ -40,13 +40,13 @@ class PreparedFiles:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """Counts, and what was left out."""
+        """Counts of the prepared data and of the rows that were dropped."""
         found: dict[str, Any] = json.loads((self.folder / "facts.json").read_text(encoding="utf-8"))
         return found
 
     @cached_property
     def encoder(self) -> FeatureEncoder:
-        """How the features are encoded."""
+        """The encoder of the features."""
         return FeatureEncoder.load(self.folder / "features")
 
     def table(self, name: str) -> dict[str, Array]:
@@ -54,33 +54,33 @@ class PreparedFiles:
         return read_columns(self.folder / f"{name}.arrow")
 
     def ids(self, name: str) -> Array | None:
-        """Return a column of ids as the source has them; None = there is none."""
+        """Return a column of ids as in the source, or None if there is no such column."""
         return self.table(name)["id"] if (self.folder / f"{name}.arrow").is_file() else None
 
 
 class PreparedDataModule(CascadeDataModule):
-    """Base class of data modules that prepare tables once, into a folder named after what is prepared.
+    """Base class of data modules that prepare tables once. The name of the prepared folder contains a hash.
 
-    A subclass says what is prepared (`_content`), prepares it (`_write`) and opens it (`files`).
+    A subclass defines the identity of the data (`_content`), prepares them (`_write`) and opens them (`files`).
     """
 
     files: ClassVar[type[PreparedFiles]] = PreparedFiles
     resumes: ClassVar[bool] = False
-    """Whether `_write` goes on where an interrupted process stopped."""
+    """Whether `_write` can resume the work of an interrupted process."""
 
     cache_dir: str | None = None
     _prepared: PreparedFiles | None = None
 
     @abstractmethod
     def _content(self) -> tuple[str, str, Mapping[str, Any]]:
-        """Return what messages call the data, a name for the folder, and plain values that change if the data do."""
+        """Return a name of the data for messages, a folder name, and plain values that change when the data change."""
 
     @abstractmethod
     def _write(self, folder: Path, progress: Progress) -> None:
         """Prepare the data in a folder."""
 
     def prepared_files(self) -> PreparedFiles:
-        """Return the prepared files; they are made first if they are not there."""
+        """Return the prepared files. The data are prepared first if necessary."""
         if self._prepared is None:
             self.prepare_data()
         assert self._prepared is not None
@@ -88,28 +88,28 @@ class PreparedDataModule(CascadeDataModule):
 
     @property
     def encoder(self) -> FeatureEncoder:
-        """How raw features become ids and values."""
+        """The encoder of raw features."""
         return self.prepared_files().encoder
 
     @property
     def prepared_folders(self) -> dict[str, Path]:
-        """The one folder of all splits."""
+        """The folder of the prepared data; it contains all splits."""
         return {"prepared": self.prepared_files().folder}
 
     def prepare_data(self) -> None:
-        """Prepare the data if they are not prepared yet; called by Lightning in one process."""
+        """Prepare the data if they are not prepared yet. Lightning calls this in one process."""
         self.prepare()
 
     def prepare(self, progress: Progress | None = None) -> bool:
         """Prepare the data if they are not prepared yet.
 
-        The folder appears by a rename when it is whole, and a second process waits for the first.
+        The folder is renamed to its final name when it is complete. A second process waits for the first.
 
         Args:
-            progress: Told how far it is; None = `self.progress`, or a progress bar on a terminal.
+            progress: Receives the progress; None = `self.progress`, or a progress bar on a terminal.
 
         Returns:
-            Whether something had to be prepared.
+            Whether the data were prepared by this call.
         """
         source, name, facts = self._content()
         digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -131,7 +131,7 @@ class PreparedDataModule(CascadeDataModule):
 def check_cuts(
     val_fraction: float, test_fraction: float, val_from: str | None, test_from: str | None
 ) -> tuple[int, int] | None:
-    """Return the dates at which validation and testing begin, in microseconds, or None for fractions; check both."""
+    """Check the split options. Return the start of validation and of testing in microseconds, or None for fractions."""
     if min(val_fraction, test_fraction) <= 0 or val_fraction + test_fraction >= 1:
         raise ValueError(
             f"val_fraction and test_fraction must be above 0 and leave something for training, got {val_fraction} "
@@ -143,14 +143,14 @@ def check_cuts(
 
 
 def read_features(described: str | Mapping[str, Any]) -> Description | FeatureEncoder:
-    """Return what `features` says: a saved encoder, if it is the folder of one, or a description."""
+    """Return the saved encoder if the argument is the folder of one, else the description."""
     if isinstance(described, str) and (Path(described) / FILE).is_file():
         return FeatureEncoder.load(described)
     return Description.read(described)
 
 
 def gather(table: Mapping[str, Array], kind: str, rows: Array, dtype: Any) -> Array:
-    """Return some rows of the ids or values of a table; width 0 if it has none."""
+    """Return the given rows of the ids or values of a table, with width 0 if the table has none."""
     if kind not in table:
         return np.empty((rows.size, 0), dtype=dtype)
     return np.ascontiguousarray(table[kind][rows], dtype=dtype)

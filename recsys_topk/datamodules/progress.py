@@ -1,4 +1,4 @@
-"""Progress of long preparations: one bar per step."""
+"""Progress bars of long preparations, one per step."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """Told how far a preparation is."""
+    """A callable that receives the progress of a preparation."""
 
     def __call__(self, what: str, more: int, total: int | None, note: str = "", /) -> None:
-        """Take what is being done, how much more of it is done, how much there is in all, if known, and a remark."""
+        """Receive the name of the step, the newly finished amount, the total amount (None = unknown), and a note."""
 
 
 class StepBars:
-    """A `Progress` that shows a bar of each step.
+    """A `Progress` that shows one bar per step.
 
     Args:
-        unit: What is counted: ``" rows"``, or ``"B"`` for bytes.
-        always: Show it where there is no terminal, too: a line every ten seconds.
+        unit: The unit of the amounts: ``" rows"``, or ``"B"`` for bytes.
+        always: Also show progress without a terminal, as one line every ten seconds.
     """
 
     def __init__(self, unit: str = " rows", always: bool = False) -> None:
@@ -37,7 +37,7 @@ class StepBars:
             self._bar.close()
 
     def __call__(self, what: str, more: int, total: int | None, note: str = "", /) -> None:
-        """Show that `more` of a step is done."""
+        """Advance the bar of a step by `more`."""
         from tqdm import tqdm
 
         if what != self._what:
