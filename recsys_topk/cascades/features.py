@@ -64,7 +64,7 @@ def name_of(parts: Parts) -> str:
 
 
 def needs_static_shapes(tensor: Tensor) -> bool:
-    """Return whether the number of ids must not depend on the data: on a GPU, counting them would synchronise."""
+    """Return whether the number of ids must not depend on the data: except on a CPU, counting them synchronises."""
     return tensor.device.type != "cpu"
 
 

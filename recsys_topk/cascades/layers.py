@@ -112,7 +112,7 @@ class MLP(nn.Module):
         if mask is None or not self.normalised or not self.training:
             flat: Tensor = self.tail(summed.flatten(0, -2) + self.first.bias)
             return flat.view(*summed.shape[:-1], -1)
-        if not may_read(mask):  # reading the mask would synchronise with the device, so all rows are computed
+        if not may_read(mask):  # the number of real rows is not known on the host, so all rows are computed
             x, valid = summed.flatten(0, -2) + self.first.bias, mask.flatten()
             for layer in self.tail:
                 x = layer(x, valid) if isinstance(layer, BatchNorm) else layer(x)

@@ -109,8 +109,8 @@ class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is unt
         dense: The ordinary optimizer.
         parameters: Its parameters, by name.
         fused: The optimizers of the table collections, by the collection's path.
-        rates: Their learning rates; needed because a process without a table of a sharded collection has no optimizer
-            to read it from.
+        rates: Their learning rates. A process without a table of a sharded collection cannot read the rate from its
+            optimizer.
     """
 
     def __init__(

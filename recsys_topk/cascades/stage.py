@@ -66,7 +66,7 @@ class Stage(nn.Module, ABC):
 
     @abstractmethod
     def score(self, batch: CascadeBatch) -> Tensor:
-        """Return the scores of all candidates, (B, N). Scores of masked candidates are ignored."""
+        """Return the scores of all candidates, (B, N). Scores of masked candidates have no meaning."""
 
     def forward(self, batch: CascadeBatch) -> Tensor:
         """Return `score(batch)`."""
