@@ -89,7 +89,7 @@ class FeatureEmbedding(nn.Module):
         device: Device of the tables; None = torch's default device.
 
     Attributes:
-        collections: The tables. The optimizer treats all modules in it as tables, whatever their class.
+        collections: The tables. The optimizer treats all modules in it as tables.
         dims: Width of the output of each part: ``"request"``, ``"items"``, ``"history"``.
         fused: The fused optimizer of the tables; None after `defuse`.
         rate: Learning rate of that optimizer, also after `defuse`; 0 if there is none.

@@ -45,7 +45,7 @@ class InteractionsDataModule(PreparedDataModule):
         users: The table of users.
         items: The table of items.
         val: The table of validation interactions; with it the split is ``"given"``.
-        test: The same for testing.
+        test: The table of test interactions.
         user: The column of the user; None = guessed from its name, and reported. The same applies to the other columns.
         item: The column of the item.
         time: The column of the time: seconds, milliseconds, ISO 8601 text, datetimes or dates such as 20231114. Without

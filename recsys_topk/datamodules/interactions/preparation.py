@@ -47,7 +47,7 @@ _BYTES_PER_ROW: Final = 12
 
 @dataclass(frozen=True)
 class Plan:
-    """What to prepare.
+    """Describes what to prepare.
 
     Attributes:
         tables: The tables; validation and test tables are in `held_out`.

@@ -61,7 +61,7 @@ def guess_lists(files: Sequence[str], given: Mapping[str, str | None]) -> tuple[
         given: Columns by role that were given by the user; None = guess.
 
     Returns:
-        Columns, features and the rows inspected; and ``{"data": {"class_path": "lists", "init_args": {...}}}``.
+        Columns, features and the inspected columns; and ``{"data": {"class_path": "lists", "init_args": {...}}}``.
     """
     sources = _sources(files)
     options: dict[str, Any] = {"root": files[0] if len(files) == 1 else list(files)}

@@ -18,7 +18,7 @@ SPLITS: Final = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to prepare.
+    """Describes what to prepare.
 
     Attributes:
         sources: The tables, one row per (request, item), and the split number of each; None = not assigned.

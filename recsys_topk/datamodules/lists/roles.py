@@ -82,7 +82,7 @@ def require_roles(
 
 
 def guess_columns(reader: TableReader, roles: Mapping[str, str]) -> GuessedTables:
-    """Return the features guessed from the columns without a role, and the rows inspected, by part.
+    """Return the features guessed from the columns without a role, and the inspected columns, by part.
 
     The ids of items and users are features. Another column belongs to the request if it is constant in all inspected
     rows of each request; otherwise it belongs to the item.

@@ -74,7 +74,7 @@ class DayCache:
         preparing. A second process waits for the day that the first one prepares and continues with the next.
 
         Args:
-            days: The days wanted.
+            days: The days to prepare.
             progress: Called with each day and its folder when it is ready.
         """
         from filelock import FileLock

@@ -87,7 +87,7 @@ def reference_recalls(
 
     All stages rank by the same score, on the same lists as in the evaluation of a model, including negatives.
     Popularity is the number of times that an item was a positive on the training days. The oracle is the true utility;
-    its recall is below 1 only because of the noise of the simulated stages.
+    it misses items because of the noise of the simulated stages.
 
     Args:
         datamodule: A prepared data module of a simulated world.

@@ -35,7 +35,8 @@ class WorldConfig:
 
     Args:
         users: Number of users; each makes a few requests per day.
-        items: Number of items over all days. Three quarters exist before the first day, the rest are uploaded later.
+        items: Number of items over all days. Three quarters exist before the first day, the rest are uploaded on the
+            simulated days.
         days: Number of days, from `start` on.
         requests: Number of requests per day.
         seed: The same seed gives the same world, byte for byte.
