@@ -52,8 +52,8 @@ def lines_of(name: str) -> list[str]:
 
 
 def commands_of(name: str) -> list[list[str]]:
-    """The commands of the package on a page, as words."""
-    found = [line for line in lines_of(name) if re.match(r"recsys-topk [\w-]+", line)]
+    """The commands of the package on a page, as words; lines such as `recsys-topk fit: ...` are errors."""
+    found = [line for line in lines_of(name) if re.match(r"recsys-topk [\w-]+(\s|$)", line)]
     return [shlex.split(re.sub(r"\[(--[^]]*)\]", r"\1", line), comments=True)[1:] for line in found]
 
 
