@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> BenchResult:
             f"world: {args.users} users, {args.items} items, {args.days} days of {args.requests} requests; batches of "
             f"{LISTS} two-stage requests, history 50.",
             "ms: median CPU time of one process with one thread; ratio: ours / research, in the same run.",
-            "targets: 20,000 requests/s prepared, 6 ms a batch, 6 and 25 ms for negatives, under 20 extra MB.",
+            "targets: 20,000 requests/s prepared, 6 ms per batch, 6 and 25 ms for negatives, under 20 extra MB.",
             "extra MB: growth of the peak resident size over one call; peak MB: the whole process.",
         ],
     )

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, default=5, help="evaluation batches that are measured")
     parser.add_argument("--batch_size", type=int, default=1024)
     parser.add_argument("--dim", type=int, default=8, help="embedding dimension")
-    parser.add_argument("--folder", type=Path, help="keep the files here, and take up those of a run before")
+    parser.add_argument("--folder", type=Path, help="keep the files here, and reuse those of an earlier run")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> BenchResult:
             "CPU s: of the whole part, one thread. ms: median CPU time per step, batch and negatives included.",
             "same lists: ratio to the step with as many different items in a batch, and tables of 10,000 rows.",
             "GFLOP: floating-point operations of the matrix products of a step, forward and backward.",
-            "peak MB: resident memory of a process of its own. pass s: the median times the steps of the whole day.",
+            "peak MB: resident memory of a separate process. pass s: the median times the steps of the whole day.",
         ],
     )
 

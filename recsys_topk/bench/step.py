@@ -30,7 +30,7 @@ CASES: dict[str, tuple[str, int, int, str]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this suite."""
     parser.add_argument("--batch_size", type=int, default=1024)
-    parser.add_argument("--items", type=int, default=40, help="candidates a list, before negatives")
+    parser.add_argument("--items", type=int, default=40, help="candidates per list, before negatives")
     parser.add_argument("--history", type=int, default=50)
     parser.add_argument("--dim", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)

@@ -47,7 +47,7 @@ def subjects(suite: str) -> dict[str, Subject]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Random scores, binary labels with k positives a list, and, for masked steps, a mask and a k for each list."""
+    """Random scores, binary labels with k positives per list, and, for masked steps, a mask and one k per list."""
 
     scores: Tensor
     labels: Tensor

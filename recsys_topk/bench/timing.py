@@ -22,7 +22,7 @@ Pass = Callable[[], object]
 
 @dataclass(frozen=True)
 class Shape:
-    """Lists, items a list, and k.
+    """Number of lists, items per list, and k.
 
     Example:
         >>> Shape.parse("1024x200x10"), str(Shape(1, 50, 25))
