@@ -52,8 +52,8 @@ def lines_of(name: str) -> list[str]:
 
 
 def commands_of(name: str) -> list[list[str]]:
-    """The commands of the package on a page, as words."""
-    found = [line for line in lines_of(name) if re.match(r"recsys-topk [\w-]+", line)]
+    """The commands of the package on a page, as words; lines such as `recsys-topk fit: ...` are errors."""
+    found = [line for line in lines_of(name) if re.match(r"recsys-topk [\w-]+(\s|$)", line)]
     return [shlex.split(re.sub(r"\[(--[^]]*)\]", r"\1", line), comments=True)[1:] for line in found]
 
 
@@ -145,7 +145,8 @@ def test_commands_of_other_programs_name_what_is_there(name: str) -> None:
             parse(rest[at], [word for word in rest[at + 1 :] if word != "..."])
         elif program == "python":
             assert (ROOT / rest[0]).is_file(), line
-            assert f'"{Path(rest[0]).name}"' in (ROOT / "tests" / "examples" / "test_examples.py").read_text(), line
+            run = (ROOT / "tests" / "examples" / "test_examples.py").read_text()
+            assert f'"{Path(rest[0]).name}"' in run or "path/to/" in line, line
 
 
 def test_commands_are_found() -> None:

@@ -1,4 +1,4 @@
-"""`recsys-topk bench data`: batches, negatives, preparation and simulation against a research-style reader."""
+"""`recsys-topk bench data`: batches, negatives, preparation and simulation, compared with a research-style reader."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SOURCES: Final[tuple[NegativeSource, ...]] = ("in_batch", "uniform")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the suite."""
+    """Add the options of this suite."""
     parser.add_argument("--users", type=int, default=2000, help="users of the simulated world")
     parser.add_argument("--items", type=int, default=20_000, help="its items")
     parser.add_argument("--days", type=int, default=12, help="its days")
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Measure everything on one simulated world: medians of one process's CPU time, one thread."""
+    """Measure everything on one simulated world: median CPU time of one process with one thread."""
     if args.requests < LISTS:
         raise ValueError(f"--requests must be at least {LISTS}, the size of the batches measured; got {args.requests}")
     with threads(1), tempfile.TemporaryDirectory() as scratch:
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 
 def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure opening a day, a shuffled batch and the negatives, ours and the research reader's in turns."""
+    """Measure opening a day, a shuffled batch and the negatives, alternating between ours and the research reader."""
     day = files.days[-1]
     maker = BatchMaker(LAYOUTS["two-stage"], 50)
     rng = np.random.default_rng(0)
@@ -113,12 +113,12 @@ def _cpu(call: Callable[[], Any]) -> float:
 
 
 def measure_peak(what: str, where: str, number: int) -> int:
-    """Return the peak resident size, in MB, of preparing `number` days, or its growth over one negative expansion.
+    """Return the peak resident size in MB of preparing `number` days, or its growth during one negative expansion.
 
     Args:
         what: ``"prepare"``, ``"research"``, or a negative source.
-        where: The data folder for ``"prepare"``, a prepared day otherwise.
-        number: Days, or negatives.
+        where: The data folder for ``"prepare"``, otherwise a prepared day.
+        number: Number of days or of negatives.
     """
     if what == "prepare":
         files = RecFlowFiles(where)

@@ -1,4 +1,4 @@
-"""`recsys-topk bench rehearsal`: one day of the size of RecFlow's through prepare, training steps and evaluation."""
+"""`recsys-topk bench rehearsal`: prepare, train and evaluate on one simulated day as large as a day of RecFlow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORLD: Final = "world of 10,000 items"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the suite."""
+    """Add the options of this suite."""
     size = LargeDay()
     parser.add_argument("--requests", type=int, default=size.requests, help="requests of the day")
     parser.add_argument("--videos", type=int, default=size.videos, help="videos that its lists are drawn from")
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Measure every part in a process of its own: CPU time of one thread, peak memory, size on disk."""
+    """Measure each part in a separate process: CPU time of one thread, peak memory, size on disk."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.folder or Path(scratch)
         root, world = folder / "day", folder / "world"
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 
 def _data(root: Path, folder: Path, **options: Any) -> RecFlowDataModule:
-    """Return the only day of a data set as training, validation and test day."""
+    """Return a data module that trains, validates and tests on the only day of a data set."""
     day = "2024-01-13"
     return RecFlowDataModule(
         str(root), train_days=day, val_days=day, test_days=day, cache_dir=str(folder / "prepared"), **options
@@ -131,7 +131,7 @@ def _evaluate(root: Path, folder: Path, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compare(root: Path, folder: Path, args: dict[str, Any]) -> list[dict[str, Any]]:
-    """Time steps of the large day, of the same lists with small tables, and of a small world, in turns."""
+    """Time steps of the large day, of the same lists with small tables, and of a small world, alternating."""
     sources = {
         "large day": _data(root, folder, batch_size=args["batch_size"]),
         _TABLES: _data(root, folder, batch_size=args["batch_size"], vocabulary="hash:rows=10000"),
@@ -157,7 +157,7 @@ def _compare(root: Path, folder: Path, args: dict[str, Any]) -> list[dict[str, A
 
 
 def _products(steps: Iterator[None]) -> float:
-    """Take one step and return the floating-point operations of its matrix products, in 10^9."""
+    """Run one step and return the floating-point operations of its matrix products, in 10^9."""
     with FlopCounterMode(display=False) as counter:
         next(steps)
     return float(counter.get_total_flops()) / 1e9
@@ -174,7 +174,7 @@ def _model(data: RecFlowDataModule, dim: int) -> Any:
 
 
 def _steps(data: RecFlowDataModule, dim: int) -> Iterator[None]:
-    """Take one training step after another, epoch after epoch."""
+    """Run training steps, epoch after epoch, one per iteration."""
     model = _model(data, dim)
     optimizer = model.configure_optimizers()
     while True:
@@ -186,7 +186,7 @@ def _steps(data: RecFlowDataModule, dim: int) -> Iterator[None]:
 
 
 def _medians(steps: dict[str, Iterator[None]], number: int) -> dict[str, float]:
-    """Return the median CPU time of each kind of step in ms, taken in turns after a warm-up."""
+    """Return the median CPU time of each kind of step in ms, measured alternately after a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(_WARM_UP + number):
         for name, one in steps.items():

@@ -1,4 +1,4 @@
-"""Training with sharded tables on one and on several processes: throughput, communication, memory."""
+"""`recsys-topk bench scale`: time, communication and memory of training with sharded tables on several processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WARM_UP = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this suite's options."""
+    """Add the options of this suite."""
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="numbers of processes (default 1 2)")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the largest table")
     parser.add_argument("--dim", type=int, default=16)
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> BenchResult:
-    """Measure each number of processes in processes of their own."""
+    """Measure each number of processes in new processes."""
     rows: list[dict[str, Any]] = []
     for number in options.processes:
         if number < 1 or options.batch_size % number:
@@ -106,7 +106,7 @@ def _work(rank: int, number: int, port: int, options: dict[str, Any], folder: st
 
 
 class _Clock(Callback):  # type: ignore[misc]  # lightning is untyped here
-    """Times some steps, then profiles as many."""
+    """Times some steps, then profiles the same number of steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.seconds, self.share = steps, 0.0, 0.0
@@ -114,7 +114,7 @@ class _Clock(Callback):  # type: ignore[misc]  # lightning is untyped here
         self._profile: Any = None
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Begin."""
+        """Start the clock or the profiler."""
         if trainer.global_step == WARM_UP:
             self._start = time.perf_counter()
         elif trainer.global_step == WARM_UP + self.steps:

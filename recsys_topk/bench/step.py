@@ -1,4 +1,4 @@
-"""`recsys-topk bench step`: a training step and an evaluation batch, against the textbook form in the same run."""
+"""`recsys-topk bench step`: time of a training step and an evaluation batch, compared with the textbook form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recsys_topk.runs.memory import keep_freed_memory
 from recsys_topk.runs.quiet import quiet_libraries
 
 SMALL, LARGE = "train, rowwise", "train, rowwise, 1M items"
-# (what is timed, negatives, items in the vocabulary, embedding optimizer)
+# (timed operation, negatives, items in the vocabulary, embedding optimizer)
 CASES: dict[str, tuple[str, int, int, str]] = {
     "train": ("train", 0, 10_000, "same"),
     "train+25": ("train", 25, 10_000, "same"),
@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, int, int, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this suite's options."""
+    """Add the options of this suite."""
     parser.add_argument("--batch_size", type=int, default=1024)
     parser.add_argument("--items", type=int, default=40, help="candidates a list, before negatives")
     parser.add_argument("--history", type=int, default=50)
@@ -50,11 +50,11 @@ def random_schema(items: int, users: int) -> Schema:
 
 
 def random_batch(schema: Schema, size: int, items: int, length: int, seed: int = 0) -> CascadeBatch:
-    """Return a batch as RecFlow's lists are: ten items a group, popular items in many lists, full histories."""
+    """Return a batch like RecFlow's lists: ten items per group, popular items in many lists, full histories."""
     generator = torch.Generator().manual_seed(seed)
     vocabulary = schema.table("video_id").rows - 2
-    # Popular items stand in many lists (density falls with the square root of the rank). Whatever the vocabulary, ten
-    # thousand items are about, so that what is compared is the size of the tables and not of the pool.
+    # Popular items occur in many lists (density falls with the square root of the rank). Ten thousand items occur for
+    # any vocabulary size, so that the cases differ in the size of the tables and not of the pool.
     about = torch.randperm(vocabulary, generator=generator)[:10_000]
     drawn = (torch.rand(size, items, generator=generator).pow(2) * len(about)).long()
     ids, candidates = torch.unique(about[drawn], return_inverse=True)
@@ -83,7 +83,7 @@ def random_batch(schema: Schema, size: int, items: int, length: int, seed: int =
 
 
 def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, float]:
-    """Time one case in this process; return milliseconds and megabytes.
+    """Time one case in this process and return milliseconds and megabytes.
 
     Args:
         options: The options of the suite.
@@ -94,7 +94,7 @@ def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, flo
     what, negatives, vocabulary, embedding_optimizer = CASES[case]
     quiet_libraries()
     if form == "ours":
-        keep_freed_memory()  # as the training commands do; it slows the textbook form, whose tensors are too large
+        keep_freed_memory()  # as in the training commands; it slows down the textbook form, whose tensors are too large
     from recsys_topk.bench.textbook import Textbook
     from recsys_topk.cascades.module import CascadeModule
     from recsys_topk.cascades.optimizers import make_optimizer
@@ -114,7 +114,7 @@ def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, flo
     current, optimizer = expanded, make_optimizer("adam", module, 1e-2, {})
     if form == "textbook":
         model = Textbook(module.cascade, schema).to(device)
-        prepared = expanded()  # its sampling is left out of its time: it gets the negatives for nothing
+        prepared = expanded()  # the sampling time is not counted for the textbook form
         current, optimizer = lambda: prepared, torch.optim.Adam(model.parameters(), lr=1e-2)
 
     def step() -> None:
@@ -142,8 +142,8 @@ def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, flo
 
 
 def run(options: argparse.Namespace) -> BenchResult:
-    """Time all cases, each form in its own process, one after another."""
-    clock_of(options.device)  # raises if there is no such device
+    """Time all cases one after another, each form in a separate process."""
+    clock_of(options.device)  # raises if the device does not exist
     rows = []
     names = [options.case] if options.case else list(CASES)
     by_name: dict[str, float] = {}

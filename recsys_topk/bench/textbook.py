@@ -1,7 +1,7 @@
-"""The cascade as its papers draw it: the yardstick of `bench step`, never used for training.
+"""The cascade as described in the papers: the baseline of `bench step`, never used for training.
 
-One embedding look-up for every slot of every list, DIN's perceptron on a (B N, L, 2 D) concatenation, the item tower
-once for every candidate. The same function as the stages of `recsys_topk.cascades`, computed the obvious way.
+It has one embedding look-up per slot of each list, applies DIN's perceptron to a (B N, L, 2 D) concatenation, and
+applies the item tower to every candidate. It computes the same function as the stages of `recsys_topk.cascades`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from recsys_topk.datamodules import CascadeBatch, Schema
 
 
 class TextbookStage(nn.Module):
-    """A two-tower or DIN stage in its obvious form, with the weights of a given stage.
+    """A two-tower or DIN stage in textbook form, with the weights of a given stage.
 
     Args:
         stage: The stage to copy.
-        schema: Its features.
+        schema: The features of the stage.
     """
 
     def __init__(self, stage: Stage, schema: Schema) -> None:
@@ -49,7 +49,7 @@ class TextbookStage(nn.Module):
         self.is_din = isinstance(stage, DIN)
 
     def embed(self, kind: str, ids: Tensor) -> Tensor:
-        """Look every feature of every row up."""
+        """Look up every feature of every row."""
         column = {feature.table: i for i, feature in enumerate(getattr(self.schema, kind))}
         order = [table.name for kinds, tables in self.groups.items() if kind in kinds for table in tables]
         return torch.cat([self.tables[name](ids[..., column[name]]) for name in order], dim=-1)
@@ -78,11 +78,11 @@ class TextbookStage(nn.Module):
 
 
 class Textbook(nn.ModuleList):
-    """The stages of a cascade in their obvious form, with the same weights.
+    """The stages of a cascade in textbook form, with the same weights.
 
     Args:
         cascade: The cascade to copy.
-        schema: Its features.
+        schema: The features of the cascade.
     """
 
     def __init__(self, cascade: Cascade, schema: Schema) -> None:

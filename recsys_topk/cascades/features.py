@@ -1,4 +1,4 @@
-"""From a schema to TorchRec embedding tables, and from a batch of ids and values to one vector per row."""
+"""Embedding tables of TorchRec made from a schema, and one vector per row made from a batch of ids and values."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 HistoryForm = Literal["rows", "mean"]
-# From a batch to the largest number of requests, pool items and views (B L) of any process.
+# Maps a batch to the largest number of requests, pool items and views (B L) of any process.
 Agree = Callable[[CascadeBatch], tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """The vectors of a batch: embeddings, then values. Padding ids have the embedding 0; a part may have width 0.
+    """The vectors of a batch: embeddings, then values. Padding ids have embedding 0; a part may have width 0.
 
     Attributes:
-        request: (B, D_r), the request's features side by side.
-        items: (M, D_i), the pool's features side by side; those that the history shares come first.
+        request: (B, D_r), the concatenated features of the request.
+        items: (M, D_i), the concatenated features of the pool items; features shared with the history come first.
         history: (B, L, D_h), or (B, D_h) for the mean over the real views (0 for an empty history).
     """
 
@@ -59,41 +59,42 @@ class Embedded:
 
 
 def name_of(parts: Parts) -> str:
-    """Return the name of the collection of the tables that these parts read, as it stands in state-dict keys."""
-    return "_".join(parts) if parts != ("items",) else "items_only"  # `items` is a method of the dict that holds it
+    """Return the name, as in state-dict keys, of the collection with the tables that these parts read."""
+    return "_".join(parts) if parts != ("items",) else "items_only"  # `items` is a method of ModuleDict
 
 
 def needs_static_shapes(tensor: Tensor) -> bool:
-    """Return whether the number of ids must not depend on the data: off the CPU, where counting them waits."""
+    """Return whether the number of ids must not depend on the data: except on a CPU, counting them synchronises."""
     return tensor.device.type != "cpu"
 
 
 class FeatureEmbedding(nn.Module):
-    """TorchRec tables for the categorical features and bags of a schema; numeric features and vectors pass through.
+    """TorchRec tables for the categorical and bag features of a schema; numeric and vector features are passed on.
 
-    Tables are looked up by `EmbeddingBagCollection`s: the pooled kernel with bags of length 1 is several times faster
-    on a CPU than the sequence kernel. A bag feature is the mean over its real ids. On a CPU padding is left out of the
-    bags; on other devices it stays in them with weight 0, so that shapes are known without reading the ids (`Layout`
-    says how features are grouped). Tables that are not sharded are read directly: on a CPU by `look_up` where numba is
-    installed and no feature is a bag (it also updates tables with a fused optimizer), else by `embedding_bag` if they
-    have nothing to learn or an ordinary optimizer.
+    `EmbeddingBagCollection`s look up the tables: on a CPU the pooled kernel with bags of length 1 is several times
+    faster than the sequence kernel. A bag feature is the mean over its real ids. On a CPU padding is removed from the
+    bags. On other devices it stays with weight 0, so that shapes are known without reading the ids (`Layout` describes
+    the groups of features). Tables that are not sharded are read directly. On a CPU `look_up` reads them if numba is
+    installed and no feature is a bag; it also updates tables with a fused optimizer. Otherwise `embedding_bag` reads
+    them if they have an ordinary optimizer or are not trained.
 
     A module on the meta device holds plain tables. Moving them to a real device (`to_empty`) initialises them, and
-    builds the fused ones if a fused optimizer was asked for; moving to another device builds fused tables again there.
+    builds fused tables if `fused` is set. Moving fused tables to another device builds them again there.
 
     Args:
         schema: The features.
         dim: Embedding dimension, one for all tables or by table name (then with the key ``"default"`` for the rest).
         init_std: Tables are initialised from N(0, init_std^2).
-        fused: Update the tables inside backward with this optimizer; None = an ordinary one does it.
-        device: Where the tables are made; None = torch's default device.
+        fused: Optimizer that updates the tables inside backward; None = an ordinary optimizer updates them.
+        device: Device of the tables; None = torch's default device.
 
     Attributes:
-        collections: The tables. What belongs to it is a table for the optimizer, whatever its class.
+        collections: The tables. The optimizer treats all modules in it as tables.
         dims: Width of the output of each part: ``"request"``, ``"items"``, ``"history"``.
-        fused: The optimizer of the tables, as given; None after `defuse`.
+        fused: The fused optimizer of the tables; None after `defuse`.
         rate: Learning rate of that optimizer, also after `defuse`; 0 if there is none.
-        agree: For sharded tables, which every process must give equally many bags; None = as many as it has.
+        agree: For sharded tables: returns sizes that make the number of bags equal in all processes; None = use the
+            sizes of this process.
 
     Example:
         >>> from recsys_topk.datamodules.schema import Feature, Table
@@ -144,7 +145,7 @@ class FeatureEmbedding(nn.Module):
 
     @property
     def shared_dim(self) -> int:
-        """Width of the item columns, the first ones, whose features the history has too."""
+        """Width of the first item columns, whose features the history also has."""
         return self.layout.shared_dim
 
     def forward(self, batch: CascadeBatch, history: HistoryForm = "rows") -> Embedded:
@@ -165,11 +166,11 @@ class FeatureEmbedding(nn.Module):
         return Embedded(**joined)
 
     def defuse(self) -> FusedOptimizer | None:
-        """Turn tables with a fused optimizer into plain ones with the same weights, and return that optimizer.
+        """Convert tables with a fused optimizer to plain tables with the same weights, and return that optimizer.
 
-        For strategies that place the tables themselves and apply the optimizer afterwards, e.g. with TorchRec's
+        Used by strategies that place the tables and apply the optimizer afterwards, e.g. with TorchRec's
         ``apply_optimizer_in_backward(found.optimizer, embedding.collections.parameters(), dict(found.options))``.
-        No weights are copied. Returns None if the tables were left to an ordinary optimizer.
+        Weights are not copied. Return None if an ordinary optimizer updates the tables.
         """
         fused, self.fused = self.fused, None
         for name, collection in self.collections.items():
@@ -184,12 +185,12 @@ class FeatureEmbedding(nn.Module):
         return fused
 
     def reset_parameters(self) -> None:
-        """Draw all tables anew."""
+        """Initialise all tables again."""
         for collection in self.collections.values():
             initialise(collection)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # Tables that stages share are reached through each of them, and `to_empty` must not empty them twice.
+        # Stages that share tables all call this method, and `to_empty` must not run twice on the same tables.
         if fn is self._applied:
             return self
         self._applied = fn
@@ -210,7 +211,7 @@ class FeatureEmbedding(nn.Module):
         return {**self.__dict__, "_applied": None, "agree": None}
 
     def _rebuilt(self, name: str, collection: nn.Module) -> nn.Module:
-        """Return a fused collection with the weights of another, on their device; its optimizer state begins anew."""
+        """Return a fused collection with the weights and device of another one; its optimizer state is new."""
         assert self.fused is not None
         weights = table_weights(collection)
         first = next(iter(weights.values()))
@@ -262,7 +263,7 @@ class FeatureEmbedding(nn.Module):
         return slots
 
     def _by_loops(self, batch: CascadeBatch, history: HistoryForm) -> dict[Part, Tensor] | None:
-        """Look up by compiled loops, or return None if they cannot serve these tables."""
+        """Look up by compiled loops. Return None if they do not support these tables."""
         if not self._slots:
             return None
         weights: list[Tensor] = []
@@ -281,7 +282,7 @@ class FeatureEmbedding(nn.Module):
         return dict(zip(PARTS, look_up_and_update(self._slots, ids, weights, lengths, updates), strict=True))
 
     def _by_bags(self, batch: CascadeBatch, history: HistoryForm) -> dict[Part, Tensor]:
-        """Look up by `embedding_bag` or TorchRec; the history of the form ``"mean"`` is a sum over views."""
+        """Look up by `embedding_bag` or TorchRec; for ``"mean"`` the history is a sum over views."""
         ids = _ids(batch, history)
         blocks: dict[Part, list[Tensor]] = {part: [] for part in PARTS}
         for parts in self.groups:
@@ -309,7 +310,7 @@ class FeatureEmbedding(nn.Module):
         return found
 
     def _agreed(self, parts: Parts, batch: CascadeBatch, history: HistoryForm) -> int:
-        """Return the number of bags that every process gives to a collection."""
+        """Return the number of bags that every process passes to a collection."""
         assert self.agree is not None
         requests, items, views = self.agree(batch)
         most = {"request": requests, "items": items, "history": requests if history == "mean" else views}
@@ -331,7 +332,7 @@ class FeatureEmbedding(nn.Module):
 
 
 def _ids(batch: CascadeBatch, history: HistoryForm) -> dict[Part, Tensor]:
-    """Return the ids of each part, one row per vector that is wanted."""
+    """Return the ids of each part, one row per output vector."""
     views = batch.history if history == "mean" else batch.history.flatten(0, 1)
     return {"request": batch.request, "items": batch.items, "history": views}
 
@@ -341,7 +342,7 @@ def _addresses(collection: nn.Module) -> list[int]:
 
 
 def dimensions(schema: Schema, dim: int | Mapping[str, int]) -> dict[str, int]:
-    """Return the embedding dimension of each table, or raise if `dim` does not say it."""
+    """Return the embedding dimension of each table. Raise if `dim` does not contain it."""
     names = [table.name for table in schema.tables]
     if isinstance(dim, int):
         dim = {"default": dim}

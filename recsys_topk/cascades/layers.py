@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons whose first layer reads a concatenation without forming it."""
+"""Multi-layer perceptrons whose first layer is applied to the parts of a concatenation."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Initialisation = Literal["default", "he"]
 class BatchNorm(nn.BatchNorm1d):
     """Batch norm with statistics over the rows of all processes that share a batch (`recsys_topk.processes`).
 
-    Unlike `torch.nn.SyncBatchNorm` it works on a CPU, and with a process that has no row. One sum over processes of
-    2 D + 1 numbers in the forward pass, and one in the backward pass.
+    Unlike `torch.nn.SyncBatchNorm` it works on a CPU, and if a process has no rows. The forward pass and the backward
+    pass each sum 2 D + 1 numbers over processes.
     """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Normalise (rows, D); the statistics are those of the rows where `mask`, None = of all."""
+        """Normalise (rows, D). The statistics use the rows where `mask` is True; None = all rows."""
         if not self.training or (mask is None and processes() == 1):
             return super().forward(x)
         wide = x.double() if mask is None else torch.where(mask[:, None], x.double(), 0.0)
@@ -47,17 +47,17 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class MLP(nn.Module):
-    """Linear layers with an activation between them, split so that the first one can be applied in parts.
+    """Linear layers with an activation between them. The first layer can be applied to each input part separately.
 
     A linear map of a concatenation [a, b, ...] is a sum of linear maps W_a a + W_b b + ...: `project` applies the
-    columns of the first layer that belong to one part, `rest` does everything after the sum. A part that is the same
-    for many rows (the request, a pool item) is thus multiplied once and not once a row.
+    columns of the first layer that belong to one part, and `rest` computes everything after the sum. A part shared by
+    many rows (the request, a pool item) is thus multiplied once instead of once per row.
 
     Args:
         inputs: Width of each part of the input.
-        widths: Widths of the layers, the last one the output.
+        widths: Widths of the layers; the last one is the output.
         activation: ``"relu"`` or ``"prelu"``.
-        batch_norm: Momentum of the running averages in the sense of keeping (0.999 keeps 99.9 %), or None for none.
+        batch_norm: Share of the running averages that is kept at each step (0.999 keeps 99.9 %); None = no batch norm.
         initialisation: ``"default"`` (PyTorch's) or ``"he"`` (He et al. 2015).
     """
 
@@ -97,7 +97,7 @@ class MLP(nn.Module):
         return output
 
     def project(self, part: int, x: Tensor) -> Tensor:
-        """Return the share of part number `part` in the first layer's output, without the bias."""
+        """Return the contribution of part number `part` to the first layer's output, without the bias."""
         start = sum(self.inputs[:part])
         return x @ self.first.weight[:, start : start + self.inputs[part]].t()
 
@@ -106,13 +106,13 @@ class MLP(nn.Module):
 
         Args:
             summed: (..., first width).
-            mask: Boolean (...), True = a real row. In training with batch norm the other rows are left out of the
-                statistics and get the output 0; else they do no harm and are computed like the rest.
+            mask: Boolean (...), True = a real row. In training with batch norm the other rows are excluded from the
+                statistics and have output 0. In all other cases they are computed like real rows.
         """
         if mask is None or not self.normalised or not self.training:
             flat: Tensor = self.tail(summed.flatten(0, -2) + self.first.bias)
             return flat.view(*summed.shape[:-1], -1)
-        if not may_read(mask):  # how many rows are real is not known on the host: all are computed
+        if not may_read(mask):  # the number of real rows is not known on the host, so all rows are computed
             x, valid = summed.flatten(0, -2) + self.first.bias, mask.flatten()
             for layer in self.tail:
                 x = layer(x, valid) if isinstance(layer, BatchNorm) else layer(x)
@@ -124,9 +124,9 @@ class MLP(nn.Module):
         """Return the output for lists of pool items, (B, N, last width), given the projections of the parts.
 
         Args:
-            own: What belongs to a candidate in its list, (B, N, first width), overwritten; None for nothing.
-            requests: What belongs to a request, (B, first width).
-            items: What belongs to a pool item, (M, first width).
+            own: Projection of features of the candidate in its list, (B, N, first width), overwritten; None = none.
+            requests: Projection of the requests, (B, first width).
+            items: Projection of the pool items, (M, first width).
             candidates: Rows of the pool, (B, N).
             mask: Boolean (B, N), as in `rest`.
         """

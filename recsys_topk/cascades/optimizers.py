@@ -1,4 +1,4 @@
-"""Optimizers and schedules by name: ordinary ones, and those that update embedding tables inside backward."""
+"""Optimizers and schedules by name: ordinary optimizers, and those that update embedding tables inside backward."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 
 
 def fused_optimizer(name: str, lr: float) -> FusedOptimizer | None:
-    """Return the optimizer of the embedding tables, or None if they are left to the ordinary one.
+    """Return the fused optimizer of the embedding tables, or None if the ordinary optimizer updates them.
 
     Args:
         name: ``"same"``, or one of `FUSED`.
@@ -42,7 +42,7 @@ def fused_optimizer(name: str, lr: float) -> FusedOptimizer | None:
 
 
 def table_collections(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the collections of embedding tables in a module by path: what a `FeatureEmbedding` holds, of any class."""
+    """Return all collections of embedding tables of a module, by path; those of every `FeatureEmbedding`."""
     return {
         f"{path}.collections.{name}" if path else f"collections.{name}": collection
         for path, part in module.named_modules()
@@ -52,25 +52,25 @@ def table_collections(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def inner_optimizer(collection: nn.Module) -> Any:
-    """Return the optimizer with which tables update themselves inside backward, or None if an ordinary one is to.
+    """Return the optimizer that updates tables inside backward, or None if an ordinary optimizer updates them.
 
-    TorchRec's unsharded collections have it as a method, the sharded ones as a property.
+    In TorchRec it is a method of unsharded collections and a property of sharded ones.
     """
     found = getattr(collection, "fused_optimizer", None)
     return found() if callable(found) else found
 
 
 def make_optimizer(name: str, module: nn.Module, lr: float, options: Mapping[str, Any]) -> Optimizer:
-    """Build the optimizer of a module; tables that update themselves inside backward keep their own.
+    """Build the optimizer of a module. Tables that are updated inside backward keep their fused optimizer.
 
-    The ordinary optimizers run with their fused kernels, which take one pass over the parameters. If
-    there are tables with an optimizer of their own, both kinds are combined into one optimizer, so that schedules
-    reach the tables and checkpoints hold their state. Parameters to which `apply_optimizer_in_backward` was applied
-    are left alone.
+    The ordinary optimizers use their fused kernels, which take one pass over the parameters. If there are tables with
+    a fused optimizer, both kinds are combined into one optimizer, so that schedules also set the learning rate of the
+    tables and checkpoints hold their state. Parameters to which `apply_optimizer_in_backward` was applied are left
+    out.
 
     Args:
         name: One of `OPTIMIZERS`.
-        module: What to optimise.
+        module: The module to optimise.
         lr: Learning rate.
         options: Further arguments of the class, e.g. ``eps``.
     """
@@ -100,16 +100,17 @@ def make_optimizer(name: str, module: nn.Module, lr: float, options: Mapping[str
 
 
 class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is untyped here
-    """One ordinary optimizer for the dense parameters, and the tables' own, which step inside backward.
+    """One ordinary optimizer for the dense parameters, and the fused optimizers of the tables.
 
-    TorchRec's combination refuses to load state before a first step, when Adam has none yet; this one loads each part
-    in the way the part understands.
+    TorchRec's `CombinedOptimizer` cannot load state before the first step, when Adam has no state yet. This class
+    calls the loading method of each part.
 
     Args:
         dense: The ordinary optimizer.
         parameters: Its parameters, by name.
         fused: The optimizers of the table collections, by the collection's path.
-        rates: Their learning rates; a process that holds no table of a sharded collection cannot ask its optimizer.
+        rates: Their learning rates. A process without a table of a sharded collection cannot read the rate from its
+            optimizer.
     """
 
     def __init__(
@@ -120,25 +121,25 @@ class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is unt
         rates: Mapping[str, float],
     ) -> None:
         self._dense, self._fused = dense, dict(fused)
-        # One group per collection, whatever part of its tables this process holds, so that schedules and their saved
-        # state are the same in every process and for every number of processes.
+        # One group per collection, also if this process holds only a part of its tables. Schedules and their saved
+        # state are therefore the same in every process and for every number of processes.
         self._tables: list[dict[str, Any]] = [{"params": [], "lr": rates[path]} for path in self._fused]
         super().__init__([("dense", KeyedOptimizerWrapper(dict(parameters), lambda _: dense)), *self._fused.items()])
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of the dense parameters, then one per collection of tables, which holds its learning rate."""
+        """The groups of the dense parameters, then one group with the learning rate per collection of tables."""
         return [*self._dense.param_groups, *self._tables]
 
     def sync_tables(self) -> None:
-        """Tell the tables the learning rate that the schedule has set; without it theirs lags one step behind."""
+        """Set the learning rate of the tables to that of the schedule. Otherwise it would be one step late."""
         for part, group in zip(self._fused.values(), self._tables, strict=True):
             for own in part.param_groups:
                 own["lr"] = group["lr"]
-            part.step()  # updates nothing: the rows are updated inside backward
+            part.step()  # only sets the learning rate: the rows are updated inside backward
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of both parts; that of sharded tables as `ShardedTensor`s of this process."""
+        """Return the state of both parts; the state of sharded tables as `ShardedTensor`s of this process."""
         tables = {
             path: {"state": _named(part.state_dict()["state"]), "lr": group["lr"]}
             for (path, part), group in zip(self._fused.items(), self._tables, strict=True)
@@ -146,12 +147,12 @@ class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is unt
         return {"dense": self._dense.state_dict(), "fused": tables}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load the state of both parts; the tables' is copied into place."""
+        """Load the state of both parts. The state of the tables is copied in place."""
         if set(state_dict.get("fused", ())) != set(self._fused):
             raise ValueError(
                 "the checkpoint was trained with another embedding_optimizer than this run; give the same one to resume"
             )
-        groups = self._dense.param_groups  # schedules change these very dicts; loading would put others in their place
+        groups = self._dense.param_groups  # schedules hold references to these dicts, and loading would replace them
         self._dense.load_state_dict(dict(state_dict["dense"]))
         for group, loaded in zip(groups, self._dense.param_groups, strict=True):
             group.update(loaded)
@@ -166,9 +167,9 @@ class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is unt
 
 
 def _named(state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the state of tables under the names of unsharded ones.
+    """Return the state of tables with the names of unsharded ones.
 
-    TorchRec calls it ``{"T.weight": {"T.weight.momentum_1": ...}}`` for an unsharded table T, and
+    TorchRec names it ``{"T.weight": {"T.weight.momentum_1": ...}}`` for an unsharded table T, and
     ``{"embedding_bags.T.weight": {"T.momentum1": ...}}`` for a sharded one.
     """
     named: dict[str, dict[str, Any]] = {}

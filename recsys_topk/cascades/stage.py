@@ -1,4 +1,4 @@
-"""The interface of a stage: a batch in, one score per candidate out."""
+"""The interface of a stage: it takes a batch and returns one score per candidate."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class StageConfig:
 
     Attributes:
         kind: Registry name or class path of the stage, e.g. ``"two_tower"``, ``"din"``, ``"mlp"``.
-        name: What it is called in metrics and state-dict keys, e.g. ``"retrieval"``.
-        quota: How many items it passes on.
+        name: Name of the stage in metrics and state-dict keys, e.g. ``"retrieval"``.
+        quota: Number of items that it passes on.
         options: Arguments of the stage's class.
     """
 
@@ -47,10 +47,10 @@ class StageConfig:
 
 
 class Stage(nn.Module, ABC):
-    """Base of all stages. A subclass sets `name`, takes `embedding` first, and writes `score`.
+    """Base class of all stages. A subclass sets `name`, takes `embedding` first, and implements `score`.
 
     Args:
-        embedding: The embedding tables, owned by this stage or shared with others.
+        embedding: The embedding tables, which may be shared with other stages.
     """
 
     name: ClassVar[str]
@@ -66,7 +66,7 @@ class Stage(nn.Module, ABC):
 
     @abstractmethod
     def score(self, batch: CascadeBatch) -> Tensor:
-        """Return the scores of all candidates, (B, N); those of masked candidates are without meaning."""
+        """Return the scores of all candidates, (B, N). Scores of masked candidates have no meaning."""
 
     def forward(self, batch: CascadeBatch) -> Tensor:
         """Return `score(batch)`."""

@@ -1,4 +1,4 @@
-"""Collections of embedding tables: plain or with a fused optimizer, built on any device, read by bags of ids."""
+"""Collections of embedding tables: plain or with a fused optimizer, on any device, read by bags of ids."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ FUSED: dict[Rule, type[torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class FusedOptimizer:
-    """An optimizer that updates the tables inside backward, row by row, so that no table-sized gradient exists.
+    """An optimizer that updates the tables row by row inside backward, without a gradient of the size of the table.
 
     Attributes:
-        optimizer: Class that names it to fbgemm: SGD, Adagrad or RowWiseAdagrad (a CPU has no fused Adam).
+        optimizer: Class that selects the optimizer of fbgemm: SGD, Adagrad or RowWiseAdagrad (no fused Adam on CPU).
         options: Its arguments, e.g. ``lr`` and ``eps``.
     """
 
@@ -44,7 +44,7 @@ class FusedOptimizer:
 
 @dataclass(frozen=True)
 class Bags:
-    """The ids that one feature reads, in bags: one output row per bag.
+    """The ids of one feature in bags, with one output row per bag.
 
     Attributes:
         ids: (ids of all bags,) int64.
@@ -58,13 +58,13 @@ class Bags:
 
 
 def make_bags(ids: Tensor, use: Use | None, weighted: bool, static: bool) -> Bags:
-    """Return the bags of one feature, one per row of ids.
+    """Return the bags of one feature, one bag per row of ids.
 
     Args:
         ids: The ids of a part, (rows, columns), or (rows, L, columns) for the sum over L views.
-        use: The feature; None = the part has no such feature, and its bags are empty.
-        weighted: Give weights: 1 for an id, 1 / number of real ids in a bag feature, 0 for padding.
-        static: Keep padding in the bags, so that their lengths do not depend on the ids; needs weights.
+        use: The feature; None = the part does not have the feature, and its bags are empty.
+        weighted: Return weights: 1 for an id, 1 / number of real ids in a bag feature, 0 for padding.
+        static: Keep padding in the bags, so that their lengths do not depend on the ids; requires weights.
     """
     if use is None:
         none = ids.new_empty(0, dtype=torch.float32) if weighted else None
@@ -74,7 +74,7 @@ def make_bags(ids: Tensor, use: Use | None, weighted: bool, static: bool) -> Bag
     weights = present.float() if weighted else None
     if weights is not None and use.bag:
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(1.0)
-    if static or bool(present.all()):  # nothing is padding, or it stays: nothing need be picked out
+    if static or bool(present.all()):  # no padding, or padding is kept: no ids have to be removed
         assert weights is not None or not static
         lengths = ids.new_full((len(own),), own.shape[1:].numel())
         return Bags(own.flatten(), lengths, None if weights is None else weights.flatten())
@@ -82,7 +82,7 @@ def make_bags(ids: Tensor, use: Use | None, weighted: bool, static: bool) -> Bag
 
 
 def join_bags(bags: list[Bags]) -> Bags:
-    """Return the bags of several parts, one after another."""
+    """Return the concatenated bags of several parts."""
     weights = [bag.weights for bag in bags if bag.weights is not None]
     return Bags(
         torch.cat([bag.ids for bag in bags]),
@@ -92,13 +92,13 @@ def join_bags(bags: list[Bags]) -> Bags:
 
 
 def pad_bags(bags: Bags, number: int) -> Bags:
-    """Return the bags with empty ones after them, `number` in all."""
+    """Append empty bags, so that there are `number` bags."""
     return Bags(bags.ids, F.pad(bags.lengths, (0, number - len(bags.lengths))), bags.weights)
 
 
 @contextmanager
 def tables_on_meta(active: bool = True) -> Iterator[None]:
-    """Build tables on the meta device inside: they take no memory until a strategy places its part of them."""
+    """Build tables on the meta device inside this context. They take no memory until a strategy places its shards."""
     global _on_meta
     before, _on_meta = _on_meta, active
     try:
@@ -108,12 +108,12 @@ def tables_on_meta(active: bool = True) -> Iterator[None]:
 
 
 def place_of_tables(device: torch.device) -> torch.device:
-    """Return where tables are to be built that belong to `device`."""
+    """Return the device on which to build tables for `device`."""
     return torch.device("meta") if _on_meta else device
 
 
 def copy_into(target: Any, full: Tensor) -> None:
-    """Copy a full tensor into a tensor, or the shards that this process holds into a `ShardedTensor`."""
+    """Copy a full tensor into a tensor, or the local shards of it into a `ShardedTensor`."""
     with torch.no_grad():
         if not isinstance(target, ShardedTensor):
             target.copy_(full)
@@ -123,13 +123,13 @@ def copy_into(target: Any, full: Tensor) -> None:
 
 
 def place_of(shard: Any) -> tuple[slice, ...]:
-    """Return the part of the full tensor that a shard is."""
+    """Return the slices of the full tensor that a shard covers."""
     offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
     return tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
 
 
 def table_config(table: Table, dim: int, features: Sequence[str], init_std: float) -> Any:
-    """Return TorchRec's description of a table that is read by `features`."""
+    """Return TorchRec's config of a table that `features` read."""
     return EmbeddingBagConfig(
         name=table.name,
         embedding_dim=dim,
@@ -141,13 +141,13 @@ def table_config(table: Table, dim: int, features: Sequence[str], init_std: floa
 
 
 def plain_collection(configs: Sequence[Any], device: torch.device, weighted: bool) -> nn.Module:
-    """Return tables that an ordinary optimizer updates; initialised, except on the meta device."""
+    """Return tables that an ordinary optimizer updates. They are initialised, except on the meta device."""
     made: nn.Module = EmbeddingBagCollection(tables=list(configs), device=device, is_weighted=weighted)
     return made
 
 
 def fused_collection(configs: Sequence[Any], device: torch.device, weighted: bool, fused: FusedOptimizer) -> nn.Module:
-    """Return initialised tables that update themselves inside backward."""
+    """Return initialised tables that are updated inside backward."""
     if device.type not in ("cpu", "cuda"):
         raise ValueError(
             f"tables with an optimizer inside backward can be on a CPU or a CUDA device, got {str(device)!r}; "
@@ -166,12 +166,12 @@ def fused_collection(configs: Sequence[Any], device: torch.device, weighted: boo
         is_weighted=weighted,
         device=device,
     )
-    initialise(made)  # the fused collection has an initialisation of its own
+    initialise(made)  # replaces the default initialisation of the fused collection
     return made
 
 
 def initialise(collection: nn.Module) -> None:
-    """Draw the weights of a collection anew."""
+    """Initialise the weights of a collection again."""
     weights = table_weights(collection)
     with torch.no_grad():
         for config in configs_of(collection):
@@ -179,7 +179,7 @@ def initialise(collection: nn.Module) -> None:
 
 
 def configs_of(collection: nn.Module) -> list[Any]:
-    """Return the tables of a collection, as TorchRec describes them."""
+    """Return TorchRec's configs of the tables of a collection."""
     return list(collection.embedding_bag_configs())  # type: ignore[operator]
 
 
@@ -190,30 +190,30 @@ def table_weights(collection: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def is_plain(collection: nn.Module) -> bool:
-    """Return whether an ordinary optimizer updates the tables, and this process holds them whole."""
+    """Return whether an ordinary optimizer updates the tables, and they are not sharded."""
     return type(collection) is EmbeddingBagCollection
 
 
 def is_fused(collection: nn.Module) -> bool:
-    """Return whether the tables update themselves inside backward, and this process holds them whole."""
+    """Return whether the tables are updated inside backward, and are not sharded."""
     return type(collection) is FusedEmbeddingBagCollection
 
 
 def readable(collection: nn.Module) -> bool:
-    """Return whether the weights can be read directly: of any plain table, of a fused one if nothing is to be learned.
+    """Return whether the weights can be read directly: plain tables, and fused tables outside training.
 
-    Those of sharded tables cannot. A fused table that learns must see its own forward pass, or be updated by
+    Sharded tables cannot be read directly. A fused table in training needs its own forward pass, or updates by
     `row_updates`.
     """
     return is_plain(collection) or (is_fused(collection) and not torch.is_grad_enabled())
 
 
 def row_updates(collection: nn.Module) -> dict[str, RowUpdate | None] | None:
-    """Return how each table is to be updated inside backward by those who read its weights, in the order of the tables.
+    """Return how code that reads the weights directly must update each table inside backward, in table order.
 
-    A table is not to be updated (None) if an ordinary optimizer does it, or if nothing is to be learned. The state
-    belongs to the collection's own optimizer, which saves it and is told the learning rate. Returns None if the weights
-    cannot be read: sharded tables, and an optimizer that has no rule here.
+    The value of a table is None if an ordinary optimizer updates it, or if it is not trained. The state belongs to the
+    optimizer of the collection, which saves it and receives the learning rate. Return None if the weights cannot be
+    read: for sharded tables, and for an optimizer without an update rule here.
     """
     names = list(table_weights(collection)) if is_plain(collection) or is_fused(collection) else []
     if not names or readable(collection):
@@ -236,7 +236,7 @@ def row_updates(collection: nn.Module) -> dict[str, RowUpdate | None] | None:
 
 
 def read_weights(collection: nn.Module, keys: Mapping[str, Bags]) -> Tensor:
-    """Return the pooled embeddings of each key side by side, (bags, width), from the weights themselves."""
+    """Return the concatenated pooled embeddings of all keys, (bags, width), read directly from the weights."""
     table_of = {name: config.name for config in configs_of(collection) for name in config.feature_names}
     weights = table_weights(collection)
     pooled = []
@@ -251,7 +251,7 @@ def read_weights(collection: nn.Module, keys: Mapping[str, Bags]) -> Tensor:
 
 
 def read_torchrec(collection: nn.Module, keys: Mapping[str, Bags]) -> Tensor:
-    """Return the pooled embeddings of each key side by side, (bags, width), by the collection's own forward pass."""
+    """Return the concatenated pooled embeddings of all keys, (bags, width), by the collection's forward pass."""
     bags, names = list(keys.values()), list(keys)
     weights = [bag.weights for bag in bags if bag.weights is not None]
     keyed = collection(
@@ -261,9 +261,9 @@ def read_torchrec(collection: nn.Module, keys: Mapping[str, Bags]) -> Tensor:
             lengths=torch.cat([bag.lengths for bag in bags]).to(torch.int32),
             weights=torch.cat(weights) if weights else None,
             stride=len(bags[0].lengths),
-            length_per_key=[len(bag.ids) for bag in bags],  # known here, so that TorchRec need not ask the device
+            length_per_key=[len(bag.ids) for bag in bags],  # avoids a synchronisation with the device in TorchRec
         )
     )
-    # As it lies if it has this order (free), by name if not (sharded).
+    # Unsharded output has the order of the keys and needs no copy. Sharded output is selected by name.
     values: Tensor = keyed.values() if list(keyed.keys()) == names else KeyedTensor.regroup([keyed], [names])[0]
     return values

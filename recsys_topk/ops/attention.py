@@ -1,8 +1,8 @@
-"""DIN's attention logits without the (B, N, L, H) tensor that the textbook form needs.
+"""DIN's attention logits without the (B, N, L, H) tensor of the textbook form.
 
-Two ways to the same numbers: a compiled loop for float32 on a CPU, and blocks of torch operations for all else.
-The loop treats four candidates at a time, so that a row of the history is read once for four of them; the last few of a
-list are padded with the last one.
+There are two equivalent implementations: a compiled loop for float32 on a CPU, and blocks of torch operations for all
+other cases. The loop processes four candidates at a time, so that a row of the history is read once for four of them.
+The last group of a list is padded with the last candidate.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
 from recsys_topk.ops.parallel import add_up, checked, number_of_parts, over_lists
 from recsys_topk.ops.pooled_dot import gather
 
-# A block should stay in the second-level cache on a CPU (measured: 640 KB to 1.3 MB is best); on a GPU it has to fit.
+# On a CPU a block should fit the L2 cache (measured: 640 KB to 1.3 MB is best); on a GPU it has to fit the memory.
 _CPU_BYTES = 5 * 2**18
 _GPU_BYTES = 256 * 2**20
 
-# One pass in place where a comparison and a broadcast multiplication would be two, the second a slow one.
+# One pass in place, instead of a comparison and a slow broadcast multiplication.
 _relu_backward = torch.ops.aten.threshold_backward.grad_input
 
 
 def _blocks(history: Tensor, items: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Cut lists and items into blocks (lists, items): several whole lists, or a part of one long list."""
+    """Yield blocks (lists, items): several whole lists, or a part of one long list."""
     size, length, width = history.shape
     number = items.shape[1]
     per_item = max(1, length * width * history.element_size())
@@ -66,7 +66,7 @@ class _Compiled(torch.autograd.Function):
         arrays = [x.numpy() for x in (history, lengths, items, candidates, weight, grad.contiguous(), grad_history)]
 
         def run(part: int, first: int, last: int) -> None:
-            own = (grad_items[part].numpy(), grad_weight[part].numpy())  # lists share items, so each part adds its own
+            own = (grad_items[part].numpy(), grad_weight[part].numpy())  # lists share items: one sum per part
             attention_backward(first, last, *arrays, *own)
 
         over_lists(run, len(history))
@@ -92,7 +92,7 @@ class _Blocked(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """With o = [history + items > 0] and s = grad o: dL/dhistory = w sum_n s, dL/ditems = w sum_l s.
 
-        dL/dw = sum s (history + items) follows from the same two sums, with no further pass over the block.
+        dL/dw = sum s (history + items) is computed from the same two sums, without another pass over the block.
         """
         history, items, weight = ctx.saved_tensors
         if wants_graph():
@@ -112,7 +112,7 @@ class _Blocked(torch.autograd.Function):
 
 
 def _fitting(buffer: Tensor, views: Tensor, queries: Tensor) -> Tensor:
-    """Return a buffer for views + queries, the given one if it has the shape."""
+    """Return a buffer for views + queries; `buffer` itself if it has the right shape."""
     shape = (views.shape[0], queries.shape[1], views.shape[2], views.shape[3])
     return buffer if buffer.shape == shape else views.new_empty(shape)
 
@@ -120,15 +120,15 @@ def _fitting(buffer: Tensor, views: Tensor, queries: Tensor) -> Tensor:
 def attention_logits(history: Tensor, items: Tensor, weight: Tensor, candidates: Tensor, lengths: Tensor) -> Tensor:
     """Return relu(history_bl + items_c(b,n)) . weight for every list b, candidate n and view l, (B, N, L).
 
-    Exactly the two-layer perceptron on the concatenation [view, item] whose first layer was applied to each side
-    alone. O(B N L) memory, not O(B N L H). The logits of views that do not exist are finite and without meaning.
+    This equals the two-layer perceptron on the concatenation [view, item]; the first layer was applied to view and
+    item separately. Memory is O(B N L), not O(B N L H). Logits of views that do not exist are finite, without meaning.
 
     Args:
-        history: First layer's share of each view, bias included, (B, L, H).
-        items: First layer's share of each pool item, (M, H).
+        history: Contribution of each view to the first layer, with the bias, (B, L, H).
+        items: Contribution of each pool item to the first layer, (M, H).
         weight: The second layer, (H,).
         candidates: Rows of the pool, (B, N).
-        lengths: Number of views, (B,); they come first.
+        lengths: Number of views, (B,); real views come before padding.
     """
     with float32_island(history.device.type):
         history, items, weight = (at_least_float32(x).contiguous() for x in (history, items, weight))
@@ -137,8 +137,8 @@ def attention_logits(history: Tensor, items: Tensor, weight: Tensor, candidates:
 
 @operation
 def logits(history: Tensor, items: Tensor, weight: Tensor, candidates: Tensor, lengths: Tensor) -> Tensor:
-    """Return what `attention_logits` returns, for contiguous input of one dtype: by blocks that stay in the cache."""
-    if torch.compiler.is_exporting():  # the number of blocks depends on shapes that an exported program leaves open
+    """Return the result of `attention_logits` for contiguous input of one dtype, computed in cache-sized blocks."""
+    if torch.compiler.is_exporting():  # the number of blocks depends on shapes that are dynamic in an exported program
         return _textbook(history, gather(items, candidates), weight)
     blocked: Tensor = apply(_Blocked, history, gather(items, candidates), weight)
     return blocked
@@ -153,7 +153,7 @@ def _numba(history: Tensor, items: Tensor, weight: Tensor, candidates: Tensor, l
 
 
 def _textbook(history: Tensor, items: Tensor, weight: Tensor) -> Tensor:
-    """Return the logits of items that are already gathered, (B, N, H), from the whole (B, N, L, H) tensor."""
+    """Return the logits of gathered items, (B, N, H), computed with the whole (B, N, L, H) tensor."""
     return torch.relu(history[:, None] + items[:, :, None]) @ weight
 
 
@@ -211,8 +211,9 @@ def attention_backward(
 ) -> None:
     """Add the gradients of `attention_forward`, with s = grad [history + items > 0].
 
-    grad_history = weight sum_n s. grad_items is left without the factor weight (sum_l s, added up over the lists), and
-    grad_weight gets the history's share of sum s (history + items), since both follow from the sums for nothing.
+    grad_history = weight sum_n s. grad_items is stored without the factor weight (sum_l s, summed over the lists).
+    grad_weight gets only the contribution of the history to sum s (history + items). The caller completes both from
+    the sums.
     """
     width, number = history.shape[2], candidates.shape[1]
     sums = np.empty((4, width), np.float32)

@@ -15,6 +15,7 @@ Under `torch.compile` the switch is read when a function is traced, and only the
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ from recsys_topk.registry import suggest
 SWITCH = "RECSYS_TOPK_BACKEND"
 BACKENDS = ("numpy", "numba", "triton")
 MODES = ("auto", "torch", *BACKENDS)
+OLDEST_NUMBA = (0, 68)  # the compiled loops name LLVM's instructions as this version does
 INSTALL = {"numba": "pip install 'recsys-topk[fast]'", "triton": "pip install triton", "numpy": "pip install numpy"}
 
 # Triton's interpreter runs kernels on the CPU, slowly. It is chosen before triton is imported, and for tests.
@@ -45,8 +47,10 @@ _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_acti
 
 @cache
 def installed(name: str) -> bool:
-    """Return whether the package behind a backend can be imported."""
-    return importlib.util.find_spec(name) is not None
+    """Return whether the package of a backend can be imported and is recent enough."""
+    if importlib.util.find_spec(name) is None:
+        return False
+    return name != "numba" or tuple(map(int, importlib.metadata.version(name).split(".")[:2])) >= OLDEST_NUMBA
 
 
 def _checked(mode: str, source: str) -> str:
@@ -54,7 +58,8 @@ def _checked(mode: str, source: str) -> str:
         raise ValueError(f"{source} must be one of {', '.join(MODES)}, got {mode!r}. {suggest(mode, MODES)}".rstrip())
     if mode in BACKENDS and not installed(mode):
         raise ModuleNotFoundError(
-            f"{source} asks for {mode!r}, which is not installed; run {INSTALL[mode]}, or choose 'auto' or 'torch'"
+            f"{source} asks for {mode!r}, which is not installed or too old; run {INSTALL[mode]}, or choose 'auto' or "
+            f"'torch'"
         )
     return mode
 

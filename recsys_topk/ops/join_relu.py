@@ -1,4 +1,4 @@
-"""The first layer of a perceptron from the shares of request, pool item and candidate, without their concatenation."""
+"""The first layer of a perceptron, computed from the parts of request, pool item and candidate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def join_relu(own: Tensor | None, requests: Tensor, items: Tensor, candidates: T
     """Return relu(own_bn + requests_b + items_c(b,n)), (B N, D): the first layer of a perceptron from its parts.
 
     Args:
-        own: What each candidate has of its own, (B, N, D), which may be overwritten; None for nothing.
+        own: The part of each candidate, (B, N, D), which may be overwritten; None = no such part.
         requests: (B, D).
         items: The pool, (M, D).
         candidates: Rows of the pool, (B, N).
@@ -57,7 +57,7 @@ class _JoinRelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         hidden, candidates = ctx.saved_tensors
-        if wants_graph():  # linear in the gradient, so torch differentiates it again
+        if wants_graph():  # the result is linear in the gradient, so torch can differentiate it again
             passed = torch.where(hidden > 0, grad, 0.0)
             into = passed.new_zeros(ctx.pool).index_add(0, candidates.flatten(), passed.flatten(0, 1))
             return passed if ctx.needs_input_grad[0] else None, passed.sum(1), into, None
@@ -98,7 +98,7 @@ def join_backward(
     grad_items: Floats,
     grad_requests: Floats,
 ) -> None:
-    """Write grad [hidden > 0] to grad_hidden, and add it up by pool item and by request."""
+    """Write grad [hidden > 0] to grad_hidden, and sum it by pool item and by request."""
     width = hidden.shape[2]
     for b in range(first, last):
         request = grad_requests[b]
@@ -119,5 +119,5 @@ def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor | None, Tensor
         items = torch.randn(pool, width, generator=generator).requires_grad_()
         candidates = torch.randint(pool, (lists, number), generator=generator)
         yield None, requests, items, candidates
-        # A product, as in a stage: what is overwritten must not be a leaf.
+        # A product, as in a stage: a tensor that is overwritten must not be a leaf.
         yield torch.randn(lists, number, width, generator=generator) * requests[:, None], requests, items, candidates

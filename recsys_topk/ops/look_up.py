@@ -1,8 +1,7 @@
-"""Embedding look-ups of tables on a CPU: no bags, no offsets, no sorting.
+"""Embedding look-ups of tables on a CPU, without bags, offsets or sorting.
 
-The tables stay TorchRec's (`EmbeddingBagCollection`, or the fused one); only the reading of unsharded ones, and the
-updates of those that update themselves inside backward, go past its kernels, whose backward sorts the ids of every
-table.
+The tables remain TorchRec's (`EmbeddingBagCollection`, or the fused one). This module reads the unsharded tables, and
+updates those with a fused optimizer, without TorchRec's kernels, whose backward pass sorts the ids of every table.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from recsys_topk.ops.row_update import RowUpdate, number_rows
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a feature is read and written.
+    """Input and output position of a feature.
 
     Attributes:
-        kind: Number of the ids that it reads, in the order in which `look_up` gets them.
+        kind: Index of its ids among the `ids` of `look_up`.
         column: Its column in the ids.
-        table: Number of its table.
-        name: The table's name, for messages.
+        table: Index of its table.
+        name: The table's name, for error messages.
         padding: The id whose embedding is 0.
         start: First column in the output.
         dim: Number of columns in the output.
@@ -49,13 +48,13 @@ class Slot:
 def look_up(
     slots: Sequence[Slot], ids: Sequence[Tensor], tables: Sequence[Tensor], lengths: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Return the embeddings of each kind of ids, features side by side: a tuple of (rows, width).
+    """Return the embeddings of each kind of ids with concatenated features: a tuple of (rows, width).
 
     Args:
         slots: The features.
-        ids: Of each kind, (rows, columns); the last one (B, L, columns) if its mean over views is wanted.
+        ids: (rows, columns) for each kind; the last one is (B, L, columns) for its mean over views.
         tables: The weights, (rows, D).
-        lengths: Number of views of each request, (B,), for the mean; None for the embedding of every row.
+        lengths: Number of views of each request, (B,), for the mean; None = the embedding of every row.
     """
     parts: list[list[Tensor]] = [[] for _ in ids]
     for slot in sorted(slots, key=lambda slot: slot.start):
@@ -86,14 +85,14 @@ def look_up_and_update(
     lengths: Tensor | None,
     updates: Sequence[RowUpdate | None],
 ) -> tuple[Tensor, ...]:
-    """Return what `look_up` returns, for tables that its ``numba`` backend serves; some update themselves in backward.
+    """Return the result of `look_up` for tables that its ``numba`` backend supports; update some in backward.
 
     Args:
-        slots: As in `look_up`, here and below.
-        ids: The ids.
-        tables: The weights. They must require a gradient, also those with an update, which get none.
-        lengths: Number of views.
-        updates: How the rows of each table are updated in place in backward; None = the table gets a gradient.
+        slots: As in `look_up`.
+        ids: As in `look_up`.
+        tables: The weights. They must require a gradient, also those with an update, which get no gradient.
+        lengths: As in `look_up`.
+        updates: How to update the rows of each table in place in backward; None = the table gets a gradient.
     """
     made: tuple[Tensor, ...] = apply(_LookUp, slots, ids, lengths, updates, *tables)
     return made
@@ -149,7 +148,7 @@ class _LookUp(torch.autograd.Function):
         ]
 
         def add(table: int) -> None:
-            """Add all that touches one table, one feature after another: no two threads write to the same."""
+            """Add all gradients of one table, feature by feature. No two threads write to the same table."""
             slots = [slot for slot in ctx.slots if slot.table == table and upstream[slot.kind] is not None]
             uses = [(ctx.numbers[slot.kind], slot.column, slot.padding) for slot in slots]
             gradient, update = made[table], ctx.updates[table]
@@ -172,7 +171,7 @@ def _add(
     upstream: Sequence[Any],
     target: Floats,
 ) -> None:
-    """Add the gradients of all features of one table to `target`; each use is ids, their column, and padding."""
+    """Add the gradients of all features of one table to `target`. Each use has ids, their column, and padding."""
     for slot, (ids, column, padding) in zip(slots, uses, strict=True):
         grad = upstream[slot.kind]
         if ids.ndim == 3:
@@ -182,21 +181,21 @@ def _add(
             embed_rows_backward(ids, column, padding, grad, slot.start, target)
 
 
-# Loops over D go by four columns and index the arrays directly: this becomes vector operations for a small D too, which
-# the compiler does not know.
+# Loops over D take four columns at a time and index the arrays directly. The compiler does not know D; in this form it
+# makes vector operations for a small D too.
 
 
 @jit
 def embed_rows(ids: Integers, column: int, table: Floats, padding: int, out: Floats, start: int) -> int:
     """out[r, start:start + D] = table[ids[r, column]], or 0 for the padding id.
 
-    Returns the first row whose id is not in the table, or -1; nothing is read outside the table.
+    Return the first row whose id is not in the table, or -1. Nothing is read outside the table.
     """
     rows, dim = table.shape
     whole = dim - dim % 4
     for begin in range(0, ids.shape[0], 16):
         end = min(begin + 16, ids.shape[0])
-        # The first column on its own: the rows lie anywhere, and so those of 16 ids are fetched at once.
+        # The first column is read in a separate loop, so that the scattered rows of 16 ids are fetched at once.
         for r in range(begin, end):
             i = ids[r, column]
             if i < 0 or i >= rows:
@@ -218,7 +217,7 @@ def embed_rows(ids: Integers, column: int, table: Floats, padding: int, out: Flo
 
 @jit
 def embed_rows_backward(ids: Integers, column: int, padding: int, grad: Floats, start: int, grad_table: Floats) -> None:
-    """Add the gradient of `embed_rows` to that of the table, row after row."""
+    """Add the gradient of `embed_rows` to the gradient of the table, row by row."""
     dim = grad_table.shape[1]
     whole = dim - dim % 4
     for r in range(ids.shape[0]):
@@ -237,7 +236,7 @@ def embed_means(
 ) -> int:
     """out[b, start:start + D] = mean of table[ids[b, l, column]] over l < lengths[b]; padding ids count as 0.
 
-    Returns the first request with an id that is not in the table, or -1.
+    Return the first request with an id that is not in the table, or -1.
     """
     rows, dim = table.shape
     for b in range(ids.shape[0]):
@@ -261,7 +260,7 @@ def embed_means(
 def embed_means_backward(
     ids: Integers, lengths: Integers, column: int, padding: int, grad: Floats, start: int, grad_table: Floats
 ) -> None:
-    """Add the gradient of `embed_means` to that of the table."""
+    """Add the gradient of `embed_means` to the gradient of the table."""
     dim = grad_table.shape[1]
     scaled = np.empty(dim, np.float32)
     for b in range(ids.shape[0]):

@@ -1,4 +1,4 @@
-"""Operations on lists of indices into a pool of items: rows gathered, added and multiplied without being copied."""
+"""Operations on lists of indices into a pool of items: gather rows, or multiply them without a copy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from recsys_topk.ops.parallel import add_up, checked, number_of_parts, over_list
 
 
 def gather(pool: Tensor, candidates: Tensor) -> Tensor:
-    """Return the rows of `pool` (M, D) that `candidates` (B, N) name, (B, N, D).
+    """Return the rows `candidates` (B, N) of `pool` (M, D), as (B, N, D).
 
-    As an embedding look-up: its backward adds rows in parallel, where that of plain indexing is serial on a CPU.
+    Implemented as an embedding look-up: its backward adds rows in parallel, while that of indexing is serial on a CPU.
     """
     return F.embedding(candidates, pool)
 

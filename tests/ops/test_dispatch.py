@@ -48,11 +48,19 @@ def test_a_backend_that_is_not_installed_is_passed_over(
     assert operation(torch.ones(1)) == "numpy"
     with (
         pytest.raises(
-            ModuleNotFoundError, match=r"'numba', which is not installed; run pip install .*recsys-topk\[fast\]"
+            ModuleNotFoundError,
+            match=r"'numba', which is not installed or too old; run pip install .*recsys-topk\[fast\]",
         ),
         backend("numba"),
     ):
         pass
+
+
+def test_an_old_numba_counts_as_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = {"0.61.2": False, "0.68.0": True, "1.0.0rc1": True}
+    for version, expected in newest.items():
+        monkeypatch.setattr("importlib.metadata.version", lambda _, version=version: version)
+        assert dispatch.installed.__wrapped__("numba") is expected
 
 
 def test_an_unknown_backend_is_named_with_the_nearest() -> None:

@@ -21,20 +21,8 @@ from recsys_topk.ops.compiled.arithmetic import (  # noqa: E402
     number,
     ordered,
 )
-from recsys_topk.ops.compiled.lanes import (  # noqa: E402
-    count,
-    greatest,
-    least,
-    load,
-    load_bits,
-    load_where,
-    places,
-    splat,
-    store,
-    store_where,
-    total,
-    where,
-)
+from recsys_topk.ops.compiled.lanes import count, greatest, least, places, splat, total, where  # noqa: E402
+from recsys_topk.ops.compiled.memory import load, load_bits, load_where, store, store_where  # noqa: E402
 
 F = np.float32
 

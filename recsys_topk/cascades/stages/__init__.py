@@ -1,4 +1,4 @@
-"""The stages: one file each, found by name. Classes are imported on first use."""
+"""The stages, one file each, registered by name. Classes are imported on first use."""
 
 from __future__ import annotations
 

@@ -14,17 +14,17 @@ from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.ops.attention import attention_logits
 
-# Pairs of request and candidate that are scored at once without gradients.
+# Number of (request, candidate) pairs that are scored at once without gradients.
 PAIRS_AT_ONCE = 8192
 
 
 class DIN(Stage):
     """Score = MLP([request, interest, item]); interest = sum_l a_l view_l, a = softmax of a perceptron on [view, item].
 
-    The attention perceptron (Zhou et al. 2018) has one hidden layer with a rectifier. Of the item it reads the features
-    whose tables the history has too, or all of them if there are none. Its first layer and that of the MLP are applied
-    once per view, request and pool item (see `attention_logits`), which gives the same function at a fraction of the
-    cost. An empty history has the interest 0.
+    The attention perceptron (Zhou et al. 2018) has one hidden layer with ReLU. It reads the item features whose tables
+    the history also uses, or all item features if there are none. The first layers of the attention and of the MLP are
+    applied once per view, request and pool item (see `attention_logits`). The result is the same and costs much less.
+    The interest of an empty history is 0.
 
     Args:
         embedding: The embedding tables.
@@ -55,7 +55,7 @@ class DIN(Stage):
             )
         self.query_dim = embedding.shared_dim or dims["items"]
         self.attention = MLP([dims["history"], self.query_dim], [attention, 1], "relu", None, initialisation)
-        # The output bias moves all logits alike, so the softmax gives it no gradient, and DDP would wait for one.
+        # The output bias shifts all logits equally. It would get no gradient, and DDP would wait for one.
         self.attention.last.bias.requires_grad_(False)
         parts = [dims["request"], dims["history"], dims["items"]]
         self.mlp = MLP(parts, [*hidden, 1], activation, batch_norm, initialisation)
@@ -63,7 +63,7 @@ class DIN(Stage):
     def score(self, batch: CascadeBatch) -> Tensor:
         """See `Stage.score`."""
         embedded = self.embedding(batch, history="rows")
-        # Everything that does not depend on a pair of request and candidate: once per view, pool item and request.
+        # Computed once per view, pool item and request: everything that does not depend on a (request, candidate) pair.
         views = self.attention.project(0, embedded.history) + self.attention.first.bias
         queries = self.attention.project(1, embedded.items[:, : self.query_dim])
         request, items = self.mlp.project(0, embedded.request), self.mlp.project(2, embedded.items)
@@ -78,18 +78,18 @@ class DIN(Stage):
         whole = (views, embedded.history, request, *lists)
         if torch.is_grad_enabled() or torch.compiler.is_exporting():
             return pairs(*whole)
-        # Without gradients nothing is kept, so a few lists at a time stay in the cache.
+        # Without gradients nothing has to be stored, so a few lists at a time are computed in the CPU cache.
         step = max(1, PAIRS_AT_ONCE // max(1, batch.candidates.shape[1]))
         return torch.cat([pairs(*(x[at : at + step] for x in whole)) for at in range(0, max(1, batch.size), step)])
 
 
 def weighted_views(logits: Tensor, real: Tensor, history: Tensor) -> Tensor:
-    """Return sum_l softmax(logits)_l history_l over the real views, (B, N, D), and 0 where there is none.
+    """Return sum_l softmax(logits)_l history_l over the real views, (B, N, D), and 0 where there are no views.
 
     Args:
         logits: (B, N, L).
         real: Boolean, (B, L).
         history: (B, L, D), 0 where there is no view.
     """
-    # A finite stand-in for minus infinity: where there is no view the weights are uniform over embeddings that are 0.
+    # A finite value instead of minus infinity: without views the weights are uniform over embeddings that are 0.
     return torch.bmm(torch.where(real[:, None], logits, -1e30).softmax(-1), history)

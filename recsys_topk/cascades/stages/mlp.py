@@ -1,4 +1,4 @@
-"""MLP pre-ranker: request, pooled history and item through one perceptron."""
+"""MLP pre-ranker: one perceptron on request, pooled history and item."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recsys_topk.datamodules.batch import CascadeBatch
 class MLPStage(Stage):
     """Score = MLP([request, mean of the history, item]).
 
-    The first layer is applied once per request and once per pool item, and the two are added for each candidate.
+    The first layer is applied once per request and once per pool item. Both results are added for each candidate.
 
     Args:
         embedding: The embedding tables.

@@ -1,4 +1,4 @@
-"""Two-tower retriever (DSSM): a request vector times an item vector."""
+"""Two-tower retriever (DSSM): the dot product of a request vector and an item vector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recsys_topk.ops.pooled_dot import dot
 class TwoTower(Stage):
     """Score = <user tower(request, mean of the history), item tower(item)> (Huang et al. 2013).
 
-    The item tower runs once for each pool item, however many lists the item stands in.
+    The item tower runs once per pool item, also if the item occurs in many lists.
 
     Args:
         embedding: The embedding tables.
@@ -55,19 +55,19 @@ class TwoTower(Stage):
         return self.item_tower.last.out_features
 
     def encode_requests(self, embedded: Embedded) -> Tensor:
-        """Return the vectors of the requests, (B, D); the history is embedded as its mean."""
+        """Return the vectors of the requests, (B, D). The history is embedded as its mean."""
         vectors: Tensor = self.user_tower(torch.cat([embedded.request, embedded.history], dim=1))
         return vectors
 
     def encode_items(self, embedded: Embedded, real: Tensor | None = None) -> Tensor:
-        """Return the vectors of the pool items, (M, D); `real`, boolean (M,), tells which rows are items."""
+        """Return the vectors of the pool items, (M, D); `real`, boolean (M,), marks the rows that are items."""
         vectors: Tensor = self.item_tower(embedded.items, real)
         return vectors
 
     def encode(self, batch: CascadeBatch) -> tuple[Tensor, Tensor]:
         """Return request vectors (B, D) and pool item vectors (M, D)."""
         embedded = self.embedding(batch, history="mean")
-        # Off the CPU a pool that has grown by negatives may end in rows that are no item, with ids below 0.
+        # Except on a CPU, a pool with sampled negatives may end in rows that are not items, with negative ids.
         real = None if may_read(batch.item_id) else batch.item_id >= 0
         return self.encode_requests(embedded), self.encode_items(embedded, real)
 

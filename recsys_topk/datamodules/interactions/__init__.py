@@ -1,1 +1,1 @@
-"""Interactions of users with items, from files or frames of any common format: who, what, when."""
+"""Interactions of users with items, read from files or data frames of any common format."""

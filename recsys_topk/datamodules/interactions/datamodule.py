@@ -1,4 +1,4 @@
-"""Own interactions for Lightning: from files or frames to lists of positives and negatives."""
+"""DataModule for user-item interactions: reads files or data frames, makes lists of positives and negatives."""
 
 from __future__ import annotations
 
@@ -31,53 +31,55 @@ _DAY_US = 86_400_000_000
 class InteractionsDataModule(PreparedDataModule):
     """Interactions of users with items (views, ratings, purchases) as batches of lists.
 
-    A list holds the next interactions of the user, its positives, and sampled negatives. The history holds what the
-    user did strictly before the first of them: equal times are not earlier. Data are prepared once, into memory-mapped
-    Arrow files; vocabularies and statistics of the features come from the training split alone. A preparation that was
-    interrupted or killed is resumed: files and groups of rows that were read, and parts that were sorted, are kept.
+    A list holds the user's next interactions as positives, and sampled negatives. The history holds the user's
+    interactions strictly before the first positive; interactions at the same time are not in it. Data are prepared
+    once, into memory-mapped Arrow files. Vocabularies and feature statistics come from the training split only. An
+    interrupted preparation is resumed: it keeps the files and row groups already read and the parts already sorted.
 
     Tables are files (Parquet, CSV, TSV, JSON lines, RecBole's atomic files; paths or addresses), pandas or polars data
-    frames, pyarrow tables or Hugging Face data sets. `recsys-topk schema FILES` shows what is made of their columns.
+    frames, pyarrow tables or Hugging Face data sets. `recsys-topk schema FILES` shows how their columns are used.
 
     Args:
         root: A file of interactions, or a folder with files of interactions, users and items.
         interactions: The table of interactions, in place of `root`.
         users: The table of users.
         items: The table of items.
-        val: A table of the interactions for validation; with it the split is given.
-        test: The same for testing.
-        user: The column of the user; None = guessed from its name, and said. The same holds for the other columns.
+        val: The table of validation interactions; with it the split is ``"given"``.
+        test: The table of test interactions.
+        user: The column of the user; None = guessed from its name, and reported. The same applies to the other columns.
         item: The column of the item.
         time: The column of the time: seconds, milliseconds, ISO 8601 text, datetimes or dates such as 20231114. Without
             one, the rows are taken to be in order.
         rating: The column of the rating, used with `min_rating`.
         weight: A column of weights above 0, which become the labels of positives; None = all are 1.
-        split_column: A column that says train, val or test; with it the split is given.
+        split_column: A column with the values train, val and test; with it the split is ``"given"``.
         min_rating: Interactions with a lower rating are left out.
-        split: ``"time"``, ``"leave_last"`` or ``"given"``; None = given if it is, else by time.
+        split: ``"time"``, ``"leave_last"`` or ``"given"``; None = ``"given"`` if a split is given, else ``"time"``.
         val_fraction: Share of the interactions, by time, for validation.
-        test_fraction: The same for testing: the newest.
-        val_from: Date at which validation begins, e.g. ``"2024-02-01"`` (UTC); with `test_from`, in place of fractions.
+        test_fraction: Share of the interactions, the newest ones, for testing.
+        val_from: Date at which validation begins, e.g. ``"2024-02-01"`` (UTC). Use it with `test_from` instead of
+            the fractions.
         test_from: Date at which testing begins.
-        leave: Of ``leave_last``: interactions of each user for testing, and as many for validation.
-        window: Positives of a training request at most; None = no limit.
-        eval_window: Positives of an evaluated request at most; None = all of the user in the split.
-        window_days: Days that the positives of a request lie within; None = no limit.
-        repeats: Whether an item that the user had before may be a positive again; if not, it is no candidate either.
+        leave: For ``leave_last``: number of interactions of each user for testing, and the same number for validation.
+        window: Maximum number of positives of a training request; None = no limit.
+        eval_window: Maximum number of positives of an evaluation request; None = all of the user in the split.
+        window_days: Maximum number of days between the positives of a request; None = no limit.
+        repeats: Whether an item that the user had before may be a positive again. If False, it is not a candidate.
         features: The description of the features (`Description`): a YAML file or a mapping; or the folder of a saved
-            encoder, to use its vocabularies; None = guessed, and said.
+            encoder, to use its vocabularies; None = guessed, and reported.
         types: Types of columns of text files that are guessed wrongly, e.g. ``{"user_id": "string"}``.
         batch_size: Requests per training batch and process.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
         negative_source: Where training negatives come from; see `CascadeDataModule`.
         eval_negatives: Sampled negatives per list in evaluation.
-        history_length: Newest interactions of the user to keep.
+        history_length: Maximum length of the history; the newest interactions are kept.
         seed: Seed of the order and of all negatives.
         num_workers: Worker processes that make batches.
         shuffle: Whether to shuffle training requests.
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
-        logq_correction: Whether softmax losses correct for how negatives were sampled; see `CascadeDataModule`.
+        logq_correction: Whether softmax losses correct for the sampling probability of negatives; see
+            `CascadeDataModule`.
 
     Example:
         >>> import tempfile
@@ -179,12 +181,12 @@ class InteractionsDataModule(PreparedDataModule):
 
     @cached_property
     def tables(self) -> Tables:
-        """The tables, opened."""
+        """The opened tables."""
         return open_tables(self.root, **self._sources, types=self._types, roles=self._roles)
 
     @cached_property
     def guessed(self) -> GuessedTables:
-        """The columns of user, item, time, ... and the features: what was given, and guesses for the rest."""
+        """The columns of user, item, time etc. and the features: given by the user, or guessed."""
         tables = self.tables
         if self._described is None:
             return guess_description(tables.interactions, tables.users, tables.items, self._roles)
@@ -192,16 +194,16 @@ class InteractionsDataModule(PreparedDataModule):
 
     @property
     def prepared(self) -> PreparedInteractions:
-        """The prepared files; they are made first if they are not there."""
+        """The prepared files. They are prepared first if they do not exist."""
         return cast("PreparedInteractions", self.prepared_files())
 
     @property
     def schema(self) -> Schema:
-        """What the columns of the batches mean. The vocabularies are those of the data, so it prepares them first."""
+        """The description of the batch columns. It contains the vocabularies, so the data are prepared first."""
         return self.prepared.encoder.schema(groups=("next",))
 
     def facts(self) -> list[str]:
-        """Return lines that say what was guessed and what was prepared."""
+        """Return lines that report the guesses and the prepared data."""
         facts = self.prepared.facts
         requests = ", ".join(f"{facts['requests'][split]:,} {split}" for split in SPLITS)
         lines = [
@@ -217,15 +219,15 @@ class InteractionsDataModule(PreparedDataModule):
         return InteractionsShard(name, self.prepared, self.schema, self.history_length, self.repeats)
 
     def serving_items(self) -> ItemTable:
-        """Return all items under the names that the source has for them."""
+        """Return all items with their ids of the source."""
         return interactions_items(self.prepared)
 
     def item_names(self, item_id: Any) -> Any:
-        """Return what the source calls some items."""
+        """Return the ids of the source for some items."""
         return source_names(self.prepared.item_ids[np.searchsorted(self.prepared.items["item_id"], item_id)])
 
     def serving_users(self, items: ItemTable) -> UserTable:
-        """Return each user after the last interaction that is known."""
+        """Return the state of each user after the last known interaction."""
         return interactions_users({split: self.open_shard(split) for split in SPLITS}, self.prepared)
 
     def _guesses(self, plan: Plan) -> list[str]:

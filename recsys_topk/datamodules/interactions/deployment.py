@@ -1,4 +1,4 @@
-"""The items and users of prepared interactions, for an export."""
+"""Items and users of prepared interactions, for an export."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHUNK: Final = 1 << 14
 
 
 def interactions_items(prepared: PreparedInteractions) -> ItemTable:
-    """Return all items under the names that the source has for them, in the order of the prepared files."""
+    """Return all items with their ids of the source, in the order of the prepared files."""
     items = prepared.items
     number = len(items["item_id"])
     ids = items.get("ids", np.empty((number, 0), dtype=np.int32))
@@ -30,13 +30,13 @@ def interactions_items(prepared: PreparedInteractions) -> ItemTable:
 
 
 def interactions_users(shards: Mapping[str, InteractionsShard], prepared: PreparedInteractions) -> UserTable:
-    """Return each user after the last interaction that is known, of whatever split.
+    """Return the state of each user after the last known interaction of any split.
 
     The context is that of the user's newest request.
 
     Args:
         shards: The splits, oldest first.
-        prepared: The files.
+        prepared: The prepared files.
     """
     users = prepared.users
     number = len(users["key"])

@@ -1,4 +1,4 @@
-"""Tables of users and items, found by id."""
+"""Look up rows of the user and item tables by id."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Array = npt.NDArray[Any]
 
 
 class Lookup:
-    """A table of users or items by key. Held in memory, the columns that features are made of.
+    """A table of users or items, indexed by key. Only the columns used by features are kept in memory.
 
     Args:
-        reader: The table; None = there is none, and the id is all that is known.
+        reader: The table; None = there is no table, only the ids.
         key: The column of the ids.
-        columns: The columns that features are made of.
-        what: ``"users"`` or ``"items"``, for messages.
+        columns: The columns used by features.
+        what: ``"users"`` or ``"items"``, for error messages.
 
     Attributes:
         ids: The ids of the table.
-        keys: Their keys, ascending.
+        keys: The keys of the ids, ascending.
     """
 
     def __init__(self, reader: TableReader | None, key: str, columns: Sequence[str], what: str) -> None:
@@ -63,7 +63,7 @@ class Lookup:
         self._table = found.select([name for name in self.columns if name != key]).take(order)
 
     def check_known(self, keys: Array) -> None:
-        """Raise if the table has none of the ids of the interactions: they are written differently."""
+        """Raise if no id of the interactions is in the table, e.g. because ids are written in another format."""
         if self.keys.size and not np.isin(keys, self.keys).any():
             raise ValueError(
                 f"none of the {keys.size} ids of the interactions is in column {self.key!r} of {self._name}; write "
@@ -71,7 +71,7 @@ class Lookup:
             )
 
     def rows(self, keys: Array) -> Any:
-        """Return the columns of some ids as a pyarrow table, in this order; nulls where the table has no such id."""
+        """Return the rows of `keys` as a pyarrow table, in this order. Ids that are not in the table have nulls."""
         import pyarrow as pa
 
         made: dict[str, Any] = {}

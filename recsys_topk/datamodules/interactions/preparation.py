@@ -1,4 +1,4 @@
-"""Interactions become memory-mapped Arrow files: read once, sorted by user part by part, in bounded memory."""
+"""Prepare interactions as memory-mapped Arrow files: read once, sort by user part by part, in bounded memory."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from recsys_topk.files import write_whole
 Array = npt.NDArray[Any]
 
 FORMAT: Final = 3
-"""Raised when the content of prepared files changes, so that older ones are not read."""
+"""Version of the prepared files. Increase it if their content changes, so that older files are not read."""
 
 JOURNAL: Final = "journal.json"
 _CHUNK: Final = 1 << 18
 _BYTES_PER_ROW: Final = 12
-"""Of a text file; fewer make more parts, which costs little."""
+"""Estimated bytes per row of a text file. A smaller value makes more parts, which costs little."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to prepare.
+    """Describes what to prepare.
 
     Attributes:
-        tables: The tables; those of validation and testing are in `held_out`.
-        held_out: Tables of the splits that are given as files of their own.
+        tables: The tables; validation and test tables are in `held_out`.
+        held_out: Separate tables of the validation and test splits.
         roles: The column of each role.
-        features: The description of the features, to be fitted, or an encoder that is fitted already.
-        sequences: How interactions become requests; the cuts are found in the data unless `dates` has them.
-        fractions: Shares of the interactions that validation and testing take if they are split by time.
+        features: The description of the features (to be fitted), or a fitted encoder.
+        sequences: How interactions become requests. The cuts are computed from the data unless `dates` is set.
+        fractions: Shares of the interactions for validation and testing in a split by time.
         dates: Microseconds at which validation and testing begin; None = by `fractions`.
         min_rating: Interactions with a lower rating are left out.
     """
@@ -71,19 +71,19 @@ class Plan:
 
     @property
     def description(self) -> Description:
-        """The features."""
+        """The description of the features."""
         return self.features.description if isinstance(self.features, FeatureEncoder) else self.features
 
 
 class Preparation:
     """Makes the prepared files of a plan in a folder.
 
-    Memory: the interactions of a part (about a million), the distinct users and items, and the tables of both.
+    Memory: the interactions of one part (about a million), the distinct users and items, and both tables.
 
     Args:
         plan: What to prepare.
-        folder: An empty folder, or what an interrupted preparation of the same plan left there.
-        progress: Told how far it is.
+        folder: An empty folder, or the folder of an interrupted preparation of the same plan.
+        progress: Receives the progress.
     """
 
     def __init__(self, plan: Plan, folder: Path, progress: Progress) -> None:
@@ -100,7 +100,7 @@ class Preparation:
         self._fitter = FeatureFitter(described)
         self.work = folder / "work"
         self.work.mkdir(exist_ok=True)
-        for left in folder.iterdir():  # of the last step, which is done again
+        for left in folder.iterdir():  # files of the last step, which runs again
             if left != self.work:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         path = self.work / JOURNAL
@@ -111,7 +111,7 @@ class Preparation:
         self._grown = GrowingColumns(self.work, journal.get("grown"))
 
     def run(self) -> None:
-        """Prepare everything."""
+        """Run all steps of the preparation."""
         spill = self._read()
         options = replace(self.plan.sequences, cuts=self._cuts(spill))
         self._items.check_known(spill.items.keys())
@@ -143,7 +143,7 @@ class Preparation:
         write_whole(self.folder / "facts.json", json.dumps(facts, indent=1) + "\n")
 
     def _save_state(self, number: int, count: Array) -> None:
-        """Note that so many parts are sorted; from here a later process goes on."""
+        """Save that `number` parts are sorted, so that a later process can resume here."""
         np.save(self.work / f"count-{number}.npy", count)
         facts = {"requests": self._requests_made, "duplicates": self._duplicates, "grown": self._grown.state()}
         write_whole(self.work / JOURNAL, json.dumps({"sorted": number, **facts}))
@@ -191,7 +191,7 @@ class Preparation:
                 taken = context.take(where[made.row[requests.first]])
                 with pa.ipc.new_stream(str(self._context(split, number)), taken.schema) as writer:
                     writer.write_table(taken)
-        # All that a user did is the last stretch of events that is the user's: of disordered splits, that of testing.
+        # The last segment of a user holds all events. If splits are not in time order, it is the test segment.
         done, newest = np.bincount(user, minlength=opens.size), np.zeros(opens.size, dtype=np.int64)
         np.maximum.at(newest, user[made.row], np.arange(made.row.size))
         stop = self._grown.length("events.item") + newest + 1
@@ -215,7 +215,7 @@ class Preparation:
         self._requests_made += number
 
     def _context(self, split: str, part: int) -> Path:
-        """Return the file with the columns of the context of a part's requests."""
+        """Return the file with the context columns of a part's requests."""
         return self.work / f"{split}.{part}.requests"
 
     def _contexts(self, split: str, parts: int) -> Iterator[Any]:
@@ -285,7 +285,7 @@ class Preparation:
             self.progress("encode", frame.num_rows, None)
 
     def _save(self, table: str, columns: Mapping[str, Array]) -> None:
-        """Write a table: some columns, and those that grew under its name."""
+        """Write a table: the given columns, and those collected under its name."""
         grown = [name for name in self._grown.names if name.startswith(f"{table}.")]
         found = {name.removeprefix(f"{table}."): self._grown.column(name) for name in grown}
         write_columns(self.folder / f"{table}.arrow", {**columns, **found})

@@ -1,4 +1,4 @@
-"""From interactions to requests: sorted by user and time, split, and cut into histories and positives. Numpy only."""
+"""Make requests from interactions: sort by user and time, split, cut into histories and positives. Numpy only."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ SplitMethod = Literal["time", "leave_last", "given"]
 
 SPLITS: Final = ("train", "val", "test")
 ROW: Final = np.dtype([("user", "i8"), ("item", "i8"), ("time", "i8"), ("weight", "f4"), ("split", "i1")])
-"""An interaction: keys of user and item, microseconds, weight, and number of the split if it is given."""
+"""One interaction: user key, item key, time in microseconds, weight, and the number of a given split."""
 
 
 @dataclass(frozen=True)
 class SequenceOptions:
-    """How interactions become requests.
+    """Options for making requests from interactions.
 
-    A request stands at the time of its first positive. Its history holds what the user did strictly before that time;
-    its positives are the next interactions. In training each interaction is a positive of one request. In evaluation
-    each user has one request, at the beginning of the split.
+    The time of a request is the time of its first positive. Its history holds the user's interactions strictly before
+    that time. Its positives are the next interactions. In training each interaction is a positive of one request. In
+    evaluation each user has one request, at the beginning of the split.
 
     Attributes:
-        split: ``"time"`` (at `cuts`), ``"leave_last"`` (of each user the last `leave` interactions are for testing,
-            those before for validation) or ``"given"``.
+        split: ``"time"`` (at `cuts`), ``"leave_last"`` (the last `leave` interactions of each user are for testing, the
+            `leave` before them for validation) or ``"given"``.
         cuts: Microseconds at which validation and testing begin.
-        leave: See `split`; users with at most 2 `leave` interactions are for training only.
-        window: Positives per training request at most; None = no limit.
-        eval_window: The same of evaluated requests.
-        span: Microseconds that the positives of a request lie within; None = no limit.
+        leave: See `split`. Users with at most 2 `leave` interactions are used for training only.
+        window: Maximum number of positives of a training request; None = no limit.
+        eval_window: Maximum number of positives of an evaluation request; None = no limit.
+        span: Maximum number of microseconds between the positives of a request; None = no limit.
         repeats: Whether an item that the user had before may be a positive again.
     """
 
@@ -49,13 +49,13 @@ class Requests:
     """The requests of a split.
 
     Attributes:
-        user: Number of the user, among the distinct ones in ascending order.
+        user: Index of the user among the distinct users in ascending order.
         start: First event of the user, a row of `Sequences.item`.
-        stop: The event after the last of the history, which is start..stop-1.
-        seen: The event after the last that is no candidate, beginning at start.
+        stop: End of the history (exclusive); the history is start..stop-1.
+        seen: End (exclusive) of the events whose items are not candidates; they begin at start.
         first: The event that is the first positive.
-        ends: One past the last positive, a row of `positive`; the first is the end before.
-        positive: The events that are positives, request by request.
+        ends: End (exclusive) of the positives of each request in `positive`; they begin at the end before.
+        positive: The events that are positives, in the order of the requests.
     """
 
     user: Array
@@ -69,12 +69,12 @@ class Requests:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Events of users in order, and requests over them.
+    """Events of users in time order, and the requests.
 
     Attributes:
-        row: The interaction of each event, a row of what `make_sequences` was given.
-        split: The number of the split of each event.
-        requests: By split.
+        row: The interaction of each event, a row of the input of `make_sequences`.
+        split: The split number of each event.
+        requests: The requests of each split.
     """
 
     row: Array
@@ -83,16 +83,16 @@ class Sequences:
 
 
 def sort_interactions(rows: Array) -> tuple[Array, Array]:
-    """Sort interactions by user, time and item, and drop those that are there already.
+    """Sort interactions by user, time and item, and drop duplicates.
 
-    Of interactions that agree in user, item and time the one of the earliest split is kept, then that of the largest
-    weight, so that the result does not depend on the order of the rows.
+    If interactions agree in user, item and time, the one of the earliest split is kept, then the one of the largest
+    weight. The result therefore does not depend on the order of the rows.
 
     Args:
         rows: (n,) of `ROW`.
 
     Returns:
-        The interactions that are kept, and where they were.
+        The interactions that are kept, and their rows in the input.
     """
     order = np.lexsort((-rows["weight"], rows["split"], rows["item"], rows["time"], rows["user"]))
     rows = rows[order]
@@ -102,11 +102,11 @@ def sort_interactions(rows: Array) -> tuple[Array, Array]:
 
 
 def make_sequences(rows: Array, options: SequenceOptions) -> Sequences:
-    """Cut the interactions of some users into requests. O(n log n).
+    """Make requests from the interactions of some users. O(n log n).
 
     Args:
         rows: (n,) of `ROW`, from `sort_interactions`, with items numbered from 0.
-        options: How.
+        options: Options of the split and the requests.
     """
     if not rows.size:
         return Sequences(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int8))
@@ -124,7 +124,7 @@ def make_sequences(rows: Array, options: SequenceOptions) -> Sequences:
         split = _leave_last(segment, eligible, options.leave)
     else:
         split = rows["split"][row].astype(np.int64)
-    # Equal times are not earlier: the history ends where the run of the first positive's time begins.
+    # Interactions at the same time are not earlier: the history ends before the first event at that time.
     run = np.maximum.accumulate(np.where(begins | np.r_[True, _changes(time)], events, 0))
     trained = start + np.bincount(segment[split == 0], minlength=segment[-1] + 1)[segment]
     made = Sequences(row, split.astype(np.int8))
@@ -150,10 +150,10 @@ def _changes(values: Array) -> Array:
 
 
 def _levels(rows: Array, user: Array) -> tuple[Array, Array]:
-    """Return the events of given splits. A user whose splits are not in order of time has a sequence for each split.
+    """Return the events of given splits. A user whose splits are not in time order has one sequence per split.
 
-    That of a split holds only interactions of the split and of earlier ones (train, val, test): nothing of the test
-    split enters a history of training, whatever its time.
+    The sequence of a split holds only interactions of this split and of earlier ones (train, val, test). A training
+    history therefore never contains an interaction of the test split, whatever its time.
     """
     falls = np.flatnonzero(~_changes(user) & (rows["split"][1:] < rows["split"][:-1])) + 1
     disordered = np.zeros(user[-1] + 1, dtype=bool)
@@ -164,28 +164,28 @@ def _levels(rows: Array, user: Array) -> tuple[Array, Array]:
 
 
 def _firsts(group: Array, item: Array) -> Array:
-    """Return which events are the first of their item in their group."""
+    """Return a mask of the events that are the first of their item in their group."""
     first = np.zeros(group.size, dtype=bool)
     first[np.unique(group * (int(item.max()) + 1) + item, return_index=True)[1]] = True
     return first
 
 
 def _leave_last(segment: Array, eligible: Array, leave: int) -> Array:
-    """Return splits: the last `leave` eligible events of each segment are 2, those before 1, the others 0."""
+    """Return split numbers: 2 for the last `leave` eligible events of a segment, 1 for those before, else 0."""
     where = np.flatnonzero(eligible)
     count = np.bincount(segment[where])
     from_end = np.cumsum(count)[segment[where]] - 1 - np.arange(where.size)
     held_out = np.where(from_end < leave, 2, np.where(from_end < 2 * leave, 1, 0))
     split = np.zeros(segment.size, dtype=np.int64)
     split[where] = np.where(count[segment[where]] > 2 * leave, held_out, 0)
-    # What is not eligible (a repeat) belongs to the split of the eligible event before it; the first one is eligible.
+    # An event that is not eligible (a repeat) gets the split of the eligible event before it. The first is eligible.
     return split[np.maximum.accumulate(np.where(eligible, np.arange(segment.size), 0))]
 
 
 def _windows(
     chosen: Array, segment: Array, time: Array, item: Array, options: SequenceOptions, *, training: bool
 ) -> tuple[Array, Array]:
-    """Return which of the chosen events open a request, and the chosen events, less those that no request has."""
+    """Return which of the chosen events open a request, and the chosen events without those in no request."""
     opens = np.r_[True, _changes(segment[chosen])]
     if training and options.span is not None:
         begin = time[chosen[np.flatnonzero(opens)]][np.cumsum(opens) - 1]
@@ -205,6 +205,6 @@ def _windows(
 
 
 def _rank(opens: Array) -> Array:
-    """Return the place of each element in its group, from 0."""
+    """Return the position of each element in its group, from 0."""
     place = np.arange(opens.size)
     return place - np.maximum.accumulate(np.where(opens, place, 0))

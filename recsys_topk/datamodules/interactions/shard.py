@@ -1,4 +1,4 @@
-"""Prepared interactions as shards: batches are gathers from mapped columns, with no Python per request."""
+"""Shards of prepared interactions. Batches are gathered from memory-mapped columns, without a loop over requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PreparedInteractions(PreparedFiles):
 
     @cached_property
     def users(self) -> dict[str, Array]:
-        """Key, features, and first and one past last event of the users."""
+        """Key and features of each user, and the range of the user's events (first, end)."""
         return self.table("users")
 
     @cached_property
@@ -34,36 +34,36 @@ class PreparedInteractions(PreparedFiles):
 
     @cached_property
     def events(self) -> Array:
-        """The item of each event, a row of `items`, user by user in order of time."""
+        """The item of each event (a row of `items`), ordered by user and time."""
         return self.table("events")["item"]
 
     @cached_property
     def item_ids(self) -> Array:
-        """The id of each item as the source has it: integers, or texts."""
+        """The id of each item in the source: integers or strings."""
         found = self.ids("item-ids")
         return self.items["item_id"] if found is None else found
 
     @cached_property
     def user_ids(self) -> Array:
-        """The id of each user as the source has it: integers, or texts."""
+        """The id of each user in the source: integers or strings."""
         found = self.ids("user-ids")
         return self.users["key"] if found is None else found
 
     def split(self, name: str) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return the requests of a split, and their positives."""
+        """Return the requests of a split and their positives."""
         return self.table(name), self.table(f"{name}-positives")
 
 
 class InteractionsShard(Shard):
     """A split of prepared interactions. Cost of a batch: O(B (N + L)) plus sorting the B N listed items.
 
-    The catalogue of the training split holds the items that occur in it; that of the others holds all items.
+    The catalogue of the training split holds the items that occur in it. The other catalogues hold all items.
 
     Args:
         name: ``"train"``, ``"val"`` or ``"test"``.
-        prepared: The files.
-        schema: What the columns mean.
-        history_length: Newest events to keep, L.
+        prepared: The prepared files.
+        schema: The description of the columns.
+        history_length: Maximum length of the history, L; the newest events are kept.
         repeats: Whether an item that the user had before is a candidate.
     """
 
@@ -85,11 +85,11 @@ class InteractionsShard(Shard):
 
     @property
     def list_length(self) -> int:
-        """Positives of the request that has most."""
+        """The largest number of positives of a request."""
         return int(np.diff(self._requests["ends"], prepend=0).max())
 
     def batch(self, rows: Array) -> ShardBatch:
-        """Return some requests; the pool holds the distinct items of their lists, in the order of the catalogue."""
+        """Return some requests. The pool holds the distinct items of their lists, in the order of the catalogue."""
         prepared, requests, positives = self.prepared, self._requests, self._positives
         rows = np.asarray(rows)
         ends = requests["ends"]
@@ -127,12 +127,12 @@ class InteractionsShard(Shard):
         return ShardBatch(**made)
 
     def users(self, rows: Array) -> Array:
-        """Return the users as the source calls them."""
+        """Return the user ids of the source."""
         found: Array = self.prepared.user_ids[self._requests["user"][rows]]
         return found
 
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
-        """Return the items: those of the training data, or all."""
+        """Return the catalogue: the items of the training data, or all items."""
         items = self.prepared.items
         chosen = np.arange(len(items["count"])) if self._places is None else np.flatnonzero(items["count"])
         features = gather(items, "ids", chosen, np.int32)
@@ -144,9 +144,9 @@ class InteractionsShard(Shard):
         )
 
     def excluded(self, rows: Array) -> Tensor | None:
-        """Return what the user had before, as rows of the catalogue; in training, all that the user has there.
+        """Return the items that the user had before, as rows of the catalogue; in training, all items of the user.
 
-        None in evaluation if items may be repeated.
+        Return None in evaluation if items may be repeated.
         """
         if self.repeats and self._places is None:
             return None
@@ -171,7 +171,7 @@ class InteractionsShard(Shard):
 
     @cached_property
     def _places(self) -> Array | None:
-        """The row of each item in the catalogue of the training split, -1 = it is not there; None = all are."""
+        """The row of each item in the training catalogue, -1 if it is not there; None = all items are there."""
         if self.name != "train":
             return None
         there = self.prepared.items["count"] > 0
@@ -179,7 +179,7 @@ class InteractionsShard(Shard):
 
     @cached_property
     def _views(self) -> tuple[Array, Array]:
-        """Ids and values of the history's features of each item, and a last row for "no view"."""
+        """Ids and values of the history features of each item, and a last row for padding."""
         schema, items = self.schema, self.prepared.items
         found = []
         for kind, dtype in (("ids", np.int64), ("values", np.float32)):
@@ -193,9 +193,9 @@ class InteractionsShard(Shard):
         return found[0], found[1]
 
     def views(self, start: Array, stop: Array) -> tuple[Array, Array, Array]:
-        """Return the newest of some stretches of events: ids and values, (B, L, columns), and their number.
+        """Return the newest events of some event ranges: ids and values, (B, L, columns), and the number of events.
 
-        The oldest comes first; padding comes last.
+        Events are ordered from oldest to newest, followed by padding.
         """
         length = np.minimum(stop - start, self.history_length)
         steps = np.arange(self.history_length)
@@ -205,6 +205,6 @@ class InteractionsShard(Shard):
         return self._views[0][history], self._views[1][history], length
 
     def request_features(self, kind: str, user: Array, rows: Array, dtype: Any) -> Array:
-        """Return the features of the users, then those of the contexts."""
+        """Return the features of the users, followed by those of the contexts."""
         own = gather(self.prepared.users, kind, user, dtype)
         return np.concatenate([own, gather(self._requests, kind, rows, dtype)], axis=1)

@@ -1,4 +1,4 @@
-"""Interactions read once and dealt to files by user, so that those of a user are together and memory stays bounded."""
+"""Read interactions once and distribute them to files by user, so that memory stays bounded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SAMPLE: Final = 1 << 20
 
 
 class RawIds:
-    """The distinct ids of a column: their keys, and the ids themselves where they are text."""
+    """The distinct ids of a column: their keys, and the ids if they are strings."""
 
     def __init__(self) -> None:
         self._counter = IdCounter(counting=False)
@@ -34,7 +34,7 @@ class RawIds:
         self.text = False
 
     def add(self, column: Any, keys: Keys, *, texts_only: bool = False) -> None:
-        """Add the ids of a column; missing ones are left out. Integers are their own keys: `texts_only` skips them."""
+        """Add the ids of a column, without missing ones. An integer is its key, so `texts_only` skips integers."""
         if not texts_only:
             self._counter.add(keys.keys[~keys.missing])
         if keys.text:
@@ -47,43 +47,43 @@ class RawIds:
         return self._counter.keys()
 
     def merge(self, keys: Array, texts: Mapping[int, str], text: bool) -> None:
-        """Add ids that another collection has."""
+        """Add the ids of another collection."""
         self._counter.add(keys)
         self._texts.update(texts)
         self.text |= text
 
     @property
     def texts(self) -> Mapping[int, str]:
-        """The ids that are texts, by key."""
+        """The string ids, by key."""
         return self._texts
 
     def ids(self, keys: Array) -> Any:
-        """Return the ids of keys: integers if all are, else text."""
+        """Return the ids of keys: integers if all ids are integers, else strings."""
         if not self.text:
             return keys
         return np.array([self._texts.get(key, str(key)) for key in keys.tolist()], dtype=object)
 
 
 class Spill:
-    """Interactions in parts by user, written piece by piece of their sources.
+    """Interactions in parts by user, written one piece of the sources at a time.
 
-    Each piece (a file, or some groups of its rows) is a folder that appears when it is whole, with what is known of
-    it. A process that is killed loses the piece it was at; the next one goes on with it.
+    A piece is a file or some of its row groups. Its folder appears when the piece is complete, together with its
+    statistics. A killed process loses only the piece that it was reading; the next process resumes with that piece.
 
     Args:
-        folder: Where the pieces go, and where an earlier process left some.
+        folder: The folder of the pieces, which may hold pieces of an earlier process.
         roles: The column of each role.
-        context: Columns of the interactions that are features of the context.
-        min_rating: Interactions with a lower rating, or none, are left out.
+        context: Columns of the interactions that are context features.
+        min_rating: Interactions with a lower rating, or without a rating, are left out.
         parts: Number of parts.
-        rows: About how many rows there are.
+        rows: Approximate number of rows.
 
     Attributes:
         items: The items that occur.
         users: The users that occur.
         unit: The unit of time, once it is known.
-        kept: Interactions that were written.
-        left_out: How many were left out, by reason.
+        kept: Number of interactions written.
+        left_out: Number of interactions left out, by reason.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class Spill:
         self._pieces: list[Path] = []
 
     def read(self, reader: TableReader, split: int | None, done: Callable[[int], None]) -> None:
-        """Read a table, but for the pieces that are there.
+        """Read a table, except for the pieces that were read before.
 
         Args:
             reader: The table.
-            split: The number of the split that all its interactions are in; None = they say it themselves, or nobody.
-            done: Told how many rows were read, batch by batch.
+            split: The split number of all its interactions; None = from the split column, or not given.
+            done: Called with the number of rows of each batch that was read.
         """
         columns = [column for role, column in self.roles.items() if role != "split" or split is None]
         reader.require([*columns, *self.context])
@@ -131,7 +131,7 @@ class Spill:
             self._take(target)
 
     def part(self, number: int) -> tuple[Array, Any]:
-        """Return the interactions of a part, of `ROW`, and the columns of their context as a pyarrow table."""
+        """Return the interactions of a part (dtype `ROW`) and their context columns as a pyarrow table."""
         import pyarrow as pa
 
         files = [piece / f"{number}.rows" for piece in self._pieces]
@@ -152,12 +152,12 @@ class Spill:
             (piece / f"{number}.context").unlink(missing_ok=True)
 
     def quantile(self, share: float) -> int:
-        """Return the time before which a share of the interactions lies (of every k-th if there are very many)."""
+        """Return the time before which a share of the interactions lies (estimated by a sample for large data)."""
         times = np.sort(np.concatenate(self._times))
         return int(times[min(int(share * times.size), times.size - 1)])
 
     def _take(self, piece: Path) -> None:
-        """Add what is known of a piece."""
+        """Add the statistics of a piece."""
         facts = _read_json(piece / "facts.json")
         self._pieces.append(piece)
         self.items.merge(np.load(piece / "items.npy"), *_ids_of(facts["items"]))
@@ -174,7 +174,7 @@ class Spill:
 
 
 class _Piece:
-    """Writes a piece of the interactions to files by part, and what is known of it."""
+    """Writes a piece of the interactions to files by part, and its statistics."""
 
     def __init__(self, folder: Path, spill: Spill) -> None:
         self.folder, self.roles, self.context, self.min_rating = folder, spill.roles, spill.context, spill.min_rating
@@ -219,7 +219,7 @@ class _Piece:
                 self.unit = guess_unit(column["time"])
             rows["time"], missing = microseconds(column["time"], self.unit or "s", self.roles["time"])
             kept &= self._drop(~missing, f"no {self.roles['time']}")
-        else:  # in the order of the rows, and given splits one after the other
+        else:  # the order of the rows, with the given splits one after the other
             rows["time"] = (
                 self._before + self._seen + np.arange(batch.num_rows) + (rows["split"].astype(np.int64) << 42)
             )

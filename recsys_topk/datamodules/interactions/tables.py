@@ -1,4 +1,4 @@
-"""Which of several files hold the interactions, the users and the items: told by their columns."""
+"""Find the files of interactions, users and items by their columns."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def open_tables(
     """Open the tables of a data set.
 
     Args:
-        root: A file of interactions, or a folder with files of interactions, users and items; ignored for the tables
-            that are given.
+        root: A file of interactions, or a folder with files of interactions, users and items; not used for tables
+            that are passed.
         interactions: One row per interaction.
         users: One row per user.
         items: One row per item.
         types: Types of columns that are guessed wrongly.
-        roles: Columns of the interactions that are known, by role.
+        roles: Known columns of the interactions, by role.
     """
     if interactions is None:
         if root is None:
@@ -64,12 +64,12 @@ def open_tables(
 def sort_files(
     paths: Sequence[str], types: Mapping[str, str] | None = None, roles: Mapping[str, str | None] | None = None
 ) -> dict[str, list[str]]:
-    """Return the files that hold interactions, users, items, and others, by their columns.
+    """Return the files of interactions, users, items, and other files, found by their columns.
 
     Args:
         paths: Files.
         types: Types of columns that are guessed wrongly.
-        roles: Columns of the interactions that are known, by role.
+        roles: Known columns of the interactions, by role.
     """
     known = {role: column for role, column in (roles or {}).items() if column is not None}
     found: dict[str, list[str]] = {}

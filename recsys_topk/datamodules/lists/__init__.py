@@ -1,1 +1,1 @@
-"""Logged lists: rows of (request, item) with labels or stages reached, nested tables, SVMlight and LETOR files."""
+"""Logged lists: tables with one row per (request, item) or per request, and SVMlight and LETOR files."""

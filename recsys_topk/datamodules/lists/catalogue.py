@@ -1,4 +1,4 @@
-"""The items of a split, each stored once: distinct (item, features), numbered in the order of their ids."""
+"""The items of a split, each stored once: distinct pairs of item and features, ordered by item id."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CHUNK: Final = 1 << 16
 
 
 class ItemTable:
-    """Collects the items of a split. Memory: 16 bytes per distinct row; features grow on disk.
+    """Collects the items of a split. Memory: 16 bytes per distinct row; features are written to disk.
 
-    Rows of an item that differ in their features (a price that changes, a score that depends on the request) are
-    variants of it (`schema.VARIANT`). Rows are told apart by 64-bit hashes.
+    If rows of an item differ in their features (e.g. a changed price, or a score that depends on the request), they
+    are variants of the item (`schema.VARIANT`). Rows are compared by 64-bit hashes.
 
     Args:
-        grown: Where the features go.
-        name: The name of the table there.
+        grown: Stores the features.
+        name: The name of the table in `grown`.
     """
 
     def __init__(self, grown: GrowingColumns, name: str) -> None:
@@ -37,7 +37,7 @@ class ItemTable:
         return self._grown.length(f"{self._name}.key")
 
     def add(self, keys: Array, encoded: Encoded) -> Array:
-        """Add rows; return the number of each, in the order of discovery."""
+        """Add rows and return their numbers. New rows are numbered in order of first occurrence."""
         digest = row_digests(keys, encoded)
         distinct, first, inverse = np.unique(digest, return_index=True, return_inverse=True)
         at = np.searchsorted(self._known, distinct)
@@ -46,7 +46,7 @@ class ItemTable:
         numbers = np.empty(distinct.size, dtype=np.int64)
         numbers[there] = self._numbers[at[there]]
         new = np.flatnonzero(~there)
-        new = new[np.argsort(first[new], kind="stable")]  # in the order of the rows
+        new = new[np.argsort(first[new], kind="stable")]  # the order of the rows
         numbers[new] = len(self) + np.arange(new.size)
         where = np.sort(new)
         self._known = np.insert(self._known, at[where], distinct[where])
@@ -55,7 +55,7 @@ class ItemTable:
         return numbers[inverse]
 
     def append(self, keys: Array, encoded: Encoded) -> Array:
-        """Add rows that are all different; return their numbers."""
+        """Add rows that are all different and return their numbers."""
         start = len(self)
         self._grown.append(f"{self._name}.key", keys)
         self._grown.append(f"{self._name}.ids", encoded.ids.astype(np.int32))
@@ -67,7 +67,7 @@ class ItemTable:
         return np.asarray(self._grown.column(f"{self._name}.key"))
 
     def finish(self, item_id: Array) -> tuple[Array, dict[str, Array]]:
-        """Return the final place of each row, and the columns in that order: ids ascending, variants last.
+        """Return the final position of each row, and the columns in that order: ids ascending, variants last.
 
         Args:
             item_id: The id of each row's item, in 0..VARIANT - 1.

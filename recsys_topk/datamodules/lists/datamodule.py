@@ -1,4 +1,4 @@
-"""Logged lists for Lightning: what a funnel showed, ranked and recalled, or queries with graded documents."""
+"""DataModule for logged lists: logs of a recommendation funnel, or queries with graded documents."""
 
 from __future__ import annotations
 
@@ -29,54 +29,55 @@ from recsys_topk.datamodules.schema import LabelKind, Schema
 
 
 class ListsDataModule(PreparedDataModule):
-    """Logged lists: requests, each with the items that were candidates, and how good they were.
+    """Logged lists: requests, their candidate items, and a label for each candidate.
 
     Tables have one row per (request, item), in any order, or one row per request with lists in their columns. They are
     Parquet, CSV, TSV or JSON lines files, data frames, pyarrow tables, Hugging Face data sets, or SVMlight/LETOR files
     with ``qid:`` or a ``.query`` file of list lengths. Data are prepared once, into memory-mapped Arrow files;
-    vocabularies and statistics of the features come from the training split alone.
+    vocabularies and feature statistics come from the training split only.
 
-    Labels are a column of grades, or follow from the stage that an item reached::
+    Labels are a column of grades, or are derived from the stage that an item reached::
 
         labels: {shown: "30 - position", ranked: 7, prerank: 6, recalled: 5}
 
     The stages are the sample groups, best first; items of stages mapped to null are left out.
 
     Args:
-        root: The table, or a folder with one file per split whose names say train, val (or vali, valid) and test.
-        val: A table of the lists for validation; None = they are taken from `root`.
-        test: The same for testing.
-        request: The column of the request; None = guessed from its name, and said; "" = there is none. The same holds
-            for the other columns.
-        item: The column of the item; without one, every row is an item of its own.
-        label: The column of labels, finite and >= 0; bigger is better.
+        root: The table, or a folder with one file per split with train, val (or vali, valid) and test in their names.
+        val: The table of validation lists; None = a part of `root`.
+        test: The table of test lists; None = a part of `root`.
+        request: The column of the request; None = guessed from its name, and reported; "" = there is none. The same
+            applies to the other columns.
+        item: The column of the item; without one, every row is a separate item.
+        label: The column of labels, finite and >= 0; larger is better.
         stage: The column of the stage reached, used with `labels`.
         position: The column of the position, used with `labels`.
         time: The column of the time: seconds, milliseconds, ISO 8601 text, datetimes or dates such as 20231114.
         user: The column of the user.
         history: A column with the list of the user's last items, oldest first.
-        split_column: A column that says train, val or test.
-        labels: From the stage reached, best first, to a number or ``"N - position"``; None = `label` has the labels.
+        split_column: A column with the values train, val and test.
+        labels: Label of each stage, best stage first: a number or ``"N - position"``; None = use the column `label`.
         positive_above: Labels above this are positives; None = the label of the second stage of `labels`, else 0.
         label_kind: ``"grades"`` or ``"places"``; None = places if a label depends on the position, else grades.
-        split: ``"time"``, ``"fraction"`` (of requests, by a hash of their id), ``"column"`` or ``"files"``; None =
-            as given, else by time if there is one, else by fraction.
-        val_fraction: Share of the requests for validation, where no table is given.
-        test_fraction: The same for testing.
-        val_from: Date at which validation begins, e.g. ``"2024-02-01"`` (UTC); with `test_from`, in place of fractions.
+        split: ``"time"``, ``"fraction"`` (of requests, by a hash of their id), ``"column"`` or ``"files"``; None = the
+            given split, else by time if there is a time column, else by fraction.
+        val_fraction: Share of the requests for validation if no validation table is given.
+        test_fraction: Share of the requests for testing if no test table is given.
+        val_from: Date at which validation begins, e.g. ``"2024-02-01"`` (UTC). Use it with `test_from` instead of
+            the fractions.
         test_from: Date at which testing begins.
         split_seed: Seed of the split by fraction; `seed` does not change the split.
-        max_list_length: Items that a list keeps, best labels first; None = all.
-        duplicates: ``"error"``, or ``"best"`` to keep the best label of an item that a request has twice.
+        max_list_length: Maximum number of items of a list; the best labels are kept. None = all.
+        duplicates: ``"error"``, or ``"best"`` to keep the best label of an item that occurs twice in a request.
         features: The description of the features (`Description`): a YAML file or a mapping; or the folder of a saved
-            encoder, to use its vocabularies; None = guessed, and said.
+            encoder, to use its vocabularies; None = guessed, and reported.
         types: Types of columns of text files that are guessed wrongly, e.g. ``{"item_id": "string"}``.
         batch_size: Requests per training batch and process.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
         negative_source: Where training negatives come from.
         eval_negatives: Sampled negatives per list in evaluation.
-        history_length: Newest items of the history to keep.
+        history_length: Maximum length of the history; the newest items are kept.
         seed: Seed of the order and of all negatives.
         num_workers: Worker processes that make batches.
         shuffle: Whether to shuffle training requests.
@@ -170,7 +171,7 @@ class ListsDataModule(PreparedDataModule):
 
     @cached_property
     def plan(self) -> Plan:
-        """What is prepared: tables, columns, features and splits; reads the heads of the tables."""
+        """The plan of the preparation: tables, columns, features and splits. Reads the first rows of the tables."""
         readers, roles, svmlight = open_sources(self._sources, self._types, self._given)
         main = readers[0]
         unused = ("label",) if self.stages is not None else ("stage", "position")
@@ -199,12 +200,12 @@ class ListsDataModule(PreparedDataModule):
 
     @property
     def prepared(self) -> PreparedLists:
-        """The prepared files; they are made first if they are not there."""
+        """The prepared files. They are prepared first if they do not exist."""
         return cast("PreparedLists", self.prepared_files())
 
     @property
     def schema(self) -> Schema:
-        """What the columns of the batches mean. The vocabularies are those of the data, so it prepares them first."""
+        """The description of the batch columns. It contains the vocabularies, so the data are prepared first."""
         stages = self.stages
         above = self._positive_above
         return self.prepared.encoder.schema(
@@ -214,7 +215,7 @@ class ListsDataModule(PreparedDataModule):
         )
 
     def facts(self) -> list[str]:
-        """Return lines that say what was guessed and what was prepared."""
+        """Return lines that report the guesses and the prepared data."""
         facts = self.prepared.facts
         requests = ", ".join(f"{facts['requests'][split]:,} {split}" for split in SPLITS)
         longest = {split: self.shard(split).list_length for split in SPLITS}
@@ -235,17 +236,17 @@ class ListsDataModule(PreparedDataModule):
         return ListsShard(name, self.prepared, self.history_length if history else 0)
 
     def serving_items(self) -> ItemTable:
-        """Return the items of all splits under the names that the source has for them."""
+        """Return the items of all splits with their ids of the source."""
         items = super().serving_items()
         return replace(items, names=self.item_names(items.names))
 
     def item_names(self, item_id: Any) -> Any:
-        """Return what the source calls some items."""
+        """Return the ids of the source for some items."""
         names = self.prepared.item_ids
         return item_id if names is None else source_names(names[item_id])
 
     def request_names(self, shard: str, request_id: Any) -> Any:
-        """Return what the source calls some requests of a split."""
+        """Return the ids of the source for some requests of a split."""
         names = self.prepared.request_ids(shard)
         if names is None:
             return request_id
@@ -254,7 +255,7 @@ class ListsDataModule(PreparedDataModule):
         return source_names(names[order[np.searchsorted(own, request_id, sorter=order)]])
 
     def serving_users(self, items: ItemTable) -> UserTable | None:
-        """Return the newest request of each user, or None if no column says who the user is."""
+        """Return the newest request of each user, or None if there is no user column."""
         return lists_users({split: self.open_shard(split) for split in SPLITS}, self.prepared, items)
 
     def _features(self, svmlight: bool, roles: dict[str, str]) -> Description | FeatureEncoder:
@@ -266,7 +267,7 @@ class ListsDataModule(PreparedDataModule):
         return guess_columns(readers[0], roles).description
 
     def _rule(self, readers: dict[int, Any], roles: dict[str, str]) -> SplitRule:
-        """Return how requests are split that no file assigns."""
+        """Return how to split the requests that no file assigns to a split."""
         given = self._split
         if given is None:
             if {1, 2} <= set(readers):

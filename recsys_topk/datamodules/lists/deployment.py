@@ -1,4 +1,4 @@
-"""The users of prepared lists, for an export."""
+"""Users of prepared lists, for an export."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Array = npt.NDArray[Any]
 
 
 def lists_users(shards: Mapping[str, ListsShard], prepared: PreparedLists, items: ItemTable) -> UserTable | None:
-    """Return the newest request of each user, or None if no column says who the user is.
+    """Return the newest request of each user, or None if there is no user column.
 
-    What a user has had is the history of that request.
+    The items that a user had before are the history of that request.
 
     Args:
         shards: The splits, oldest first.
-        prepared: The files.
-        items: The catalogue, under the names that the source has for the items.
+        prepared: The prepared files.
+        items: The catalogue, with the item ids of the source.
     """
     newest = _newest({split: prepared.user_ids(split) for split in shards}, prepared)
     if not newest:
@@ -33,7 +33,7 @@ def lists_users(shards: Mapping[str, ListsShard], prepared: PreparedLists, items
         rows = np.array([row for _, row in own], dtype=np.int64)
         batch = shard.batch(rows)
         number = len(rows)
-        # A part without numbers has a tensor of shape (0, 0).
+        # A part without numeric features has a tensor of shape (0, 0).
         request_values, history_values = (
             values.numpy() if values.numel() else np.empty((*shape, 0), dtype=np.float32)
             for values, shape in (
@@ -61,7 +61,7 @@ def lists_users(shards: Mapping[str, ListsShard], prepared: PreparedLists, items
 
 
 def _newest(users: Mapping[str, Array | None], prepared: PreparedLists) -> dict[Any, tuple[int, str, int]]:
-    """Return time, split and row of the newest request of each user; equal times: the last one."""
+    """Return time, split and row of the newest request of each user; the last one if times are equal."""
     newest: dict[Any, tuple[int, str, int]] = {}
     for split, names in users.items():
         if names is None:

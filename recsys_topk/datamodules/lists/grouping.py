@@ -1,4 +1,4 @@
-"""Rows of a part become lists: sorted by request, checked for repeated items, cut to a length, given a split."""
+"""Make lists from the rows of a part: sort by request, find duplicates, limit the length, assign a split."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Grouped:
 
     Attributes:
         rows: The rows of all lists, one list after the other.
-        start: Where each list begins in `rows`.
-        length: Its length.
-        request: Its request.
-        split: The number of its split.
-        order_key: What requests are ordered by: their time.
-        counts: What is worth telling, by reason.
+        start: Start of each list in `rows`.
+        length: Length of each list.
+        request: Request of each list.
+        split: Split number of each list.
+        order_key: Sort key of the requests: their time.
+        counts: Counts to report, by reason.
     """
 
     rows: Array
@@ -45,7 +45,7 @@ class Grouped:
         return found
 
     def chunks(self, split: int, rows: int) -> Iterator[Array]:
-        """Yield the numbers of the lists of a split, about so many rows at a time."""
+        """Yield the numbers of the lists of a split, in chunks of about `rows` rows."""
         own = np.flatnonzero(self.split == split)
         if own.size:
             piece = (np.cumsum(self.length[own]) - 1) // rows
@@ -63,10 +63,10 @@ def group_rows(table: Any, plan: Plan, cuts: tuple[int, int] | None, item_name: 
     """Return the lists of the rows of a part.
 
     Args:
-        table: Rows, as `RowReader` makes them.
-        plan: How to split, what to do with duplicates, how long lists may be.
+        table: Rows from `RowReader`.
+        plan: The rule of the split, the treatment of duplicates, and the maximum list length.
         cuts: Times at which validation and testing begin.
-        item_name: Returns the id of an item by its key, for messages.
+        item_name: Returns the id of an item by its key, for error messages.
     """
     request, item, label, split, time = (
         np.asarray(one_chunk(table.column(f"__{name}"))) for name in ("request", "item", "label", "split", "time")
@@ -104,7 +104,7 @@ def group_rows(table: Any, plan: Plan, cuts: tuple[int, int] | None, item_name: 
 
 
 def _numbers(request: Array, split: Array) -> Array:
-    """Return the number of the list of each row; rows are sorted."""
+    """Return the list number of each row; rows are sorted."""
     if not request.size:
         return np.empty(0, dtype=np.int64)
     changed = (request[1:] != request[:-1]) | (split[1:] != split[:-1])
@@ -112,7 +112,7 @@ def _numbers(request: Array, split: Array) -> Array:
 
 
 def _assigned(request: Array, time: Array, plan: Plan, cuts: tuple[int, int] | None) -> Array:
-    """Return the splits of requests that no file and no column assigns."""
+    """Return the splits of requests that no file and no column assigns to a split."""
     if cuts is not None:
         later: Array = (time >= cuts[0]).astype(np.int8) + (time >= cuts[1])
         return later
@@ -130,7 +130,7 @@ def _without_duplicates(
     request_name: Callable[[int], Any],
     item_name: Callable[[int], Any],
 ) -> Array:
-    """Return which places of `order` to keep, one per list and item: the best label, the first row."""
+    """Return which positions of `order` to keep, one per list and item: the best label, then the first row."""
     items = item[order]
     place = np.lexsort((-label[order], items, number))
     again = np.zeros(order.size, dtype=bool)
@@ -148,7 +148,7 @@ def _without_duplicates(
 
 
 def _longest(number: Array, label: Array, most: int) -> Array:
-    """Return which rows to keep: of each list the best labels, and the first rows among equal ones."""
+    """Return which rows to keep: the best labels of each list, and the first rows among equal labels."""
     place = np.lexsort((-label, number))
     start = np.flatnonzero(np.r_[True, number[1:] != number[:-1]])
     rank = np.arange(number.size) - np.repeat(start, np.diff(np.r_[start, number.size]))

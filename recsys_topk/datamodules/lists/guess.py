@@ -1,4 +1,4 @@
-"""Logged lists as far as names and values tell: a config for ``--data lists``, to be looked at and edited."""
+"""Guess a config for ``--data lists`` from the names and values of the columns, for the user to check and edit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FUNNEL: Final = (
     "show|impress|expos|view|display|served", r"(?<!p)re[_-]?rank", r"(?<!pre)(?<!pre[_-])rank", "coarse",
     "pre[_-]?rank", "recall|retriev|candidate|match", "sampl|random",
 )  # fmt: skip
-"""Names of stages, best first."""
+"""Stage names, best first."""
 
 
 def looks_like_lists(files: Sequence[str], given: Mapping[str, str | None]) -> bool:
@@ -34,14 +34,14 @@ def looks_like_lists(files: Sequence[str], given: Mapping[str, str | None]) -> b
 
     Args:
         files: Files, or a folder.
-        given: Columns by role that the user named.
+        given: Columns by role that were given by the user.
     """
     sources = _sources(files)
     if any(is_svmlight(source) for source in sources.values()):
         return True
     try:
         reader = open_table(sources[0])
-    except ValueError:  # files that are not one table
+    except ValueError:  # the files do not form one table
         return False
     roles = find_columns(reader, given)
     rating = guess_roles(reader.columns, ("rating",)).get("rating")
@@ -50,18 +50,18 @@ def looks_like_lists(files: Sequence[str], given: Mapping[str, str | None]) -> b
 
 
 def guess_lists(files: Sequence[str], given: Mapping[str, str | None]) -> tuple[GuessedTables, dict[str, Any]]:
-    """Return what logged lists seem to hold, and the config that trains on them.
+    """Return the guessed columns and features of logged lists, and a config that trains on them.
 
-    Stages reached become labels if there is no column of labels, in the order of the usual funnel if their names tell,
-    else those with positions first, then those with the fewest rows; of stages that are numbers, the largest is best.
-    The label of the best stage follows from the position if it has one.
+    Stages become labels if there is no label column. Known stage names are ordered as in the usual funnel. Otherwise
+    stages with positions come first, then those with the fewest rows. If stages are numbers, the largest is best. The
+    label of the best stage is computed from the position if it has one.
 
     Args:
         files: Files, or a folder with one file per split.
-        given: Columns by role that the user named; None = guess.
+        given: Columns by role that were given by the user; None = guess.
 
     Returns:
-        Columns, features and what was looked at; and ``{"data": {"class_path": "lists", "init_args": {...}}}``.
+        Columns, features and the inspected columns; and ``{"data": {"class_path": "lists", "init_args": {...}}}``.
     """
     sources = _sources(files)
     options: dict[str, Any] = {"root": files[0] if len(files) == 1 else list(files)}
@@ -123,6 +123,6 @@ def _labels(reader: TableReader, roles: Mapping[str, str]) -> dict[str, float | 
 
 
 def _level(name: str) -> int | None:
-    """Return the place of a stage in the usual funnel, 0 = best, by its name; None = it is not known."""
+    """Return the rank of a stage name in the usual funnel, 0 = best; None = unknown name."""
     found = (level for level, pattern in enumerate(_FUNNEL) if re.search(pattern, name.lower()))
     return next(found, None)

@@ -1,4 +1,4 @@
-"""Labels of logged items: a column of grades, or a small table from the stage that an item reached to its label."""
+"""Labels of logged items: a column of grades, or a table that maps the stage an item reached to its label."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLACE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*-\s*position\s*")
 
 @dataclass(frozen=True)
 class StageLabel:
-    """The label of the items that reached a stage and no further: `value`, or `value` - position."""
+    """The label of the items whose last stage is this one: `value`, or `value` - position."""
 
     stage: str
     value: float
@@ -29,7 +29,7 @@ class StageLabel:
 
     @classmethod
     def parse(cls, stage: str, given: Any) -> StageLabel:
-        """Return what a table says of a stage: a number, or text such as ``"30 - position"``."""
+        """Parse the label of a stage: a number, or text such as ``"30 - position"``."""
         number = given
         if isinstance(given, str):
             match = _PLACE.fullmatch(given)
@@ -51,7 +51,7 @@ class StageTable:
     """Maps stages reached to labels and sample groups.
 
     Args:
-        table: From the stage, best first, to its label: a number, ``"N - position"``, or None to leave its items out.
+        table: Label of each stage, best stage first: a number, ``"N - position"``, or None to leave its items out.
 
     Example:
         >>> import pyarrow as pa
@@ -88,7 +88,7 @@ class StageTable:
 
     @property
     def kind(self) -> LabelKind:
-        """Places if a label depends on the position, else grades."""
+        """``"places"`` if a label depends on the position, else ``"grades"``."""
         return "places" if self.needs_position else "grades"
 
     @property
@@ -97,13 +97,13 @@ class StageTable:
         return max(self._floor(0), 0.0)
 
     def apply(self, stage: Any, position: Array | None, stage_column: str, position_column: str) -> tuple[Array, Array]:
-        """Return labels and groups, -1 = left out, of rows.
+        """Return the labels and groups of rows; group -1 = left out.
 
         Args:
             stage: The stage of each row, a pyarrow array.
             position: The position of each row; None = there is no such column.
-            stage_column: The column's name, for messages.
-            position_column: The same.
+            stage_column: The name of the stage column, for error messages.
+            position_column: The name of the position column, for error messages.
         """
         coded = one_chunk(stage).cast("string").dictionary_encode()
         names = [str(name).strip() for name in coded.dictionary.to_pylist()]
@@ -141,12 +141,12 @@ class StageTable:
 
 
 def graded(column: Any, name: str, first_row: int) -> Array:
-    """Return a column of labels, checked: finite and >= 0.
+    """Return a column of labels; raise if a label is not finite or negative.
 
     Args:
         column: A pyarrow array.
-        name: Its name, for messages.
-        first_row: The number of its first row in the source, for messages.
+        name: Its name, for error messages.
+        first_row: The number of its first row in the source, for error messages.
     """
     try:
         labels = numbers_of(column, name)

@@ -1,4 +1,4 @@
-"""Tables with one row per request and lists in their columns, as one row per (request, item)."""
+"""Flatten tables with one row per request and list columns into one row per (request, item)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from recsys_topk.datamodules.columns import is_list, one_chunk
 from recsys_topk.datamodules.reading import TableReader
 
 ROW: Final = "row"
-"""The column of row numbers, for tables that name no request."""
+"""The column of row numbers, for tables without a request column."""
 
 _HEAD: Final = 1000
 
 
 def flat_rows(reader: TableReader, markers: Sequence[str], whole: Sequence[str]) -> TableReader:
-    """Return a nested table as one row per item; a table that is not nested as it is.
+    """Return a nested table as one row per item, and any other table unchanged.
 
-    A table is nested if one of its `markers` is a column of lists. Columns of lists that are as long as the marker in
-    the first rows are taken apart; any other column is repeated. The numbers of rows become the column ``row`` if there
-    is none.
+    A table is nested if one of its `markers` is a list column. List columns that are as long as the marker in the
+    first rows are flattened; any other column is repeated. The row numbers become the column ``row`` if there is no
+    such column.
 
     Args:
         reader: The table.
         markers: Columns that hold one value per item: item, label, stage, position.
-        whole: Columns that are never taken apart, e.g. the history.
+        whole: Columns that are never flattened, e.g. the history.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,4 +1,4 @@
-"""Rows dealt to parts by request, so that a list is in one part whatever the order of the rows: an external sort."""
+"""Distribute rows to parts by request (an external sort): all rows of a list are in one part, in any row order."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from recsys_topk.datamodules.id_keys import mixed
 Array = npt.NDArray[Any]
 
 IN_MEMORY: Final = 128 << 20
-"""Bytes of rows that are held before they go to files."""
+"""Bytes of rows kept in memory before they are written to files."""
 
 PARTS: Final = 128
 
 
 class RowParts:
-    """Record batches with an int64 column of requests, dealt to parts by a hash of it.
+    """Record batches with an int64 request column, distributed to parts by a hash of it.
 
-    Up to `limit` bytes are one part in memory. More are written to `PARTS` files; then memory is that of one part.
+    Up to `limit` bytes are one part in memory. More rows are written to `PARTS` files, and memory holds one part.
 
     Args:
-        folder: Where files go if there must be any.
-        request: The name of the column.
-        limit: Bytes to hold.
+        folder: Folder of the files, if files are needed.
+        request: The name of the request column.
+        limit: Maximum number of bytes kept in memory.
     """
 
     def __init__(self, folder: Path, request: str, limit: int = IN_MEMORY) -> None:
@@ -38,7 +38,7 @@ class RowParts:
         self._writers: dict[int, Any] = {}
 
     def add(self, batch: Any) -> None:
-        """Add a record batch; all must have the same columns and types."""
+        """Add a record batch; all batches must have the same columns and types."""
         self.rows += batch.num_rows
         if self._writers:
             self._deal(batch)
@@ -56,7 +56,7 @@ class RowParts:
             writer.close()
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        """Yield the parts as tables, some columns of them; rows of a part are in the order they came in."""
+        """Yield the parts as tables with some columns; rows of a part keep their original order."""
         import pyarrow as pa
 
         if self._held:

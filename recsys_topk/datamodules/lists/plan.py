@@ -1,4 +1,4 @@
-"""What to prepare of logged lists."""
+"""The plan for preparing logged lists."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ SPLITS: Final = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to prepare.
+    """Describes what to prepare.
 
     Attributes:
-        sources: The tables, one row per (request, item), and the number of the split that each is; None = to be found.
+        sources: The tables, one row per (request, item), and the split number of each; None = not assigned.
         roles: The column of each role.
-        stages: The labels of stages; None = labels are a column.
-        features: The description of the features, to be fitted, or an encoder that is fitted already.
-        split: How requests are split that no file and no column assigns.
-        fractions: Shares of those requests that validation and testing take.
+        stages: The labels of stages; None = labels come from a column.
+        features: The description of the features (to be fitted), or a fitted encoder.
+        split: How to split the requests that no file and no column assigns.
+        fractions: Shares of those requests for validation and testing.
         dates: Microseconds at which validation and testing begin; None = by `fractions`.
         split_seed: Seed of the split by fraction.
-        max_list_length: Items that a list keeps, best labels first; None = all.
-        duplicates: What to do with an item that a request has twice.
-        in_memory: Bytes of rows to hold before they go to files.
+        max_list_length: Maximum number of items of a list; the best labels are kept. None = all.
+        duplicates: What to do with an item that occurs twice in a request.
+        in_memory: Bytes of rows kept in memory before they are written to files.
     """
 
     sources: Sequence[tuple[TableReader, int | None]]
@@ -48,17 +48,17 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """What messages call the data."""
+        """The name of the data in messages."""
         return self.sources[0][0].name
 
     @property
     def description(self) -> Description:
-        """The features."""
+        """The description of the features."""
         return self.features.description if isinstance(self.features, FeatureEncoder) else self.features
 
     @property
     def advice(self) -> str:
-        """What to do if a split is empty."""
+        """What the user can do if a split is empty."""
         return {
             "time": "change val_fraction and test_fraction, or val_from and test_from",
             "fraction": "change val_fraction and test_fraction, or give more lists",
@@ -67,7 +67,7 @@ class Plan:
         }[self.split]
 
     def facts(self) -> dict[str, Any]:
-        """Return plain values that change if what is prepared does."""
+        """Return plain values that change whenever the prepared content changes."""
         features, stages = self.features, self.stages
         encoder = features if isinstance(features, FeatureEncoder) else None
         names = ("split", "fractions", "dates", "split_seed", "max_list_length", "duplicates")

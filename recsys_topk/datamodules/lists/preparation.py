@@ -1,4 +1,4 @@
-"""Logged lists become memory-mapped Arrow files: read once, grouped by request part by part, in bounded memory."""
+"""Prepare logged lists as memory-mapped Arrow files: read once, group by request part by part, in bounded memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from recsys_topk.files import write_whole
 Array = npt.NDArray[Any]
 
 FORMAT: Final = 2
-"""Raised when the content of prepared files changes, so that older ones are not read."""
+"""Version of the prepared files. Increase it if their content changes, so that older files are not read."""
 
 _ROWS: Final = 1 << 15
 
@@ -37,12 +37,12 @@ _ROWS: Final = 1 << 15
 class Preparation:
     """Makes the prepared files of a plan in a folder.
 
-    Memory: the rows of a part, the requests, and 16 bytes per distinct item.
+    Memory: the rows of one part, the requests, and 16 bytes per distinct item.
 
     Args:
         plan: What to prepare.
         folder: An empty folder.
-        progress: Told how far it is.
+        progress: Receives the progress.
     """
 
     def __init__(self, plan: Plan, folder: Path, progress: Progress) -> None:
@@ -58,7 +58,7 @@ class Preparation:
         self._counts: dict[str, int] = {}
 
     def run(self) -> None:
-        """Prepare everything."""
+        """Run all steps of the preparation."""
         for batch in self._reader.batches(self.progress):
             self._parts.add(batch)
         self._parts.close()
@@ -98,7 +98,7 @@ class Preparation:
         ordered = np.sort(np.concatenate(times))
         val, test = self.plan.fractions
 
-        def newest(share: float) -> int:  # a split that has a table of its own takes none
+        def newest(share: float) -> int:  # share 0: the split has a separate table
             at = min(int((1 - share) * ordered.size), ordered.size - 1)
             return int(ordered[at]) if share else np.iinfo(np.int64).max
 

@@ -1,4 +1,4 @@
-"""Which column of logged lists is the request, the item, the label, ...; and what the other columns are."""
+"""Find the columns of logged lists for request, item, label etc., and the features in the other columns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "split": COMMON["split"],
     "history": ("history", "hist", "viewed", "clickedbefore"),
 }  # fmt: skip
-"""Names that columns of logged lists have, without case and punctuation, by role."""
+"""Usual column names of logged lists by role, without case and punctuation."""
 
 MARKERS: Final = ("item", "label", "stage", "position")
 """Roles whose column has one value per item."""
@@ -40,7 +40,7 @@ _HEAD: Final = 20_000
 
 
 def find_columns(reader: TableReader, given: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the column of each role: those given, and guesses by name for the others.
+    """Return the column of each role: the given columns, and guesses by name for the others.
 
     Args:
         reader: The table.
@@ -56,13 +56,13 @@ def find_columns(reader: TableReader, given: Mapping[str, str | None]) -> dict[s
 def require_roles(
     reader: TableReader, roles: Mapping[str, str], given: Mapping[str, str | None], stages: StageTable | None
 ) -> None:
-    """Raise if the request, or what labels are made of, is not known.
+    """Raise if the request column, or a column needed for the labels, is not known.
 
     Args:
         reader: The table.
         roles: The column of each role.
-        given: The columns that the user named.
-        stages: What labels are made of; None = they are a column.
+        given: The columns given by the user.
+        stages: The labels of stages; None = labels come from a column.
     """
     if stages is not None and given.get("label"):
         raise ValueError(
@@ -82,10 +82,10 @@ def require_roles(
 
 
 def guess_columns(reader: TableReader, roles: Mapping[str, str]) -> GuessedTables:
-    """Return the features that the columns without a role seem to be, and what was looked at, by part.
+    """Return the features guessed from the columns without a role, and the inspected columns, by part.
 
-    The ids of items and users are features. Another column belongs to the request if it is the same in all rows of each
-    request that is looked at, else to the item.
+    The ids of items and users are features. Another column belongs to the request if it is constant in all inspected
+    rows of each request; otherwise it belongs to the item.
     """
     known = {*roles.values(), ROW}
     head = reader.head(_HEAD)
@@ -116,7 +116,7 @@ def guess_columns(reader: TableReader, roles: Mapping[str, str]) -> GuessedTable
 
 
 def _codes(column: Any) -> npt.NDArray[Any]:
-    """Return a number per row, equal where the values are; lists never are."""
+    """Return a code per row; equal values have equal codes, and lists are never equal."""
     import pyarrow as pa
 
     if pa.types.is_nested(column.type):

@@ -1,4 +1,4 @@
-"""Rows of a source as record batches of one form: keys of request and item, label, group, time, split, features."""
+"""Read the rows of a source as uniform record batches: request and item keys, label, group, time, split, features."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class RowReader:
 
     The record batches have the columns ``__request`` and ``__item`` (keys), ``__label``, ``__group``, ``__time``
     (microseconds, 0 if there is none), ``__split`` (-1 = not known), ``__row`` (counted over all sources), ``__name``
-    (requests that are text), and those that features are made of.
+    (requests with string ids), and the columns used by features.
 
     Args:
         plan: What to read.
 
     Attributes:
-        text_items: Whether the ids of items are text, known after reading.
+        text_items: Whether the item ids are strings, known after reading.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -50,7 +50,7 @@ class RowReader:
                 )
 
     def item_name(self, key: int) -> Any:
-        """Return the id of an item as the source has it."""
+        """Return the id of an item in the source."""
         return self._item_names.get(key, str(key)) if self.text_items else key
 
     def batches(self, progress: Callable[[str, int, int | None], None]) -> Iterator[Any]:

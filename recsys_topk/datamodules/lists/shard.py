@@ -1,4 +1,4 @@
-"""A split of prepared lists as a shard."""
+"""Shards of prepared lists."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class PreparedLists(PreparedFiles):
 
     @cached_property
     def item_ids(self) -> Array | None:
-        """The ids of items as the source has them, by the number that batches have; None = that is the id."""
+        """The item ids of the source, indexed by the item id in batches; None = both are the same."""
         return self.ids("item-ids")
 
     def request_ids(self, split: str) -> Array | None:
-        """Return the ids of a split's requests as the source has them, in order; None = they are whole numbers."""
+        """Return the ids of a split's requests in the source, in order; None = they are integers."""
         return self.ids(f"{split}-request-ids")
 
     def user_ids(self, split: str) -> Array | None:
-        """Return the user of each request of a split, as the source has it, in order; None = there are no users."""
+        """Return the user id in the source of each request of a split, in order; None = there are no users."""
         return self.ids(f"{split}-user-ids")
 
 
@@ -40,8 +40,8 @@ class ListsShard(Shard):
 
     Args:
         name: ``"train"``, ``"val"`` or ``"test"``.
-        prepared: The files.
-        history_length: Newest views to keep, L; 0 if there is no history.
+        prepared: The prepared files.
+        history_length: Maximum length of the history, L; the newest views are kept. 0 = no history.
     """
 
     def __init__(self, name: str, prepared: PreparedLists, history_length: int) -> None:
@@ -56,11 +56,11 @@ class ListsShard(Shard):
 
     @cached_property
     def list_length(self) -> int:
-        """Items of the longest list."""
+        """The length of the longest list."""
         return int(self._requests["length"].max())
 
     def batch(self, rows: Array) -> ShardBatch:
-        """Return some requests; the pool holds the distinct items of their lists, in the order of the catalogue."""
+        """Return some requests. The pool holds the distinct items of their lists, in the order of the catalogue."""
         requests, listed, items = self._requests, self._rows, self._items
         steps = np.arange(self.list_length)
         mask = steps < requests["length"][rows][:, None]
@@ -90,11 +90,11 @@ class ListsShard(Shard):
         return ShardBatch(**made)
 
     def users(self, rows: Array) -> Array | None:
-        """Return the users as the source calls them; texts, and None where it is missing, if some request has none."""
+        """Return the user ids of the source. If a request has no user: strings, and None for that request."""
         return None if self._users is None else self._users[rows]
 
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
-        """Return the items of the split; an item with several rows of features has its first."""
+        """Return the items of the split. If an item has several rows of features, the first is used."""
         items, first = self._items, self._first_rows
         number = int(first.max(initial=-1)) + 1
         count = np.bincount(first, weights=items["count"], minlength=number).astype(np.int64)
@@ -126,20 +126,20 @@ class ListsShard(Shard):
 
     @cached_property
     def _first_rows(self) -> Array:
-        """For each row of the items, the first row of the same item; its own but for variants."""
+        """For each row of the items, the first row of the same item; differs from the row only for variants."""
         item_id = self._items["item_id"]
         return np.searchsorted(item_id[: np.searchsorted(item_id, VARIANT)], item_id % VARIANT)
 
     @cached_property
     def _views(self) -> Array:
-        """The ids of all views, and a last row for "no view"."""
+        """The ids of all views, and a last row for padding."""
         views = self.prepared.table(f"{self.name}-views").get("ids")
         width = len(self.prepared.encoder.description.history)
         views = np.empty((0, width), dtype=np.int32) if views is None else views
         return np.concatenate([views, np.zeros((1, views.shape[1]), dtype=views.dtype)])
 
     def _history(self, rows: Array) -> tuple[Array, Array]:
-        """Return the ids of the newest views, (B, L, F_h), oldest first, padding after them, and their number."""
+        """Return the ids of the newest views, (B, L, F_h), from oldest to newest, then padding; and their number."""
         if not self.history_length:
             return np.empty((rows.size, 0, 0), dtype=np.int64), np.zeros(rows.size, dtype=np.int64)
         full = self._requests["view_length"][rows]
@@ -150,7 +150,7 @@ class ListsShard(Shard):
 
 
 def _user_text(user: Any) -> str | None:
-    """Return a user as text; integers are stored as floats where some user is missing."""
+    """Return a user as a string; integers are stored as floats if some users are missing."""
     if user is None or user != user:
         return None
     return str(int(user)) if isinstance(user, float) and user.is_integer() else str(user)

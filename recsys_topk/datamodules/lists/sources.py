@@ -1,4 +1,4 @@
-"""From files, folders and frames to tables with one row per (request, item), and the splits they are."""
+"""Open files, folders and data frames as tables with one row per (request, item), and find their splits."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _NAMED: Final = re.compile(r"(?:^|[._-])(" + "|".join(name for name in SPLIT_NAM
 
 
 def is_svmlight(source: Source) -> bool:
-    """Return whether a source is a file in SVMlight's format: told by its first line, if its name does not say else."""
+    """Return whether a source is an SVMlight file, by its first line unless its name implies another format."""
     if not isinstance(source, (str, Path)) or "://" in str(source) or not Path(source).expanduser().is_file():
         return False
     return (file_format(str(source)) is None or str(source).endswith(".txt")) and looks_like_svmlight(source)
 
 
 def split_files(root: Source) -> dict[int, str]:
-    """Return the files of a folder by the number of the split that their names say, e.g. ``test.txt``.
+    """Return the files of a folder by split number, from names such as ``test.txt``.
 
-    Empty unless there is one file for training and one for testing at least.
+    Return an empty dict unless there are at least one file for training and one for testing.
     """
     if not isinstance(root, (str, Path)) or "://" in str(root) or not Path(root).expanduser().is_dir():
         return {}
@@ -51,7 +51,7 @@ def open_sources(
     """Open tables as rows of (request, item).
 
     Args:
-        sources: By the number of the split; 0 is the main one.
+        sources: The tables by split number; 0 is the main one.
         types: Types of columns of text files that are guessed wrongly.
         given: Columns by role; None = guess.
 
@@ -84,7 +84,7 @@ def open_sources(
 
 
 def describe_source(source: Any) -> str:
-    """Return a short name for a cache folder."""
+    """Return a short name of the source for a cache folder."""
     if isinstance(source, (list, tuple)) and source:
         source = source[0]
     return re.sub(r"[^\w.-]+", "_", Path(source).name)[:40] or "lists" if isinstance(source, (str, Path)) else "lists"

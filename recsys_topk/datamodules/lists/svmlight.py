@@ -1,4 +1,4 @@
-"""SVMlight and LETOR files: ``LABEL qid:QUERY INDEX:VALUE ...`` per line, or list lengths in a file beside them."""
+"""SVMlight and LETOR files: ``LABEL qid:QUERY INDEX:VALUE ...`` per line, or list lengths in a separate file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Array = npt.NDArray[Any]
 ROLES: Final = {"request": "query", "label": "label"}
 DESCRIPTION: Final = {"items": {"features": "vector"}}
 LARGEST_INDEX: Final = 100_000
-"""Rows become dense vectors, so a larger index is taken for a mistake."""
+"""Largest allowed feature index. Rows become dense vectors, so a larger index is probably an error in the file."""
 
 _LINE = re.compile(rb"\s*[-+.\deE]+(\s+qid:\S+)?(\s+\d+:\S+)+\s*(#.*)?", re.DOTALL)
 _LINES: Final = 1 << 14
 
 
 def looks_like_svmlight(path: str | Path) -> bool:
-    """Return whether the first line that is no comment has the form of an SVMlight line."""
+    """Return whether the first line that is not a comment has SVMlight format."""
     try:
         files, places = list_files(path)
         if len(places) != 1:
@@ -40,19 +40,19 @@ def looks_like_svmlight(path: str | Path) -> bool:
 
 
 def largest_index(path: str | Path) -> int:
-    """Return the largest feature index of a file; reads it once."""
+    """Return the largest feature index of a file. Reads the whole file."""
     return max((int(index.max(initial=0)) for _, _, _, index, _ in _parsed(path)), default=0)
 
 
 def open_svmlight(path: str | Path, width: Callable[[], int], query_file: str | Path | None = None) -> TableReader:
     """Open a file as a table with the columns ``query``, ``label`` and ``features``, a dense vector.
 
-    Features that a line leaves out are 0. A line number in a message counts from 1.
+    Features missing in a line are 0. Line numbers in error messages count from 1.
 
     Args:
-        path: The file; compressed ones are fine.
-        width: Returns the largest feature index of all files that belong together; called when rows are read.
-        query_file: Lengths of the lists, in order; None = ``<path>.query`` if lines have no ``qid:``.
+        path: The file; it may be compressed.
+        width: Returns the largest feature index of all related files; called when rows are read.
+        query_file: File with the lengths of the lists, in order; None = ``<path>.query`` if lines have no ``qid:``.
     """
     import pyarrow as pa
 
@@ -108,7 +108,7 @@ def _read_lengths(path: str, rows: str | Path) -> Array:
 
 
 def _parsed(path: str | Path) -> Iterator[tuple[Array, Array, Array, Array, Array]]:
-    """Yield labels, queries (-1 = none) and the row, index and value of all features, some thousand lines at a time."""
+    """Yield labels, queries (-1 = none) and the row, index and value of all features, in chunks of lines."""
     files, (place,) = list_files(path)
     number = 0
     with files.open(place, "rb", compression="infer") as file:
@@ -121,7 +121,7 @@ def _parsed(path: str | Path) -> Iterator[tuple[Array, Array, Array, Array, Arra
 
 
 def _parse(path: str | Path, lines: Sequence[tuple[int, bytes]]) -> tuple[Array, Array, Array, Array, Array]:
-    """Parse numbered lines; tokens are split and converted by compiled code."""
+    """Parse numbered lines. Compiled code splits and converts the tokens."""
     try:
         return _parse_lines([line for _, line in lines])
     except (ValueError, OverflowError) as error:

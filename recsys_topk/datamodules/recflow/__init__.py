@@ -1,4 +1,4 @@
-"""RecFlow: its files, the cache they are prepared into, batches of them, and the data module.
+"""The RecFlow data set: reading its files, the prepared cache, batches, and the data module.
 
 Names are imported on first use.
 """

@@ -1,4 +1,4 @@
-"""`all_stage/<day>.feather`: the requests of a day, and the positions of the items that the ranking stages ordered."""
+"""Read `all_stage/<day>.feather`: the requests of a day, and the item positions of the ranking stages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def read_all_stage(path: AnyPath) -> tuple[dict[str, Array], dict[str, Array]]:
         path: The file.
 
     Returns:
-        The samples, which are the distinct rows of the request columns in file order; and for each ordered stage of
-        which the file has the columns, (m, 3) rows of request, video and position.
+        The samples, which are the distinct rows of the request columns in file order; and (m, 3) rows of request,
+        video and position for each ordered stage whose columns are in the file.
     """
     import pyarrow as pa
 
@@ -54,7 +54,7 @@ def read_all_stage(path: AnyPath) -> tuple[dict[str, Array], dict[str, Array]]:
         raise FormatError(f"{path} has no rows")
     table = {name: np.concatenate(parts) for name, parts in samples.items()}
     if np.unique(table["request_id"]).size < table["request_id"].size:
-        # Rows of a request that are not together, or that differ in something else than the video.
+        # Rows of a request that are not consecutive, or that differ in another column than the video.
         stacked = np.stack(list(table.values()), axis=1)
         rows = np.sort(np.unique(stacked, axis=0, return_index=True)[1])
         table = {name: column[rows] for name, column in table.items()}
@@ -73,7 +73,7 @@ def _add_samples(samples: dict[str, list[Array]], columns: dict[str, Array]) -> 
 
 
 def _add_positions(ordered: dict[str, list[Array]], columns: dict[str, Array]) -> None:
-    """Append the (request, video, position) of the rows that carry the flag of an ordered stage."""
+    """Append (request, video, position) of the rows with the flag of an ordered stage."""
     for stage, index in ORDERED_STAGES.items():
         if stage in columns and index in columns:
             rows = np.flatnonzero(columns[stage] == 1)
@@ -97,13 +97,13 @@ def positions_of(
     """Return the position of each item of an ordered stage, looked up by (request, video).
 
     Args:
-        path: The feather file, for messages.
+        path: The feather file, for error messages.
         stage: The stage.
         request_id: (n,)
-        column: (n, SLOTS) row numbers of the catalogue, -1 = nothing.
+        column: (n, SLOTS) row numbers of the catalogue, -1 = no item.
         video: (C,), the video id of each row of the catalogue.
-        known: (m, 3) request, video and position, from `read_all_stage`; the first of equal pairs counts. None if the
-            file lacks the columns.
+        known: (m, 3) request, video and position, from `read_all_stage`; the first of equal pairs is used. None if
+            the file does not have the columns.
 
     Returns:
         (n, SLOTS) positions, 0 where there is no item.

@@ -1,4 +1,4 @@
-"""Rows of a prepared day become a batch: gathers of columns, with no Python per request."""
+"""Make batches from rows of a prepared day. Columns are gathered, without a loop over requests."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Array = npt.NDArray[Any]
 
 
 class BatchMaker:
-    """Make batches of a layout. Cost: O(B (N + L)) time and memory, whatever the size of the day.
+    """Make batches of a layout. Cost: O(B (N + L)) time and memory, independent of the size of the day.
 
     Args:
         layout: The groups of a list and their labels.
-        history_length: Newest views to keep, L.
+        history_length: Maximum length of the history, L; the newest views are kept.
     """
 
     def __init__(self, layout: Layout, history_length: int) -> None:
@@ -70,7 +70,7 @@ class BatchMaker:
         )
 
     def _lists(self, requests: dict[str, Array], rows: Array) -> tuple[Array, Array]:
-        """Return catalogue rows, -1 where a slot is empty, and labels, 0 there; both (B, N)."""
+        """Return catalogue rows (-1 for an empty slot) and labels (0 for an empty slot), both (B, N)."""
         item = np.empty((rows.size, self.layout.slots), dtype=np.int64)
         labels = np.empty(item.shape, dtype=np.float32)
         for number, group in enumerate(self.layout.groups):
@@ -88,7 +88,7 @@ class BatchMaker:
     def _pool(self, item: Array, mask: Array, catalogue: int) -> tuple[Array, Array]:
         """Return the distinct catalogue rows of the lists, ascending, and the lists as indices into them.
 
-        The pool has a row even if all lists are empty, for padding to point at.
+        The pool has at least one row even if all lists are empty, because padding points at it.
         """
         if self._scratch.size < catalogue:
             self._scratch = np.empty(catalogue, dtype=np.int64)
@@ -99,7 +99,7 @@ class BatchMaker:
         return pool, candidates
 
     def _history(self, day: PreparedDay, rows: Array) -> tuple[Array, Array]:
-        """Return the newest views, oldest of them first, padded after them, (B, L, F_h), and how many there are."""
+        """Return the newest views (B, L, F_h), from oldest to newest, then padding; and their number."""
         stored = day.requests["history"]
         full = day.requests["history_length"][rows].astype(np.int64)
         length = np.minimum(full, self.history_length)

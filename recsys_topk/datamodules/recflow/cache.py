@@ -1,4 +1,4 @@
-"""The Arrow cache: each day of a data set as three memory-mapped Hugging Face `datasets` files, made once."""
+"""The Arrow cache: each day of a data set as three memory-mapped Hugging Face `datasets` files, prepared once."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from recsys_topk.datamodules.vocabulary import Vocabulary
 Array = npt.NDArray[Any]
 
 _FORMAT: Final = 1
-"""Raised when the content of the cache changes, so that older ones are not read."""
+"""Version of the cache. Increase it if the content changes, so that older caches are not read."""
 
 _TABLES: Final = ("requests", "items", "views")
 
 
 class DayCache:
-    """Where the prepared days of a data set are.
+    """The prepared days of a data set.
 
-    A day's folder bears a fingerprint of its source files (name, size, time of change), of the id counts and of the
-    format, so that a changed source is prepared again and a new day does not disturb the others.
+    The folder name of a day contains a fingerprint of its source files (name, size, modification time), of the id
+    counts and of the format. A changed source is therefore prepared again, and a new day does not affect the others.
 
     Args:
-        files: The source.
+        files: The source files.
         folder: Folder for the caches of all data sets.
     """
 
@@ -54,7 +54,7 @@ class DayCache:
         self.folder = Path(folder).expanduser() / f"{name}-{key}"
 
     def path(self, day: str) -> Path:
-        """Return the folder of a prepared day, whether it is there or not."""
+        """Return the folder of a prepared day, which may not exist yet."""
         facts = {
             "format": _FORMAT,
             "counts": self.files.counts,
@@ -64,17 +64,17 @@ class DayCache:
         return self.folder / f"{day}-{digest}"
 
     def missing(self, days: Sequence[str]) -> list[str]:
-        """Return those of `days` that are still to be prepared."""
+        """Return those of `days` that are not prepared yet."""
         return [day for day in days if not self.path(day).is_dir()]
 
     def prepare(self, days: Sequence[str], progress: Callable[[str, Path], None] | None = None) -> None:
-        """Prepare the days that are missing, one at a time; memory is that of one day.
+        """Prepare the missing days, one at a time. Memory holds one day.
 
-        A day appears by a rename when it is whole, so a process that is killed or fails loses the day it was at and
-        no other. A second process waits for the day that the first prepares and continues with the next.
+        A day is renamed into place when it is complete, so a killed or failed process loses only the day that it was
+        preparing. A second process waits for the day that the first one prepares and continues with the next.
 
         Args:
-            days: The days wanted.
+            days: The days to prepare.
             progress: Called with each day and its folder when it is ready.
         """
         from filelock import FileLock
@@ -90,7 +90,7 @@ class DayCache:
                 progress(day, target)
 
     def open(self, day: str, vocabularies: Mapping[str, Vocabulary] | None = None) -> PreparedDay:
-        """Return a prepared day, or raise if it is not prepared; its ids are those of `vocabularies` where given."""
+        """Return a prepared day. Ids are mapped by `vocabularies` where given. Raise if the day is not prepared."""
         path = self.path(day)
         if not path.is_dir():
             raise FileNotFoundError(f"day {day} is not prepared ({path} is missing); call prepare_data() first")
@@ -108,13 +108,13 @@ class DayCache:
 
 
 class PreparedDay:
-    """A day of the cache: columns are views of the mapped files, opened when first used.
+    """A day of the cache. Columns are views of the memory-mapped files, opened at first use.
 
     Args:
         folder: The prepared folder.
         day: Its date.
-        vocabularies: By field, for the ids that are mapped to rows of a table when the day is opened; all others are
-            rows as they are stored.
+        vocabularies: Vocabularies by field. Ids of these fields are mapped to table rows when the day is opened; all
+            other ids are stored as table rows.
     """
 
     def __init__(self, folder: Path, day: str, vocabularies: Mapping[str, Vocabulary] | None = None) -> None:
@@ -130,34 +130,34 @@ class PreparedDay:
 
     @cached_property
     def stored_requests(self) -> dict[str, Array]:
-        """The columns of the requests, ids as they are stored; see `files.DayColumns`."""
+        """The columns of the requests, with stored ids; see `files.DayColumns`."""
         return read_columns(self.folder / "requests.arrow")
 
     @cached_property
     def requests(self) -> dict[str, Array]:
-        """The columns of the requests, ids as rows of their tables."""
+        """The columns of the requests, with ids as table rows."""
         stored = self.stored_requests
         return {**stored, **{name: self._rows(name, stored[name]) for name in REQUEST_IDS if name in self.vocabularies}}
 
     @cached_property
     def catalogue(self) -> dict[str, Array]:
-        """The columns of the day's items, sorted by `item_id`, ids as they are stored."""
+        """The columns of the day's items, sorted by `item_id`, with stored ids."""
         return read_columns(self.folder / "items.arrow")
 
     @cached_property
     def stored_views(self) -> dict[str, Array]:
-        """The columns of the distinct views, ids as they are stored."""
+        """The columns of the distinct views, with stored ids."""
         return read_columns(self.folder / "views.arrow")
 
     @cached_property
     def first_rows(self) -> Array:
-        """(C,) int64, for each row of the catalogue the first row of the same item; its own but for variants."""
+        """(C,) int64, the first catalogue row of the same item; differs from the row only for variants."""
         item_id = self.catalogue["item_id"]
         return np.searchsorted(item_id[: np.searchsorted(item_id, VARIANT)], item_id % VARIANT)
 
     @cached_property
     def item_rows(self) -> Array:
-        """(C, F_i) int32, the features of the catalogue as rows, for gathering."""
+        """(C, F_i) int32, the features of the catalogue as table rows, for gathering."""
         rows = np.empty((len(self.catalogue["item_id"]), len(ITEM_FEATURES)), dtype=np.int32)
         for i, name in enumerate(ITEM_FEATURES):
             rows[:, i] = self._rows(name, self.catalogue[name])
@@ -165,7 +165,7 @@ class PreparedDay:
 
     @cached_property
     def view_rows(self) -> Array:
-        """(V + 1, F_h) int64, the distinct rows of the histories and, last, so that -1 finds it, the padding row."""
+        """(V + 1, F_h) int64, the distinct views, and the padding row last, so that index -1 selects it."""
         views = self.stored_views
         rows = np.empty((len(views[HISTORY_FEATURES[0]]) + 1, len(HISTORY_FEATURES)), dtype=np.int64)
         for i, name in enumerate(HISTORY_FEATURES):
@@ -174,7 +174,7 @@ class PreparedDay:
         return rows
 
     def release(self) -> None:
-        """Drop the tables of items and views, which are copies in memory; they come back when they are needed."""
+        """Free the tables of items and views, which are copies in memory. They are loaded again when needed."""
         for name in ("first_rows", "item_rows", "view_rows"):
             self.__dict__.pop(name, None)
 
@@ -186,5 +186,5 @@ class PreparedDay:
 
     @property
     def nbytes(self) -> int:
-        """Size on disk."""
+        """Size on disk in bytes."""
         return sum(path.stat().st_size for path in self.folder.glob("*.arrow"))

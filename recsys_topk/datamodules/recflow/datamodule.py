@@ -1,4 +1,4 @@
-"""RecFlow for Lightning: prepared once, read as columns, negatives added on the device."""
+"""DataModule for RecFlow: prepared once, read as columns, negatives added on the device."""
 
 from __future__ import annotations
 
@@ -31,35 +31,36 @@ from recsys_topk.datamodules.vocabulary_options import VocabularyChoice, vocabul
 
 
 class RecFlowDataModule(CascadeDataModule):
-    """RecFlow, or a simulated world in its layout, as batches of lists.
+    """RecFlow, or a simulated world with the same layout, as batches of lists.
 
     Lists hold the groups of the layout (10 columns each) and, after transfer to the device, sampled negatives. Each
-    day is a shard; negatives of an evaluated request come from the catalogue of its day.
+    day is a shard. Negatives of an evaluation request come from the catalogue of its day.
 
     Args:
-        root: Folder or URL (any file system that fsspec knows) of the data set; None = a simulated world, made once in
-            the user's cache folder.
+        root: Folder or URL (any file system of fsspec) of the data set; None = a simulated world, made once in the
+            user's cache folder.
         world: The simulated world used if `root` is None.
-        layout: Which sample groups make up a list: ``"two-stage"``, ``"three-stage"``, or your own as plain data
+        layout: The sample groups of a list: ``"two-stage"``, ``"three-stage"``, or a custom layout as plain data
             (`find_layout`).
-        train_days: A date or "FIRST:LAST", both included; None = all days before those of validation and testing.
-        val_days: The same; None = the last day but one; ``"none"`` = no validation.
-        test_days: The same; None = the last day. Also the days of `predict`.
+        train_days: A date or "FIRST:LAST" (inclusive); None = all days before the validation and test days.
+        val_days: A date or "FIRST:LAST"; None = the second to last day; ``"none"`` = no validation.
+        test_days: A date or "FIRST:LAST"; None = the last day. `predict` uses the same days.
         batch_size: Requests per training batch and process.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
         negative_source: Where training negatives come from; see `CascadeDataModule`.
         eval_negatives: Sampled negatives per list in evaluation.
-        history_length: Newest views of the user to keep.
+        history_length: Maximum length of the history; the newest views are kept.
         seed: Seed of the order and of all negatives.
         num_workers: Worker processes that make batches; one process is enough (`recsys-topk bench data`).
         shuffle: Whether to shuffle training requests within each day.
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
-        vocabulary: How ids become rows: ``"dense"``, ``"compact"``, ``"hash:rows=1000000"`` or ``"auto"``, for all
-            tables or by table name (`VocabularyOptions`). None = ``"auto"``: dense up to 2,000,000 rows, above that
+        vocabulary: How ids are mapped to rows: ``"dense"``, ``"compact"``, ``"hash:rows=1000000"`` or ``"auto"``, for
+            all tables or by table name (`VocabularyOptions`). None = ``"auto"``: dense up to 2,000,000 rows, above that
             compact, which needs the training days.
-        logq_correction: Whether softmax losses correct for how negatives were sampled; see `CascadeDataModule`.
-        days: The days of the data set to use at all, a date or "FIRST:LAST"; None = all.
+        logq_correction: Whether softmax losses correct for the sampling probability of negatives; see
+            `CascadeDataModule`.
+        days: The days of the data set that may be used, a date or "FIRST:LAST"; None = all.
 
     Example:
         >>> import tempfile
@@ -120,7 +121,7 @@ class RecFlowDataModule(CascadeDataModule):
 
     @property
     def cache(self) -> DayCache:
-        """The prepared days; simulates the embedded world first if there is no root."""
+        """The prepared days. Simulates the embedded world first if there is no root."""
         if self._cache is None:
             root = self.root if self.root is not None else embedded_root(self.world, rank_zero_info)
             folder = Path(self.cache_dir) if self.cache_dir is not None else cache_home() / "prepared"
@@ -129,7 +130,7 @@ class RecFlowDataModule(CascadeDataModule):
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
-        """How the raw ids of each table become rows; compact ones are built from the training days at the first use."""
+        """The vocabulary of each id table. Compact ones are built from the training days at first use."""
         if self._vocabularies is None:
             self._vocabularies = recflow_vocabularies(
                 self.cache, self.vocabulary_options, lambda: self.splits["train"], rank_zero_info
@@ -138,7 +139,7 @@ class RecFlowDataModule(CascadeDataModule):
 
     @property
     def schema(self) -> Schema:
-        """What the columns of the batches mean; reads only the id counts of the data set, unless a table is compact."""
+        """The description of the batch columns. Reads only the id counts of the data set, unless a table is compact."""
         return recflow_schema(self.cache.files.counts, self.layout, self._mapped)
 
     @property
@@ -147,9 +148,9 @@ class RecFlowDataModule(CascadeDataModule):
         return self.day_options.splits(self.cache.files.days)
 
     def prepare_data(self) -> None:
-        """Prepare the days that are used and not prepared yet; called by Lightning in one process.
+        """Prepare the days that are used and not prepared yet. Lightning calls it in one process.
 
-        Each day appears when it is whole, so an interrupted run resumes at the day it was at.
+        Each day appears when it is complete, so an interrupted run resumes at the unfinished day.
         """
         cache = self.cache
         used = self.day_options.used(cache.files.days)
@@ -179,7 +180,7 @@ class RecFlowDataModule(CascadeDataModule):
             cache.prepare(missing, progress=ready)
 
     def facts(self) -> list[str]:
-        """Return lines that say which days are prepared, and where."""
+        """Return lines that report the prepared days and their folder."""
         used = self.day_options.used(self.cache.files.days)
         size = sum(path.stat().st_size for day in used for path in self.cache.path(day).iterdir())
         return [f"{len(used)} days, {used[0]} to {used[-1]}, {tqdm.format_sizeof(size, 'B')} in {self.cache.folder}"]
@@ -194,7 +195,7 @@ class RecFlowDataModule(CascadeDataModule):
         return DayShard(self.cache.open(name, self._mapped), self._maker)
 
     def list_length(self, split: Split) -> int:
-        """Return the columns of the layout plus the sampled negatives; nothing needs to be prepared."""
+        """Return the number of columns of the layout plus the sampled negatives. The data need not be prepared."""
         return self.layout.slots + (self.train_negatives if split == "train" else self.eval_negatives)
 
     def serving_users(self, items: ItemTable) -> UserTable:
@@ -204,12 +205,12 @@ class RecFlowDataModule(CascadeDataModule):
 
     @property
     def encoder(self) -> FeatureEncoder:
-        """How raw features become ids: as RecFlow's files hold them, and the clock in UTC+8."""
+        """The encoder of raw features: ids as in RecFlow's files, and the clock in UTC+8."""
         return recflow_encoder(self.vocabularies)
 
     def for_day(self, day: str) -> RecFlowDataModule:
-        """Return this data module with one day to train, validate and test on; both share what is open."""
-        _ = self.cache, self.vocabularies  # one vocabulary for all days of a stream
+        """Return a data module that trains, validates and tests on one day. It shares the opened files."""
+        _ = self.cache, self.vocabularies  # all days of a stream use the same vocabularies
         data = copy.copy(self)
         data.day_options = DayOptions(None, day, day, day)
         data._train_loader = data._state = None
@@ -217,5 +218,5 @@ class RecFlowDataModule(CascadeDataModule):
 
     @property
     def _mapped(self) -> dict[str, Vocabulary]:
-        """The vocabularies of the fields that the cache does not already store as rows."""
+        """The vocabularies of the fields that are not stored as table rows in the cache."""
         return {name: own for name, own in self.vocabularies.items() if own.kind != "dense"}

@@ -1,4 +1,4 @@
-"""Days and clock times of RecFlow: dates as strings, times of day in UTC+8 whatever the machine's zone."""
+"""Dates and clock times of RecFlow: dates as strings, times of day in UTC+8 on any machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def clock_ids(seconds: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def parse_day(text: str) -> dt.date:
-    """Return the date written as YYYY-MM-DD, or raise naming what was given."""
+    """Return the date written as YYYY-MM-DD. Raise if the text is not such a date."""
     try:
         return dt.date.fromisoformat(text.strip())
     except ValueError:
@@ -50,15 +50,15 @@ def midnight(day: dt.date) -> int:
 
 
 def select_days(available: Sequence[str], wanted: str | None, default: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return the days that "DATE" or "FIRST:LAST" (both included) names, in order.
+    """Return the days of "DATE" or "FIRST:LAST" (inclusive), in order.
 
-    Every day of the range must be there: a hole would silently train on less than was asked for.
+    Raise if a day of the range is missing, since training would otherwise use less data than requested.
 
     Args:
-        available: The days there are.
+        available: The days of the data set.
         wanted: The range, or None for `default`.
-        default: The days taken if nothing is asked for.
-        name: The option's name, for messages.
+        default: The days used if `wanted` is None.
+        name: The name of the option, for error messages.
 
     Example:
         >>> select_days(["2024-01-13", "2024-01-14"], "2024-01-13:2024-01-14", [], "train_days")
@@ -80,17 +80,17 @@ def select_days(available: Sequence[str], wanted: str | None, default: Sequence[
 
 
 NO_DAY: Final = "none"
-"""What `val_days` says if there is no validation."""
+"""Value of `val_days` for no validation."""
 
 
 @dataclass(frozen=True)
 class DayOptions:
-    """Which days a user wants: each is "DATE" or "FIRST:LAST", both included, or None for the default.
+    """The days selected by the user: each option is "DATE" or "FIRST:LAST" (inclusive), or None for the default.
 
     Attributes:
-        days: The days to use at all; None = all there are.
-        train: None = all of `days` before those of validation and testing.
-        val: None = the last day but one; ``"none"`` = no validation.
+        days: The days that may be used; None = all days of the data set.
+        train: None = all of `days` before the validation and test days.
+        val: None = the second to last day; ``"none"`` = no validation.
         test: None = the last day.
     """
 
@@ -100,16 +100,16 @@ class DayOptions:
     test: str | None = None
 
     def used(self, available: Sequence[str]) -> tuple[str, ...]:
-        """Return all days that are used; raise if some are not there, naming them all."""
+        """Return all days that are used. Raise with a list of the missing days if there are any."""
         if (self.train, self.val, self.test) == (None, None, None):
             return select_days(available, self.days, available, "days")
         return tuple(sorted({day for own in self.splits(available).values() for day in own}))
 
     def splits(self, available: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the days of each split; raise if some are not there, naming them all.
+        """Return the days of each split. Raise with a list of the missing days if there are any.
 
         Args:
-            available: The days there are, in order.
+            available: The days of the data set, in order.
 
         Example:
             >>> DayOptions(val="none").splits(["2024-01-13", "2024-01-14", "2024-01-15"])

@@ -1,4 +1,4 @@
-"""RecFlow's users and encoder, for an export."""
+"""Users and encoder of RecFlow, for an export."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Array = npt.NDArray[Any]
 
 
 def recflow_encoder(vocabularies: Mapping[str, Vocabulary]) -> FeatureEncoder:
-    """Return the encoder of raw RecFlow features: ids as the files hold them, clock features as numbers.
+    """Return the encoder of raw RecFlow features: ids as in the files, clock features as numbers.
 
     Args:
-        vocabularies: By field, for all id fields.
+        vocabularies: The vocabulary of each id field.
     """
     clock = {unit: DenseVocabulary(rows) for unit, rows in CLOCK.items()}
     items = {
@@ -46,7 +46,7 @@ def recflow_users(shards: Sequence[DayShard], items: ItemTable) -> UserTable:
 
     Args:
         shards: The days, oldest first.
-        items: The catalogue, in which the items of histories are looked up.
+        items: The catalogue, used to look up the items of histories.
     """
     names = [shard.day.stored_requests["user_id"].astype(np.int64) - stored_offset("user_id") for shard in shards]
     parts = []

@@ -1,4 +1,4 @@
-"""RecFlow's files as they come: where they are, how many ids there are, and one day turned into columns."""
+"""The source files of RecFlow: their location, the id counts, and one day read as columns."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class DayColumns:
-    """One day as columns, in the ids of the embedding tables.
+    """One day as columns, with ids of the embedding tables.
 
     Attributes:
-        requests: `request_id` (n,), the request features (n,), one (n, SLOTS) column a stage with row numbers of
-            `items` (-1 = nothing), one (n, SLOTS) column of positions an ordered stage, `history` (n, W) with row
+        requests: `request_id` (n,), the request features (n,), one (n, SLOTS) column per stage with row numbers of
+            `items` (-1 = no item), one (n, SLOTS) column of positions per ordered stage, `history` (n, W) with row
             numbers of `views`, oldest first, and `history_length` (n,).
-        items: The day's catalogue, sorted by `item_id`: the item features and `count`, in how many slots it stands.
+        items: The day's catalogue, sorted by `item_id`: the item features, and `count`, the number of slots with the
+            item.
         views: The distinct rows of the histories.
     """
 
@@ -44,7 +45,7 @@ class RecFlowFiles:
 
     Args:
         root: The folder that holds `all_stage`, or the one above it (then `data/all_stage`); a path, or a URL of a file
-            system that fsspec knows.
+            system of fsspec.
     """
 
     def __init__(self, root: str | Path | RemotePath) -> None:
@@ -72,7 +73,7 @@ class RecFlowFiles:
         return read_counts(self.folder / "others" / "id_cnt.pkl")
 
     def paths(self, day: str) -> dict[str, AnyPath]:
-        """Return the three files of a day, or raise naming the ones that are missing."""
+        """Return the three files of a day. Raise with the names of missing files if there are any."""
         files = {
             "all_stage": self.folder / "all_stage" / f"{day}.feather",
             "request_id_dict": self.folder / "request_id_dict" / f"{day}.pkl",
@@ -90,9 +91,10 @@ class RecFlowFiles:
 
 
 def read_counts(path: AnyPath) -> dict[str, int]:
-    """Return `id_cnt.pkl` under the names of the features, whichever spelling the file uses.
+    """Read `id_cnt.pkl` and return the counts by feature name, for either spelling in the file.
 
-    The item is called photo_id or video_id (photo_id wins, as in the reference), and keys may have spaces around them.
+    The item is called photo_id or video_id (photo_id is preferred, as in the reference). Spaces around keys are
+    ignored.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; it holds the number of ids of every field")
@@ -109,14 +111,14 @@ def read_counts(path: AnyPath) -> dict[str, int]:
 
 
 def read_day(paths: Mapping[str, AnyPath], counts: Mapping[str, int]) -> DayColumns:
-    """Turn the three files of a day into columns.
+    """Read the three files of a day as columns.
 
     Args:
         paths: The files, by folder name.
         counts: Distinct ids by field.
 
     Raises:
-        FormatError: A file is damaged, a request is missing in one of them, or an id is beyond its count. The message
+        FormatError: A file is damaged, a request is missing in one of them, or an id exceeds its count. The message
             names the file and the request.
     """
     feather = paths["all_stage"]

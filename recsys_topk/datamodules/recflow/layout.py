@@ -1,4 +1,4 @@
-"""RecFlow's columns and sample groups: what the files call them, the ids they hold, and the labels a cascade gives."""
+"""Columns and sample groups of RecFlow: their names in the files, their ids, and the labels of the groups."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ LayoutChoice: TypeAlias = dict[str, int | dict[str, int | None]] | str
 """A name in `LAYOUTS`, or a layout as plain data; see `find_layout`."""
 
 SLOTS: Final = 10
-"""Places a sample group has in a list."""
+"""Number of slots of a sample group in a list."""
 
 STAGES: Final = ("rerank_pos", "rerank_neg", "rank_pos", "rank_neg", "coarse_neg", "prerank_neg")
-"""The sample groups that `request_id_dict` holds besides `realshow`."""
+"""The sample groups in `request_id_dict` besides `realshow`."""
 
 ORDERED_STAGES: Final = {"rerank_pos": "rerank_index", "rank_pos": "rank_index"}
-"""Groups whose items have a position, and the column of `all_stage` that holds it."""
+"""Groups whose items have a position, and the column of the position in `all_stage`."""
 
 REQUEST_IDS: Final = ("user_id", "device_id", "gender", "age", "province")
 ITEM_IDS: Final = ("video_id", "author_id", "category_level_two", "category_level_one", "upload_type")
 CLOCK: Final = {"weekday": 9, "hour": 26, "minute": 62}
-"""Time features and the rows of their tables: 0 is padding, one row is spare."""
+"""Time features and the number of rows of their tables: row 0 is padding, one row is unused."""
 
 UNSHIFTED: Final = {"category_level_one": 2}
-"""Fields stored as they are, with their padding id; every other id is stored plus one, and 0 is padding."""
+"""Fields whose ids are stored unchanged, with their padding id. All other ids are stored plus one; 0 is padding."""
 
 REQUEST_FEATURES: Final = (*CLOCK, *REQUEST_IDS)
 ITEM_FEATURES: Final = (*ITEM_IDS, *(f"upload_{unit}" for unit in CLOCK))
 HISTORY_FEATURES: Final = ITEM_IDS
 
 BEST_LABEL: Final = 30
-"""An ordered group's label is this minus the item's position."""
+"""The label of an item in an ordered group is this minus the item's position."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A sample group of a layout: all its items get `label`, or `BEST_LABEL` minus their position if it is None."""
+    """A sample group of a layout: its items have `label`, or `BEST_LABEL` minus their position if it is None."""
 
     stage: str
     label: int | None = None
@@ -53,9 +53,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which groups make up a list, best first, and which labels are positive.
+    """The groups of a list, best first, and the threshold of positive labels.
 
-    Any number of groups works; `find_layout` makes a layout of your own from plain data.
+    Any number of groups is allowed. `find_layout` makes a custom layout from plain data.
 
     Attributes:
         groups: The groups; each takes `SLOTS` columns of the list.
@@ -73,7 +73,7 @@ class Layout:
 
     @property
     def slots(self) -> int:
-        """Columns of a list before negatives are added."""
+        """Number of columns of a list before negatives are added."""
         return SLOTS * len(self.groups)
 
 
@@ -95,7 +95,7 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
 
 
 def find_layout(choice: LayoutChoice) -> Layout:
-    """Return the layout with a name, or the one that plain data describe, as a config holds them.
+    """Return the layout with the given name, or the layout described by plain data of a config.
 
     Args:
         choice: A name in `LAYOUTS`, or ``{"groups": {STAGE: LABEL, ...}, "positive_above": N}``, best group first; the
@@ -125,7 +125,7 @@ def find_layout(choice: LayoutChoice) -> Layout:
 
 
 def largest_id(field: str, count: int) -> int:
-    """Return the largest raw id that `field` may hold when `id_cnt` says `count`.
+    """Return the largest raw id of `field` if its count in `id_cnt` is `count`.
 
     Example:
         >>> largest_id("user_id", 100), largest_id("category_level_one", 100)
@@ -135,12 +135,12 @@ def largest_id(field: str, count: int) -> int:
 
 
 def padding_id(field: str) -> int:
-    """Return the id that stands for nothing in `field`."""
+    """Return the padding id of `field`."""
     return UNSHIFTED.get(field, 0)
 
 
 def stored_offset(field: str) -> int:
-    """Return what is added to an id of `field` before it is stored."""
+    """Return the offset that is added to an id of `field` before it is stored."""
     return 0 if field in UNSHIFTED else 1
 
 
@@ -149,13 +149,13 @@ def recflow_schema(
 ) -> Schema:
     """Return the schema of RecFlow batches.
 
-    Dense tables have count + 2 rows: ids 0..count-1 are stored as 1..count, 0 is padding, one row is spare. Time tables
-    are shared between the request and the upload of an item, id tables between items and histories.
+    Dense tables have count + 2 rows: ids 0..count-1 are stored as 1..count, 0 is padding, one row is unused. The
+    request and the upload of an item share the time tables. Items and histories share the id tables.
 
     Args:
-        counts: Distinct ids by field, as `read_counts` returns them.
+        counts: Number of distinct ids by field, from `read_counts`.
         layout: The groups of a list.
-        vocabularies: Those of the fields whose tables are not dense.
+        vocabularies: Vocabularies of the fields whose tables are not dense.
 
     Example:
         >>> counts = dict.fromkeys((*REQUEST_IDS, *ITEM_IDS), 5)

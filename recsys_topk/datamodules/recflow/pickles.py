@@ -1,4 +1,4 @@
-"""Open RecFlow's pickles without running anything that is in them."""
+"""Read RecFlow's pickle files without executing code from them."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from recsys_topk.datamodules.locations import AnyPath
 
 
 class FormatError(ValueError):
-    """A file that does not hold what RecFlow's format says. The message names the file and, if any, the request."""
+    """Raised if a file does not have RecFlow's format. The message names the file and, if known, the request."""
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Stand in for `_codecs.encode`, by which protocols 0 to 2 write bytes; they use this encoding only."""
+    """Replace `_codecs.encode`, with which protocols 0 to 2 write bytes. They use only this encoding."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"bytes encoded as {encoding!r}; only latin1 occurs in pickles of arrays")
     return text.encode("latin1")
 
 
 def _empty_bytes() -> bytes:
-    """Stand in for `bytes`, by which protocols 0 to 2 write the content of an empty array."""
+    """Replace `bytes`, with which protocols 0 to 2 write the content of an empty array."""
     return b""
 
 
 def _empty_tuple() -> tuple[()]:
-    """Stand in for the default factories of RecFlow's own dictionaries; never called, since keys are looked up."""
+    """Replace the default factories of RecFlow's dictionaries. Never called, since only existing keys are read."""
     return ()
 
 
 class StoredArray:
-    """An array as the pickle stores it: shape, type and bytes, of which no array was made yet.
+    """An array as stored in the pickle: shape, dtype and bytes. No numpy array is made yet.
 
-    A day holds millions of small arrays, which are wanted only joined. Keeping their bytes is half the work of making
-    arrays of them, and numpy's own reconstruction, which hostile states could reach, is never called.
+    A day has millions of small arrays, which are only used concatenated. Keeping their bytes costs half as much as
+    making arrays. The reconstruction function of numpy, which a malicious state could attack, is never called.
     """
 
     __slots__ = ("state",)
@@ -50,27 +50,27 @@ class StoredArray:
         self.state = state
 
     def array(self) -> npt.NDArray[Any]:
-        """Return the array; raises ValueError or TypeError if the stored state is none of plain numbers."""
+        """Return the array. Raise ValueError or TypeError if the stored state is not an array of plain numbers."""
         _, shape, dtype, fortran, data = self.state
         return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def _reconstruct(kind: Any, shape: Any, code: Any) -> StoredArray:
-    """Stand in for numpy's function of that name, which protocols up to 4 call before they set the state."""
+    """Replace numpy's function of this name, which protocols up to 4 call before they set the state."""
     return StoredArray()
 
 
 def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> StoredArray:
-    """Stand in for numpy's function of that name, which protocol 5 calls."""
+    """Replace numpy's function of this name, which protocol 5 calls."""
     stored = StoredArray()
     stored.state = (1, shape, dtype, order == "F", bytes(buffer))
     return stored
 
 
-# Asked of numpy itself, since its home moved between numpy 1 and 2.
+# Taken from numpy itself, since the module of the function changed between numpy 1 and 2.
 _SCALAR: Any = np.int64(0).__reduce__()[0]
 
-# Everything that building dicts, arrays, ints and strings takes, and nothing that calls anything else.
+# All names needed to build dicts, arrays, ints and strings. None of them can call other code.
 _ADMITTED: dict[tuple[str, str], Any] = {
     ("_codecs", "encode"): _encode,
     ("collections", "defaultdict"): defaultdict,
@@ -97,7 +97,7 @@ _FACTORIES = ("defaultdict_tuple", "defaultdict_str")
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep the garbage collector from running: a day's pickles are a million containers and no cycle among them."""
+    """Disable the garbage collector: the pickles of a day hold a million containers without reference cycles."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -126,18 +126,18 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 
 def load_pickle(path: AnyPath) -> Any:
-    """Return what a pickle of dicts, defaultdicts, arrays of numbers, ints and strings holds, arrays as `StoredArray`.
+    """Load a pickle of dicts, defaultdicts, arrays of numbers, ints and strings; arrays become `StoredArray`.
 
     A pickle is a program: it may name any importable function and call it. This reader resolves only the names that
-    rebuild the types above, whichever numpy wrote them, and RecFlow's own `defaultdict_tuple` and `defaultdict_str`
-    factories; any other name is refused at the moment it is looked up, before it could be called.
+    rebuild the types above, for any numpy version, and RecFlow's `defaultdict_tuple` and `defaultdict_str` factories.
+    Any other name is refused when it is looked up, before it can be called.
 
     Args:
         path: The file.
 
     Raises:
-        FormatError: Another class or function is named, or the file is truncated or not a pickle.
-        FileNotFoundError: There is no such file.
+        FormatError: The file names another class or function, is truncated, or is not a pickle.
+        FileNotFoundError: The file does not exist.
 
     Example:
         >>> import pickle, tempfile

@@ -1,4 +1,4 @@
-"""The two pickles of a day, from request to arrays, as columns: the items of each stage and the user's history."""
+"""Read the two pickles of a day, which map requests to arrays, as columns: items of each stage, user histories."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _VIEW_COLUMNS: Final = {
 }
 _VIEW_TIME_COLUMN: Final = 7
 _CHUNK: Final = 1024
-"""Requests whose arrays are joined at a time; small enough for the cache, and bounds the memory."""
+"""Number of requests whose arrays are joined at once; fits the CPU cache and bounds the memory."""
 
 
 def read_stages(
@@ -44,12 +44,12 @@ def read_stages(
 
     Args:
         path: The file.
-        request_id: (n,), the requests wanted.
+        request_id: (n,), the requests to read.
         counts: Distinct ids by field.
 
     Returns:
-        One (n, SLOTS) column a stage with row numbers of the catalogue, -1 where there is no item (a stage may be
-        absent, empty or short); and the catalogue, sorted by `item_id`.
+        One (n, SLOTS) column per stage with row numbers of the catalogue, -1 where there is no item (a stage may be
+        missing, empty or short); and the catalogue, sorted by `item_id`.
     """
     entries = _look_up(path, request_id)
     for entry, request in zip(entries, request_id, strict=True):
@@ -85,7 +85,7 @@ def read_stages(
 
 
 def _stage_rows(entries: Sequence[Any], stage: str, request_id: Array, path: AnyPath) -> tuple[Array, Array]:
-    """Return how many items of `stage` each entry has, at most SLOTS, and their rows; none if it lacks the stage."""
+    """Return the number of items of `stage` in each entry (at most SLOTS, 0 if the stage is missing) and their rows."""
     part = [entry.get(stage) for entry in entries]
     at = [i for i, array in enumerate(part) if array is not None]
     sizes = np.zeros(len(part), dtype=np.int64)
@@ -101,15 +101,15 @@ def read_histories(
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Read `seq_effective_50_dict/<day>.pkl`.
 
-    A row of a history is a view where its time is positive; what padding rows hold is not looked at.
+    A row of a history is a view if its time is positive. The content of padding rows is ignored.
 
     Args:
         path: The file.
-        request_id: (n,), the requests wanted.
+        request_id: (n,), the requests to read.
         counts: Distinct ids by field.
 
     Returns:
-        `history` (n, W), row numbers of the views, oldest first, then -1, and `history_length` (n,); and the distinct
+        `history` (n, W), row numbers of the views, oldest first, then -1; `history_length` (n,); and the distinct
         views.
     """
     entries = _look_up(path, request_id)
@@ -145,13 +145,13 @@ def _look_up(path: AnyPath, request_id: Array) -> list[Any]:
 
 
 def _joined(arrays: Sequence[Any], width: int, owner: Array, path: AnyPath) -> tuple[Array, Array]:
-    """Return the lengths of integer arrays (n, width) and all their rows, or raise naming the request of a bad one."""
+    """Return the lengths of integer arrays (n, width) and all their rows. Raise with the request of a bad array."""
     if not arrays:
         return np.empty(0, dtype=np.int64), np.empty((0, width), dtype=np.int64)
     if set(map(type, arrays)) == {StoredArray}:
         _, shapes, dtypes, fortran, data = zip(*[array.state for array in arrays], strict=True)
         dtype = dtypes[0]
-        # One type, C order and no array of another width: the bytes of all are the bytes of the whole.
+        # All arrays have one dtype, C order and the same width, so their bytes can be concatenated.
         one_type = dtypes.count(dtype) == len(dtypes) and dtype.kind in "iu" and not any(fortran)
         if one_type and all(shape[1:] == (width,) for shape in set(shapes)):
             return np.array([shape[0] for shape in shapes]), np.frombuffer(b"".join(data), dtype).reshape(-1, width)
@@ -160,7 +160,7 @@ def _joined(arrays: Sequence[Any], width: int, owner: Array, path: AnyPath) -> t
 
 
 def _checked(stored: Any, width: int, request: int, path: AnyPath) -> Array:
-    """Return a stored array as (n, width) int64, or raise naming the request."""
+    """Return a stored array as (n, width) int64. Raise with the request if it is not valid."""
     given = type(stored).__name__
     if isinstance(stored, StoredArray):
         try:
@@ -180,7 +180,7 @@ def _chunks(rows: int) -> Iterator[slice]:
 
 
 def _ids(rows: Array, columns: Mapping[str, int], counts: Mapping[str, int], owner: Array, path: AnyPath) -> Array:
-    """Return the id columns of `rows`, checked, as (5, n) int32 in the order of ITEM_IDS."""
+    """Check and return the id columns of `rows`, (5, n) int32 in the order of ITEM_IDS."""
     out = np.empty((len(ITEM_IDS), len(rows)), dtype=np.int32)
     for i, field in enumerate(ITEM_IDS):
         values = np.ascontiguousarray(rows[:, columns[field]])
@@ -190,24 +190,24 @@ def _ids(rows: Array, columns: Mapping[str, int], counts: Mapping[str, int], own
 
 
 def _id_columns(distinct: Array, counts: Mapping[str, int]) -> dict[str, Array]:
-    """Return columns of raw ids as ids of the tables: shifted by one unless the field is stored unshifted."""
+    """Return columns of raw ids as table ids: plus one, unless the field is stored unchanged."""
     return {
         field: narrow(distinct[i] + (field not in UNSHIFTED), counts[field] + 1) for i, field in enumerate(ITEM_IDS)
     }
 
 
 def _row_numbers(rows: int) -> np.dtype[Any]:
-    """Return the smallest signed type for row numbers of a table and -1."""
+    """Return the smallest signed dtype for -1 and the row numbers of a table."""
     return np.min_scalar_type(-max(rows, 1))
 
 
 def narrow(values: Array, largest: int) -> Array:
-    """Return `values` in the smallest unsigned type that holds `largest`."""
+    """Return `values` in the smallest unsigned dtype that can hold `largest`."""
     return values.astype(np.min_scalar_type(largest))
 
 
 def check_ids(values: Array, field: str, counts: Mapping[str, int], owner: Array, path: AnyPath) -> None:
-    """Raise, naming file and request, if an id of `field` is beyond its count; `owner` is the request of each."""
+    """Raise with file and request if an id of `field` exceeds its count. `owner` is the request of each id."""
     largest = largest_id(field, counts[field])
     if values.size and (values.min() < 0 or values.max() > largest):
         at = int(np.flatnonzero((values < 0) | (values > largest))[0])

@@ -1,4 +1,4 @@
-"""Store equal rows once: the distinct rows of a table, and the number of each row, without sorting."""
+"""Deduplicate the rows of a table without sorting: return the distinct rows, and the number of each row."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Array = npt.NDArray[Any]
 
 
 def intern_columns(parts: Sequence[Array], size: int) -> tuple[Array, list[Array], Array]:
-    """Return the distinct rows of tables held as columns, the row number of each row, and its variant of its key.
+    """Return the distinct rows of tables held as columns, the number of each row, and the variant within its key.
 
-    The first column is the key, and nearly always settles the row: one scatter finds the first row of each key, one
-    comparison the rows that differ from it, and only those are sorted. O(rows + size) time.
+    The first column is the key. Most rows with equal keys are equal. One scatter finds the first row of each key, and
+    one comparison finds the rows that differ from it. Only these are sorted. O(rows + size) time.
 
     Args:
         parts: (F, n_p) integer arrays, with keys in 0..size-1 in column 0.
         size: Number of possible keys.
 
     Returns:
-        The distinct rows (F, U), by variant and then by key; for each part, (n_p,) row numbers; the variant of each
-        distinct row, (U,) int64, 0 for the first row that a key occurs with.
+        The distinct rows (F, U), by variant and then by key; (n_p,) row numbers for each part; the variant of each
+        distinct row, (U,) int64, 0 for the first row of a key.
 
     Example:
         >>> distinct, (number,), variant = intern_columns([np.array([[7, 3, 7, 7], [1, 5, 1, 2]])], 10)
@@ -58,7 +58,7 @@ def intern_columns(parts: Sequence[Array], size: int) -> tuple[Array, list[Array
 
 
 def _packed(columns: Array) -> list[Array]:
-    """Return non-negative columns packed into as few int64 words as their bits take, for comparing rows."""
+    """Return non-negative columns packed into as few int64 words as possible, to compare rows."""
     words: list[Array] = []
     free = 0
     for column in columns:

@@ -1,4 +1,4 @@
-"""A prepared day of RecFlow as a shard."""
+"""Shards of RecFlow: one per prepared day."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 
 class DayShard(Shard):
-    """A prepared day, its lists in one layout.
+    """A prepared day, with lists in one layout.
 
     Args:
         day: The day.
@@ -35,7 +35,7 @@ class DayShard(Shard):
 
     @property
     def list_length(self) -> int:
-        """Columns of the layout."""
+        """Number of columns of the layout."""
         return self.maker.layout.slots
 
     @property
@@ -48,12 +48,12 @@ class DayShard(Shard):
         return self.maker.make(self.day, rows)
 
     def users(self, rows: Array) -> Array:
-        """Return `user_id` as the files hold it."""
+        """Return `user_id` as in the files."""
         stored: Array = self.day.stored_requests["user_id"][rows].astype(np.int64)
         return stored - stored_offset("user_id")
 
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
-        """Return the items of the day; an item with several rows of features has its first."""
+        """Return the items of the day. If an item has several rows of features, the first is used."""
         day = self.day
         items = int(day.first_rows.max(initial=-1)) + 1
         count = np.bincount(day.first_rows, weights=day.catalogue["count"], minlength=items).astype(np.int64)
@@ -61,5 +61,5 @@ class DayShard(Shard):
         return Catalogue(*map(torch.from_numpy, columns)).to(device)
 
     def release(self) -> None:
-        """Drop the tables of items and views."""
+        """Free the tables of items and views."""
         self.day.release()

@@ -1,4 +1,4 @@
-"""The streaming protocol: test on a day with what was learned before it, then train on it, day after day."""
+"""The streaming protocol: for each day in order, test the current model on the day, then train on it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class StreamDay:
 
     Attributes:
         day: The date.
-        test: Batches of the day for evaluation, before anything was learned from it; None on the first day, which
-            nothing precedes.
+        test: Batches of the day for evaluation, before training on this day; None on the first day, since no model
+            has been trained yet.
         train: Batches of the day for training.
         data: The data module with this day as its training, validation and test day, for a Lightning trainer.
     """
@@ -30,15 +30,15 @@ class StreamDay:
 
 
 class DayStream:
-    """Iterate over days in order; each is tested first and trained on afterwards.
+    """Iterate over days in order. Each day is used for testing first and for training afterwards.
 
     Args:
         datamodule: Makes the loaders; its train, validation and test days, in order, are the stream.
-        begin: Day to begin with, to resume an interrupted stream; None = the first. The days before it count as
-            learned, so it is tested.
+        begin: Day to begin with, to resume an interrupted stream; None = the first. Earlier days are assumed to be
+            trained on, so this day is tested.
 
     Example:
-        One pass over each day; the optimizer's state comes from the checkpoint of the day before.
+        One pass over each day. The optimizer state is loaded from the checkpoint of the day before.
 
         >>> last = None
         >>> for number, step in enumerate(DayStream(datamodule), start=1):  # doctest: +SKIP

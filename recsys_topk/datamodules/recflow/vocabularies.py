@@ -1,4 +1,4 @@
-"""The vocabularies of RecFlow's id tables: dense as the files number them, or built from the training days, once."""
+"""Vocabularies of RecFlow's id tables: dense as in the files, or built once from the training days."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CHUNK: Final = 1 << 16
 
 
 def dense_vocabulary(field: str, count: int) -> DenseVocabulary:
-    """Return the vocabulary by which RecFlow's files number a field with `count` ids.
+    """Return the dense vocabulary of a field with `count` ids, as in RecFlow's files.
 
     Example:
         >>> dense_vocabulary("user_id", 100).encode([0, 99]).tolist()
@@ -55,13 +55,13 @@ def recflow_vocabularies(
     train_days: Callable[[], Sequence[str]],
     announce: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Vocabulary]:
-    """Return the vocabulary of each id table; those of the training days are built once and kept beside the cache.
+    """Return the vocabulary of each id table. Those built from training days are stored next to the cache.
 
     Args:
-        cache: The prepared days; training days that are missing are prepared if a vocabulary needs them.
-        options: By field.
-        train_days: Returns the training days; called if a vocabulary needs them.
-        announce: Called with one line if something has to be built.
+        cache: The prepared days. Missing training days are prepared if a vocabulary needs them.
+        options: Vocabulary options by field.
+        train_days: Returns the training days; called only if a vocabulary needs them.
+        announce: Called with one line if a vocabulary has to be built.
     """
     made: dict[str, Vocabulary] = {}
     compact: dict[str, VocabularyOptions] = {}
@@ -82,12 +82,12 @@ def recflow_vocabularies(
 def _compact(
     cache: DayCache, options: Mapping[str, VocabularyOptions], days: Sequence[str], announce: Callable[[str], None]
 ) -> dict[str, Vocabulary]:
-    """Return the vocabularies of the ids of some days, from disk if they were built before."""
+    """Return the vocabularies of the ids of some days. Load them from disk if they were built before."""
     from filelock import FileLock
 
     facts = {
         "format": _FORMAT,
-        "days": [cache.path(day).name for day in days],  # each bears a fingerprint of its files
+        "days": [cache.path(day).name for day in days],  # the names contain fingerprints of the files
         "tables": {field: asdict(chosen) for field, chosen in options.items()},
     }
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -109,7 +109,7 @@ def _compact(
 
 
 def _fit(cache: DayCache, field: str, options: VocabularyOptions, days: Sequence[str]) -> CompactVocabulary:
-    """Read one field of all days, a day at a time; memory is that of its distinct ids."""
+    """Read one field of all days, one day at a time. Memory holds its distinct ids."""
     counter = IdCounter(counting=options.min_count > 1)
     for name in days:
         for stored, counts in _stored_ids(cache.open(name), field, counter.counting):
@@ -118,7 +118,7 @@ def _fit(cache: DayCache, field: str, options: VocabularyOptions, days: Sequence
 
 
 def _stored_ids(day: PreparedDay, field: str, counting: bool) -> Iterator[tuple[Array, Array | None]]:
-    """Give the ids of a field as the cache stores them, and how often each occurs if that is wanted."""
+    """Yield the ids of a field as stored in the cache, and their number of occurrences if `counting`."""
     if field in REQUEST_IDS:
         yield day.stored_requests[field], None
     if field in ITEM_IDS:
@@ -129,7 +129,7 @@ def _stored_ids(day: PreparedDay, field: str, counting: bool) -> Iterator[tuple[
 
 
 def _occurrences(history: Array, views: int) -> Array:
-    """Return how often each view stands in the histories."""
+    """Return how often each view occurs in the histories."""
     total = np.zeros(views, dtype=np.int64)
     for start in range(0, len(history), _CHUNK):
         part = history[start : start + _CHUNK]

@@ -1,4 +1,4 @@
-"""A simulated multi-stage recommender that writes RecFlow's files, and the ground truth behind them.
+"""A simulated multi-stage recommender that writes RecFlow's files, and the ground truth of the simulation.
 
 Names are imported on first use.
 """

@@ -1,4 +1,4 @@
-"""The simulated world that is used if no data set is given, made once in the user's cache folder."""
+"""The simulated world that is used if no data set is given. It is made once, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from recsys_topk.datamodules.simulator.world import WorldConfig
 DEFAULT_WORLD: Final = WorldConfig()
 
 _FORMAT: Final = 1
-"""Raised when the simulator changes what it makes of a configuration."""
+"""Version of the simulator. Increase it if the same configuration gives a different world."""
 
 
 def embedded_root(config: WorldConfig = DEFAULT_WORLD, announce: Callable[[str], None] | None = None) -> Path:
-    """Return the folder of the simulated world with this configuration, simulating it if it is not there.
+    """Return the folder of the simulated world with this configuration. Simulate it if it does not exist.
 
-    Two processes that ask at once get the same world: the second waits for the first.
+    If two processes call this at the same time, the second waits for the first, and both get the same world.
 
     Args:
-        config: The world.
+        config: The configuration of the world.
         announce: Called with one line if the world has to be simulated.
     """
     from filelock import FileLock

@@ -1,4 +1,4 @@
-"""Requests passed through a simulated cascade: proposals, pre-ranking, coarse ranking, ranking, re-ranking, views."""
+"""Simulate requests in a cascade: retrieval, pre-ranking, coarse ranking, ranking, re-ranking, views."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from recsys_topk.datamodules.simulator.world import World
 Array = npt.NDArray[Any]
 
 PROPOSALS: Final = 96
-"""Items retrieved for a request; the next stages keep two thirds, then five eighths of those, then order them."""
+"""Items retrieved for a request. The next stages keep two thirds, then five eighths of those, then order them."""
 
 SHOWN: Final = 6
 _SHORT_SHARE: Final = 0.08
-"""Share of requests that retrieve few items, so that groups are short or empty."""
+"""Share of requests that retrieve few items, so that their groups are short or empty."""
 
 
 @dataclass(frozen=True)
 class FunnelResult:
-    """What the stages and the user did with n requests.
+    """The results of the stages and the user's views for n requests.
 
     Attributes:
-        groups: By stage, (n, SLOTS) item ids, best or drawn first, -1 = nothing.
+        groups: By stage, (n, SLOTS) item ids, best or first drawn item first, -1 = no item.
         viewed: (n, SHOWN) boolean: which of the shown items were effectively viewed.
         playing_ms: (n, SHOWN)
     """
@@ -41,7 +41,7 @@ class Proposer:
 
     Args:
         world: The world.
-        time_s: Items uploaded by then can be retrieved.
+        time_s: Only items uploaded before this time are retrieved.
     """
 
     def __init__(self, world: World, time_s: int) -> None:
@@ -52,13 +52,13 @@ class Proposer:
         self._low, self._high = self._cumulative[edges[:-1]], self._cumulative[edges[1:]]
 
     def propose(self, rng: np.random.Generator, users: Array, time_ms: Array, number: int) -> tuple[Array, Array]:
-        """Return (n, number) items and which of them are there for the first time in their row."""
+        """Return (n, number) items, and a mask of their first occurrences in each row."""
         affinity = 2.0 * self._world.taste_at(users, time_ms) @ self._world.category_vector.T
         share = np.exp(affinity - affinity.max(1, keepdims=True), dtype=np.float64) * (self._high > self._low)
         bounds = np.cumsum(share, axis=1)
         liked = int(number * 0.7)
         at = rng.random((users.size, liked)) * bounds[:, -1:]
-        # One sorted axis for all rows: row r occupies [r, r + 1).
+        # All rows share one sorted axis: row r has the interval [r, r + 1).
         rows = np.arange(users.size)[:, None]
         flat = (bounds / bounds[:, -1:] * (1 - 1e-9) + rows).ravel()
         category = np.searchsorted(flat, (at / bounds[:, -1:] * (1 - 2e-9) + rows).ravel(), side="right")
@@ -85,15 +85,15 @@ def _first_in_row(items: Array) -> Array:
 def run_funnel(
     world: World, proposer: Proposer, rng: np.random.Generator, users: Array, time_ms: Array, seen: Array
 ) -> FunnelResult:
-    """Pass requests through the stages; each scores by utility plus its own noise and keeps its best.
+    """Pass requests through the stages. Each stage scores by utility plus its noise and keeps the best items.
 
     Args:
         world: The world.
         proposer: Retrieval of the day.
-        rng: Source of all noise.
+        rng: Generator of all noise.
         users: (n,)
         time_ms: (n,)
-        seen: (n, L), items that the user viewed lately, which are not retrieved again; -1 = nothing.
+        seen: (n, L), items that the user viewed recently, which are not retrieved again; -1 = no item.
     """
     items, valid = proposer.propose(rng, users, time_ms, PROPOSALS)
     for view in seen.T:
@@ -132,7 +132,7 @@ def run_funnel(
 
 
 def _order(scores: Array, valid: Array) -> Array:
-    """Return the 0-based place of each item by descending score among the valid ones; the others come after."""
+    """Return the 0-based rank of each item by descending score among the valid ones; invalid items come last."""
     order = np.argsort(np.where(valid, -scores, np.inf), axis=1, kind="stable")
     places = np.empty(order.shape, dtype=np.int64)
     np.put_along_axis(places, order, np.broadcast_to(np.arange(order.shape[1]), order.shape), 1)
@@ -144,7 +144,7 @@ def _best(scores: Array, valid: Array, kept: Array) -> Array:
 
 
 def _take(items: Array, places: Array, chosen: Array) -> Array:
-    """Return the chosen items of each row at their places, -1 where there is none."""
+    """Return the chosen items of each row at the columns `places`, and -1 in the other columns."""
     out = np.full((len(items), SLOTS), -1, dtype=np.int64)
     rows, columns = np.nonzero(chosen)
     out[rows, places[rows, columns]] = items[rows, columns]

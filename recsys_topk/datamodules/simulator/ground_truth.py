@@ -1,4 +1,4 @@
-"""What a simulated world knows and no model does: the utility of any item to any request, and the recalls it allows."""
+"""The ground truth of a simulated world: the utility of any item to any request, and reference recalls."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class GroundTruth:
 
     @classmethod
     def of_data(cls, data: Any) -> GroundTruth | None:
-        """Return the ground truth of a data module's files; None if they are not simulated."""
+        """Return the ground truth of a data module's files, or None if they are not simulated."""
         files = getattr(getattr(data, "cache", None), "files", None)
         root = Path(str(files.folder.parent)) if files is not None else None
         return cls.load(root) if root is not None and (root / FILE).is_file() else None
@@ -68,7 +68,7 @@ class GroundTruth:
     def true_utility(self, request_id: Array, item_id: Array) -> Array:
         """Return the utility of items to requests: (n,) request ids and (n, m) item ids give float32 (n, m).
 
-        Any item has a utility to any request, so that sampled negatives have one too.
+        Every item has a utility to every request, including sampled negatives.
         """
         request_id, item_id = np.asarray(request_id), np.asarray(item_id)
         at = np.minimum(np.searchsorted(self.request_id, request_id), self.request_id.size - 1)
@@ -83,20 +83,20 @@ class GroundTruth:
 def reference_recalls(
     datamodule: RecFlowDataModule, *, quotas: Sequence[int] = (30, 20), k: int = 10
 ) -> dict[str, dict[str, float]]:
-    """Return the recalls of a random, a popularity and an all-knowing ranker on the test days of a simulated world.
+    """Return the recalls of a random, a popularity and an oracle ranker on the test days of a simulated world.
 
-    All stages rank by the same score, on the lists that a model is evaluated on, negatives included. Popularity is
-    how often an item was a positive on the training days; the oracle is the true utility, so what it misses is the
-    noise of the simulated stages.
+    All stages rank by the same score, on the same lists as in the evaluation of a model, including negatives.
+    Popularity is the number of times that an item was a positive on the training days. The oracle is the true utility;
+    it misses items because of the noise of the simulated stages.
 
     Args:
-        datamodule: A data module of a simulated world, prepared.
-        quotas: How many items each stage passes on.
-        k: True items wanted.
+        datamodule: A prepared data module of a simulated world.
+        quotas: Number of items that each stage passes on.
+        k: Number of true items.
 
     Returns:
-        By ranker (``"random"``, ``"popularity"``, ``"oracle"``): ``"joint"`` and one recall per stage alone
-        (``"recall@10@30"``), means over the requests with a positive.
+        For each ranker (``"random"``, ``"popularity"``, ``"oracle"``): ``"joint"`` and one recall per single stage
+        (``"recall@10@30"``), averaged over the requests with a positive.
     """
     truth = GroundTruth.load(str(datamodule.cache.files.folder.parent))
     popularity = _popularity(datamodule, truth.world.config.items)
@@ -130,7 +130,7 @@ def _popularity(datamodule: RecFlowDataModule, items: int) -> Array:
 
 
 def _recalls(scores: Array, labels: Array, mask: Array, quotas: Sequence[int], k: int, positive_above: float) -> Array:
-    """Return (counted lists, 1 + stages): recall after all stages, then of each stage alone; ties go to negatives."""
+    """Return (counted lists, 1 + stages): recall after all stages, then of each stage; ties go to negatives."""
     labels = np.where(mask, labels, 0)
     by_label = np.argsort(labels, axis=1, kind="stable")
     score = np.take_along_axis(np.where(mask, scores, -np.inf), by_label, 1)
@@ -139,7 +139,7 @@ def _recalls(scores: Array, labels: Array, mask: Array, quotas: Sequence[int], k
     best = np.zeros_like(positive)
     np.put_along_axis(best, by_label[:, -k:], True, 1)
     true = np.take_along_axis(positive & best, order, 1)
-    # One score for all stages: the survivors are the first min(quotas) of the order.
+    # All stages use one score, so the survivors are the first min(quotas) items of the order.
     hits = [true[:, :quota].sum(1) for quota in (min(quotas), *quotas)]
     wanted = true.sum(1)
     return np.asarray(np.stack(hits, axis=1)[wanted > 0] / wanted[wanted > 0, None])

@@ -1,4 +1,4 @@
-"""One day of the size of the real data, in RecFlow's layout: random lists over many ids, with nothing to learn."""
+"""One day as large as the real data, in RecFlow's layout: random lists over many ids, without a learnable pattern."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from recsys_topk.datamodules.simulator.writing import HISTORY, Views, write_coun
 Array = npt.NDArray[Any]
 
 _NEW_VIEWS: Final = 2
-"""Views that a user adds between two requests."""
+"""Number of views of a user between two requests."""
 
 
 @dataclass(frozen=True)
 class LargeDay:
-    """Size of the day; the defaults are RecFlow's as far as they are known.
+    """Size of the day. The defaults are those of RecFlow as far as they are known.
 
     With the defaults about 10 million different videos occur: 40 in each list, and the views of each user.
 
     Attributes:
-        requests: Requests.
-        users: Users.
-        videos: Videos that lists and histories are drawn from, all equally likely (the worst case for look-ups).
-        video_ids: Video ids are below this; the videos are spread evenly over them.
-        authors: Author ids are below this.
+        requests: Number of requests.
+        users: Number of users.
+        videos: Number of videos in lists and histories, all equally likely (the worst case for look-ups).
+        video_ids: Upper bound of the video ids; the videos are spread evenly below it.
+        authors: Upper bound of the author ids.
         seed: The same seed gives the same files.
         day: The date.
     """
@@ -55,7 +55,7 @@ class LargeDay:
 
 
 class _Column:
-    """A column that is computed from the id: a hash, modulo its number of values."""
+    """A column computed from the id: a hash modulo the number of values."""
 
     def __init__(self, seed: int, values: int, first: int = 0) -> None:
         self.seed, self.values, self.first = seed, values, first
@@ -71,7 +71,7 @@ class _Profile:
 
 
 class _Facts:
-    """Items and users of the day, as `write_day` wants them; no memory, whatever the number of ids."""
+    """Items and users of the day, in the form that `write_day` needs. Computed from the ids, without memory."""
 
     def __init__(self, config: LargeDay) -> None:
         self.author = _Column(1, config.authors)
@@ -96,10 +96,10 @@ class _Facts:
 
 
 def simulate_large_day(out: str | Path, config: LargeDay) -> Path:
-    """Write one large day to `out`; about 10 kB per request. Nothing can be learned from it.
+    """Write one large day to `out`, about 10 kB per request. The data have no learnable pattern.
 
     Args:
-        out: Folder to make; it must not exist.
+        out: Folder to create; it must not exist.
         config: The size.
 
     Returns:
@@ -142,7 +142,7 @@ def simulate_large_day(out: str | Path, config: LargeDay) -> Path:
 
 
 def _histories(config: LargeDay, users: Array, time_ms: Array) -> Views:
-    """Return the last views before each request: of each user one endless row of views, of which it sees a window."""
+    """Return the last views before each request: a window of one endless sequence of views per user."""
     order = np.argsort(users, kind="stable")
     starts = np.flatnonzero(np.diff(users[order], prepend=-1))
     nth = np.empty(users.size, dtype=np.int64)

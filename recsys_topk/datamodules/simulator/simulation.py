@@ -1,4 +1,4 @@
-"""Simulate a multi-stage recommender and write what it did in RecFlow's layout, with the ground truth beside it."""
+"""Simulate a multi-stage recommender and write its logs in RecFlow's layout, together with the ground truth."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _FIRST_REQUEST: Final = 10_000_000
 def simulate(out: str | Path, config: WorldConfig, progress: Callable[[str], None] | None = None) -> Path:
     """Write a simulated world to `out` in RecFlow's layout.
 
-    Besides `data/`, laid out as RecFlow's, there is `ground_truth.npz`, from which `GroundTruth` gives the utility of
-    any item to any request. The folder appears when everything is written. Memory is bounded by the users' histories
-    and one day; time is about linear in the requests.
+    `data/` has the layout of RecFlow. `GroundTruth` reads `ground_truth.npz` and returns the utility of any item to
+    any request. The folder appears when everything is written. Memory is bounded by the users' histories and one day.
+    Time is about linear in the number of requests.
 
     Args:
-        out: Folder to make; it must not exist, or be empty.
-        config: Size and character of the world.
-        progress: Called with each day when it is written.
+        out: Folder to create; it must not exist, or be empty.
+        config: Size and parameters of the world.
+        progress: Called with each day after it is written.
 
     Returns:
         `out`, as a path.
@@ -66,7 +66,7 @@ def simulate(out: str | Path, config: WorldConfig, progress: Callable[[str], Non
 
 
 def _first_views(world: World) -> Views:
-    """Return histories from before the first day: up to 50 views of the last two days, most of what users like."""
+    """Return histories before the first day: up to 50 views in the last two days, mostly of items that users like."""
     rng = np.random.default_rng([world.config.seed, 1])
     start = midnight(parse_day(world.config.start))
     proposer = Proposer(world, start - 2 * 86400)
@@ -94,7 +94,7 @@ def _write_day(folder: Path, world: World, views: Views, number: int, day: str) 
     start_s = midnight(parse_day(day))
     proposer = Proposer(world, start_s)
     users = np.minimum(np.searchsorted(world.activity, rng.random(config.requests)), config.users - 1)
-    # Few requests at night, most in the evening.
+    # There are few requests at night and most in the evening.
     time_ms = start_s * 1000 + np.sort((DAY_MS * rng.beta(2.5, 1.6, config.requests)).astype(np.int64))
     request_id = _FIRST_REQUEST + number * config.requests + np.arange(config.requests)
     groups = {stage: np.full((config.requests, SLOTS), -1, dtype=np.int64) for stage in FILE_STAGES}
@@ -122,10 +122,10 @@ def _write_day(folder: Path, world: World, views: Views, number: int, day: str) 
 
 
 def _waves(users: Array) -> Iterator[Array]:
-    """Give the rows of the day's first requests of all users, then of their second ones, ..., in chunks.
+    """Yield the rows of the day's first request of each user, then of the second ones, etc., in chunks.
 
-    Within a wave no user occurs twice, so that all its requests can be simulated at once, each with a history that
-    holds everything viewed before.
+    No user occurs twice in a wave. All its requests can therefore be simulated at once, and each history holds
+    everything viewed before.
     """
     order = np.argsort(users, kind="stable")
     ordered = users[order]

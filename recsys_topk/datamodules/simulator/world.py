@@ -1,12 +1,13 @@
-"""A simulated world: users with drifting taste, items with categories, authors and age, and the utility of a view.
+"""A simulated world: users with changing taste, items with categories, authors and age, and the utility of a view.
 
 Utility of item i to user u at time t:
 
     taste * (cos(a t) p_u + sin(a t) q_u) . v_i + popularity * appeal_i + freshness * exp(-age_i(t) / 3 days)
     + context * c[time of day, category_i]
 
-v_i mixes the vectors of the item's category, of its author and its own; p_u mixes the vectors of a few categories that
-the user likes with a vector of its own, and taste turns by the angle a a day towards q_u, made the same way.
+v_i is a mix of the vectors of the item's category, of its author, and of the item itself. p_u is a mix of the vectors
+of a few categories that the user likes and a random vector. Taste rotates by the angle a per day towards q_u, which is
+made in the same way as p_u.
 """
 
 from __future__ import annotations
@@ -25,26 +26,27 @@ Array = npt.NDArray[Any]
 
 DAY_MS: Final = 24 * 3600 * 1000
 _BLOCKS: Final = 6
-"""Parts of the day over which the context effect is constant."""
+"""Number of blocks of the day in which the context effect is constant."""
 
 
 @dataclass(frozen=True)
 class WorldConfig:
-    """Size and character of a simulated world.
+    """Size and parameters of a simulated world.
 
     Args:
-        users: Users; each makes a few requests per day.
-        items: Items over all days; three quarters exist before the first day, the rest are uploaded during it.
-        days: Days, from `start` on.
-        requests: Requests per day.
+        users: Number of users; each makes a few requests per day.
+        items: Number of items over all days. Three quarters exist before the first day, the rest are uploaded on the
+            simulated days.
+        days: Number of days, from `start` on.
+        requests: Number of requests per day.
         seed: The same seed gives the same world, byte for byte.
         start: First day.
-        dim: Length of the taste vectors.
+        dim: Dimension of the taste vectors.
         taste: Weight of taste in the utility.
-        popularity: Weight of an item's appeal to everybody.
-        freshness: Weight of being new.
+        popularity: Weight of an item's general appeal.
+        freshness: Weight of the freshness of an item.
         context: Weight of the time of day.
-        drift: Angle in radians by which taste turns in a day.
+        drift: Angle in radians by which taste rotates per day.
         noise: Standard deviation of the noise of the best stage; earlier stages are noisier.
     """
 
@@ -72,13 +74,13 @@ class WorldConfig:
 
     @property
     def day_names(self) -> tuple[str, ...]:
-        """The days, as in the names of the files."""
+        """The days, as in the file names."""
         first = parse_day(self.start)
         return tuple((first + dt.timedelta(i)).isoformat() for i in range(self.days))
 
 
 def as_world(config: WorldConfig | Mapping[str, Any]) -> WorldConfig:
-    """Return a configuration, given as one or as the dict that a checkpoint holds."""
+    """Return a configuration from a `WorldConfig` or from the dict of a checkpoint."""
     return config if isinstance(config, WorldConfig) else WorldConfig(**config)
 
 
@@ -87,9 +89,9 @@ class World:
     """The latent state of a simulated world; see the module's docstring for the utility.
 
     Attributes:
-        config: What it was made from.
+        config: The configuration of the world.
         taste: (U, d), taste at the start.
-        taste_later: (U, d), what it turns towards.
+        taste_later: (U, d), the vector that the taste rotates towards.
         profile: (U, 4), device, gender, age and province.
         activity: (U,), cumulative share of the requests.
         vector: (I, d), item vectors.
@@ -122,7 +124,7 @@ class World:
 
     @classmethod
     def make(cls, config: WorldConfig) -> World:
-        """Draw a world."""
+        """Make a random world."""
         rng = np.random.default_rng([config.seed, 0])
         dim, items, users = config.dim, config.items, config.users
         categories = int(np.clip(items // 50, 8, 120))
@@ -151,7 +153,7 @@ class World:
             vector=vector,
             appeal=rng.standard_normal(items).astype(np.float32),
             category=category.astype(np.int32),
-            # 2 is the padding id of category_level_one, so the simulated ids step over it.
+            # 2 is the padding id of category_level_one, so the simulated ids skip it.
             category_one=(one + (one >= 2)).astype(np.int32),
             category_vector=category_vector,
             author=author.astype(np.int32),
@@ -163,7 +165,7 @@ class World:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Distinct ids by field, as `id_cnt.pkl` holds them."""
+        """Number of distinct ids by field, as in `id_cnt.pkl`."""
         return {
             "user_id": self.config.users,
             "device_id": self.config.users,
@@ -194,7 +196,7 @@ class World:
         return np.asarray(value, dtype=np.float32)
 
     def arrays(self) -> dict[str, Array]:
-        """Return every array by name, for storing."""
+        """Return all arrays by name, for storage."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "config"}
 
     @classmethod
@@ -213,13 +215,13 @@ def _unit(rng: np.random.Generator, rows: int, dim: int) -> Array:
 
 
 def _mix(base: Array, own: Array, share: float) -> Array:
-    """Return unit vectors of which `share` of the squared length is `base`'s."""
+    """Return unit vectors; `base` contributes the fraction `share` of the squared length."""
     mixed = np.sqrt(np.float32(share)) * base + np.sqrt(np.float32(1 - share)) * own
     return np.asarray(mixed / np.linalg.norm(mixed, axis=1, keepdims=True))
 
 
 def _tastes(rng: np.random.Generator, users: int, category_vector: Array) -> Array:
-    """Return taste vectors of length sqrt(d) made of three liked categories and something of one's own."""
+    """Return taste vectors of length sqrt(d), made of three liked categories and a random vector per user."""
     dim = category_vector.shape[1]
     liked = category_vector[rng.integers(0, len(category_vector), (users, 3))]
     weight = np.array([1.0, 0.7, 0.5], dtype=np.float32)

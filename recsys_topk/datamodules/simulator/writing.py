@@ -1,4 +1,4 @@
-"""Write simulated requests as RecFlow's files."""
+"""Write simulated requests as files in RecFlow's format."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from recsys_topk.datamodules.simulator.funnel import SHOWN
 Array = npt.NDArray[Any]
 
 HISTORY: Final = 50
-"""Views that a history holds."""
+"""Number of views in a history."""
 
 FILE_STAGES: Final = ("realshow", *STAGES)
-"""The sample groups of the files."""
+"""The sample groups in the files."""
 
 _CHUNK: Final = 2048
 
 
 @dataclass
 class Views:
-    """The last views of every user, oldest first, newest last, -1 or 0 where there are fewer."""
+    """The last views of every user, oldest first. Users with fewer views have -1 or 0."""
 
     item: Array
     time_ms: Array
@@ -36,7 +36,7 @@ class Views:
 
     @classmethod
     def none(cls, users: int) -> Views:
-        """Return the histories of users who have viewed nothing."""
+        """Return empty histories."""
         shape = (users, HISTORY)
         return cls(
             np.full(shape, -1, np.int32),
@@ -50,7 +50,7 @@ class Views:
         return Views(self.item[users], self.time_ms[users], self.playing_ms[users], self.request_id[users])
 
     def append(self, users: Array, viewed: Array, new: Views) -> None:
-        """Append the viewed columns of `new` to the rows of `users`, which must differ."""
+        """Append the viewed columns of `new` to the rows of `users`; no user may occur twice."""
         order = np.argsort(~viewed, axis=1, kind="stable")
         shift = np.arange(HISTORY) + viewed.sum(1)[:, None]
         for name in ("item", "time_ms", "playing_ms", "request_id"):
@@ -60,7 +60,7 @@ class Views:
 
 
 def write_counts(folder: Path, counts: Mapping[str, int]) -> None:
-    """Make the folders of a data set and write its id counts."""
+    """Create the folders of a data set and write its id counts."""
     for name in ("all_stage", "others", "request_id_dict", "seq_effective_50_dict"):
         (folder / name).mkdir(parents=True)
     _dump(folder / "others" / "id_cnt.pkl", dict(counts))
@@ -80,12 +80,12 @@ def write_day(
 
     Args:
         folder: The data folder.
-        world: A `World`, or anything with its columns of items and users.
+        world: A `World`, or an object with the same columns of items and users.
         day: The date.
         requests: Request ids, users and times in ms, each (n,).
-        groups: By stage of `FILE_STAGES`, (n, SLOTS) item ids, -1 = nothing.
+        groups: By stage of `FILE_STAGES`, (n, SLOTS) item ids, -1 = no item.
         viewed: (n, SHOWN), which of the shown items were viewed.
-        playing: (n, SHOWN), for how many ms.
+        playing: (n, SHOWN), playing time in ms.
         seen: The users' views before each request, (n, HISTORY).
     """
     request_id = requests[0]
@@ -100,7 +100,7 @@ def _dump(path: Path, content: Any) -> None:
 
 
 def slices(rows: int) -> Iterator[slice]:
-    """Give rows in parts of bounded size."""
+    """Yield slices of rows of bounded size."""
     return (slice(start, min(start + _CHUNK, rows)) for start in range(0, rows, _CHUNK))
 
 
@@ -130,7 +130,7 @@ def _stage_dict(world: Any, request_id: Array, groups: dict[str, Array], viewed:
             if stage == "realshow":
                 rows[:, :SHOWN, 7] = viewed[part]
             for request, array, n in zip(request_id[part].tolist(), rows, count[part], strict=True):
-                # Both ways of having nothing occur in RecFlow: an empty array and no entry.
+                # RecFlow has both forms of an empty stage: an empty array and no entry.
                 if n or request % 2:
                     stages[request][stage] = array[:n]
     return stages
@@ -157,7 +157,7 @@ def _write_all_stage(
     viewed: Array,
     playing: Array,
 ) -> None:
-    """Write one row per (request, video), with a flag for each stage it stood in."""
+    """Write one row per (request, video), with a flag for each stage that contains the video."""
     import pyarrow as pa
 
     request_id, users, time_ms = requests

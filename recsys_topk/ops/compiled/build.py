@@ -13,15 +13,18 @@ from numba.core import types
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 
+from recsys_topk.ops import task
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-_sources = sorted(Path(__file__).parent.glob("*.py"))
+# Of this package, and of the record that its loops read.
+_sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(task.__file__)]
 FINGERPRINT = hashlib.sha256(b"".join(file.read_bytes() for file in _sources)).hexdigest()
 
 
 class _PackageCache(FunctionCache):
-    """Compiled code on disk under a key that changes with every file of this package.
+    """Compiled code on disk under a key that changes with every one of the sources.
 
     Numba's own key changes with the file of a function, and not with the files of the functions that it calls.
     """

@@ -16,7 +16,8 @@ from recsys_topk.ops.compiled.arithmetic import (
     log1p_positive,
 )
 from recsys_topk.ops.compiled.build import inlined, native
-from recsys_topk.ops.compiled.lanes import count, load, places, splat, store, store_where, total, where, write
+from recsys_topk.ops.compiled.lanes import count, places, splat, total, where
+from recsys_topk.ops.compiled.memory import load, store, store_where, write
 from recsys_topk.ops.compiled.selection import begin_list
 from recsys_topk.ops.compiled.tasks import buffer_of, end_list, rows_of, take, task_at, wanted_of
 from recsys_topk.ops.task import WIDTH

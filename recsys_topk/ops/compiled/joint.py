@@ -25,7 +25,8 @@ from recsys_topk.ops.compiled.arithmetic import (
     magnitude,
 )
 from recsys_topk.ops.compiled.build import inlined, native
-from recsys_topk.ops.compiled.lanes import count, load, places, read, splat, store, store_where, total, where, write
+from recsys_topk.ops.compiled.lanes import count, places, splat, total, where
+from recsys_topk.ops.compiled.memory import load, read, store, store_where, write
 from recsys_topk.ops.compiled.selection import begin_list
 from recsys_topk.ops.compiled.tasks import buffer_of, clear, take, task_at
 from recsys_topk.ops.compiled.thresholds import distance, threshold

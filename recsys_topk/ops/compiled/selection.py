@@ -26,21 +26,8 @@ from recsys_topk.ops.compiled.arithmetic import (
     ordered,
 )
 from recsys_topk.ops.compiled.build import inlined
-from recsys_topk.ops.compiled.lanes import (
-    count,
-    greatest,
-    least,
-    load,
-    load_bits,
-    load_where,
-    places,
-    read,
-    splat,
-    store,
-    total,
-    where,
-    write,
-)
+from recsys_topk.ops.compiled.lanes import count, greatest, least, places, splat, total, where
+from recsys_topk.ops.compiled.memory import load, load_bits, load_where, read, store, write
 from recsys_topk.ops.task import WIDTH
 
 

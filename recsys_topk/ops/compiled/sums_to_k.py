@@ -23,7 +23,8 @@ from recsys_topk.ops.compiled.arithmetic import (
     magnitude,
 )
 from recsys_topk.ops.compiled.build import inlined, native
-from recsys_topk.ops.compiled.lanes import load, places, read, splat, store, store_where, total, where, write
+from recsys_topk.ops.compiled.lanes import places, splat, total, where
+from recsys_topk.ops.compiled.memory import load, read, store, store_where, write
 from recsys_topk.ops.compiled.selection import begin_list
 from recsys_topk.ops.compiled.tasks import buffer_of, end_list, rows_of, take, task_at, wanted_of
 from recsys_topk.ops.compiled.thresholds import clip_threshold, distance, threshold

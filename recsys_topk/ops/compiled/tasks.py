@@ -9,7 +9,8 @@ import numpy as np
 from numba.core import types
 
 from recsys_topk.ops.compiled.build import inlined
-from recsys_topk.ops.compiled.lanes import claim, intrinsic, places, read, splat, store_where, write
+from recsys_topk.ops.compiled.lanes import intrinsic, places, splat
+from recsys_topk.ops.compiled.memory import claim, read, store_where, write
 from recsys_topk.ops.task import TASK, WIDTH
 
 RECORD = numba.from_dtype(TASK)

@@ -21,7 +21,8 @@ from recsys_topk.ops.compiled.arithmetic import (
     magnitude,
 )
 from recsys_topk.ops.compiled.build import inlined
-from recsys_topk.ops.compiled.lanes import count, least, load, splat, total, where
+from recsys_topk.ops.compiled.lanes import count, least, splat, total, where
+from recsys_topk.ops.compiled.memory import load
 from recsys_topk.ops.task import WIDTH
 
 
