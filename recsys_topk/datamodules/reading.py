@@ -1,4 +1,4 @@
-"""Tables of any common format as Arrow record batches: files, folders, addresses, data frames, in bounded memory."""
+"""Read tables (files, folders, URLs, data frames) as Arrow record batches, in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Source: TypeAlias = Any
-"""A path or address, several of them, a folder, a pandas or polars frame, a pyarrow table or a `datasets.Dataset`."""
+"""A path or URL, several of them, a folder, a pandas or polars frame, a pyarrow table or a `datasets.Dataset`."""
 
 FORMATS: Final = {
     "parquet": "parquet", "pq": "parquet", "csv": "csv", "tsv": "csv", "tab": "csv", "txt": "csv",
     "inter": "csv", "user": "csv", "item": "csv", "jsonl": "json", "ndjson": "json", "json": "json",
     "feather": "feather",
 }  # fmt: skip
-"""Format by the ending of a file's name; `.gz`, `.bz2` and `.zst` after it are fine."""
+"""Format by the suffix of the file name. `.gz`, `.bz2` or `.zst` may follow the suffix."""
 
 BATCH_ROWS: Final = 1 << 16
 MOST_PIECES: Final = 32
@@ -37,19 +37,19 @@ _TYPED = re.compile(r"([^:]+):(token|float|token_seq|float_seq)")
 
 
 def open_table(source: Source, types: Mapping[str, str] | None = None) -> TableReader:
-    """Open a table; nothing but its head is read.
+    """Open a table. Only its first rows are read.
 
-    Files are Parquet, CSV or TSV (the delimiter is found in the header), JSON lines, Feather, or RecBole's atomic
-    files, whose headers name types (``user_id:token``, ``class:token_seq``). Several files, or a folder of them, are
-    one table if their format and columns agree.
+    Files are Parquet, CSV or TSV (the delimiter is detected in the header), JSON lines, Feather, or RecBole's atomic
+    files, whose headers contain types (``user_id:token``, ``class:token_seq``). Several files, or a folder of files,
+    form one table if they have the same format and columns.
 
     Args:
-        source: A path or address (fsspec), a list of them, a folder, a pandas or polars data frame, a pyarrow table or
-            a Hugging Face `datasets.Dataset`.
-        types: Arrow types of columns of text files that are guessed wrongly, e.g. ``{"user_id": "string"}``.
+        source: A path or URL (fsspec), a list of them, a folder, a pandas or polars data frame, a pyarrow table or a
+            Hugging Face `datasets.Dataset`.
+        types: Arrow types of columns of text files, to replace wrong guesses, e.g. ``{"user_id": "string"}``.
 
     Raises:
-        ValueError: The source cannot be read, has no rows or no known format. The message says what to do.
+        ValueError: The source cannot be read, has no rows, or has an unknown format. The message explains what to do.
 
     Example:
         >>> import pyarrow as pa
@@ -67,18 +67,18 @@ def open_table(source: Source, types: Mapping[str, str] | None = None) -> TableR
 
 
 class TableReader:
-    """A table that can be read again and again, a batch of rows at a time.
+    """A table that can be read several times, one batch of rows at a time.
 
     Args:
-        name: What messages call it.
-        schema: Its columns and their types.
-        scan: Yields record batches of some columns.
-        identity: Plain values that change when the content does.
-        rows: Number of rows, if known without reading them.
-        nbytes: Size of the files, if it is known.
-        pieces: Stretches of rows that can be read on their own, in order: files, or groups of rows of them. `scan`
-            takes the number of one as its second argument; None = there is one, and it takes no second argument.
-        lists: RecBole's sequences: columns of text that are split at spaces, and the type of their parts.
+        name: Name of the table in messages.
+        schema: The columns and their types.
+        scan: A function that yields record batches of the given columns.
+        identity: A function that returns plain values that change when the content changes.
+        rows: Number of rows; None = not known without reading them.
+        nbytes: Size of the files in bytes; None = not known.
+        pieces: Number of pieces that can be read separately (files, or row groups of files), in order. `scan` takes the
+            index of a piece as its second argument; None = one piece, and `scan` has no second argument.
+        lists: Columns of text that are split at spaces, and the type of their elements (sequences of RecBole).
     """
 
     def __init__(
@@ -114,20 +114,20 @@ class TableReader:
         return list(self.schema.names)
 
     def require(self, columns: Iterable[str]) -> None:
-        """Raise if a column is missing, with the nearest that there is."""
+        """Raise a ValueError if a column is missing. The message suggests the most similar column."""
         for column in columns:
             if column not in self.columns:
                 close = suggest(column, self.columns)
                 raise ValueError(f"{self.name} has no column {column!r}; {close}it has: {', '.join(self.columns)}")
 
     def batches(self, columns: Sequence[str] | None = None, piece: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, some columns of them; memory is that of a few batches.
+        """Yield the rows in order as record batches. Memory: that of a few batches.
 
-        Dictionary-encoded columns become plain ones.
+        Dictionary-encoded columns are decoded.
 
         Args:
             columns: The columns; None = all.
-            piece: The number of the piece to read; None = all.
+            piece: The index of the piece to read; None = all.
         """
         import pyarrow as pa
 
@@ -151,7 +151,7 @@ class TableReader:
         return pa.Table.from_batches(found)
 
     def fingerprint(self) -> str:
-        """Return a text that changes with the content: of sizes and times of files, or of the values of a frame."""
+        """Return a hash of the sizes and times of the files, or of the values of a data frame."""
         return hashlib.blake2b(json.dumps(self._identity()).encode(), digest_size=8).hexdigest()
 
     def _plain(self, column: Any, name: str) -> Any:
@@ -166,7 +166,7 @@ class TableReader:
 
 
 def file_format(path: str) -> str | None:
-    """Return the format of a file by its name, None if it is not known.
+    """Return the format of a file, given its name; None if the format is unknown.
 
     Example:
         >>> file_format("clicks.csv.gz"), file_format("model.ckpt")
@@ -179,10 +179,10 @@ def file_format(path: str) -> str | None:
 
 
 def list_files(path: str | Path) -> tuple[Any, list[str]]:
-    """Return the file system of a path or address, and the files of known formats there, sorted.
+    """Return the file system of a path or URL, and the sorted files of known formats there.
 
     Raises:
-        ValueError: Nothing is there.
+        ValueError: The path does not exist.
     """
     import fsspec
 
@@ -251,7 +251,7 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
 
 
 def _fragments(dataset: Any, kind: str | None) -> list[list[Any]]:
-    """Return the files of a data set, or their groups of rows, in at most `MOST_PIECES` stretches."""
+    """Return the files of a data set, or the row groups of Parquet files, in at most `MOST_PIECES` pieces."""
     found = list(dataset.get_fragments())
     if kind == "parquet":
         found = [group for file in found for group in file.split_by_row_group()]
@@ -260,7 +260,7 @@ def _fragments(dataset: Any, kind: str | None) -> list[list[Any]]:
 
 
 def _text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
-    """Return how files of delimited text are read, and their columns that hold sequences."""
+    """Return the Arrow format of delimited text files, and their columns that contain sequences."""
     import pyarrow as pa
     import pyarrow.csv as pacsv
     import pyarrow.dataset as pads
@@ -291,7 +291,7 @@ def _text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) ->
         }
         sequences = {"token_seq": pa.string(), "float_seq": pa.float64()}
         lists = {name: sequences[kind] for name, kind in zip(names, kinds, strict=True) if kind in sequences}
-    else:  # numbers with leading zeros are codes: 007 is not 7
+    else:  # numbers with leading zeros are read as text: 007 is not 7
         rows = [row for line in first if len(row := line.replace('"', "").split(delimiter)) == len(names)]
         columns = zip(names, zip(*rows, strict=True), strict=False)
         column_types = {name: pa.string() for name, column in columns if any(map(_PADDED.fullmatch, column))}
@@ -370,7 +370,7 @@ def _open_dataset(data: Any) -> TableReader:
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Make Arrow's errors one line that names the table and what to do."""
+    """Replace Arrow's errors by a one-line ValueError that names the table and explains what to do."""
     import pyarrow as pa
 
     try:

@@ -1,4 +1,4 @@
-"""Draw different items for every list, none of them its own: uniformly, or as often as they occur."""
+"""Draw distinct items for every list, excluding the list's own items, uniformly or by number of occurrences."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from recsys_topk.datamodules.draws import exponentials, integers
 from recsys_topk.ops.dispatch import may_read
 
 _ROUNDS: Final = 4
-"""Rounds of drawing, each twice as long as the previous one; lists that are still short are filled by `_race`."""
+"""Number of rounds of draws. Each has twice as many draws as the one before. `_race` then fills incomplete lists."""
 
 _RACE_CELLS: Final = 2**22
-"""Lists times items that one race off the CPU may hold."""
+"""Maximum of lists times items in one race on devices other than the CPU."""
 
 _NEGLIGIBLE: Final = 1e-12
-"""A list that stays short with less than this probability is not looked for off the CPU."""
+"""On devices other than the CPU, incomplete lists are ignored if their probability is below this value."""
 
 
 class Source(Protocol):
-    """Something to draw from: `tickets` equally likely numbers, each standing for one of `size` items."""
+    """A distribution of items: `tickets` equally likely numbers, each of which belongs to one of `size` items."""
 
     @property
     def size(self) -> int:
@@ -32,13 +32,13 @@ class Source(Protocol):
 
     @property
     def tickets(self) -> int | Tensor:
-        """Number of tickets; a scalar tensor where it is known on the device only."""
+        """Number of tickets; a scalar tensor if it is known only on the device."""
 
     def item(self, ticket: Tensor) -> Tensor:
-        """Return the item that each ticket stands for."""
+        """Return the item of each ticket."""
 
     def weight(self) -> Tensor:
-        """Return how many tickets each item has, (size,)."""
+        """Return the number of tickets of each item, (size,)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Uniform:
 
     @property
     def tickets(self) -> int:
-        """As many as items."""
+        """The number of items."""
         return self.size
 
     def item(self, ticket: Tensor) -> Tensor:
@@ -64,12 +64,12 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Occurrences:
-    """Every occurrence of an item in a list is a ticket, so items are drawn in proportion to how often they occur.
+    """Every occurrence of an item in a list is a ticket. Items are drawn in proportion to their number of occurrences.
 
     Attributes:
         occurrences: (T,) items.
         size: Number of items.
-        number: Scalar, how many of the occurrences count, the first ones; None = all.
+        number: Scalar; only the first `number` occurrences are used; None = all.
     """
 
     occurrences: Tensor
@@ -78,7 +78,7 @@ class Occurrences:
 
     @classmethod
     def in_lists(cls, items: Tensor, mask: Tensor, size: int) -> Occurrences:
-        """Return the items of lists (B, N) where `mask`; off the CPU in memory for all of them."""
+        """Return the occurrences in lists (B, N) where `mask` is True. On a GPU the array has length B N."""
         if may_read(mask):
             return cls(items.masked_select(mask), size)
         place = torch.where(mask, mask.view(-1).cumsum(0).view_as(mask) - 1, mask.numel())
@@ -87,15 +87,15 @@ class Occurrences:
 
     @property
     def tickets(self) -> int | Tensor:
-        """As many as occurrences."""
+        """The number of occurrences."""
         return self.occurrences.numel() if self.number is None else self.number
 
     def item(self, ticket: Tensor) -> Tensor:
-        """Return the item that occurs there."""
+        """Return the item of each occurrence."""
         return self.occurrences.take(ticket).long()
 
     def weight(self) -> Tensor:
-        """Return the occurrences of each item."""
+        """Return the number of occurrences of each item."""
         if may_read(self.occurrences) and self.number is None:
             return torch.bincount(self.occurrences, minlength=self.size).float()
         counts = (torch.arange(self.occurrences.numel(), device=self.occurrences.device) < self.tickets).float()
@@ -104,16 +104,16 @@ class Occurrences:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What `draw_distinct` found.
+    """The result of `draw_distinct`.
 
     Attributes:
         items: (B, n) items, 0 where nothing could be drawn.
-        mask: (B, n) boolean, True = an item was drawn; a list's items come first.
-        drawn: Scalar, draws looked at.
-        rejected: Scalar, how many of them were the list's own or repeated.
-        tries: (B,) int64, draws looked at for each list.
-        waited: (B,) float64, the time of the race after the draws until the list was full, where one draw takes 1 on
-            average: 0 without a race, infinite for a list that is not full.
+        mask: (B, n) boolean, True = an item was drawn. The drawn items of a list come first.
+        drawn: Scalar, number of draws used.
+        rejected: Scalar, number of these draws that were rejected: own items of the list, and repeats.
+        tries: (B,) int64, number of draws used for each list.
+        waited: (B,) float64, the time that the race after the draws took to fill the list. The unit is the average time
+            of one draw. 0 without a race, infinite for a list that is not full.
     """
 
     items: Tensor
@@ -125,23 +125,24 @@ class Drawn:
 
 
 def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, number: int) -> Drawn:
-    """Draw `number` different items for each list, none of them its own.
+    """Draw `number` distinct items for each list, excluding the list's own items.
 
-    A list accepts its draws in order and rejects own items and repeats. What it gets is a function of its key, its own
-    items and the source, whatever lists it stands beside. Where rejection would take long (own items and repeats are
-    most of the source), the remaining places go to the winners of an exponential race over all items, which has the
-    same distribution. Where fewer than `number` items remain, the rest is masked.
+    A list accepts its draws in order and rejects own items and repeats. The result depends only on the key, the own
+    items and the source, not on the other lists. If rejection would take too long (most of the source is own items and
+    repeats), an exponential race over all items fills the remaining places. The race has the same distribution. If
+    fewer than `number` items remain, the rest is masked.
 
-    Cost: O(B (N + n) log(N + n)) time, O(B (N + n)) memory. Off the CPU nothing is read on the host: every list takes
-    part in every round, and the draws are the same. A race then takes place among at most 2^22 pairs of list and item,
-    for the shortest lists; where more lists than that cannot be filled by 15 (n + n / 8 + 8) draws, the rest is masked.
+    Cost: O(B (N + n) log(N + n)) time, O(B (N + n)) memory. On devices other than the CPU, no value is read on the
+    host: every list takes part in every round, and the draws are the same. The race is then limited to 2^22 pairs of
+    list and item, and fills the lists with the fewest items. If 15 (n + n / 8 + 8) draws leave more lists incomplete
+    than that, the rest is masked.
 
     Args:
-        source: What to draw from.
+        source: The source of the items.
         keys: (B,) from `request_keys`.
         own: (B, N) items of each list.
         own_mask: (B, N) boolean, True = a real item.
-        number: Items wanted, n.
+        number: Number of items to draw per list, n.
 
     Example:
         >>> from recsys_topk.datamodules.draws import request_keys
@@ -155,10 +156,10 @@ def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, n
     if not may_read(own):
         return _draw_static(source, keys, own, own_mask, number)
     lists = keys.shape[0]
-    items = own.new_zeros((lists, number + 1))  # the last column takes what is not wanted
+    items = own.new_zeros((lists, number + 1))  # the last column receives unwanted items
     count = own.new_zeros(lists)
     tries = own.new_zeros(lists)
-    open_rows: Tensor | None = None  # None = all
+    open_rows: Tensor | None = None  # incomplete lists; None = all lists
     begin, length = 0, _first_length(number)
     for _ in range(_ROUNDS if source.tickets and lists and number else 0):
         here = slice(None) if open_rows is None else open_rows
@@ -172,7 +173,7 @@ def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, n
         target = torch.where(fresh, place - 1, number).clamp_max_(number)
         items[here] = items[here].scatter_(1, target, new)
         count[here] = place[:, -1].clamp_max(number)
-        # Looked at: all draws before the list was full, and the one that filled it.
+        # Draws used: all draws before the list was full, and the draw that filled it.
         tries[here] += (place < number).sum(1) + (place[:, -1] >= number)
         open_rows = (count < number).nonzero().squeeze(1)
         if not open_rows.numel():
@@ -195,11 +196,11 @@ def _first_length(number: int) -> int:
 
 
 def _draw_static(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, number: int) -> Drawn:
-    """Draw as `draw_distinct` does, with shapes that depend on no value: a list that is full accepts nothing more."""
+    """Do the same as `draw_distinct`, with shapes that do not depend on values. A full list rejects all draws."""
     lists, columns = keys.shape[0], torch.arange(number, device=own.device)
-    items = own.new_zeros((lists, number + 1))  # the last column takes what is not wanted
+    items = own.new_zeros((lists, number + 1))  # the last column receives unwanted items
     count, tries = own.new_zeros(lists), own.new_zeros(lists)
-    # Own items and those drawn before are all that a uniform draw can hit in vain.
+    # A uniform draw is rejected only if it is an own item or a repeat. This is a lower bound of its acceptance rate.
     accepted = 1.0 - (own.shape[1] + number) / source.size if isinstance(source, Uniform) and source.size else 0.0
     rounds, surely = rounds_needed(accepted, number)
     begin, length = 0, _first_length(number)
@@ -227,10 +228,10 @@ def _no_race(tries: Tensor) -> Tensor:
 
 
 def rounds_needed(accepted: float, number: int) -> tuple[int, bool]:
-    """Return how many rounds fill a list of `number`, and whether they do with all but negligible probability.
+    """Return the number of rounds that fill a list of `number` items, and whether failure has negligible probability.
 
-    After D draws, each accepted with probability `accepted` at least, fewer than `number` are accepted with probability
-    exp(-2 D (accepted - number / D)^2) at most (Hoeffding).
+    Let each of D draws be accepted with probability at least `accepted`. The probability that fewer than `number` are
+    accepted is at most exp(-2 D (accepted - number / D)^2) (Hoeffding).
 
     Example:
         >>> rounds_needed(0.98, 25), rounds_needed(0.1, 25)
@@ -246,11 +247,11 @@ def rounds_needed(accepted: float, number: int) -> tuple[int, bool]:
 
 
 def _fresh(known: Tensor, known_mask: Tensor, new: Tensor) -> Tensor:
-    """Return which of `new` (B, m) are neither among the `known` of their row nor earlier in it."""
+    """Return a mask of the items of `new` (B, m) that are neither in `known` nor earlier in the same row of `new`."""
     width = known.shape[1]
     columns = torch.arange(width + new.shape[1], device=new.device)
-    # Item and column in one integer: after sorting, equal items are neighbours, the earliest column first. Items are
-    # below 2^30 (`integers`), so 33 bits are left for the column.
+    # Pack item and column into one integer. After sorting, equal items are adjacent, the earliest column first. Items
+    # are below 2^30 (`integers`), so 33 bits are left for the column.
     bits = columns.numel().bit_length()
     packed = torch.cat([torch.where(known_mask, known, -1), new], 1).bitwise_left_shift_(bits).add_(columns)
     packed = _sort_rows(packed)
@@ -262,16 +263,16 @@ def _fresh(known: Tensor, known_mask: Tensor, new: Tensor) -> Tensor:
 
 
 def _sort_rows(x: Tensor) -> Tensor:
-    """Sort rows; on the CPU by numpy, whose vectorised sort is several times faster than torch's."""
+    """Sort rows. On the CPU numpy is used, because its vectorised sort is several times faster than torch's."""
     if x.device.type == "cpu":
         return torch.from_numpy(np.sort(x.numpy(), axis=1))
     return x.sort(dim=1).values
 
 
 def _race(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, items: Tensor, count: Tensor) -> Tensor:
-    """Fill the short lists in place: of the items left, those with the smallest exponential / weight win.
+    """Fill incomplete lists in place with the remaining items that have the smallest exponential / weight.
 
-    Returns how long each race took, (B,), as `Drawn.waited`.
+    Return the time of each race, (B,), as in `Drawn.waited`.
     """
     number, waited = items.shape[1], _no_race(count)
     weight = source.weight()
@@ -291,11 +292,9 @@ def _race(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, items: Te
 def _race_static(
     source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, items: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Fill the shortest lists in place, as `_race` does; return the new counts and `Drawn.waited`.
+    """Fill the lists with the fewest items in place, like `_race`. Return the new counts and `Drawn.waited`.
 
-    Shapes depend on no value.
-
-    `items` has a last column that takes what is not wanted.
+    Shapes do not depend on values. The last column of `items` receives unwanted items.
     """
     number, size = items.shape[1] - 1, source.size
     lists = min(len(keys), max(1, _RACE_CELLS // size))

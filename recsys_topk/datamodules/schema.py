@@ -1,4 +1,4 @@
-"""What the columns of a batch mean: features of four kinds, the embedding tables they index, what labels say."""
+"""The schema of a batch: features of four kinds, their embedding tables, and the meaning of labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VALUE_KINDS: tuple[FeatureKind, ...] = ("numeric", "vector")
 VERSION = 2
 
 VARIANT = 1 << 40
-"""Item ids at or above this are variants: other feature rows of item ``id % VARIANT`` in the same shard."""
+"""Item ids from this value on are variants: item ``id % VARIANT`` with other features in the same shard."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,12 @@ class Table:
     """An embedding table.
 
     Attributes:
-        name: Its name.
-        rows: Number of ids.
-        padding: The id that stands for "nothing" and has no embedding.
-        vocabulary: Fingerprint of the `Vocabulary` that gave the ids their rows; None = the rows are the data's own.
-            A model trained with one vocabulary is of no use with another, so schemas that differ in it are not equal.
+        name: Name of the table.
+        rows: Number of rows.
+        padding: The padding id, which has no embedding.
+        vocabulary: Fingerprint of the `Vocabulary` that maps raw ids to rows; None = the data contain the rows
+            directly. A model cannot be used with another vocabulary, so schemas with different fingerprints are not
+            equal.
     """
 
     name: str
@@ -42,11 +43,11 @@ class Feature:
     """One feature of a request, of a history view or of an item.
 
     Attributes:
-        name: Its name; unique within its part of the schema.
-        table: The table that its ids index; None for numeric features and vectors.
+        name: Name of the feature, unique within its part of the schema.
+        table: The embedding table of the ids; None for numeric features and vectors.
         kind: ``"categorical"`` (one id), ``"bag"`` (up to `size` ids of one table, whose embeddings are averaged),
             ``"numeric"`` (one float) or ``"vector"`` (`size` floats).
-        size: Number of columns: 1 for categorical and numeric features, the largest number of ids of a bag, the
+        size: Number of columns: 1 for categorical and numeric features, the maximum number of ids of a bag, or the
             length of a vector.
 
     Example:
@@ -76,10 +77,11 @@ class Feature:
 
 @dataclass(frozen=True)
 class Schema:
-    """The features of requests, histories and items, in column order, and what the labels mean.
+    """The features of requests, histories and items, in column order, and the meaning of the labels.
 
-    The ids of a part (`CascadeBatch.request`, `.history`, `.items`) hold its categorical features and bags, in the
-    order of the schema; its values (`CascadeBatch.request_values`, ...) hold its numeric features and vectors.
+    The ids of a part (`CascadeBatch.request`, `.history`, `.items`) contain its categorical features and bags, in the
+    order of the schema. The values of a part (`CascadeBatch.request_values`, ...) contain its numeric features and
+    vectors.
 
     Attributes:
         tables: All tables; features of several parts may share one.
@@ -88,8 +90,8 @@ class Schema:
         items: Features of an item.
         groups: Names of the sample groups, best first.
         positive_above: Labels above this are positives.
-        labels: ``"grades"`` (the size of a label says how good an item is, e.g. 0 to 4) or ``"places"`` (labels only
-            order the items, e.g. 29 for the first place and 20 for the tenth). Graded losses choose their gain by it.
+        labels: ``"grades"`` (a label is the relevance of an item, e.g. 0 to 4) or ``"places"`` (labels only order the
+            items, e.g. 29 for the first place and 20 for the tenth). Graded losses use it to choose their gain.
 
     Example:
         >>> schema = Schema(
@@ -132,28 +134,28 @@ class Schema:
         return found
 
     def id_columns(self, part: Part) -> dict[str, slice]:
-        """Return where the categorical features and bags of a part stand among its ids, by name."""
+        """Return the columns of each categorical feature and bag in the ids of a part, by name."""
         return _columns(self.features(part), ID_KINDS)
 
     def value_columns(self, part: Part) -> dict[str, slice]:
-        """Return where the numeric features and vectors of a part stand among its values, by name."""
+        """Return the columns of each numeric feature and vector in the values of a part, by name."""
         return _columns(self.features(part), VALUE_KINDS)
 
     def table(self, name: str) -> Table:
-        """Return the table called `name`."""
+        """Return the table with the given name."""
         return next(table for table in self.tables if table.name == name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain lists, dicts, strings and numbers, as stored in checkpoints."""
+        """Return the schema as plain lists, dicts, strings and numbers, as stored in checkpoints."""
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
         for table in plain["tables"]:
             if table["vocabulary"] is None:
-                del table["vocabulary"]  # as in files from before there were vocabularies
+                del table["vocabulary"]  # as in files of versions without vocabularies
         return {"version": VERSION, **plain}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Schema:
-        """Rebuild a schema from `to_dict`, of this version or of version 1 (categorical features only)."""
+        """Build a schema from the result of `to_dict`, of this version or of version 1 (categorical features only)."""
         version = plain.get("version", 1)
         if version not in (1, VERSION):
             raise ValueError(f"the schema has version {version!r}; this release reads versions 1 and {VERSION}")
@@ -164,7 +166,7 @@ class Schema:
             items=tuple(Feature(**feature) for feature in plain["items"]),
             groups=tuple(plain.get("groups", ())),
             positive_above=float(plain.get("positive_above", 0.0)),
-            # Version 1 knew RecFlow only, whose labels are places.
+            # Version 1 supported only RecFlow, whose labels are places.
             labels=plain.get("labels", "places" if version == 1 else "grades"),
         )
 

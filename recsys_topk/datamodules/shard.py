@@ -1,4 +1,4 @@
-"""A shard: the part of a source that is held in memory at once, e.g. a day, and the batches made of its requests."""
+"""A shard is the part of a data source that is in memory at one time, e.g. a day. It makes the batches."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class ShardBatch(CascadeBatch):
-    """A batch that remembers where it came from. Adding negatives to it depends on that.
+    """A batch with its origin, which is needed to add negatives.
 
     Attributes:
-        shard: Name of the shard that holds all its requests.
-        draw_seed: Seed of its negatives.
+        shard: Name of the shard that contains all requests.
+        draw_seed: Seed of the negatives.
         training: Whether it is a training batch.
         pool_rows: (M,) int64, the row of each pool item in the shard's catalogue; None = look it up by item id.
-        excluded: (B, E) int64, what `Shard.excluded` returns for its requests.
+        excluded: (B, E) int64, the result of `Shard.excluded` for the requests.
     """
 
     draw_seed: int = 0
@@ -37,9 +37,9 @@ class ShardBatch(CascadeBatch):
     excluded: Tensor | None = None
 
     def plain(self) -> CascadeBatch:
-        """Return the batch without its origin; an evaluation batch keeps the name of its shard."""
+        """Return the batch without its origin. An evaluation batch keeps the name of its shard."""
         found = CascadeBatch(**{name: getattr(self, name) for name in _PLAIN})
-        return found.replace(shard="") if self.training else found  # a compiled step would be compiled for each name
+        return found.replace(shard="") if self.training else found  # a name would cause a recompilation per shard
 
     @classmethod
     def of(
@@ -52,7 +52,7 @@ class ShardBatch(CascadeBatch):
         excluded: Tensor | None = None,
         users: tuple[int | str, ...] = (),
     ) -> ShardBatch:
-        """Return `batch` with its origin."""
+        """Return a `ShardBatch` of `batch` with the given origin."""
         origin: dict[str, Any] = {
             "shard": shard,
             "draw_seed": draw_seed,
@@ -69,13 +69,13 @@ _PLAIN = tuple(field.name for field in fields(CascadeBatch))
 
 
 class Shard(ABC):
-    """Requests by row number, and the items that their negatives are drawn from.
+    """Requests, accessed by row number, and the catalogue for their negatives.
 
-    A source with days has one shard per day; a source without has one per split. Shards are sent to worker processes,
+    Usually there is one shard per day, or one per split if the data have no days. Shards are sent to worker processes,
     so they must be picklable.
 
     Args:
-        name: Identifies the shard within its data module.
+        name: Name of the shard, unique within its data module.
     """
 
     def __init__(self, name: str) -> None:
@@ -88,23 +88,23 @@ class Shard(ABC):
     @property
     @abstractmethod
     def list_length(self) -> int:
-        """The length of the longest list that `batch` returns, N."""
+        """The maximum length of a list, N."""
 
     @abstractmethod
     def batch(self, rows: Array) -> CascadeBatch:
-        """Return the requests with row numbers `rows`, (B,), as a batch; it must not depend on anything else."""
+        """Return the requests with row numbers `rows`, (B,), as a batch. It must depend only on `rows`."""
 
     @abstractmethod
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
-        """Return all items of the shard on a device; negatives are drawn from them."""
+        """Return all items of the shard on a device. Negatives are drawn from them."""
 
     def excluded(self, rows: Array) -> Tensor | None:
-        """Return the items that are no candidates of some requests beyond their own lists; None = there are none.
+        """Return items outside a request's list that must not become its candidates; None = there are none.
 
-        They are never drawn as negatives, and evaluation over the whole catalogue leaves them out. Of an evaluation
-        shard they are what the user has had before the request; of a training shard also what the user has had
-        later in the training data, because a sampled negative should not be a positive elsewhere. An item of the
-        request's own list stays a candidate whatever this method returns.
+        Excluded items are never drawn as negatives, and evaluation over the whole catalogue skips them. In an
+        evaluation shard, they are the items of the user before the request. In a training shard, they also include
+        later items of the user in the training data, because a sampled negative should not be a positive of the same
+        user. An item of the request's own list is always a candidate, even if this method returns it.
 
         Args:
             rows: (B,) row numbers of the requests.
@@ -115,7 +115,7 @@ class Shard(ABC):
         return None
 
     def users(self, rows: Array) -> Array | None:
-        """Return the users of some requests as the data call them, (B,) integers or texts; None = they are not known.
+        """Return the names of the users in the source, (B,) integers or strings; None = they are not known.
 
         Args:
             rows: (B,) row numbers of the requests.
@@ -124,11 +124,11 @@ class Shard(ABC):
 
     @property
     def order_key(self) -> int:
-        """The integer that seeds the order of the shard's requests, with the seed and the epoch."""
+        """An integer that, with the seed and the epoch, seeds the order of the shard's requests."""
         return zlib.crc32(self.name.encode())
 
     def release(self) -> None:  # noqa: B027  # most shards have nothing to free
-        """Free memory that can be read again; called when the loader leaves the shard."""
+        """Free data that can be read again. Called when the loader goes on to the next shard."""
 
 
 class TensorShard(Shard):
@@ -137,16 +137,16 @@ class TensorShard(Shard):
     Args:
         name: Name of the shard.
         catalogue: All items of the shard, on the CPU.
-        request_id: (R,) int64, the identity of each request.
+        request_id: (R,) int64, the id of each request.
         lists: (R, N) int64, the candidates of each request as rows of the catalogue; -1 = padding.
-        labels: (R, N), finite and >= 0; bigger is better.
+        labels: (R, N), finite and >= 0; larger is better.
         group: (R, N) int64, the sample group of each candidate (`Schema.groups`); None = all in group 0.
         request: (R, F_r) int64, ids of the request features; None = there are none.
         history: (R, L, F_h) int64, ids of the user's last views, oldest first, padding ids last; None = no history.
-        history_length: (R,) int64, number of real views; None = all L.
+        history_length: (R,) int64, number of views in each history; None = L for all.
         request_values: (R, V_r) floats, numeric features and vectors of the requests.
-        history_values: (R, L, V_h) floats, those of the views; 0 where there is no view.
-        excluded: (R, E) int64, catalogue rows that are no candidates of each request (`Shard.excluded`); -1 = padding.
+        history_values: (R, L, V_h) floats, numeric features and vectors of the views; 0 where there is no view.
+        excluded: (R, E) int64, excluded catalogue rows of each request (`Shard.excluded`); -1 = padding.
 
     Example:
         >>> import numpy as np
@@ -213,16 +213,16 @@ class TensorShard(Shard):
 
     @property
     def list_length(self) -> int:
-        """Columns of the lists."""
+        """Number of columns of the lists."""
         return self._lists.shape[1]
 
     def batch(self, rows: Array) -> ShardBatch:
-        """Return some requests; the pool holds the distinct items of their lists, in catalogue order."""
+        """Return the given requests. The pool contains the distinct items of their lists, in catalogue order."""
         at = torch.from_numpy(rows)
         lists, mask = self._lists[at], self._mask[at]
         pool = torch.unique(lists[mask])
         if not pool.numel():
-            pool = pool.new_zeros(1)  # padding points at row 0
+            pool = pool.new_zeros(1)  # padding points to row 0
         per_request: dict[str, Any] = {name: tensor[at] for name, tensor in self._per_request.items()}
         return ShardBatch(
             item_id=self._items.item_id[pool],
@@ -235,9 +235,9 @@ class TensorShard(Shard):
         )
 
     def excluded(self, rows: Array) -> Tensor | None:
-        """Return those of some requests."""
+        """Return the excluded items of the given requests."""
         return None if self._excluded is None else self._excluded[torch.from_numpy(rows)]
 
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
-        """Return the items."""
+        """Return all items on a device."""
         return self._items.to(device)

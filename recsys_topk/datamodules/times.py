@@ -1,4 +1,4 @@
-"""Times of any common form as microseconds since 1970, UTC, and their parts; needs numpy and pyarrow."""
+"""Convert times of any common form to microseconds since 1970 (UTC), and split them into parts (hour, weekday, ...)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
-"""Microseconds per unit of a number; ``"ns"``, ``"datetime"`` and those of `DIGITS` are the other units."""
+"""Microseconds per unit. The other units are ``"ns"``, ``"datetime"`` and the keys of `DIGITS`."""
 
 DIGITS: Final = {"yyyymmdd": 1, "yyyymmddhhmmss": 1_000_000}
-"""Dates written as one number, e.g. 20231114, and by what such a number is divided to leave the day."""
+"""Formats of dates that are written as one number, e.g. 20231114. The value is the divisor that leaves the day."""
 
 _NAMES: Final = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _DAY: Final = 86_400_000_000
@@ -22,11 +22,12 @@ _FIRST_DAY, _LAST_DAY = 19000101, 20991231
 
 
 def guess_unit(column: Any) -> str:
-    """Return the unit of a column of times: ``"datetime"`` (dates, times, text), or that of numbers by their size.
+    """Return the unit of a column of times: ``"datetime"`` for dates, times and text; for numbers, a guess by size.
 
-    A number below 1e11 counts seconds (until the year 5138), below 1e14 milliseconds, below 1e17 microseconds, else
-    nanoseconds. Numbers that read as days from 1900 to 2099 are ``"yyyymmdd"`` or ``"yyyymmddhhmmss"``: the largest
-    one, and at least half of all. As seconds they would be days of August 1970, as milliseconds of the year 2570.
+    If the largest number is below 1e11, the unit is seconds (up to the year 5138); below 1e14 milliseconds; below 1e17
+    microseconds; else nanoseconds. The unit is ``"yyyymmdd"`` or ``"yyyymmddhhmmss"`` if the largest number and at
+    least half of all numbers are such dates from 1900 to 2099. As seconds these numbers would be days of August 1970,
+    as milliseconds days of the year 2570 or later.
 
     Example:
         >>> import pyarrow as pa
@@ -58,7 +59,7 @@ def guess_unit(column: Any) -> str:
 
 
 def microseconds(column: Any, unit: str, name: str = "time") -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return times as microseconds since 1970 in UTC, and which are missing (0 there).
+    """Return times as microseconds since 1970 in UTC (0 where missing), and a mask of missing times.
 
     Args:
         column: A pyarrow array of dates, times, ISO 8601 text or numbers.
@@ -110,7 +111,7 @@ def _from_digits(column: Any, unit: str, name: str) -> Any:
     missing = np.asarray(column.is_null())
     numbers = np.array(column.fill_null(np.nan), dtype=np.float64)
     missing |= np.isnan(numbers)
-    whole = np.where(np.abs(numbers) < 1e15, numbers, 0).astype(np.int64)  # what is not whole is wrong below
+    whole = np.where(np.abs(numbers) < 1e15, numbers, 0).astype(np.int64)  # others are rejected below
     day, clock = np.divmod(whole, DIGITS[unit])
     months = (day // 10_000 - 1970) * 12 + day // 100 % 100 - 1
     dates = months.astype("datetime64[M]").astype("datetime64[D]") + (day % 100 - 1)
@@ -130,7 +131,7 @@ def _from_digits(column: Any, unit: str, name: str) -> Any:
 
 
 def describe_times(unit: str, first: int, last: int) -> str:
-    """Return what was recognised, e.g. "seconds, 1997-09-20 to 1998-04-22"."""
+    """Return a text with the unit and the range of times, e.g. "seconds, 1997-09-20 to 1998-04-22"."""
     days = []
     for time in (first, last):
         try:
@@ -141,12 +142,12 @@ def describe_times(unit: str, first: int, last: int) -> str:
 
 
 def time_part(time: Array, part: str, utc_offset: float = 0.0) -> npt.NDArray[np.int64]:
-    """Return a part of times, from 1: hour 1..24, weekday 1 (Monday) .. 7, day 1..31, month 1..12, minute 1..60.
+    """Return a part of times, starting at 1: hour 1..24, weekday 1 (Monday)..7, day 1..31, month 1..12, minute 1..60.
 
     Args:
         time: Microseconds since 1970, UTC.
-        part: Which part.
-        utc_offset: Hours that the wanted clock is ahead of UTC.
+        part: The name of the part.
+        utc_offset: Offset of the wanted time zone from UTC in hours.
 
     Example:
         >>> time_part(np.array([0]), "weekday"), time_part(np.array([0]), "hour", 8)  # a Thursday, 8 o'clock in Beijing
@@ -169,7 +170,7 @@ def time_part(time: Array, part: str, utc_offset: float = 0.0) -> npt.NDArray[np
 
 
 def parse_time(text: str) -> int:
-    """Return the microseconds since 1970 of a date or time in ISO 8601, in UTC unless it names a zone.
+    """Return the microseconds since 1970 of a date or time in ISO 8601. It is in UTC unless it contains a time zone.
 
     Example:
         >>> parse_time("1970-01-02")

@@ -1,6 +1,6 @@
-"""From raw ids to rows of an embedding table: dense, compact (the ids of the training data) or hash (fixed rows).
+"""Map raw ids to rows of an embedding table: dense, compact (the ids of the training data) or hash (fixed rows).
 
-Needs numpy only, so that serving uses the same code.
+Needs only numpy, so that serving can use the same code.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _FORMAT: Final = 1
 
 
 class Vocabulary(ABC):
-    """Which row of an embedding table an id has.
+    """Base class of vocabularies. A vocabulary maps ids to rows of an embedding table.
 
-    Ids are integers or text; a text that is a plain decimal number is the same id as the integer. An id that is not in
-    the vocabulary gets a row for unknown ids, and a missing one the padding row.
+    Ids are integers or text. Text that is a plain decimal number is the same id as the integer. An id that is not in
+    the vocabulary gets a row for unknown ids. A missing id gets the padding row.
 
     Attributes:
         kind: ``"dense"``, ``"compact"`` or ``"hash"``.
-        rows: Rows of the table, those for padding and for unknown ids included.
+        rows: Number of rows of the table, including those for padding and for unknown ids.
         padding: The row of missing ids, which has no embedding.
     """
 
@@ -44,28 +44,28 @@ class Vocabulary(ABC):
     padding: int = 0
 
     def encode(self, ids: npt.ArrayLike, missing: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
-        """Return the row of each id, as int64 of the same shape. No id raises, only a type that is no id.
+        """Return the row of each id, int64 in the shape of `ids`. Unknown ids do not raise; an invalid type does.
 
         Args:
-            ids: Integers or texts; None and NaN among texts are missing.
-            missing: Boolean, of the same shape: True where there is no id, whatever `ids` holds there.
+            ids: Integers or strings; None and NaN among strings are missing.
+            missing: Boolean, same shape, True where the id is missing. `ids` is ignored there.
         """
         keys, absent, _ = id_keys(ids, missing)
         rows = self._rows_of(keys.reshape(-1)).reshape(keys.shape)
         return rows if absent is None else np.where(absent, np.int64(self.padding), rows)
 
     def known(self, ids: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Return which ids have a row of their own (in a hash vocabulary: all)."""
+        """Return a mask of the ids that are in the vocabulary (in a hash vocabulary: all ids)."""
         keys = id_keys(ids).keys
         return self._known(keys.reshape(-1)).reshape(keys.shape)
 
     @abstractmethod
     def describe(self) -> str:
-        """Return a short text for a table, e.g. ``compact, 1,000 ids + 1 for unknown ids``."""
+        """Return a short description, e.g. ``compact, 1,000 ids + 1 for unknown ids``."""
 
     @abstractmethod
     def options(self) -> dict[str, int]:
-        """Return the numbers that define it, but for its ids."""
+        """Return the numbers that define the vocabulary, without its ids."""
 
     @property
     def keys(self) -> Array | None:
@@ -74,19 +74,19 @@ class Vocabulary(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the kind, the numbers and the ids: equal if and only if all ids get equal rows."""
+        """SHA-256 of the kind, the numbers and the ids. Equal fingerprints mean that all ids get the same rows."""
         digest = hashlib.sha256(json.dumps([self.kind, self.options()], sort_keys=True).encode())
         if self.keys is not None:
             digest.update(np.ascontiguousarray(self.keys, dtype="<i8").data)
         return digest.hexdigest()
 
     def save(self, folder: str | Path) -> None:
-        """Write it into a folder of its own; `Vocabulary.load` reads it."""
+        """Save the vocabulary to a separate folder. `Vocabulary.load` reads it."""
         save_vocabularies(folder, {"vocabulary": self})
 
     @staticmethod
     def load(folder: str | Path) -> Vocabulary:
-        """Read what `save` wrote."""
+        """Load a vocabulary from a folder written by `save`."""
         return load_vocabularies(folder)["vocabulary"]
 
     def __eq__(self, other: object) -> bool:
@@ -104,15 +104,15 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def _known(self, keys: Array) -> npt.NDArray[np.bool_]:
-        """Return which of (n,) keys have a row of their own."""
+        """Return a mask of the keys, (n,), that are in the vocabulary."""
 
 
 class DenseVocabulary(Vocabulary):
-    """Row = id + offset. An id below 0 or beyond the table gets the last row.
+    """Row = id + offset. An id below 0, or too large for the table, gets the last row.
 
     Args:
-        rows: Rows of the table.
-        offset: Added to each id; 1 keeps row 0 for padding.
+        rows: Number of rows of the table.
+        offset: Number added to each id; 1 reserves row 0 for padding.
         padding: The row of missing ids.
 
     Example:
@@ -145,14 +145,14 @@ class DenseVocabulary(Vocabulary):
 
 
 class CompactVocabulary(Vocabulary):
-    """One row for each id that was seen; all others share the rows 1 to `oov_rows`, by a hash.
+    """One row for each id of the training data. All other ids share the rows 1 to `oov_rows`, by a hash.
 
-    Texts are held as 64-bit hashes: of n texts, two share a row with probability n^2 / 2^65 (3e-6 for 10 million).
-    Cost: 8 bytes per id; O(log n) per id to encode, less if the ids come sorted.
+    Text ids are stored as 64-bit hashes. The probability that any two of n text ids share a row is n^2 / 2^65 (3e-6
+    for 10 million). Cost: 8 bytes per id; O(log n) per id to encode, less if the ids are sorted.
 
     Args:
-        keys: The ids as distinct, sorted int64 keys, as `IdCounter` and `id_keys` make them.
-        oov_rows: Rows for unknown ids.
+        keys: The ids as distinct, sorted int64 keys (`IdCounter`, `id_keys`).
+        oov_rows: Number of rows for unknown ids.
 
     Example:
         >>> vocabulary = CompactVocabulary.fit([70, 7, 70, 900], oov_rows=1)
@@ -186,10 +186,10 @@ class CompactVocabulary(Vocabulary):
         """Return the vocabulary of the ids that occur at least `min_count` times.
 
         Args:
-            ids: The ids, repeated as often as they occur; or a counter, filled part by part.
-            counts: How often each of `ids` occurs, of the same shape; None = once.
-            min_count: Ids that occur less often are unknown, so that the rows for unknown ids are trained.
-            oov_rows: Rows for unknown ids.
+            ids: The ids with repetitions, or a counter of the ids.
+            counts: Number of occurrences of each id, in the shape of `ids`; None = one.
+            min_count: Rarer ids are treated as unknown. The rows for unknown ids are then trained.
+            oov_rows: Number of rows for unknown ids.
         """
         if not isinstance(ids, IdCounter):
             counter = IdCounter(counting=min_count > 1)
@@ -199,15 +199,15 @@ class CompactVocabulary(Vocabulary):
 
     @property
     def keys(self) -> Array:
-        """The ids as sorted int64 keys; the id of ``keys[i]`` has the row ``1 + oov_rows + i``."""
+        """The ids as sorted int64 keys. The id with key ``keys[i]`` has the row ``1 + oov_rows + i``."""
         return self._keys
 
     def describe(self) -> str:
-        """Return how many ids it holds."""
+        """Return the number of ids as text."""
         return f"compact, {self._keys.size:,} ids + {self.oov_rows:,} for unknown ids"
 
     def options(self) -> dict[str, int]:
-        """Return the rows for unknown ids."""
+        """Return the number of rows for unknown ids."""
         return {"oov_rows": self.oov_rows}
 
     def _rows_of(self, keys: Array) -> npt.NDArray[np.int64]:
@@ -229,13 +229,13 @@ class CompactVocabulary(Vocabulary):
 
 
 class HashVocabulary(Vocabulary):
-    """Row = 1 + hash(id, seed) mod (rows - 1): any id has a row, and ids may share one.
+    """Row = 1 + hash(id, seed) mod (rows - 1). Every id has a row, and several ids may share a row.
 
-    The hash is the same on all machines and in all processes. With n ids and m rows about n - m (1 - exp(-n/m)) ids
-    share a row with another one. Nothing has to be fitted or stored.
+    The hash is the same on all machines and in all processes. With n ids and m rows, about n - m (1 - exp(-n/m)) ids
+    collide with another id. Nothing has to be fitted or stored.
 
     Args:
-        rows: Rows of the table.
+        rows: Number of rows of the table.
         seed: Seed of the hash.
 
     Example:
@@ -252,7 +252,7 @@ class HashVocabulary(Vocabulary):
         self.rows, self.seed = int(rows), int(seed)
 
     def describe(self) -> str:
-        """Return the number of rows."""
+        """Return the number of rows as text."""
         return f"hash, {self.rows - 1:,} rows"
 
     def options(self) -> dict[str, int]:
@@ -276,11 +276,10 @@ def fit_vocabulary(
     """Return the vocabulary of a table.
 
     Args:
-        options: As `VocabularyOptions.parse` takes it.
-        ids: The ids of the training data, or a counter of them; may be left out for ``hash``, and if `dense` is given
-            and chosen.
-        name: The table's name, for messages.
-        dense: The dense vocabulary of the table; None = as large as the largest id, with one row to spare.
+        options: The options, or a value that `VocabularyOptions.parse` accepts.
+        ids: The ids of the training data, or a counter of them. Not needed for ``hash``, or if `dense` is used.
+        name: Name of the table in messages.
+        dense: The vocabulary to use if the kind is dense; None = large enough for the largest id, plus one more row.
 
     Example:
         >>> fit_vocabulary("auto", [0, 5, 5]).describe()
@@ -310,7 +309,7 @@ def fit_vocabulary(
 
 
 def _dense_of(counter: IdCounter) -> DenseVocabulary | None:
-    """Return the dense vocabulary that holds all ids, or None if they are no numbers >= 0."""
+    """Return the dense vocabulary of all ids, or None if any id is text or negative."""
     keys = counter.keys()
     if counter.text or (keys.size and keys[0] < 0):
         return None
@@ -318,9 +317,10 @@ def _dense_of(counter: IdCounter) -> DenseVocabulary | None:
 
 
 def save_vocabularies(folder: str | Path, vocabularies: Mapping[str, Vocabulary]) -> None:
-    """Write the vocabularies of all tables: one JSON file, and the ids of compact ones as ``.npy`` beside it.
+    """Save the vocabularies of all tables to a folder: one JSON file, and one ``.npy`` file of ids per compact one.
 
-    The JSON file is written last and names the others by fingerprint, so a reader finds the old ones or the new ones.
+    The JSON file is written last and refers to the other files by fingerprint. A reader therefore finds either the old
+    or the new vocabularies.
     """
     folder = Path(folder)
     entries = {}
@@ -337,7 +337,12 @@ def save_vocabularies(folder: str | Path, vocabularies: Mapping[str, Vocabulary]
 
 
 def load_vocabularies(folder: str | Path) -> dict[str, Vocabulary]:
-    """Read what `save_vocabularies` wrote; a file that is damaged or missing is one error. Ids are memory-mapped."""
+    """Load the vocabularies written by `save_vocabularies`. Ids are memory-mapped.
+
+    Raises:
+        FileNotFoundError: The JSON file is missing.
+        ValueError: A file is damaged, or a file of ids is missing.
+    """
     path = Path(folder) / _FILE
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; it says how ids become rows")

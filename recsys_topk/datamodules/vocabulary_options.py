@@ -1,4 +1,4 @@
-"""How a user says which vocabulary each table gets."""
+"""The options of vocabularies, and how users write them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Final, Literal
 
 Kind = Literal["auto", "dense", "compact", "hash"]
 VocabularyChoice = str | dict[str, str | dict[str, int | str]]
-"""What an option `vocabulary` takes: one text for all tables, or a mapping from table to text or options."""
+"""The type of the argument `vocabulary`: one string for all tables, or a mapping from table to string or options."""
 
 AUTO_DENSE_ROWS: Final = 2_000_000
-"""``auto`` takes a dense table up to so many rows: with 16 columns and Adam it trains in 512 MB per stage."""
+"""Maximum number of rows for which ``auto`` is dense. With 16 columns and Adam the table needs 512 MB per stage."""
 
 _TAKES: Final[Mapping[str, tuple[str, ...]]] = {
     "auto": ("min_count", "oov_rows"),
@@ -23,14 +23,14 @@ _TAKES: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class VocabularyOptions:
-    """How the ids of a table become rows, as a user chooses it.
+    """The options of the vocabulary of a table.
 
     Attributes:
         kind: ``"dense"``, ``"compact"``, ``"hash"``, or ``"auto"``: dense up to `AUTO_DENSE_ROWS` rows, compact above.
-        min_count: Of ``compact``: ids that occur less often in the training data are unknown.
-        oov_rows: Of ``compact``: rows for unknown ids.
-        rows: Of ``hash``: rows of the table.
-        seed: Of ``hash``: seed of the hash.
+        min_count: For ``compact``: ids that occur less often in the training data are treated as unknown.
+        oov_rows: For ``compact``: number of rows for unknown ids.
+        rows: For ``hash``: number of rows of the table.
+        seed: For ``hash``: seed of the hash.
     """
 
     kind: Kind = "auto"
@@ -49,7 +49,7 @@ class VocabularyOptions:
 
     @classmethod
     def parse(cls, given: str | Mapping[str, Any] | None) -> VocabularyOptions:
-        """Read what a user wrote: ``KIND``, ``KIND:option=number,...`` or a mapping with the key ``kind``.
+        """Parse the options: ``KIND``, ``KIND:option=number,...``, a mapping with the key ``kind``, or None (``auto``).
 
         Example:
             >>> VocabularyOptions.parse("compact:min_count=5,oov_rows=100").oov_rows
@@ -84,8 +84,8 @@ def vocabulary_options(choice: VocabularyChoice | None, tables: Iterable[str]) -
     """Return the options of each table.
 
     Args:
-        choice: One text for all tables (``"compact"``, ``"hash:rows=1000000"``), or a mapping from table to a text or
-            to options, with the key ``"default"`` for the tables that it does not name; None = ``auto`` for all.
+        choice: One string for all tables (``"compact"``, ``"hash:rows=1000000"``), or a mapping from table to a string
+            or to options. The key ``"default"`` is used for all other tables; None = ``auto`` for all.
         tables: The names of the tables.
 
     Example:
