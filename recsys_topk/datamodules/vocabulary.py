@@ -294,7 +294,7 @@ def fit_vocabulary(
     if dense is not None and (options.kind == "dense" or (options.kind == "auto" and dense.rows <= AUTO_DENSE_ROWS)):
         return dense
     if ids is None:
-        raise ValueError(f"the compact vocabulary of {name} needs the ids of the training data")
+        raise ValueError(f"the vocabulary of {name} needs the ids of the training data")
     if not isinstance(ids, IdCounter):
         counter = IdCounter(counting=options.min_count > 1)
         counter.add(ids)
