@@ -13,7 +13,7 @@ import yaml
 import sweeps
 from recsys_topk.cli.sweep import sweeps as packaged
 from recsys_topk.runs import TrainingRun
-from recsys_topk.runs.config import put
+from recsys_topk.runs.config import set_option
 
 os.environ["WANDB_SILENT"] = "true"
 warnings.simplefilter("ignore", DeprecationWarning)  # W&B's search declares its models in pydantic's old way
@@ -31,7 +31,7 @@ while len(finished) < 3:
     drawn = sweeps.next_run(sweep, finished)  # a Bayesian search looks at what the runs before have reached
     config = dict(tiny)
     for option, chosen in drawn.config.items():
-        put(config, option, chosen["value"] if isinstance(chosen["value"], str) else float(chosen["value"]))
+        set_option(config, option, chosen["value"] if isinstance(chosen["value"], str) else float(chosen["value"]))
     run = TrainingRun(config)
     reached = run.fit()
     wandb.finish()

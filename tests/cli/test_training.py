@@ -112,16 +112,16 @@ def test_test_restores_the_loss_and_the_data_from_the_checkpoint(trained: Path, 
     assert re.search(r"^test 2024-01-16: lists of 80; baselines on 120 requests$", done.stdout, re.MULTILINE)
 
 
-def test_what_is_typed_overrides_the_checkpoint(trained: Path, recsys_topk: Command) -> None:
+def test_what_is_typed_overrides_the_checkpoint(trained: Path, in_process: Command, tmp_path: Path) -> None:
     checkpoint = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
-    done = recsys_topk("test", "--ckpt_path", str(checkpoint), "--data.eval_negatives", "10")
+    done = in_process(tmp_path, "test", "--ckpt_path", str(checkpoint), "--data.eval_negatives", "10")
     assert done.returncode == 0, done.stderr
     assert "test 2024-01-16: lists of 50;" in done.stdout
 
 
-def test_validate_gives_the_number_that_fit_saw(trained: Path, recsys_topk: Command, tmp_path: Path) -> None:
+def test_validate_gives_the_number_that_fit_saw(trained: Path, in_process: Command, tmp_path: Path) -> None:
     run = trained / "runs" / "dftopk-tau2-neg0-s42"
-    done = recsys_topk("validate", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--name", "check")
+    done = in_process(tmp_path, "validate", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--name", "check")
     assert done.returncode == 0, done.stderr
     again = metrics(tmp_path / "runs" / "validate-check")["val/joint_recall@10@20"]
     assert again == pytest.approx(metrics(run)["val/joint_recall@10@20"], abs=1e-7)
@@ -196,21 +196,21 @@ def test_a_run_from_its_saved_config_ends_at_the_same_numbers(
 
 
 @pytest.mark.parametrize("loss", ["listnet", "lambdaloss"])
-def test_other_losses_run_under_the_same_command(loss: str, recsys_topk: Command, tmp_path: Path) -> None:
+def test_other_losses_run_under_the_same_command(loss: str, in_process: Command, tmp_path: Path) -> None:
     for number in ("", "-2"):
-        done = recsys_topk(
-            "fit", "--loss", loss, "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu", *TINY_WORLD
+        done = in_process(
+            tmp_path, "fit", "--loss", loss, "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu", *TINY_WORLD
         )
         assert done.returncode == 0, done.stderr
         assert f"{loss} under independent" in done.stdout
         assert (tmp_path / "runs" / f"{loss}-neg0-s42{number}" / "checkpoints" / "best.ckpt").is_file()
 
 
-def test_yaml_with_short_names_and_an_objective(recsys_topk: Command, tmp_path: Path) -> None:
+def test_yaml_with_short_names_and_an_objective(in_process: Command, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         yaml.safe_dump({"loss": {"class_path": "lapsum", "init_args": {"tau": 5.0}}, "objective": "independent"})
     )
-    done = recsys_topk("fit", "--config", "mine.yaml", "--loss.tau", "3", *TINY_WORLD)
+    done = in_process(tmp_path, "fit", "--config", "mine.yaml", "--loss.tau", "3", *TINY_WORLD)
     assert done.returncode == 0, done.stderr
     assert "lapsum under independent" in done.stdout
     saved = yaml.safe_load((tmp_path / "runs" / "lapsum-tau3-independent-neg0-s42" / "config.yaml").read_text())
@@ -232,7 +232,7 @@ def test_yaml_with_short_names_and_an_objective(recsys_topk: Command, tmp_path: 
         (["fit", "--data", "recflo"], ["unknown data", "did you mean 'recflow'"]),
         (["fit", "--data.rot", "x"], ["RecFlowDataModule has no option 'rot'", "did you mean --data.root?"]),
         (["fit", "--name", "../elsewhere"], ["--name must be a plain name", "'../elsewhere'", "--out"]),
-        (["fit", "--model.k", "0", *TINY_WORLD], ["k must be at least 1"]),
+        (["fit", "--model.k", "0", *TINY_WORLD], ["the number of items wanted", "must be at least 1, got 0"]),
         (["fit", "--model.dim", "0", *TINY_WORLD], ["dimensions must be at least 1"]),
         (["fit", "--model.k", "40", *TINY_WORLD], ["nothing is learned", "at most 40 items", "quotas [30, 20]"]),
         (["fit", "--name", ".."], ["--name must be a plain name"]),
@@ -244,9 +244,9 @@ def test_yaml_with_short_names_and_an_objective(recsys_topk: Command, tmp_path: 
     ],
 )
 def test_mistakes_get_one_line_and_status_2(
-    arguments: list[str], words: list[str], recsys_topk: Command, tmp_path: Path
+    arguments: list[str], words: list[str], in_process: Command, tmp_path: Path
 ) -> None:
-    done = recsys_topk(*arguments)
+    done = in_process(tmp_path, *arguments)
     assert done.returncode == 2, done.stdout
     line = one_line(done.stderr)
     for word in words:
@@ -273,10 +273,10 @@ def test_help_of_a_command_fits_a_screen_and_names_real_options(command: str, re
             assert f"{option} " in everything, option
 
 
-def test_help_of_a_loss_shows_its_options(recsys_topk: Command) -> None:
-    assert "--loss.tau (default: 1.0)" in recsys_topk("fit", "--loss.help", "lapsum").stdout
-    assert "dftopk" in recsys_topk("fit", "--loss.help").stdout
-    assert "stage_k" in recsys_topk("fit", "--objective.help", "joint").stdout
+def test_help_of_a_loss_shows_its_options(in_process: Command, tmp_path: Path) -> None:
+    assert "--loss.tau (default: 1.0)" in in_process(tmp_path, "fit", "--loss.help", "lapsum").stdout
+    assert "dftopk" in in_process(tmp_path, "fit", "--loss.help").stdout
+    assert "stage_k" in in_process(tmp_path, "fit", "--objective.help", "joint").stdout
 
 
 def test_packaged_configs_parse(capsys: pytest.CaptureFixture[str]) -> None:

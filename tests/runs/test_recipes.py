@@ -93,7 +93,7 @@ def test_gradient_clipping_bounds_the_update(here: Path) -> None:
 
 
 def test_gradient_clipping_of_fused_tables_is_refused(here: Path) -> None:
-    with pytest.raises(ValueError, match="gradient clipping would not reach them"):
+    with pytest.raises(ValueError, match="gradient clipping would not apply to them"):
         recipe("gradient-clipping", model={"embedding_optimizer": "rowwise_adagrad"}).fit()
     assert not list(here.glob("runs/*"))
 
