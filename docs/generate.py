@@ -198,7 +198,7 @@ def operator_plot(name: str, paths: list[Path]) -> None:
 def draw(
     paths: list[Path], x_label: str, values: torch.Tensor, gradient: torch.Tensor, value_label: str, gradient_label: str
 ) -> None:
-    """Draw two curves, each into a file of its own: side by side on a wide page, one below the other on a phone."""
+    """Draw two curves, each into a separate file: side by side on a wide page, one below the other on a phone."""
     style = {"svg.hashsalt": "recsys_topk", "font.size": 11, "axes.grid": True, "grid.alpha": 0.3}
     curves = ((values, value_label, "#1f6fb4"), (gradient, gradient_label, "#c1440e"))
     for path, (curve, label, colour) in zip(paths, curves, strict=True):

@@ -20,7 +20,7 @@ GIGABYTE = 2**30
 
 @dataclass(frozen=True)
 class Subject:
-    """Something to time: a registered name with arguments, under a label of its own."""
+    """Something to time: a registered name with arguments, under its own label."""
 
     label: str
     name: str

@@ -33,7 +33,7 @@ class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning
     | `dropped_by` | the stage that dropped it; null if none did |
 
     The file appears under its name when it is whole; an interrupted run leaves none. With several processes each
-    writes a file of its own, numbered by rank.
+    writes its own file, numbered by rank.
 
     Args:
         path: The file to write.

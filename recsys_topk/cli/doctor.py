@@ -84,7 +84,7 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 def _python(code: str) -> tuple[int, str]:
-    """Run code in a process of its own, which it may crash; return its status and the last line it wrote."""
+    """Run code in a separate process, which it may crash; return its status and the last line it wrote."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return done.returncode, lines[-1] if lines else ""

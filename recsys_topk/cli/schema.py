@@ -1,8 +1,8 @@
 """Guess what the columns of tables are: who, what, when, and which features.
 
-Prints a table to look at, and YAML to edit: of interactions the description of features, for `--data.features FILE`;
-of logged lists (rows of request and item, nested tables, SVMlight files) a config, for `fit --config FILE`. The first
-rows are read, nothing is trained.
+Prints a table to look at and YAML to edit. For interactions, the YAML describes the features (`--data.features FILE`).
+For logged lists (rows of request and item, nested tables, SVMlight files), it is a config (`fit --config FILE`). Only
+the first rows are read; nothing is trained.
 """
 
 from __future__ import annotations

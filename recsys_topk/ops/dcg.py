@@ -46,7 +46,7 @@ def discount(ranks: Tensor, dtype: torch.dtype, base: float = 2.0) -> Tensor:
 
 
 def rank_discounts(n: int, k: int | Tensor | None, like: Tensor, base: float = 2.0) -> Tensor:
-    """Return D(1..n), 0 beyond rank k: (n,), or (B, n) for a k of its own for each list."""
+    """Return D(1..n), 0 beyond rank k: (n,), or (B, n) for one k per list."""
     ranks = torch.arange(1, n + 1, device=like.device)
     values = discount(ranks, like.dtype, base)
     if k is None:

@@ -33,7 +33,7 @@ def kth_pair(scores: Tensor, k: int | Tensor, mask: Tensor) -> tuple[Tensor, Ten
     """Return (x_[k], x_[k+1]) of each list, each (B, 1), differentiable.
 
     The gradient of an order statistic is shared evenly among the valid items that are equal to it. A NaN among the
-    valid scores ranks above every number, as in `torch.sort`. O(N) a list on CPU (a SIMD sort for N <= 512, else a
+    valid scores ranks above every number, as in `torch.sort`. O(N) per list on a CPU (a SIMD sort for N <= 512, else a
     partition of the items that a prefilter leaves); `torch.topk` or a sort elsewhere.
 
     Args:

@@ -38,7 +38,7 @@ class TrainingRun:
 
     The parts are built when they are first needed. After `fit`, the other methods measure the trained weights in the
     same directory. Without it they take those of `ckpt_path`, with the model and the data of the checkpoint, and make
-    a directory of their own.
+    their own directory.
 
     Args:
         config: What to train or measure; see `recsys_topk.runs.config`. Everything has a default.

@@ -83,7 +83,7 @@ def report_end(run: TrainingRun, command: Command) -> None:
 def report_metrics(run: TrainingRun, split: Split, metrics: Mapping[str, float]) -> None:
     """Log the metrics of a split in one table, with random order, popularity and the oracle on the same lists.
 
-    Metrics over the whole catalogue (`--corpus`), which have baselines of their own, get a second table.
+    Metrics over the whole catalogue (`--corpus`), which have their own baselines, get a second table.
     """
     model, data = run.model, run.data
     found = Baselines({}, 0)

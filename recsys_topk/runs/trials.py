@@ -1,4 +1,4 @@
-"""Many training runs: those that are finished are read, each of the others runs in a process of its own.
+"""Many training runs: those that are finished are read, each of the others runs in a separate process.
 
 A process is forked from one that has imported everything and computed nothing. It starts in a moment and is otherwise
 as fresh as a new interpreter, so a run gives the same numbers as a `TrainingRun` by itself.
@@ -212,7 +212,7 @@ def run_all(
 def in_processes(
     work: Work, todo: Sequence[Trial], jobs: int, on_message: Callable[[Trial, Any], None]
 ) -> Iterator[tuple[Trial, str | None]]:
-    """Do `work` for each run in a process of its own; yield each when it is over, with the reason if it failed."""
+    """Do `work` for each run in a separate process; yield each when it is over, with the reason if it failed."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["recsys_topk.runs.lightning_cli", "numba"])
     environment = dict(os.environ)

@@ -85,7 +85,7 @@ def log_weights(
     Args:
         logger: Logs to W&B.
         checkpoints: Files by the alias of their version, e.g. ``best`` and ``last``.
-        metadata: What stands beside them.
+        metadata: Metadata of the artifact.
         run_name: Name of the run.
 
     Returns:

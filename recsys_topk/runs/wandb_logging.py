@@ -151,7 +151,7 @@ def log_once(
     pages: Mapping[str, Path] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Log tables, pictures and pages as one W&B run of its own, offline without a key.
+    """Log tables, pictures and pages as a separate W&B run, offline without a key.
 
     Args:
         folder: Where W&B writes.

@@ -1,7 +1,7 @@
 """Random lists against every loss and operator: count results that are not finite, exceptions and broken sums.
 
 The contract suite checks rules on a few chosen lists. This looks for the lists that nobody chose: masks, ties, scores
-far from 0 and far apart, half precision, and a k of its own for each list. It needs torch only.
+far from 0 and far apart, half precision, and one k per list. It needs torch only.
 """
 
 from __future__ import annotations

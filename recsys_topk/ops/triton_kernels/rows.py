@@ -25,7 +25,7 @@ LEAST = tl.constexpr(0.25)  # the density of the nearest item, at least
 # Options of the compiler; its default for this one differs between versions.
 OPTIONS = {"enable_fp_fusion": True}
 
-# Items of all lists of a program, at least; lists that are longer have a program of their own.
+# Items of all lists of a program, at least; each longer list has its own program.
 TOGETHER = 512
 
 
