@@ -103,9 +103,11 @@ def test_the_checkpoint_is_plain_data(trained: Path) -> None:
     assert content["datamodule_hyper_parameters"]["eval_negatives"] == 40
 
 
-def test_test_restores_the_loss_and_the_data_from_the_checkpoint(trained: Path, recsys_topk: Command) -> None:
+def test_test_restores_the_loss_and_the_data_from_the_checkpoint(
+    trained: Path, in_process: Command, tmp_path: Path
+) -> None:
     checkpoint = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
-    done = recsys_topk("test", "--ckpt_path", str(checkpoint))
+    done = in_process(tmp_path, "test", "--ckpt_path", str(checkpoint))
     assert done.returncode == 0, done.stderr
     assert "DFTopKLoss(tau=2.0" in done.stdout
     assert "eval_negatives=40" in done.stdout
