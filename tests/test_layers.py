@@ -149,6 +149,12 @@ print(len(recsys_topk.losses.available()))
     assert int(done.stdout) >= 3
 
 
+def test_losses_are_listed_with_torch_and_numpy_only() -> None:
+    done = run_blocked("from recsys_topk.cli.main import main; raise SystemExit(main(['losses']))")
+    assert done.returncode == 0, done.stderr
+    assert "\ndftopk " in done.stdout
+
+
 def test_importing_the_package_imports_no_torch() -> None:
     code = "import sys, recsys_topk, recsys_topk.cli.main; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

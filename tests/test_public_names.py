@@ -22,6 +22,7 @@ PACKAGES = [
     "recsys_topk.datamodules.simulator",
     "recsys_topk.metrics",
     "recsys_topk.reference",
+    "recsys_topk.runs",
 ]
 
 
