@@ -147,12 +147,12 @@ def as_single(case: Any) -> Any:
 @pytest.mark.parametrize(
     ("compare", "file"),
     [
-        (peers.test_ranknet_is_a_mean_over_the_pairs_of_the_batch, "ranknet_allrank"),
-        (peers.test_ranknet_by_label_difference, "ranknet_weightdiff_allrank"),
-        (peers.test_lambdarank_is_rax, "lambda_dcg_norm_rax"),
-        (peers.test_lambdarank_at_k_is_rax, "lambda_dcg_norm_topn_rax"),
-        (peers.test_ndcg2_is_rax, "lambda_dcg2_norm_rax"),
-        (peers.test_ndcg2_at_k_is_rax, "lambda_dcg2_norm_topn_rax"),
+        (peers.test_ranknet_averaged_over_pairs_of_the_batch_matches_peer, "ranknet_allrank"),
+        (peers.test_ranknet_weighted_by_label_difference_matches_peer, "ranknet_weightdiff_allrank"),
+        (peers.test_lambdarank_matches_rax, "lambda_dcg_norm_rax"),
+        (peers.test_lambdarank_at_k_matches_rax, "lambda_dcg_norm_topn_rax"),
+        (peers.test_ndcg2_matches_rax, "lambda_dcg2_norm_rax"),
+        (peers.test_ndcg2_at_k_matches_rax, "lambda_dcg2_norm_topn_rax"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -166,13 +166,13 @@ def test_pairwise_losses_are_those_of_their_peers(compare: Callable[[Any], None]
 def test_lambdaloss_is_that_of_allrank(scheme: str) -> None:
     with backend("triton"):
         for case in cases(f"lambdaloss_{scheme}_sum_binary_allrank"):
-            peers.test_lambdaloss_summed_is_allrank(scheme, as_single(case))
+            peers.test_lambdaloss_sum_matches_allrank(scheme, as_single(case))
 
 
 def test_dftopk_is_that_of_its_authors() -> None:
     for case in cases("loss_topkbce_dftopk_dftopkrepo"):
         with backend("triton"):
-            as_single(case).agrees(losses.get("dftopk", k=case.k)(case.scores, case.labels))
+            as_single(case).assert_agrees(losses.get("dftopk", k=case.k)(case.scores, case.labels))
 
 
 @pytest.mark.parametrize("name", [*NAMES, *PAIRWISE])
