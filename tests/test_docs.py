@@ -53,7 +53,7 @@ assert best.tolist() == [batch.item_id[batch.candidates[0][first[scores[1][0][fi
     assert json.loads((tmp_path / "runs" / "first" / "run.json").read_text())["epochs"] == 2
 
 
-@pytest.mark.parametrize("page", ["swap-the-loss", "tutorial"])
+@pytest.mark.parametrize("page", ["index", "swap-the-loss", "tutorial"])
 def test_first_pages_code_runs(page: str) -> None:
     names: dict[str, Any] = {}
     for block in python_blocks(f"docs/{page}.md"):
