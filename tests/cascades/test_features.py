@@ -200,7 +200,7 @@ def test_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match=r"at least 1, got \{'default': 0\}"):
         FeatureEmbedding(RECFLOW, 0)
     batch = random_batch(MIXED)
-    with pytest.raises(ValueError, match=r"4 values for items .price, picture. and the batch 0; .* item_values"):
+    with pytest.raises(ValueError, match=r"4 values for items .price, picture., but the batch has 0; .* item_values"):
         FeatureEmbedding(MIXED)(batch.replace(item_values=torch.empty(0, 0)))
 
 
