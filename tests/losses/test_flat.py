@@ -143,7 +143,7 @@ def test_flat_lists_support_half_precision_and_validation():
         losses.DFTopKLoss(k=2, validate=True)(scores, labels, lengths=LENGTHS)
 
 
-def test_a_batch_of_skipped_lists_warns_at_the_line_of_the_call():
+def test_warning_for_skipped_lists_points_to_the_line_of_the_call():
     with pytest.warns(UserWarning, match="2 of 2 lists have no valid label above") as caught:
         assert losses.DFTopKLoss(k=1)(torch.zeros(5), torch.zeros(5), lengths=torch.tensor([2, 3])) == 0.0
     assert caught[0].filename == __file__

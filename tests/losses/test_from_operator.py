@@ -116,7 +116,7 @@ def steep() -> Iterator[type[TopKOperator]]:
     loss_registry._classes.pop("steep", None)
 
 
-def test_an_operator_of_another_package_has_a_loss(steep: type[TopKOperator]) -> None:
+def test_operator_of_another_package_has_a_loss(steep: type[TopKOperator]) -> None:
     loss = losses.get("steep", power=3, k=2)
     assert (type(loss).__name__, type(loss).__module__) == ("SteepLoss", "recsys_topk.losses")
     assert isinstance(loss.operator, Steep)
@@ -128,7 +128,7 @@ def test_an_operator_of_another_package_has_a_loss(steep: type[TopKOperator]) ->
     assert "power: Steepness." in (type(loss).__doc__ or "")
 
 
-def test_a_hand_written_loss_replaces_the_generated_one(steep: type[TopKOperator]) -> None:
+def test_hand_written_loss_replaces_the_generated_one(steep: type[TopKOperator]) -> None:
     made = losses.registry.resolve("steep")
 
     class Written(TopKLoss):

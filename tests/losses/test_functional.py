@@ -54,7 +54,7 @@ def test_k_is_one_int_one_int_per_list_or_positives():
     torch.testing.assert_close(positives, functional.lapsum(x, y, k=(y > 0).sum(1)))
 
 
-def test_a_seeded_function_gives_the_same_result_in_each_call():
+def test_seeded_function_gives_the_same_result_in_each_call():
     first, second = (functional.perturbed(LISTS.scores, LISTS.labels, k=2, seed=3) for _ in range(2))
     assert torch.equal(first, second)
 

@@ -34,7 +34,7 @@ def test_option_left_none_follows_the_kind_of_labels(name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_explicit_option_is_kept(name):
+def test_explicit_option_is_kept(name):
     option, for_grades, _ = OPTIONS[name]
     loss = get(name, k=2, **{option: for_grades})
     loss.set_label_defaults("places", 7.0)

@@ -24,7 +24,7 @@ def test_value_and_gradient_match_the_fenchel_young_definition(tau: float) -> No
     torch.testing.assert_close(x.grad, (p - y) / 12)
 
 
-def test_a_badly_misplaced_item_has_a_gradient() -> None:
+def test_badly_misplaced_item_has_a_gradient() -> None:
     x, y = torch.tensor([[9.0, 8.0, 0.0, -9.0]]), torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     gradients = {}
     for name in ("sparse", "sparse_fy"):

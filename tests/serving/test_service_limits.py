@@ -25,9 +25,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     gate = threading.Event()
     answer = service.answer_together
 
-    def late(asked: Sequence[Any]) -> Any:
+    def late(requests: Sequence[Any]) -> Any:
         gate.wait(60)
-        return answer(asked)
+        return answer(requests)
 
     monkeypatch.setattr(service, "answer_together", late)
     return gate

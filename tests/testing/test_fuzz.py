@@ -32,7 +32,7 @@ class LosesMass(LapSum):
         return SoftSelection(selection.log_p - 1e-3, selection.log_q, mask)
 
 
-class HasABadGradient(SigmoidTopK):
+class HasANonFiniteGradient(SigmoidTopK):
     def select(self, scores, k, mask):
         return super().select(scores + 0.0 * scores.abs().sqrt(), k, mask)  # 0 times inf at a score of 0
 
@@ -43,7 +43,7 @@ class HasABadGradient(SigmoidTopK):
         (fuzz_loss, OverflowsAtLargeScores, "not_finite"),
         (fuzz_loss, FailsOnOneItem, "exceptions"),
         (fuzz_operator, LosesMass, "not_k"),
-        (fuzz_operator, HasABadGradient, "not_finite"),
+        (fuzz_operator, HasANonFiniteGradient, "not_finite"),
     ],
 )
 def test_planted_fault_is_found_with_its_list(run, faulty, kind):

@@ -164,7 +164,7 @@ LOSSES = {
 }
 
 
-def test_a_sound_loss_passes():
+def test_loss_without_a_fault_passes():
     check_loss(Sound)
 
 
@@ -278,7 +278,7 @@ OPERATORS = {
 }
 
 
-def test_a_sound_operator_passes():
+def test_operator_without_a_fault_passes():
     check_operator(SoundOperator)
 
 
@@ -350,7 +350,7 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_a_sound_objective_passes(stages):
+def test_objective_without_a_fault_passes(stages):
     check_objective(SoundObjective, stages)
 
 

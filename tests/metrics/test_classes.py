@@ -155,7 +155,7 @@ WORKER = """
 import sys
 import torch
 import torch.distributed as dist
-from tests.metrics.test_shells import METRICS, data, feed
+from tests.metrics.test_classes import METRICS, data, feed
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

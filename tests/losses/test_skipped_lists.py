@@ -42,7 +42,7 @@ def test_validation_names_bad_weights(bad):
     ],
     ids=["nan", "negative", "masked", "covered", "both"],
 )
-def test_a_batch_of_skipped_lists_warns_once_with_the_reason(labels, mask, message):
+def test_batch_of_skipped_lists_warns_once_with_the_reason(labels, mask, message):
     loss = DFTopKLoss(k=3)
     with pytest.warns(UserWarning, match=message):
         assert loss(SCORES, labels, mask) == 0.0
@@ -51,7 +51,7 @@ def test_a_batch_of_skipped_lists_warns_once_with_the_reason(labels, mask, messa
         loss(SCORES, labels, mask)
 
 
-def test_a_k_that_covers_every_list_warns():
+def test_k_that_covers_every_list_warns():
     with pytest.warns(UserWarning, match=r"DFTopKLoss skipped every list.*choose 1 <= k < 6") as caught:
         assert DFTopKLoss(k=100)(SCORES, LABELS) == 0.0
     assert caught[0].filename == __file__
@@ -63,7 +63,7 @@ def test_labels_below_the_threshold_warn():
 
 
 @pytest.mark.parametrize("name", registry.available())
-def test_a_batch_with_some_skipped_lists_does_not_warn(name):
+def test_batch_with_some_skipped_lists_does_not_warn(name):
     labels = LABELS * torch.tensor([[1.0], [0.0]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
