@@ -4,8 +4,8 @@
     python examples/peers_own_data.py lists path/to/rank.train path/to/rank.test
 
 The first prints popularity, item-kNN and ALS (`pip install implicit`): Recall@20 and NDCG@20 over the whole catalogue
-without items that the user had before, for requests of the leave-last-out split. The second prints LightGBM's lambdarank
-(`pip install lightgbm`): NDCG@5 and NDCG@10, mean and standard deviation over five seeds.
+without items that the user had before, for requests of the leave-last-out split. The second prints LightGBM's
+lambdarank (`pip install lightgbm`): NDCG@5 and NDCG@10, mean and standard deviation over five seeds.
 """
 
 import importlib
