@@ -213,8 +213,9 @@ def _triton(*args: Any) -> tuple[Tensor, Tensor | None]:
 def compiled_law(name: LawName) -> tuple[Kernel, int]:
     """Return the compiled loop of a law, and its code there."""
     from recsys_topk.ops.compiled import arithmetic as codes
+    from recsys_topk.ops.compiled.clip import clip_lists
     from recsys_topk.ops.compiled.dftopk import dftopk_lists
-    from recsys_topk.ops.compiled.sums_to_k import clip_lists, threshold_lists
+    from recsys_topk.ops.compiled.sums_to_k import threshold_lists
 
     return {
         "dftopk": (dftopk_lists, codes.DFTOPK),

@@ -15,11 +15,11 @@ from recsys_topk.ops.compiled.arithmetic import (
     i32,
     log1p_positive,
 )
-from recsys_topk.ops.compiled.build import inlined, native
+from recsys_topk.ops.compiled.build import inlined
 from recsys_topk.ops.compiled.lanes import count, places, splat, total, where
-from recsys_topk.ops.compiled.memory import load, store, store_where, write
+from recsys_topk.ops.compiled.memory import load, store, store_where
 from recsys_topk.ops.compiled.selection import begin_list
-from recsys_topk.ops.compiled.tasks import buffer_of, end_list, rows_of, take, task_at, wanted_of
+from recsys_topk.ops.compiled.tasks import end_list, over_lists, rows_of, wanted_of
 from recsys_topk.ops.task import WIDTH
 
 
@@ -40,7 +40,7 @@ def dftopk_list(task: Any, b: Any, buffer: Any) -> Any:
         task.law, x, y, mask, n, size, wanted_of(task, b), -1, task.above, v, s, w, normal
     )
     if state != 1:
-        return state, 0.0
+        return end_list(task, b, state, 0.0)
     alpha = task.alpha
     base = cut + alpha * (kept - cut)
     value, pull, kepts, cuts = 0.0, 0.0, i32(0), i32(0)
@@ -67,21 +67,7 @@ def dftopk_list(task: Any, b: Any, buffer: Any) -> Any:
             at = load(v, i)
             moved = load(s, i) + where(at == kept, at_kept, ZERO) + where(at == cut, at_cut, ZERO)
             store_where(gradient, i, where(at > -INFINITY, moved * rate, ZERO), places(i32(i)) < i32(n))
-    return state, value / valid
+    return end_list(task, b, state, value / valid)
 
 
-@native
-def dftopk_lists(address: Any) -> None:
-    """Do the lists of a task, as one of its threads."""
-    task, buffer = task_at(address), buffer_of(address)
-    while True:
-        part, first, last = take(address)
-        if part < 0:
-            break
-        counted, whole = 0.0, 0.0
-        for b in range(first, last):
-            state, loss = dftopk_list(task, b, buffer)
-            counted += end_list(task, b, state, loss)
-            whole += loss
-        write(task.results, 2 * part, counted)
-        write(task.results, 2 * part + 1, whole)
+dftopk_lists = over_lists(dftopk_list)
