@@ -111,7 +111,7 @@ def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
 
 @joint_terms.backend("numba", _serves)
 def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
-    from recsys_topk.ops.compiled.joint import joint_lists
+    from recsys_topk.ops.compiled.joint import joint_kernel
     from recsys_topk.ops.compiled.stages import STAGE_ROWS
 
     labels, mask, k, quotas, above, law = task
@@ -143,7 +143,7 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
         alpha=law.alpha,
         scale=1.0 / lists,
     )
-    done, _ = run(joint_lists, whole, STAGE_ROWS * stages + 1)
+    done, _ = run(joint_kernel, whole, STAGE_ROWS * stages + 1)
     if done != lists:  # scores are not finite, or too large to square
         return joint_terms.reference(scores, task)
     numbers_counted = divisors(counted.sum(1).tolist())

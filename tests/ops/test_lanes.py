@@ -21,7 +21,9 @@ from recsys_topk.ops.compiled.arithmetic import (  # noqa: E402
     number,
     ordered,
 )
+from recsys_topk.ops.compiled.dftopk import dftopk, dftopk_kernel  # noqa: E402
 from recsys_topk.ops.compiled.lanes import count, greatest, least, places, splat, total, where  # noqa: E402
+from recsys_topk.ops.compiled.losses import loss_kernel  # noqa: E402
 from recsys_topk.ops.compiled.memory import load, load_bits, load_where, store, store_where  # noqa: E402
 
 F = np.float32
@@ -106,3 +108,11 @@ def test_the_key_of_kept_code_changes_with_every_file_of_the_package(monkeypatch
     assert before == kept._index_key(*arguments)
     monkeypatch.setattr(build, "FINGERPRINT", "another")
     assert before != kept._index_key(*arguments)
+
+
+def test_a_kernel_that_was_compiled_before_is_read_from_disk() -> None:
+    """The new kernel calls a new function of its closure, as the kernel of another process does."""
+    assert dftopk_kernel.address
+    again = loss_kernel(dftopk)
+    assert again.address != dftopk_kernel.address
+    assert again._made.cache_hits == 1

@@ -9,10 +9,9 @@ import numpy as np
 from recsys_topk.ops.compiled.arithmetic import FENCHEL_YOUNG, HALF, INFINITY, ONE, ZERO, f32, i32, log1p_positive
 from recsys_topk.ops.compiled.build import inlined
 from recsys_topk.ops.compiled.lanes import places, splat, total, where
+from recsys_topk.ops.compiled.losses import loss_kernel, loss_rows
 from recsys_topk.ops.compiled.memory import load, store, store_where, write
-from recsys_topk.ops.compiled.selection import begin_list
 from recsys_topk.ops.compiled.stages import PULL, SHARE, is_counted, stage_rows
-from recsys_topk.ops.compiled.tasks import end_list, over_lists, rows_of, wanted_of
 from recsys_topk.ops.compiled.thresholds import clip_threshold
 from recsys_topk.ops.task import WIDTH
 
@@ -77,16 +76,12 @@ def clip_terms(
 
 
 @inlined
-def clip_list(task: Any, b: Any, buffer: Any) -> Any:
-    """Do what `dftopk_list` does for the CLIP and FENCHEL_YOUNG laws."""
+def clip(
+    task: Any, buffer: Any, gradient: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any
+) -> Any:
+    """Return the loss of a list under the CLIP or FENCHEL_YOUNG law and write its gradient (see `loss_kernel`)."""
     n, size, law, tau = task.items, task.size, task.law, task.tau
-    normal, v, s, w = buffer, buffer + 64, buffer + 64 + 4 * size, buffer + 64 + 8 * size
-    x, y, mask, gradient = rows_of(task, b)
-    state, rank, valid, kept, cut, _, _ = begin_list(
-        law, x, y, mask, n, size, wanted_of(task, b), -1, task.above, v, s, w, normal
-    )
-    if state != 1:
-        return end_list(task, b, state, 0.0)
+    v, s, w = loss_rows(buffer, size)
     steep = ONE / tau
     at, inside = clip_threshold(v, size, rank, cut, (kept - cut) * steep, steep)
     if law == FENCHEL_YOUNG:
@@ -101,16 +96,16 @@ def clip_list(task: Any, b: Any, buffer: Any) -> Any:
                 p = where(z < ZERO, ZERO, z)
                 p = where(p > ONE, ONE, p)
                 store_where(gradient, i, (p - where(true, ONE, ZERO)) * rate, places(i32(i)) < i32(n))
-        return end_list(task, b, state, np.float64(total(hinges) * tau) / valid)
+        return np.float64(total(hinges) * tau) / valid
     value, _, pull = clip_terms(v, s, size, cut, at, steep, s, w, 0, 0)
     if gradient != 0:
         rate, average = task.scale * steep / f32(valid), pull / f32(max(inside, i32(1)))
         for i in range(0, size, WIDTH):
             store_where(gradient, i, (load(s, i) - load(w, i) * average) * rate, places(i32(i)) < i32(n))
-    return end_list(task, b, state, value / valid)
+    return value / valid
 
 
-clip_lists = over_lists(clip_list)
+clip_kernel = loss_kernel(clip)
 
 
 @inlined

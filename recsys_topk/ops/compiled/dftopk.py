@@ -17,15 +17,16 @@ from recsys_topk.ops.compiled.arithmetic import (
 )
 from recsys_topk.ops.compiled.build import inlined
 from recsys_topk.ops.compiled.lanes import count, places, splat, total, where
+from recsys_topk.ops.compiled.losses import loss_kernel, loss_rows
 from recsys_topk.ops.compiled.memory import load, store, store_where
-from recsys_topk.ops.compiled.selection import begin_list
-from recsys_topk.ops.compiled.tasks import end_list, over_lists, rows_of, wanted_of
 from recsys_topk.ops.task import WIDTH
 
 
 @inlined
-def dftopk_list(task: Any, b: Any, buffer: Any) -> Any:
-    """Write the loss of list b and its gradient; return the state of `begin_list`, and the loss.
+def dftopk(
+    task: Any, buffer: Any, gradient: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any
+) -> Any:
+    """Return the loss of a list and write its gradient (see `loss_kernel`).
 
     With u = (x - b) / tau and t = s u, s = -1 for the true items and 1 for the others, the loss of an item is
     softplus(t) and its derivative s m / tau, m in [0, 1]: nothing cancels. The items at x_[k] and x_[k+1] receive
@@ -34,13 +35,7 @@ def dftopk_list(task: Any, b: Any, buffer: Any) -> Any:
     The sum of log(1 + e_i) is log(1 + c), with 1 + c the product of the 1 + e_i.
     """
     n, size, steep = task.items, task.size, ONE / task.tau
-    normal, v, s, w = buffer, buffer + 64, buffer + 64 + 4 * size, buffer + 64 + 8 * size
-    x, y, mask, gradient = rows_of(task, b)
-    state, _, valid, kept, cut, _, _ = begin_list(
-        task.law, x, y, mask, n, size, wanted_of(task, b), -1, task.above, v, s, w, normal
-    )
-    if state != 1:
-        return end_list(task, b, state, 0.0)
+    v, s, _ = loss_rows(buffer, size)
     alpha = task.alpha
     base = cut + alpha * (kept - cut)
     value, pull, kepts, cuts = 0.0, 0.0, i32(0), i32(0)
@@ -67,7 +62,7 @@ def dftopk_list(task: Any, b: Any, buffer: Any) -> Any:
             at = load(v, i)
             moved = load(s, i) + where(at == kept, at_kept, ZERO) + where(at == cut, at_cut, ZERO)
             store_where(gradient, i, where(at > -INFINITY, moved * rate, ZERO), places(i32(i)) < i32(n))
-    return end_list(task, b, state, value / valid)
+    return value / valid
 
 
-dftopk_lists = over_lists(dftopk_list)
+dftopk_kernel = loss_kernel(dftopk)

@@ -265,4 +265,4 @@ def joint_list(task: Any, b: Any, buffer: Any) -> Any:
     return 1.0, joint * share
 
 
-joint_lists = over_lists(joint_list)
+joint_kernel = over_lists(joint_list)

@@ -20,30 +20,25 @@ from recsys_topk.ops.compiled.arithmetic import (
 )
 from recsys_topk.ops.compiled.build import inlined
 from recsys_topk.ops.compiled.lanes import places, splat, total, where
+from recsys_topk.ops.compiled.losses import loss_kernel, loss_rows
 from recsys_topk.ops.compiled.memory import load, read, store, store_where
-from recsys_topk.ops.compiled.selection import begin_list
-from recsys_topk.ops.compiled.tasks import end_list, over_lists, rows_of, wanted_of
 from recsys_topk.ops.compiled.thresholds import distance, threshold
 from recsys_topk.ops.task import WIDTH
 
 
 @inlined
-def threshold_list(task: Any, b: Any, buffer: Any) -> Any:
-    """Do what `dftopk_list` does for the LOGISTIC and LAPLACE laws.
+def sums_to_k(
+    task: Any, buffer: Any, gradient: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any
+) -> Any:
+    """Return the loss of a list under the LOGISTIC or LAPLACE law and write its gradient (see `loss_kernel`).
 
     The loss of an item is softplus(t), or -log F(-t) for the Laplace law. The threshold b moves with an item by its
     share of the density, w_i / sum_j w_j. Distances are taken from that of the nearest item, so that the shares exist
     however far all items are.
     """
     n, size, law, tau = task.items, task.size, task.law, task.tau
-    normal, v, s, w = buffer, buffer + 64, buffer + 64 + 4 * size, buffer + 64 + 8 * size
-    x, y, mask, gradient = rows_of(task, b)
-    state, rank, valid, kept, cut, mean, variance = begin_list(
-        law, x, y, mask, n, size, wanted_of(task, b), -1, task.above, v, s, w, normal
-    )
-    if state != 1:
-        return end_list(task, b, state, 0.0)
-    steep, z = ONE / tau, read(normal, 2, f32)
+    v, s, w = loss_rows(buffer, size)
+    steep, z = ONE / tau, read(buffer, 2, f32)
     at, near = threshold(law, v, size, valid, rank, cut, kept - cut, mean, variance, z, tau)
     unit = f32(math.exp(-near))
     value, pull, weight = 0.0, 0.0, 0.0
@@ -77,7 +72,7 @@ def threshold_list(task: Any, b: Any, buffer: Any) -> Any:
         for i in range(0, size, WIDTH):
             moved = (load(s, i) - load(w, i) * part) * rate
             store_where(gradient, i, where(load(v, i) > -INFINITY, moved, ZERO), places(i32(i)) < i32(n))
-    return end_list(task, b, state, value / valid)
+    return value / valid
 
 
-threshold_lists = over_lists(threshold_list)
+sums_to_k_kernel = loss_kernel(sums_to_k)

@@ -11,7 +11,7 @@ from numba.core import types
 
 from recsys_topk.ops.compiled.build import inlined, native
 from recsys_topk.ops.compiled.lanes import intrinsic, places, splat
-from recsys_topk.ops.compiled.memory import claim, read, store_where, write
+from recsys_topk.ops.compiled.memory import claim, store_where, write
 from recsys_topk.ops.task import TASK, WIDTH
 
 RECORD = numba.from_dtype(TASK)
@@ -48,41 +48,6 @@ def take(address: Any) -> Any:
 
 
 @inlined
-def rows_of(task: Any, b: Any) -> Any:
-    """Return the addresses of the scores, labels, mask and gradient of list b; 0 for what there is not."""
-    before = b * task.items
-    mask = task.mask + before if task.mask != 0 else 0
-    gradient = task.gradient + 4 * before if task.gradient != 0 else 0
-    return task.scores + 4 * before, task.labels + 4 * before, mask, gradient
-
-
-@inlined
-def wanted_of(task: Any, b: Any) -> Any:
-    """Return the k of list b; -1 = its number of positives."""
-    return read(task.ks, b, np.int64) if task.ks != 0 else task.k
-
-
-@inlined
-def end_list(task: Any, b: Any, state: Any, loss: Any) -> Any:
-    """Write the loss of list b, whether it counts, and a gradient of 0 if it has none.
-
-    Args:
-        task: The task.
-        b: The list.
-        state: Of `begin_list`.
-        loss: Of the list.
-
-    Returns:
-        1 for a list that counts, 0 for one that does not, NaN for one with scores that are not finite; and the loss.
-    """
-    write(task.losses, b, np.float32(loss))
-    write(task.counted, b, np.uint8(1 if state > 0 else 0))
-    if state != 1 and task.gradient != 0:
-        clear(task.gradient + 4 * b * task.items, task.items)
-    return np.nan if state < 0 else np.float64(state > 0), loss
-
-
-@inlined
 def clear(address: Any, n: Any) -> None:
     """Write n float32 zeros."""
     for i in range(0, n, WIDTH):
@@ -112,5 +77,5 @@ def over_lists(one_list: Callable[[Any, Any, Any], Any]) -> native:
             write(task.results, 2 * part + 1, whole)
 
     # The name of the file on disk that keeps the machine code.
-    kernel.__name__ = kernel.__qualname__ = f"{one_list.__name__}s"
+    kernel.__name__ = kernel.__qualname__ = f"{one_list.__name__}_kernel"
     return native(kernel)
