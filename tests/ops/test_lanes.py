@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from recsys_topk.ops.compiled.dftopk import dftopk, dftopk_kernel  # noqa: E402
 from recsys_topk.ops.compiled.lanes import count, greatest, least, places, splat, total, where  # noqa: E402
 from recsys_topk.ops.compiled.losses import loss_kernel  # noqa: E402
 from recsys_topk.ops.compiled.memory import load, load_bits, load_where, store, store_where  # noqa: E402
+from recsys_topk.ops.compiled.selection import quantile  # noqa: E402
 
 F = np.float32
 
@@ -96,6 +98,22 @@ def test_a_list_of_any_length_is_read_and_written_within_its_bounds(n):
     assert (positive, real) == ((x[:n] > 0).sum(), mask[:n].sum())
     np.testing.assert_allclose(y[:n], (x[:n] - 1) / (x[:n] ** 2 + 2), rtol=1e-6, atol=1e-7)
     assert (y[n:] == 7.0).all()
+
+
+@numba.njit(error_model="numpy")
+def quantiles(p: Any, z: Any, density: Any) -> None:
+    for i in range(len(p)):
+        z[i], density[i] = quantile(p[i])
+
+
+def test_the_table_of_quantiles_is_that_of_the_normal_law():
+    p = np.array([1e-9, 1e-6, 0.001, 0.05, 0.3, 0.49, 0.5, 0.51, 0.75, 0.999], F)
+    z, density = np.empty_like(p), np.empty_like(p)
+    quantiles(p, z, density)
+    law = NormalDist()
+    expected = np.array([-law.inv_cdf(max(one, 2.0**-24)) for one in p.tolist()])
+    np.testing.assert_allclose(z, expected, atol=0.02)
+    np.testing.assert_allclose(density, [law.pdf(one) for one in expected], rtol=0.02)
 
 
 def test_the_key_of_kept_code_changes_with_every_file_of_the_package(monkeypatch):

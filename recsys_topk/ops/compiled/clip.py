@@ -77,7 +77,7 @@ def clip_terms(
 
 @inlined
 def clip(
-    task: Any, buffer: Any, gradient: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any
+    task: Any, buffer: Any, gradient: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any, z: Any
 ) -> Any:
     """Return the loss of a list under the CLIP or FENCHEL_YOUNG law and write its gradient (see `loss_kernel`)."""
     n, size, law, tau = task.items, task.size, task.law, task.tau
@@ -114,7 +114,7 @@ def clip_stage(task: Any, buffer: Any, m: Any, rank: Any, kept: Any, cut: Any) -
     size, steep = task.size, ONE / task.tau
     v, u, d, r, w, facts = stage_rows(buffer, size, m)
     at, inside = clip_threshold(v, size, rank, cut, (kept - cut) * steep, steep)
-    whole, own, pull = clip_terms(v, buffer + 64, size, cut, at, steep, d, w, u, r)
+    whole, own, pull = clip_terms(v, buffer, size, cut, at, steep, d, w, u, r)
     write(facts, PULL, pull)
     write(facts, SHARE, ONE / f32(max(inside, i32(1))))
     return whole, own
@@ -124,7 +124,7 @@ def clip_stage(task: Any, buffer: Any, m: Any, rank: Any, kept: Any, cut: Any) -
 def clip_survival(task: Any, buffer: Any) -> Any:
     """Do what `recsys_topk.ops.compiled.joint.survival_loss` does for the CLIP law."""
     size, stages = task.size, task.stages
-    s, value = buffer + 64, 0.0
+    s, value = buffer, 0.0
     for start in range(0, size, PRODUCT):
         product = splat(ZERO)
         for i in range(start, min(start + PRODUCT, size), WIDTH):

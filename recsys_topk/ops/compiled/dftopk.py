@@ -24,7 +24,7 @@ from recsys_topk.ops.task import WIDTH
 
 @inlined
 def dftopk(
-    task: Any, buffer: Any, gradient: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any
+    task: Any, buffer: Any, gradient: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any, z: Any
 ) -> Any:
     """Return the loss of a list and write its gradient (see `loss_kernel`).
 

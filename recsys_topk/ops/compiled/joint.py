@@ -48,7 +48,7 @@ from recsys_topk.ops.task import WIDTH
 
 @inlined
 def stage_term(
-    task: Any, buffer: Any, m: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any
+    task: Any, buffer: Any, m: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any, z: Any
 ) -> Any:
     """Write the logits, slopes, rises, shares and facts of a stage; return the losses of all and of the true items.
 
@@ -65,15 +65,15 @@ def stage_term(
         cut: x_[k+1].
         mean: Of the scores.
         variance: Of the scores.
+        z: Normal quantile of k.
     """
     size, law, tau, alpha = task.size, task.law, task.tau, task.alpha
     v, u, d, r, w, facts = stage_rows(buffer, size, m)
-    s, steep = buffer + 64, ONE / tau
+    s, steep = buffer, ONE / tau
     base, at, near = cut, ZERO, ZERO
     if law == DFTOPK:
         base = cut + alpha * (kept - cut)
     else:
-        z = read(buffer, 2, f32)
         at, near = threshold(law, v, size, valid, rank, cut, kept - cut, mean, variance, z, tau)
     unit = f32(math.exp(-near))
     whole, own, pull, weight = 0.0, 0.0, 0.0, 0.0
@@ -134,7 +134,7 @@ def survival_loss(task: Any, buffer: Any) -> Any:
     -log q, with the derivative p / q d log p_m / du_m.
     """
     size, law, stages = task.size, task.law, task.stages
-    s, losses = buffer + 64, splat(ZERO)
+    s, losses = buffer, splat(ZERO)
     for i in range(0, size, WIDTH):
         low = splat(INFINITY)
         for m in range(stages):
@@ -232,8 +232,8 @@ def joint_list(task: Any, b: Any, buffer: Any) -> Any:
         v, _, _, _, w, facts = stage_rows(buffer, size, m)
         x = read(task.scores, m, np.int64) + 4 * b * n
         quota = read(task.quotas, m, np.int64) if task.quotas != 0 else -1
-        state, rank, valid, kept, cut, mean, variance = begin_list(
-            law, x, y, mask, n, size, task.k, quota, task.above, v, buffer + 64, w, buffer
+        state, rank, valid, kept, cut, mean, variance, z = begin_list(
+            law, x, y, mask, n, size, task.k, quota, task.above, v, buffer, w
         )
         if state < 0:
             return np.nan, 0.0
@@ -245,7 +245,7 @@ def joint_list(task: Any, b: Any, buffer: Any) -> Any:
             if law == CLIP:
                 loss, own = clip_stage(task, buffer, m, rank, kept, cut)
             else:
-                loss, own = stage_term(task, buffer, m, rank, valid, kept, cut, mean, variance)
+                loss, own = stage_term(task, buffer, m, rank, valid, kept, cut, mean, variance, z)
             joint += own
         write(task.losses, m * lists + b, f32(loss * share))
     if share > 0.0:

@@ -16,8 +16,8 @@ from recsys_topk.ops.compiled.tasks import clear, over_lists
 @inlined
 def loss_rows(buffer: Any, size: Any) -> Any:
     """Return the addresses of the scores, of the signs and of a third row of a buffer, of `size` float32 each."""
-    start, row = buffer + 64, 4 * size
-    return start, start + row, start + 2 * row
+    row = 4 * size
+    return buffer, buffer + row, buffer + 2 * row
 
 
 def loss_kernel(list_loss: Callable[..., Any]) -> native:
@@ -26,7 +26,8 @@ def loss_kernel(list_loss: Callable[..., Any]) -> native:
     Args:
         list_loss: An inlined function. It writes the gradient of a list that counts and returns the loss. Its arguments
             are the task, the buffer of the thread (see `loss_rows`), the address of the gradient (0 = not wanted), and
-            what `begin_list` returns: k, the number of items, x_[k], x_[k+1], and the mean and variance of the scores.
+            what `begin_list` returns: k, the number of items, x_[k], x_[k+1], the mean and variance of the scores, and
+            the normal quantile of k.
     """
 
     def one_list(task: Any, b: Any, buffer: Any) -> Any:
@@ -36,12 +37,12 @@ def loss_kernel(list_loss: Callable[..., Any]) -> native:
         mask = task.mask + before if task.mask != 0 else 0
         gradient = task.gradient + 4 * before if task.gradient != 0 else 0
         k = read(task.ks, b, np.int64) if task.ks != 0 else task.k
-        state, rank, valid, kept, cut, mean, variance = begin_list(
-            task.law, x, y, mask, n, size, k, -1, task.above, v, s, w, buffer
+        state, rank, valid, kept, cut, mean, variance, z = begin_list(
+            task.law, x, y, mask, n, size, k, -1, task.above, v, s, w
         )
         loss = 0.0
         if state == 1:
-            loss = list_loss(task, buffer, gradient, rank, valid, kept, cut, mean, variance)
+            loss = list_loss(task, buffer, gradient, rank, valid, kept, cut, mean, variance, z)
         elif gradient != 0:
             clear(gradient, n)
         write(task.losses, b, np.float32(loss))

@@ -15,7 +15,7 @@ COUNTED, KEPT, CUT, AT_KEPT, AT_CUT, SHARE, PULL = 0, 1, 2, 3, 4, 5, 6  # places
 @inlined
 def stage_rows(buffer: Any, size: Any, m: Any) -> Any:
     """Return the addresses of the scores, logits, slopes, rises, shares of the density and facts of stage m."""
-    start, row = buffer + 64 + 4 * size * (1 + STAGE_ROWS * m), 4 * size
+    start, row = buffer + 4 * size * (1 + STAGE_ROWS * m), 4 * size
     return start, start + row, start + 2 * row, start + 3 * row, start + 4 * row, start + 5 * row
 
 

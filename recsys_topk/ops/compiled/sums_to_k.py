@@ -21,14 +21,14 @@ from recsys_topk.ops.compiled.arithmetic import (
 from recsys_topk.ops.compiled.build import inlined
 from recsys_topk.ops.compiled.lanes import places, splat, total, where
 from recsys_topk.ops.compiled.losses import loss_kernel, loss_rows
-from recsys_topk.ops.compiled.memory import load, read, store, store_where
+from recsys_topk.ops.compiled.memory import load, store, store_where
 from recsys_topk.ops.compiled.thresholds import distance, threshold
 from recsys_topk.ops.task import WIDTH
 
 
 @inlined
 def sums_to_k(
-    task: Any, buffer: Any, gradient: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any
+    task: Any, buffer: Any, gradient: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any, z: Any
 ) -> Any:
     """Return the loss of a list under the LOGISTIC or LAPLACE law and write its gradient (see `loss_kernel`).
 
@@ -38,7 +38,7 @@ def sums_to_k(
     """
     n, size, law, tau = task.items, task.size, task.law, task.tau
     v, s, w = loss_rows(buffer, size)
-    steep, z = ONE / tau, read(buffer, 2, f32)
+    steep = ONE / tau
     at, near = threshold(law, v, size, valid, rank, cut, kept - cut, mean, variance, z, tau)
     unit = f32(math.exp(-near))
     value, pull, weight = 0.0, 0.0, 0.0
