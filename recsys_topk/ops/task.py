@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import struct
 import threading
-from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple, Protocol, get_type_hints
+from typing import NamedTuple, Protocol, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.parallel import at_once
+from recsys_topk.ops.parallel import run_team
 
 # Floats of a vector of the loops; lists are padded to a multiple of it.
 WIDTH = 16
@@ -134,7 +130,7 @@ def run(kernel: Kernel, task: Task, rows: int) -> tuple[float, float]:
     """
     lists, items = task[:2]
     parts = min(lists, PARTS)
-    threads = 1 if _forked or lists * items < ALONE else min(torch.get_num_threads(), parts)
+    threads = 1 if lists * items < ALONE else min(torch.get_num_threads(), parts)
     size = -(-items // WIDTH) * WIDTH
     buffer = _HEAD + 4 * rows * size
     memory, needed = _memory, _BUFFERS + threads * buffer
@@ -143,52 +139,6 @@ def run(kernel: Kernel, task: Task, rows: int) -> tuple[float, float]:
         memory.grow(needed)
     record, start = memory.record, memory.address
     _RECORD.pack_into(record, 0, 0, 0, parts, size, start + _BUFFERS, buffer, start + _RESULTS, *task)
-    if threads == 1:
-        _function(kernel.address)(start)
-    else:
-        _fork(kernel.address, start, threads)
+    run_team(kernel.address, start, threads)
     sums = _SUMS.unpack_from(record, _RESULTS)
     return sum(sums[0 : 2 * parts : 2]), sum(sums[1 : 2 * parts : 2])
-
-
-@cache
-def _function(address: int) -> Callable[[int], None]:
-    return ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)
-
-
-def _fork(code: int, task: int, threads: int) -> None:
-    """Call the C function at `code` on some threads at once; they take parts of the task until none is left."""
-    team = _team()
-    if team is None:
-        at_once(lambda _: _function(code)(task), range(threads))
-    else:
-        team(code, task, threads, 0)
-
-
-@cache
-def _team() -> Callable[[int, int, int, int], None] | None:
-    """Return the function with which torch starts a parallel region; None if torch was built with another library.
-
-    Its threads wait actively for the next region, which then begins within 2 microseconds. A thread of Python takes 50
-    to begin beside them, as long as the loop.
-    """
-    try:
-        library = ctypes.CDLL("libgomp.so.1", mode=getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0))
-    except OSError:
-        return None
-    start: Any = library.GOMP_parallel
-    start.argtypes, start.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-    found: Callable[[int, int, int, int], None] = start
-    return found
-
-
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True  # the threads of the team do not live on in a forked process
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
