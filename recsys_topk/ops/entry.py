@@ -14,10 +14,8 @@ import llvmlite.ir as ir  # type: ignore[import-untyped]
 import numba
 import numpy as np
 from numba.core import types
-from numba.core.caching import FunctionCache
-from numba.core.ccallback import CFunc
 
-from recsys_topk.ops.compiled.build import FINGERPRINT, native
+from recsys_topk.ops.compiled.build import native
 from recsys_topk.ops.compiled.lanes import intrinsic
 from recsys_topk.ops.compiled.memory import claim, read
 
@@ -54,18 +52,7 @@ def take_chains(address: Any) -> None:
             call = read(call, 1, np.int64)
 
 
-class _LoopCache(FunctionCache):
-    """Compiled code on disk, under a key that changes with the source of the loop and the types of its arguments."""
-
-    def __init__(self, function: Any, key: str) -> None:
-        super().__init__(function)  # type: ignore[no-untyped-call]
-        self._key = key
-
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return sig, codegen.magic_tuple(), self._key
-
-
-def make_entry(loop: Any, kinds: tuple[str, ...]) -> Any:
+def make_entry(loop: Any, kinds: tuple[str, ...]) -> native:
     """Return a C function that reads the arguments of a loop at an address and calls the loop.
 
     A number takes 8 bytes, and an array the 8-byte fields of numba's array type: two pointers to an owner, which are 0,
@@ -94,13 +81,10 @@ def make_entry(loop: Any, kinds: tuple[str, ...]) -> Any:
         loop(*arguments_at(address))
 
     source = Path(inspect.getfile(loop.py_func)).read_bytes()
-    key = hashlib.sha256(repr((FINGERPRINT, kinds)).encode() + source).hexdigest()
-    # The name of the symbol and of the file on disk.
-    entry.__name__ = entry.__qualname__ = f"{loop.py_func.__module__}.{loop.py_func.__qualname__}.{key[:16]}"
-    made: Any = CFunc(entry, ((types.int64,), types.void), locals={}, options={"error_model": "numpy"})
-    made._cache = _LoopCache(entry, key)
-    made.compile()
-    return made
+    key = hashlib.sha256(repr(kinds).encode() + source).hexdigest()[:16]
+    # The name of the file on disk. It changes with the source of the loop and the types of its arguments.
+    entry.__name__ = entry.__qualname__ = f"{loop.py_func.__module__}.{loop.py_func.__qualname__}.{key}"
+    return native(entry)
 
 
 def _type(kind: str) -> Any:
