@@ -1,4 +1,4 @@
-"""Embedding look-ups of tables on a CPU, without bags, offsets or sorting.
+"""Embedding look-up on a CPU, without bags, offsets or sorting.
 
 The tables remain TorchRec's (`EmbeddingBagCollection`, or the fused one). This module reads the unsharded tables, and
 updates those with a fused optimizer, without TorchRec's kernels, whose backward pass sorts the ids of every table.

@@ -1,4 +1,4 @@
-"""Optimizers that update the rows of a table inside backward: no gradient of the size of the table, no sorting.
+"""Optimizers that update rows of a table inside backward, without a gradient of the size of the table.
 
 `look_up` uses them for tables that have a `RowUpdate`: it numbers the rows that a batch reads (`number_rows`), adds up
 the gradient of each of them, and updates each of them once (`RowUpdate.call`).
