@@ -68,7 +68,7 @@ def look_up(
 
 
 def _serves(slots: Sequence[Slot], ids: Sequence[Tensor], tables: Sequence[Tensor], lengths: Tensor | None) -> bool:
-    return is_float32(*tables)
+    return is_float32(*tables) and all(table.is_contiguous() for table in tables)
 
 
 @look_up.backend("numba", _serves)
@@ -110,7 +110,8 @@ class _LookUp(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         widths = [sum(slot.dim for slot in slots if slot.kind == kind) for kind in range(len(ids))]
         made = tuple(tables[0].new_empty(rows.shape[0], width) for rows, width in zip(ids, widths, strict=True))
-        numbers, weights, outputs = ([x.detach().numpy() for x in group] for group in (ids, tables, made))
+        numbers = [x.contiguous().numpy() for x in ids]
+        weights, outputs = ([x.detach().numpy() for x in group] for group in (tables, made))
         counts = None if lengths is None else lengths.contiguous().numpy()
         wrong = np.full(len(slots), -1)
         calls = []

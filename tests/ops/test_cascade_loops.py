@@ -15,6 +15,7 @@ from recsys_topk.cascades.stages.two_tower import TwoTower
 from recsys_topk.ops.attention import attention_logits
 from recsys_topk.ops.dispatch import backend
 from recsys_topk.ops.join_relu import join_relu
+from recsys_topk.ops.look_up import Slot, look_up
 from recsys_topk.ops.pooled_dot import dot
 from tests.cascades.batches import random_batch, recflow_like_schema
 
@@ -95,6 +96,15 @@ def test_error_for_id_outside_its_table_names_the_id(identity: int, kind: str, f
     ids[place] = identity
     with pytest.raises(IndexError, match=rf"{SCHEMA.history[0].table}: id {identity} is not in the table"):
         FeatureEmbedding(SCHEMA, 4)(batch.replace(**{kind: ids}), history=form)
+
+
+def test_look_up_of_views_with_other_strides() -> None:
+    slots = [Slot(kind=0, column=1, table=0, name="item", padding=0, start=0, dim=3)]
+    ids, table = torch.tensor([[1, 2, 3], [4, 0, 2]]), torch.randn(5, 3)
+    expected = table[ids[1]] * (ids[1] != 0)[:, None]
+    for weights in (table, table.T.contiguous().T):
+        found = look_up(slots, [ids.T], [weights.clone(memory_format=torch.preserve_format).requires_grad_()], None)
+        torch.testing.assert_close(found[0], expected)
 
 
 @pytest.mark.parametrize("stage_class", [TwoTower, DIN, MLPStage])
