@@ -1,4 +1,4 @@
-"""A preparation of interactions that is killed is resumed: nothing that was finished is done again."""
+"""A killed preparation of interactions is resumed, and finished steps are not repeated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEATURES = {
 
 KILLED = """
 import os, signal, sys
-from tests.datamodules.test_resumed_preparation import watched
+from tests.datamodules.test_resumed_preparation import data_and_pieces_read
 root, cache, step, number = sys.argv[1:]
 seen = 0
 def stop(what, more, total, note=""):
@@ -36,28 +36,28 @@ def stop(what, more, total, note=""):
     if seen == int(number):
         print(read, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-data, read = watched(root, cache)
+data, read = data_and_pieces_read(root, cache)
 data.prepare(stop)
 """
 
 
-def watched(root: str, cache: str) -> tuple[InteractionsDataModule, list[int]]:
-    """A data module in small parts, and the pieces that it reads."""
+def data_and_pieces_read(root: str, cache: str) -> tuple[InteractionsDataModule, list[int]]:
+    """Return a data module with small parts, and a list of the pieces that it reads."""
     preparation.ROWS_PER_PART = FILES * ROWS // (PARTS - 1)  # type: ignore[misc]
     read: list[int] = []
     batches = TableReader.batches
 
-    def spied(self: TableReader, columns: Any = None, piece: int | None = None) -> Any:
+    def record_piece(self: TableReader, columns: Any = None, piece: int | None = None) -> Any:
         if piece is not None:
             read.append(piece)
         return batches(self, columns, piece)
 
-    TableReader.batches = spied  # type: ignore[method-assign]
+    TableReader.batches = record_piece  # type: ignore[method-assign]
     return InteractionsDataModule(root, split="leave_last", features=FEATURES, cache_dir=cache), read
 
 
 def write_log(folder: Path) -> None:
-    """Interactions of text and integer ids in several files of two groups of rows, out of order."""
+    """Write shuffled interactions with text and integer ids to several files of two row groups."""
     draw = np.random.default_rng(0)
     folder.mkdir()
     for number in range(FILES):
@@ -81,7 +81,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_killed_preparation_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_killed_preparation_resumes_at_the_unfinished_step(tmp_path: Path) -> None:
     write_log(tmp_path / "log")
 
     def killed(step: str, number: int) -> str:
@@ -95,32 +95,32 @@ def test_a_killed_preparation_goes_on_where_it_was(tmp_path: Path) -> None:
 
     assert killed("read", 3) == "[0, 1, 2]"  # in the third piece of six
     assert killed("sort", 4) == "[2, 3, 4, 5]"  # after the fourth part of ten
-    data, read = watched(str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, read = data_and_pieces_read(str(tmp_path / "log"), str(tmp_path / "cache"))
     steps: list[tuple[str, int]] = []
     assert data.prepare(lambda what, more, total, note="": steps.append((what, more)))
     assert read == []
     sorted_again = [more for what, more in steps if what == "sort"]
     assert sum(sorted_again) == FILES * ROWS
-    assert len(sorted_again) == 1 + PARTS - 3  # what is done, at once; the killed part and those after it
-    whole, _ = watched(str(tmp_path / "log"), str(tmp_path / "undisturbed"))
+    assert len(sorted_again) == 1 + PARTS - 3  # finished parts at once, then the killed part and those after it
+    whole, _ = data_and_pieces_read(str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
-    (resumed,), (undisturbed,) = ((tmp_path / name).glob("log-*") for name in ("cache", "undisturbed"))
-    assert content(resumed) == content(undisturbed)
+    (resumed,), (uninterrupted,) = ((tmp_path / name).glob("log-*") for name in ("cache", "uninterrupted"))
+    assert content(resumed) == content(uninterrupted)
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.name != ".lock"] == [resumed.name]
     assert not data.prepare()
 
 
 @pytest.mark.parametrize("step", ["read", "sort", "encode"])
-def test_an_interrupted_preparation_is_resumed_and_a_failed_one_leaves_nothing(tmp_path: Path, step: str) -> None:
+def test_interrupted_preparation_is_resumed_and_failed_one_leaves_no_files(tmp_path: Path, step: str) -> None:
     write_log(tmp_path / "log")
-    data, _ = watched(str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, _ = data_and_pieces_read(str(tmp_path / "log"), str(tmp_path / "cache"))
 
     def stop(error: type[BaseException] | BaseException) -> Any:
-        def told(what: str, more: int, total: int | None, note: str = "") -> None:
+        def raise_at_step(what: str, more: int, total: int | None, note: str = "") -> None:
             if what == step:
                 raise error
 
-        return told
+        return raise_at_step
 
     with pytest.raises(KeyboardInterrupt):
         data.prepare(stop(KeyboardInterrupt))
