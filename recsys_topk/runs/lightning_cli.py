@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +27,7 @@ from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import tables_on_meta
-from recsys_topk.datamodules import CascadeDataModule, Schema
+from recsys_topk.datamodules import CascadeDataModule
 from recsys_topk.files import write_whole
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.registry import suggest
@@ -69,6 +70,13 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
 }
 
 
+# Called with the schema, the number of stages and the model's options before tables are allocated. The link from data
+# to model could call it too, but jsonargparse puts the repr of the whole schema into the message of what it raises.
+_BEFORE_BUILDING: ContextVar[Callable[[Any, int, Mapping[str, Any]], None] | None] = ContextVar(
+    "before_building", default=None
+)
+
+
 def cascade(
     schema: Any,
     loss: RankingLoss,
@@ -85,6 +93,9 @@ def cascade(
         objective: How the stages are trained together; `--objective NAME` for short.
         options: As those of `CascadeModule`.
     """
+    before = _BEFORE_BUILDING.get()
+    if before is not None:
+        before(schema, len(default_stages(schema) if stages is None else stages), options)
     return CascadeModule(schema, stages=stages, loss=loss, objective=objective, **options)
 
 
@@ -175,7 +186,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         """Add the options of a run to those of LightningCLI."""
         for name, (kind, default, text) in OPTIONS.items():
             parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-        parser.link_arguments("data.schema", "model.schema", self._check_memory, apply_on="instantiate")
+        parser.link_arguments("data.schema", "model.schema", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Check the config; an error is one line, with the nearest option where one is misspelt."""
@@ -231,11 +242,14 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         if self.build:
             strategy = self.config[self.command].trainer.strategy
             on_meta = bool(getattr(getattr(strategy, "init_args", None), "tables_on_meta", False))
+            token = _BEFORE_BUILDING.set(self._check_memory if self.command == "fit" else None)
             try:
                 with tables_on_meta(on_meta):
                     super().instantiate_classes()
             except ValueError as error:
                 raise ValueError(plain_error(str(error))) from error
+            finally:
+                _BEFORE_BUILDING.reset(token)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer with the run's directory, loggers and callbacks."""
@@ -267,15 +281,11 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             raise (ValueError(str(error)) if isinstance(error, TypeError) else error) from error
         return trainer
 
-    def _check_memory(self, schema: Schema) -> Schema:
-        """Return the features of the data, on their way to the model; raise if the machine has no room for training."""
-        if self.command == "fit":
-            model, trainer = vars(self.config["fit"].model), self.config["fit"].trainer
-            stages = len(default_stages(schema) if model["stages"] is None else model["stages"])
-            options = {name: value for name, value in model.items() if name != "stages"}
-            for line in announce_memory(schema, stages, options, str(trainer.accelerator), trainer.strategy):
-                self.log_line(line)
-        return schema
+    def _check_memory(self, schema: Any, stages: int, options: Mapping[str, Any]) -> None:
+        """Log the memory of the tables; raise if the machine does not have it."""
+        trainer = self.config[self.command].trainer
+        for line in announce_memory(schema, stages, options, str(trainer.accelerator), trainer.strategy):
+            self.log_line(line)
 
     def loggers(self, kind: str) -> list[Logger]:
         """Return the loggers: CSV always, W&B too if asked for (offline without a key, so that nothing prompts)."""
