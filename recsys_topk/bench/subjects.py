@@ -33,7 +33,11 @@ FORMS = {
         Subject("neuralsort-plain", "neuralsort", {"normalised": False}),
         Subject("diffsort-odd-even", "diffsort", {"network": "odd_even"}),
     ],
-    "losses": [Subject("dftopk-masked", "dftopk"), Subject("dftopk-joint", "dftopk")],
+    "losses": [
+        Subject("dftopk-masked", "dftopk"),
+        Subject("dftopk-joint", "dftopk"),
+        Subject("sparse-joint", "sparse"),
+    ],
 }
 
 

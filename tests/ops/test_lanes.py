@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,11 @@ from recsys_topk.ops.compiled.arithmetic import (  # noqa: E402
     number,
     ordered,
 )
+from recsys_topk.ops.compiled.dftopk import dftopk, dftopk_kernel  # noqa: E402
 from recsys_topk.ops.compiled.lanes import count, greatest, least, places, splat, total, where  # noqa: E402
+from recsys_topk.ops.compiled.losses import loss_kernel  # noqa: E402
 from recsys_topk.ops.compiled.memory import load, load_bits, load_where, store, store_where  # noqa: E402
+from recsys_topk.ops.compiled.selection import quantile  # noqa: E402
 
 F = np.float32
 
@@ -96,6 +100,22 @@ def test_list_of_any_length_is_read_and_written_within_its_bounds(n):
     assert (y[n:] == 7.0).all()
 
 
+@numba.njit(error_model="numpy")
+def quantiles(p: Any, z: Any, density: Any) -> None:
+    for i in range(len(p)):
+        z[i], density[i] = quantile(p[i])
+
+
+def test_table_of_quantiles_matches_the_normal_distribution():
+    p = np.array([1e-9, 1e-6, 0.001, 0.05, 0.3, 0.49, 0.5, 0.51, 0.75, 0.999], F)
+    z, density = np.empty_like(p), np.empty_like(p)
+    quantiles(p, z, density)
+    law = NormalDist()
+    expected = np.array([-law.inv_cdf(max(one, 2.0**-24)) for one in p.tolist()])
+    np.testing.assert_allclose(z, expected, atol=0.02)
+    np.testing.assert_allclose(density, [law.pdf(one) for one in expected], rtol=0.02)
+
+
 def test_cache_key_changes_with_every_file_of_the_package(monkeypatch):
     """Numba's own key does not change with the files of called functions."""
     from numba.core.registry import cpu_target
@@ -106,3 +126,11 @@ def test_cache_key_changes_with_every_file_of_the_package(monkeypatch):
     assert before == kept._index_key(*arguments)
     monkeypatch.setattr(build, "FINGERPRINT", "another")
     assert before != kept._index_key(*arguments)
+
+
+def test_a_kernel_that_was_compiled_before_is_read_from_disk() -> None:
+    """The new kernel calls a new function of its closure, as the kernel of another process does."""
+    assert dftopk_kernel.address
+    again = loss_kernel(dftopk)
+    assert again.address != dftopk_kernel.address
+    assert again._made.cache_hits == 1

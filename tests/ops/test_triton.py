@@ -49,7 +49,7 @@ def kernels() -> list[Any]:
         found.append(("threshold_sums", {"LAW": law, "BLOCK": 2048}, 8))
         found.append(("long_terms", {"LAW": law, "WRITES": law % 2 == 0, "BLOCK": 2048}, 8))
     found.append(("topk_loss", {**options, "HAS_MASK": False, "ROWS": 1, "BLOCK": 8192, "LAW": 0}, 16))
-    for law in range(3):
+    for law in range(4):
         options = {"LAW": law, "STAGES": law + 1, "HAS_MASK": True, "HAS_CUTS": law != 1, "ROWS": 2, "BLOCK": 32}
         found.append(("joint_terms", options, 1))
         found.append(("long_joint", {"LAW": law, "STAGES": law + 1, "WRITES": law > 0, "BLOCK": 2048}, 8))
@@ -148,8 +148,6 @@ def test_kernel_launchers_read_no_values_on_the_host(n: int, monkeypatch: pytest
             for given in ((None, None, 5), (mask, ks, 0), (mask, None, -1)):
                 _, _, gradient = files["topk_loss"].fused_topk_loss(x, x, *given, 0.0, law, 1.0, 0.5, True)
                 assert gradient.shape == x.shape
-        for cuts, k in (([30, 10], 5), ([], -1)):
-            made = files["joint_terms"].fused_joint_terms(
-                torch.stack([x, x]), x, mask, cuts, k, 0.0, "dftopk", 1.0, 0.5
-            )
+        for cuts, k, law in (([30, 10], 5, "dftopk"), ([], -1, "clip")):
+            made = files["joint_terms"].fused_joint_terms(torch.stack([x, x]), x, mask, cuts, k, 0.0, law, 1.0, 0.5)
             assert [one.shape[-1] for one in made] == [3, 3, n, n]

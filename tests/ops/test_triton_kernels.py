@@ -283,7 +283,7 @@ def test_tiles_of_extreme_scores_match_float64(name: str) -> None:
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("law", ["dftopk", "logistic", "laplace"])
+@pytest.mark.parametrize("law", ["dftopk", "logistic", "laplace", "clip"])
 def test_tiles_of_the_joint_objective_match_torch(law: Any) -> None:
     generator = torch.Generator().manual_seed(6)
     x = torch.randn(2, 2, 40, generator=generator).to(DEVICE)
