@@ -19,6 +19,8 @@ def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
         {'loss': {'class_path': 'dftopk', 'init_args': {'tau': '2'}}, 'config': ['simulated']}
         >>> parse_options(["--trainer.callbacks+=my.Callback", "--trainer.callbacks.every", "3"])
         {'trainer': {'callbacks+': [{'class_path': 'my.Callback', 'init_args': {'every': '3'}}]}}
+        >>> parse_options(["--corpus", "--corpus.k=5"])
+        {'corpus': {'class_path': 'true', 'init_args': {'k': '5'}}}
     """
     config: dict[str, Any] = {}
     rest = list(arguments)
