@@ -79,7 +79,7 @@ def make_once(target: Path, write: Callable[[Path], None], *, resume: bool = Fal
         folder.mkdir(exist_ok=True)
         try:
             write(folder)
-        except Exception:
+        except Exception:  # not an interruption: after the error is mended the folder may have another name
             shutil.rmtree(folder, ignore_errors=True)
             raise
         folder.rename(target)

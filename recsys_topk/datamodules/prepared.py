@@ -65,9 +65,6 @@ class PreparedDataModule(CascadeDataModule):
     """
 
     files: ClassVar[type[PreparedFiles]] = PreparedFiles
-    resumes: ClassVar[bool] = False
-    """Whether `_write` can resume the work of an interrupted process."""
-
     cache_dir: str | None = None
     _prepared: PreparedFiles | None = None
 
@@ -77,7 +74,7 @@ class PreparedDataModule(CascadeDataModule):
 
     @abstractmethod
     def _write(self, folder: Path, progress: Progress) -> None:
-        """Prepare the data in a folder."""
+        """Prepare the data in a folder: empty, or with the files of an interrupted process (`WorkFolder`)."""
 
     def prepared_files(self) -> PreparedFiles:
         """Return the prepared files. The data are prepared first if necessary."""
@@ -121,7 +118,7 @@ class PreparedDataModule(CascadeDataModule):
             with self.progress_of() as told:
                 self._write(folder, progress or told)
 
-        made = make_once(target, write, resume=self.resumes)
+        made = make_once(target, write, resume=True)
         self._prepared = self.files(target)
         for line in self.facts() if made else ():
             rank_zero_info(line)

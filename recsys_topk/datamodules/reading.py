@@ -351,7 +351,7 @@ def _open_frame(frame: Any) -> TableReader:
         read: Iterable[pa.RecordBatch] = table.select(columns).to_batches(max_chunksize=BATCH_ROWS)
         return read
 
-    return TableReader(name, table.schema, scan, identity, table.num_rows)
+    return TableReader(name, table.schema, scan, identity, table.num_rows, nbytes=table.nbytes)
 
 
 def _open_dataset(data: Any) -> TableReader:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from recsys_topk.cli.main import main
-from recsys_topk.datamodules.interactions import preparation, spill
+from recsys_topk.datamodules.interactions import preparation
 from recsys_topk.datamodules.interactions.datamodule import InteractionsDataModule
 from recsys_topk.testing import check_data_module
 from recsys_topk.testing.host_reads import DEVICE, no_host_reads
@@ -134,8 +134,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_requests_are_what_a_loop_over_interactions_gives(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spill, "ROWS_PER_PART", 150)  # several parts
-    monkeypatch.setattr(preparation, "ROWS_PER_PART", 150)
+    monkeypatch.setattr(preparation, "ROWS_PER_PART", 150)  # several parts
     frame = adversarial(len(options))
     expected = expected_requests(frame, options)
     days = frame.assign(time=frame.time * 86_400)

@@ -95,7 +95,6 @@ class InteractionsDataModule(PreparedDataModule):
 
     name: ClassVar[str] = "interactions"
     files = PreparedInteractions
-    resumes = True
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recsys_topk.datamodules.columns import keys_of, one_chunk
-from recsys_topk.datamodules.interactions.spill import RawIds
+from recsys_topk.datamodules.raw_ids import RawIds
 from recsys_topk.datamodules.reading import TableReader
 
 Array = npt.NDArray[Any]

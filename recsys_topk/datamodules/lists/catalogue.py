@@ -24,14 +24,19 @@ class ItemTable:
     are variants of the item (`schema.VARIANT`). Rows are compared by 64-bit hashes.
 
     Args:
-        grown: Stores the features.
+        grown: Stores the features. It may hold the rows of an earlier object, which are then known.
         name: The name of the table in `grown`.
     """
 
     def __init__(self, grown: GrowingColumns, name: str) -> None:
         self._grown, self._name = grown, name
         self._known = np.empty(0, dtype=np.uint64)
-        self._numbers = np.empty(0, dtype=np.int64)
+        if len(self):
+            columns = (grown.column(f"{name}.{kind}") for kind in ("key", "ids", "values"))
+            pieces = zip(*(np.array_split(column, -(-len(self) // _CHUNK)) for column in columns), strict=True)
+            self._known = np.concatenate([row_digests(key, Encoded(ids, values)) for key, ids, values in pieces])
+        self._numbers = np.argsort(self._known)
+        self._known = self._known[self._numbers]
 
     def __len__(self) -> int:
         return self._grown.length(f"{self._name}.key")

@@ -34,7 +34,8 @@ class ListsDataModule(PreparedDataModule):
     Tables have one row per (request, item), in any order, or one row per request with lists in their columns. They are
     Parquet, CSV, TSV or JSON lines files, data frames, pyarrow tables, Hugging Face data sets, or SVMlight/LETOR files
     with ``qid:`` or a ``.query`` file of list lengths. Data are prepared once, into memory-mapped Arrow files;
-    vocabularies and feature statistics come from the training split only.
+    vocabularies and feature statistics come from the training split only. An interrupted preparation is resumed: it
+    keeps the files and row groups already read and the parts already encoded.
 
     Labels are a column of grades, or are derived from the stage that an item reached::
 

@@ -94,7 +94,7 @@ def open_svmlight(path: str | Path, width: Callable[[], int], query_file: str | 
         facts = [files.info(place)] + ([] if lengths is None else [{"lengths": lengths.tolist()}])
         return [str(path), *({k: str(fact[k]) for k in ("size", "mtime", "lengths") if k in fact} for fact in facts)]
 
-    return TableReader(str(path), schema, scan, identity)
+    return TableReader(str(path), schema, scan, identity, nbytes=int(files.size(place)))
 
 
 def _read_lengths(path: str, rows: str | Path) -> Array:
