@@ -67,6 +67,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     """
 
     name: ClassVar[str]
+    without_validation: ClassVar[str] = "use test"
+    """What the user can do if there are no validation shards, for an error message."""
+
     progress: Progress | None = None
     """Receives the progress of `prepare_data`; None = progress bars on a terminal."""
 
@@ -262,7 +265,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         if self.splits["val"]:
             return self.loader(self.splits["val"], training=False)
         if self.trainer is not None and self.trainer.state.fn == "validate":
-            raise ValueError("the data have nothing for validation (val_days none); give --data.val_days DATE, or test")
+            raise ValueError(f"the data have nothing for validation; {self.without_validation}")
         return []
 
     def test_dataloader(self) -> ShardLoader:

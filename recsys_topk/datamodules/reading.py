@@ -148,6 +148,8 @@ class TableReader:
             rows -= batch.num_rows
             if rows <= 0:
                 break
+        if not found:
+            return pa.schema([field for field in self.schema if columns is None or field.name in columns]).empty_table()
         return pa.Table.from_batches(found)
 
     def fingerprint(self) -> str:
@@ -203,12 +205,14 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
     found = [list_files(path) for path in paths]
     files, places = found[0][0], [place for _, inside in found for place in inside]
     if not places:
-        raise ValueError(f"{name} holds no file that ends in .{', .'.join(FORMATS)}")
+        raise ValueError(f"{name} has no file that ends in .{', .'.join(FORMATS)}")
     formats = {file_format(place): place for place in places}
     if None in formats:
-        raise ValueError(f"{formats[None]} has no known ending; known: .{', .'.join(FORMATS)}")
+        raise ValueError(f"{formats[None]} has an unknown ending; known: .{', .'.join(FORMATS)}")
     if len(formats) > 1:
-        raise ValueError(f"{name} mixes formats: {' and '.join(formats.values())}; name the files of one format")
+        raise ValueError(
+            f"{name} has files of several formats: {' and '.join(formats.values())}; name the files of one format"
+        )
     (kind,) = formats
     local = "file" in files.protocol if isinstance(files.protocol, tuple) else files.protocol == "file"
     lists: dict[str, Any] = {}
@@ -384,6 +388,8 @@ def _readable(name: str) -> Iterator[None]:
             advice = "; a column mixes types: make it one type, or name it, e.g. types={'user_id': 'string'}"
         elif "utf-8" in text or "UTF8" in text:
             advice = f"; {_ENCODING}"
-        elif "Parquet" in text or "magic bytes" in text:
-            advice = "; the file is damaged or no Parquet file: write it again"
+        elif "multiple columns named" in text:
+            advice = "; rename one of them"
+        elif re.search("Parquet|magic bytes|thrift|[Cc]orrupt|page header", text):
+            advice = "; the file is damaged or not a Parquet file: write it again"
         raise ValueError(f"{name} cannot be read: {text}{advice}") from error

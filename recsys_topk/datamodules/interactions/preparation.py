@@ -90,8 +90,8 @@ class Preparation:
         for feature in described.history:
             if feature not in described.items:
                 raise ValueError(
-                    f"the history describes {feature.name!r}, and the history of interactions has features of items; "
-                    f"describe it under items, and name it: history: [{feature.name}]"
+                    f"the history has the feature {feature.name!r}, which is not a feature of items; describe it under "
+                    f"items, and name it in the history: [{feature.name}]"
                 )
         self._users = Lookup(plan.tables.users, roles["user"], described.columns("user"), "users")
         self._items = Lookup(plan.tables.items, roles["item"], described.columns("items"), "items")
@@ -118,7 +118,7 @@ class Preparation:
             self._part(spill, number, keys, count, options)
             self._save_state(number + 1, count)
             spill.drop(number)
-        self._check_splits(options)
+        self._check_splits(options, spill.span)
         self._users.check_known(self._grown.column("seen.key"))
         encoder = self._fit(keys, count, spill.parts)
         encoder.save(self.folder / "features")
@@ -210,18 +210,22 @@ class Preparation:
         for batch in read_streams(self._context(split, number) for number in range(parts)):
             yield pa.Table.from_batches([batch])
 
-    def _check_splits(self, options: SequenceOptions) -> None:
+    def _check_splits(self, options: SequenceOptions, span: tuple[int, int] | None) -> None:
         advice = {
             "time": "change val_fraction and test_fraction, or val_from and test_from",
             "leave_last": f"users need more than {2 * options.leave} interactions to be held out",
-            "given": "give it interactions",
+            "given": "give interactions for it",
         }
+        if span is not None and span[0] == span[1]:
+            advice["time"] = (
+                "all interactions have the same time: check the time column, or use --data.split leave_last"
+            )
         for split in SPLITS:
             if not self._grown.length(f"{split}.user"):
                 new = (
                     ""
                     if options.repeats
-                    else " (an item that a user had before is no positive; repeats: true allows it)"
+                    else " (an item that the user had before is not a positive, unless --data.repeats is true)"
                 )
                 raise ValueError(f"the {split} split has no positives{new}; {advice[options.split]}")
 

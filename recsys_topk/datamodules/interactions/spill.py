@@ -14,7 +14,7 @@ from recsys_topk.datamodules.interactions.sequences import ROW
 from recsys_topk.datamodules.raw_ids import RawIds
 from recsys_topk.datamodules.reading import TableReader
 from recsys_topk.datamodules.spill import Piece, Pieces
-from recsys_topk.datamodules.times import guess_unit, microseconds
+from recsys_topk.datamodules.times import check_one_unit, guess_unit, microseconds
 
 Array = npt.NDArray[Any]
 
@@ -151,6 +151,7 @@ class _Piece(Piece):
             if self.unit is None and column["time"].null_count < batch.num_rows:
                 self.unit = guess_unit(column["time"])
             rows["time"], missing = microseconds(column["time"], self.unit or "s", self.roles["time"])
+            check_one_unit(rows["time"], self.unit or "s", self.roles["time"])
             kept &= self._drop(~missing, f"no {self.roles['time']}")
         else:  # the order of the rows, with the given splits one after the other
             rows["time"] = (
@@ -164,7 +165,9 @@ class _Piece(Piece):
         if "weight" in column:
             weight = numbers_of(column["weight"], self.roles["weight"])
             if (weight < 0).any():
-                raise ValueError(f"column {self.roles['weight']!r} has the weight {weight.min():g}; weights are >= 0")
+                raise ValueError(
+                    f"column {self.roles['weight']!r} has the weight {weight.min():g}; weights must be >= 0"
+                )
             rows["weight"] = np.nan_to_num(weight)
             kept &= self._drop(weight > 0, f"{self.roles['weight']} 0 or missing")
         self._seen += batch.num_rows

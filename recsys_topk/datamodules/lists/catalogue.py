@@ -83,7 +83,9 @@ class ItemTable:
         place = np.arange(ordered.size)
         variant = place - np.maximum.accumulate(np.where(opens, place, 0))
         if variant.max(initial=0) >= (1 << 62) // VARIANT:
-            raise ValueError("an item has more than four million different rows of features; leave out what varies")
+            raise ValueError(
+                "an item has more than four million different rows of features; remove the feature that varies"
+            )
         ids = ordered + variant * VARIANT
         final = np.argsort(ids, kind="stable")
         order, ids = order[final], ids[final]

@@ -312,11 +312,11 @@ def _check_history(described: Description, roles: dict[str, str]) -> None:
         return
     if "history" not in roles or "item" not in roles:
         raise ValueError(
-            "features describes a history; say which columns hold it: --data.history COLUMN --data.item COLUMN"
+            "features describes a history; name its column and the item's: --data.history COLUMN --data.item COLUMN"
         )
     for feature in described.history:
         if feature.columns != (roles["item"],) or feature.kind != "categorical":
             raise ValueError(
-                f"the history is a list of items, so {roles['item']} is all that is known of a view; take "
-                f"{feature.name!r} out of the description of the history"
+                f"the history is a list of items, so its only feature is {roles['item']} (categorical); remove "
+                f"{feature.name!r} from the history in the description"
             )

@@ -70,7 +70,7 @@ def flat_rows(reader: TableReader, markers: Sequence[str], whole: Sequence[str])
                     if wrong.size:
                         raise ValueError(
                             f"{reader.name}, row {done + wrong[0] + 1}: {name} has {lengths(batch, name)[wrong[0]]} "
-                            f"elements and {marker} has {length[wrong[0]]}; lists of a row must be of one length"
+                            f"elements and {marker} has {length[wrong[0]]}; lists of a row must have the same length"
                         )
                     made.append(pc.list_flatten(column))
                 else:

@@ -59,8 +59,8 @@ class Plan:
         return {
             "time": "change val_fraction and test_fraction, or val_from and test_from",
             "fraction": "change val_fraction and test_fraction, or give more lists",
-            "column": "the column of splits must say train, val and test",
-            "files": "give it lists",
+            "column": "the split column must have the values train, val and test",
+            "files": "give a table with at least one list",
         }[self.split]
 
     def facts(self) -> dict[str, Any]:

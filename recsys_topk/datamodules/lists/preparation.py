@@ -67,7 +67,8 @@ class Preparation:
         """Run all steps of the preparation."""
         self._reader.read(self.progress)
         if not self._reader.kept:
-            raise ValueError(f"{self.plan.name} has no rows that can be used; labels leaves all of them out")
+            reason = "labels maps the stages of all rows to null" if self._reader.seen else "all lists are empty"
+            raise ValueError(f"{self.plan.name} has no rows that can be used: {reason}")
         fitted = self.work.path / "features"
         if not self.work.saved:
             self._cuts = self._find_cuts()

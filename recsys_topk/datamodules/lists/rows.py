@@ -16,7 +16,7 @@ from recsys_topk.datamodules.lists.plan import Plan
 from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.raw_ids import RawIds
 from recsys_topk.datamodules.spill import Piece, Pieces, total_rows
-from recsys_topk.datamodules.times import guess_unit, microseconds
+from recsys_topk.datamodules.times import check_one_unit, guess_unit, microseconds
 
 Array = npt.NDArray[Any]
 
@@ -56,8 +56,8 @@ class RowReader:
         for role in told:
             if plan.roles.get(role) in columns:
                 raise ValueError(
-                    f"the {role} {plan.roles[role]!r} is described as a feature, and labels are made of it; "
-                    f"take it out of the description"
+                    f"column {plan.roles[role]!r} is the {role}, from which labels are made, so it cannot be a "
+                    f"feature; remove it from the description"
                 )
 
     def read(self, progress: Progress) -> None:
@@ -103,7 +103,9 @@ class _RowPiece(Piece):
         request = self._present(keys_of(columns["request"]), "request")
         named = not _is_number(columns["request"].type)
         if self._schema is not None and named != ("__name" in self._schema.names):
-            raise ValueError(f"column {self._roles['request']!r} is text in one source and numbers in another")
+            raise ValueError(
+                f"column {self._roles['request']!r} is text in one table and numbers in another; make it one type"
+            )
         made, kept = self._computed(batch.num_rows, columns)
         made |= {"__request": request, "__split": self._splits(columns.get("split"), batch.num_rows)}
         arrays: dict[str, Any] = {name: pa.array(column) for name, column in made.items()}
@@ -136,9 +138,10 @@ class _RowPiece(Piece):
         if "time" in columns:
             self._unit = self._unit or guess_unit(columns["time"])
             time, missing = microseconds(columns["time"], self._unit, roles["time"])
+            check_one_unit(time, self._unit, roles["time"])
             if missing.any():
                 raise ValueError(
-                    f"{self._first(missing)}: column {roles['time']!r} has no time; remove the row, or the column"
+                    f"{self._first(missing)}: column {roles['time']!r} has no time; remove the row or the column"
                 )
         made = {"__item": item, "__label": label, "__group": group, "__time": time, "__row": row}
         return made, np.flatnonzero(group >= 0)

@@ -213,5 +213,5 @@ def check_ids(values: Array, field: str, counts: Mapping[str, int], owner: Array
         at = int(np.flatnonzero((values < 0) | (values > largest))[0])
         raise FormatError(
             f"{path}, request {int(owner[at])}: {field} is {int(values[at])}, and others/id_cnt.pkl admits "
-            f"0..{largest} (count {counts[field]}); the files do not belong together"
+            f"0..{largest} (count {counts[field]}); the files are from different data sets"
         )
