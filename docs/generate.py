@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import inspect
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import torch
+import yaml
 
 from recsys_topk.losses.base import registry as losses
 from recsys_topk.operators.base import registry as operators
@@ -20,6 +23,8 @@ SCORES = torch.tensor([2.0, 1.2, 0.4, 0.0, -0.6, -1.3])
 LABELS = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 0.0])
 K = 2
 MOVES = torch.linspace(-4.0, 4.0, 161)
+
+FORMULAS = yaml.safe_load(Path(__file__).with_name("formulas.yaml").read_text(encoding="utf-8"))
 
 MODULES = {
     "Losses and operators": ["recsys_topk.losses.base", "recsys_topk.losses.functional", "recsys_topk.operators.base"],
@@ -44,6 +49,11 @@ MODULES = {
 }
 
 
+NOTATION = (
+    "*x*: scores, *l*: labels, *y*: 1 for the true items and 0 for the others, *n*: number of valid items, "
+    "*r*<sub>*i*</sub>: rank of item *i* by score, *x*<sub>[*r*]</sub>: the *r*-th largest score, *&sigma;*: the "
+    "logistic function."
+)
 RULES = ("equivariant", "tie_fair", "deterministic", "exact_gradient")
 MEANING = {
     "sums_to_k": "the memberships of a list sum to k",
@@ -94,6 +104,7 @@ def class_page(kind: str, name: str, cls: type, facts: tuple[str, ...]) -> str:
         "",
         summary(cls),
         "",
+        *formula(kind, name),
         *figures[0],
         *figures[1],
         "",
@@ -115,6 +126,29 @@ def class_page(kind: str, name: str, cls: type, facts: tuple[str, ...]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def formula(kind: str, name: str) -> list[str]:
+    """Return the drawn formula of a loss or an operator; by default, the cross-entropy of an operator of its name."""
+    lines = FORMULAS[kind].get(name, [])
+    if not lines and name in FORMULAS["operators"]:
+        lines = [*FORMULAS["losses"]["cross_entropy"], *FORMULAS["operators"][name]]
+    return ["```{raw} html", *map(drawn, lines), "```", "", NOTATION, ""] if lines else []
+
+
+def drawn(line: str) -> str:
+    """Return a line of LaTeX as SVG in the colour of the page's text, in units of the size of that text."""
+    size, file = 10, io.BytesIO()
+    with plt.rc_context({"svg.hashsalt": "recsys_topk", "mathtext.fontset": "cm"}):
+        figure = plt.figure(figsize=(0.01, 0.01))
+        figure.text(0, 0, f"${line}$", fontsize=size)
+        figure.savefig(file, metadata={"Date": None}, transparent=True, bbox_inches="tight", pad_inches=0.02)
+        plt.close(figure)
+    svg = file.getvalue().decode().partition("<svg ")[2]
+    svg = re.sub(r'(width|height)="([\d.]+)pt"', lambda m: f'{m[1]}="{float(m[2]) / size:.2f}em"', svg, count=2)
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|\n\s*", "", svg, flags=re.DOTALL)
+    label = html.escape(line, quote=True)
+    return f'<div class="formula"><svg role="img" aria-label="{label}" fill="currentColor" {svg}</div>'
 
 
 def guarantees(kind: str, name: str, cls: type) -> dict[str, bool]:
@@ -208,6 +242,8 @@ def draw(
             axis.plot(MOVES, curve, color=colour, linewidth=2)
             axis.set_xlabel(x_label)
             axis.set_ylabel(label)
+            if float(curve.max() - curve.min()) < 1e-4:  # constant but for rounding
+                axis.set_ylim(float(curve.mean()) - 0.5, float(curve.mean()) + 0.5)
             axis.spines[["top", "right"]].set_visible(False)
             figure.savefig(path, metadata={"Date": None}, facecolor="white")
             plt.close(figure)

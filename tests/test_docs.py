@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from recsys_topk.cli.main import COMMANDS
+from recsys_topk.losses.base import registry as losses
+from recsys_topk.operators.base import registry as operators
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
@@ -53,7 +56,7 @@ assert best.tolist() == [batch.item_id[batch.candidates[0][first[scores[1][0][fi
     assert json.loads((tmp_path / "runs" / "first" / "run.json").read_text())["epochs"] == 2
 
 
-@pytest.mark.parametrize("page", ["swap-the-loss", "tutorial"])
+@pytest.mark.parametrize("page", ["index", "swap-the-loss", "tutorial"])
 def test_the_code_of_the_first_pages_runs(page: str) -> None:
     names: dict[str, Any] = {}
     for block in python_blocks(f"docs/{page}.md"):
@@ -70,6 +73,17 @@ def test_troubleshooting_quotes_messages_of_the_package() -> None:
     parts = [part.strip() for heading in quoted for part in re.split(r"`, `|\.\.\.", heading)]
     assert len(parts) > 20
     assert [part for part in parts if part not in text] == []
+
+
+@pytest.mark.parametrize("kind", ["losses", "operators"])
+def test_every_loss_and_operator_has_a_formula(kind: str) -> None:
+    formulas = yaml.safe_load((ROOT / "docs" / "formulas.yaml").read_text())
+    named = set(formulas[kind]) - {"cross_entropy"}
+    own = {name for name in formulas["operators"] if name not in named} if kind == "losses" else set()
+    registry = {"losses": losses, "operators": operators}[kind]
+    assert named | own == {
+        name for name, cls in registry.classes().items() if cls.__module__.startswith("recsys_topk.")
+    }
 
 
 def test_the_index_lists_every_page() -> None:
