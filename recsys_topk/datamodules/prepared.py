@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import numpy.typing as npt
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -34,9 +33,10 @@ class PreparedFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._tables: dict[str, dict[str, Array]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder}
+        return {"folder": self.folder, "_tables": {}}
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -50,8 +50,10 @@ class PreparedFiles:
         return FeatureEncoder.load(self.folder / "features")
 
     def table(self, name: str) -> dict[str, Array]:
-        """Return the columns of a table."""
-        return read_columns(self.folder / f"{name}.arrow")
+        """Return the memory-mapped columns of a table. They are opened once."""
+        if name not in self._tables:
+            self._tables[name] = read_columns(self.folder / f"{name}.arrow")
+        return self._tables[name]
 
     def ids(self, name: str) -> Array | None:
         """Return a column of ids as in the source, or None if there is no such column."""
@@ -144,10 +146,3 @@ def read_features(described: str | Mapping[str, Any]) -> Description | FeatureEn
     if isinstance(described, str) and (Path(described) / FILE).is_file():
         return FeatureEncoder.load(described)
     return Description.read(described)
-
-
-def gather(table: Mapping[str, Array], kind: str, rows: Array, dtype: Any) -> Array:
-    """Return the given rows of the ids or values of a table, with width 0 if the table has none."""
-    if kind not in table:
-        return np.empty((rows.size, 0), dtype=dtype)
-    return np.ascontiguousarray(table[kind][rows], dtype=dtype)

@@ -40,7 +40,7 @@ def interactions_users(shards: Mapping[str, InteractionsShard], prepared: Prepar
     """
     users = prepared.users
     number = len(users["key"])
-    requests = [prepared.split(name)[0]["user"] for name in shards]
+    requests = [prepared.table(name)["user"] for name in shards]
     any_shard = next(iter(shards.values()))
     parts: list[tuple[Array, ...]] = []
     for at in range(0, number, _CHUNK):
