@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningDataModule
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows
 from recsys_topk.datamodules.encoding import FeatureEncoder
@@ -29,7 +29,6 @@ from recsys_topk.spec import Recorded, build
 from recsys_topk.trust import loading
 
 Split = Literal["train", "val", "test"]
-Array = npt.NDArray[Any]
 
 registry: Registry[CascadeDataModule]
 

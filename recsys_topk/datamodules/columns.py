@@ -7,9 +7,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.id_keys import id_keys
-
-Array = npt.NDArray[Any]
 
 
 class Keys(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.columns import keys_of, lists_of, numbers_of, one_chunk
 from recsys_topk.datamodules.features import DATA_PARTS, TIME_ROWS, DataPart, Description, RawFeature
 from recsys_topk.datamodules.schema import Feature, LabelKind, Schema, Table
@@ -19,7 +20,6 @@ from recsys_topk.datamodules.vocabulary import Vocabulary, load_vocabularies, sa
 from recsys_topk.files import write_whole
 from recsys_topk.registry import suggest
 
-Array = npt.NDArray[Any]
 State = dict[str, Any]
 
 FILE: Final = "features.json"

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.prefetch import copier_for, prefetched
 from recsys_topk.datamodules.shard import Shard, ShardBatch
-
-Array = npt.NDArray[Any]
 
 _EPOCH_STEP: Final = 0x9E3779B97F4A7C1
 

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy.typing as npt
 from lightning.pytorch.utilities import rank_zero_info
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.arrow_files import read_columns
 from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
@@ -20,8 +20,6 @@ from recsys_topk.datamodules.features import Description
 from recsys_topk.datamodules.folders import cache_home, make_once
 from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.times import parse_time
-
-Array = npt.NDArray[Any]
 
 
 class PreparedFiles:

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.batch import NO_VALUES
 from recsys_topk.datamodules.negatives import Catalogue
 from recsys_topk.datamodules.shard import ShardBatch
-
-Array = npt.NDArray[Any]
 
 
 def gather(table: Mapping[str, Array], kind: str, rows: Array, dtype: Any) -> Array:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.columns import Keys, keys_of
 from recsys_topk.datamodules.id_counter import IdCounter
-
-Array = npt.NDArray[Any]
 
 
 class RawIds:

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.arrow_files import read_streams
 from recsys_topk.datamodules.folders import remove_partial, whole_folder
 from recsys_topk.datamodules.id_keys import mixed
 from recsys_topk.datamodules.reading import TableReader
-
-Array = npt.NDArray[Any]
 
 MOST_PARTS: Final = 128
 _FACTS: Final = "facts.json"

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from recsys_topk.datamodules.arrays import Array
 
 UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """Microseconds per unit. The other units are ``"ns"``, ``"datetime"`` and the keys of `DIGITS`."""

@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.id_counter import IdCounter
 from recsys_topk.datamodules.id_keys import id_keys, mixed
 from recsys_topk.datamodules.vocabulary_options import AUTO_DENSE_ROWS, VocabularyOptions
 from recsys_topk.files import write_whole
 
-Array = npt.NDArray[Any]
 _FILE: Final = "vocabularies.json"
 _FORMAT: Final = 1
 

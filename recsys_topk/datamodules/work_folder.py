@@ -8,12 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import numpy.typing as npt
-
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.growing import GrowingColumns
 from recsys_topk.files import write_whole
-
-Array = npt.NDArray[Any]
 
 JOURNAL: Final = "journal.json"
 

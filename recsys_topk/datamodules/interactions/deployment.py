@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows, source_names
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
-
-Array = npt.NDArray[Any]
 
 _CHUNK: Final = 1 << 14
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.columns import keys_of, one_chunk
 from recsys_topk.datamodules.raw_ids import RawIds
 from recsys_topk.datamodules.reading import TableReader
-
-Array = npt.NDArray[Any]
 
 
 class Lookup:

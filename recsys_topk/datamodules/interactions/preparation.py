@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.arrow_files import read_streams, write_columns, write_ids, write_stream
 from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.features import DataPart, Description
@@ -31,8 +31,6 @@ from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.datamodules.spill import MOST_PARTS, total_rows
 from recsys_topk.datamodules.times import describe_times
 from recsys_topk.datamodules.work_folder import WorkFolder
-
-Array = npt.NDArray[Any]
 
 FORMAT: Final = 3
 """Version of the prepared files. Increase it if their content changes, so that older files are not read."""

@@ -6,17 +6,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.negatives import Catalogue
 from recsys_topk.datamodules.prepared import PreparedFiles
 from recsys_topk.datamodules.prepared_shard import gather, item_catalogue, pooled_batch
 from recsys_topk.datamodules.schema import Schema
 from recsys_topk.datamodules.shard import Shard, ShardBatch
-
-Array = npt.NDArray[Any]
 
 
 class PreparedInteractions(PreparedFiles):

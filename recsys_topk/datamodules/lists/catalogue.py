@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.encoding import Encoded
 from recsys_topk.datamodules.growing import GrowingColumns
 from recsys_topk.datamodules.id_keys import mixed
 from recsys_topk.datamodules.schema import VARIANT
-
-Array = npt.NDArray[Any]
 
 _CHUNK: Final = 1 << 16
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.columns import one_chunk
 from recsys_topk.datamodules.id_keys import mixed
 from recsys_topk.datamodules.lists.plan import SPLITS, Plan
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

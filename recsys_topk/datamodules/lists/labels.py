@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.columns import numbers_of, one_chunk
 from recsys_topk.datamodules.schema import LabelKind
 
-Array = npt.NDArray[Any]
 LEFT_OUT = -1
 
 _PLACE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*-\s*position\s*")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.arrow_files import read_streams, write_columns, write_ids, write_stream
 from recsys_topk.datamodules.columns import keys_of, lists_of, one_chunk
 from recsys_topk.datamodules.encoding import Encoded, FeatureEncoder
@@ -22,8 +22,6 @@ from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.datamodules.spill import MOST_PARTS
 from recsys_topk.datamodules.work_folder import WorkFolder
-
-Array = npt.NDArray[Any]
 
 FORMAT: Final = 2
 """Version of the prepared files. Increase it if their content changes, so that older files are not read."""

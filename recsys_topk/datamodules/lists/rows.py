@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.columns import Keys, keys_of, numbers_of, one_chunk, split_numbers
 from recsys_topk.datamodules.features import DATA_PARTS
 from recsys_topk.datamodules.lists.labels import graded
@@ -17,8 +17,6 @@ from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.raw_ids import RawIds
 from recsys_topk.datamodules.spill import Piece, Pieces, total_rows
 from recsys_topk.datamodules.times import check_one_unit, guess_unit, microseconds
-
-Array = npt.NDArray[Any]
 
 _SEED: Final = 11
 

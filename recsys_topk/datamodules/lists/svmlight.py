@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.reading import TableReader, list_files
-
-Array = npt.NDArray[Any]
 
 ROLES: Final = {"request": "query", "label": "label"}
 DESCRIPTION: Final = {"items": {"features": "vector"}}

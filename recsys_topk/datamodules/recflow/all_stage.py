@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.locations import AnyPath, RemotePath
 from recsys_topk.datamodules.recflow.layout import BEST_LABEL, LAYOUTS, ORDERED_STAGES
 from recsys_topk.datamodules.recflow.pickles import FormatError
-
-Array = npt.NDArray[Any]
 
 _SAMPLE: Final = ("request_id", "user_id", "request_timestamp", "device_id", "age", "gender", "province")
 _WORST_POSITION: Final = BEST_LABEL - 1 - max(layout.positive_above for layout in LAYOUTS.values())
