@@ -16,7 +16,7 @@ from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.arrow_files import read_columns
 from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
-from recsys_topk.datamodules.features import Description
+from recsys_topk.datamodules.features import DATA_PARTS, Description
 from recsys_topk.datamodules.folders import cache_home, make_once
 from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.times import parse_time
@@ -137,6 +137,26 @@ def check_cuts(
     if (val_from is None) != (test_from is None):
         raise ValueError("val_from and test_from go together: give both dates, or neither")
     return None if val_from is None or test_from is None else (parse_time(val_from), parse_time(test_from))
+
+
+def guess_lines(
+    roles: Mapping[str, str], given: Mapping[str, str | None], description: Description | None, advice: str
+) -> list[str]:
+    """Return lines that report the guessed columns and features.
+
+    Args:
+        roles: The column of each role.
+        given: The columns given by the user, by role.
+        description: The guessed features; None = they are given.
+        advice: What the user can do about the features.
+    """
+    guessed = [f"{role} = {column}" for role, column in roles.items() if not given.get(role)]
+    lines = [f"columns, guessed: {', '.join(guessed)}"] if guessed else []
+    if description is not None:
+        parts = {part: description.part(part) for part in DATA_PARTS}
+        made = [f"{part}: {', '.join(f'{f.name} ({f.kind})' for f in own)}" for part, own in parts.items() if own]
+        lines.append(f"features, guessed: {'; '.join(made)}{advice}")
+    return lines
 
 
 def read_features(described: str | Mapping[str, Any]) -> Description | FeatureEncoder:

@@ -7,10 +7,10 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from recsys_topk.datamodules.text_format import text_format
 from recsys_topk.registry import suggest
 
 if TYPE_CHECKING:
@@ -29,11 +29,7 @@ FORMATS: Final = {
 BATCH_ROWS: Final = 1 << 16
 MOST_PIECES: Final = 32
 _COMPRESSED: Final = ("gz", "bz2", "zst")
-_NULLS: Final = ("", "NULL", "null", "NaN", "nan", "None")
 _ENCODING: Final = "save it as UTF-8, e.g. iconv -f LATIN1 -t UTF-8"
-_LOOKED_AT: Final = 1000
-_PADDED = re.compile(r"0\d+")
-_TYPED = re.compile(r"([^:]+):(token|float|token_seq|float_seq)")
 
 
 def open_table(source: Source, types: Mapping[str, str] | None = None) -> TableReader:
@@ -219,7 +215,7 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
     with _readable(name):
         chosen: Any = kind
         if kind == "csv":
-            chosen, lists = _text_format(files, places, types)
+            chosen, lists = text_format(files, places, types)
         elif kind == "parquet":
             chosen = pads.ParquetFileFormat(
                 default_fragment_scan_options=pads.ParquetFragmentScanOptions(pre_buffer=False)
@@ -261,61 +257,6 @@ def _fragments(dataset: Any, kind: str | None) -> list[list[Any]]:
         found = [group for file in found for group in file.split_by_row_group()]
     size = -(-len(found) // MOST_PIECES)
     return [found[start : start + size] for start in range(0, len(found), size)]
-
-
-def _text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
-    """Return the Arrow format of delimited text files, and their columns that contain sequences."""
-    import pyarrow as pa
-    import pyarrow.csv as pacsv
-    import pyarrow.dataset as pads
-
-    (header, *first), *others = (_first_lines(files, place, 1 if n else _LOOKED_AT) for n, place in enumerate(places))
-    if not header:
-        raise ValueError(f"{places[0]} has no header line")
-    for place, other in zip(places[1:], others, strict=True):
-        if other[0].replace('"', "") != header.replace('"', ""):
-            raise ValueError(
-                f"{place} begins with {other[0]!r:.60} and {places[0]} with {header!r:.60}; files of one table must "
-                f"have the same header"
-            )
-    delimiter = max(("\t", ",", ";", "|"), key=header.count)
-    names = [name.strip().strip('"') for name in header.split(delimiter)]
-    if all(re.fullmatch(r"[-+.\deE]+", name) for name in names):
-        raise ValueError(
-            f"{places[0]} begins with {header!r:.60} instead of the names of its columns; add a header line"
-        )
-    typed = [_TYPED.fullmatch(name) for name in names]
-    column_types: dict[str, Any] = {}
-    lists: dict[str, Any] = {}
-    if all(typed):
-        names = [match[1] for match in typed if match]
-        kinds = [match[2] for match in typed if match]
-        column_types = {
-            name: pa.float64() if kind == "float" else pa.string() for name, kind in zip(names, kinds, strict=True)
-        }
-        sequences = {"token_seq": pa.string(), "float_seq": pa.float64()}
-        lists = {name: sequences[kind] for name, kind in zip(names, kinds, strict=True) if kind in sequences}
-    else:  # numbers with leading zeros are read as text: 007 is not 7
-        rows = [row for line in first if len(row := line.replace('"', "").split(delimiter)) == len(names)]
-        columns = zip(names, zip(*rows, strict=True), strict=False)
-        column_types = {name: pa.string() for name, column in columns if any(map(_PADDED.fullmatch, column))}
-    for name, kind in types.items():
-        if name in names and name not in lists:
-            column_types[name] = pa.type_for_alias(kind)
-    quote = False if all(typed) else '"'
-    made = pads.CsvFileFormat(
-        parse_options=pacsv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=False),
-        convert_options=pacsv.ConvertOptions(
-            column_types=column_types, null_values=list(_NULLS), strings_can_be_null=True
-        ),
-        read_options=pacsv.ReadOptions(column_names=names, skip_rows=1, block_size=1 << 22),
-    )
-    return made, lists
-
-
-def _first_lines(files: Any, place: str, number: int) -> list[str]:
-    with files.open(place, mode="rt", compression="infer", encoding="utf-8-sig", newline="") as file:
-        return [file.readline().rstrip("\r\n")] + [line.rstrip("\r\n") for line in islice(file, number - 1)]
 
 
 def _open_frame(frame: Any) -> TableReader:

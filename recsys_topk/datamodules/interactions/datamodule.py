@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Final, Literal, cast
 
 import numpy as np
 
@@ -20,12 +20,13 @@ from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptio
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
 from recsys_topk.datamodules.interactions.tables import Tables, open_tables
 from recsys_topk.datamodules.negatives import NegativeMix
-from recsys_topk.datamodules.prepared import PreparedDataModule, check_cuts, read_features
+from recsys_topk.datamodules.prepared import PreparedDataModule, check_cuts, guess_lines, read_features
 from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.reading import Source, TableReader, open_table
 from recsys_topk.datamodules.schema import Schema
 
-_DAY_US = 86_400_000_000
+_DAY_US: Final = 86_400_000_000
+_ADVICE: Final = ". `recsys-topk schema` shows them, as YAML to edit"
 
 
 class InteractionsDataModule(PreparedDataModule):
@@ -203,10 +204,10 @@ class InteractionsDataModule(PreparedDataModule):
 
     def facts(self) -> list[str]:
         """Return lines that report the guesses and the prepared data."""
-        facts = self.prepared.facts
+        facts, plan = self.prepared.facts, self._plan()
         requests = ", ".join(f"{facts['requests'][split]:,} {split}" for split in SPLITS)
         lines = [
-            *self._guesses(self._plan()),
+            *guess_lines(plan.roles, self._roles, plan.description if self._described is None else None, _ADVICE),
             f"{facts['interactions']:,} interactions of {facts['users']:,} users with {facts['items']:,} items; "
             f"requests: {requests}",
             f"times: {facts['times']}",
@@ -228,17 +229,6 @@ class InteractionsDataModule(PreparedDataModule):
     def serving_users(self, items: ItemTable) -> UserTable:
         """Return the state of each user after the last known interaction."""
         return interactions_users({split: self.open_shard(split) for split in SPLITS}, self.prepared)
-
-    def _guesses(self, plan: Plan) -> list[str]:
-        chosen = [column for column in self._roles.values() if column is not None]
-        guessed = [f"{role} = {column}" for role, column in plan.roles.items() if column not in chosen]
-        lines = [f"columns, guessed: {', '.join(guessed)}"] if guessed else []
-        if self._described is None:
-            described = plan.description
-            parts = {"user": described.user, "items": described.items}
-            made = [f"{part}: {', '.join(f'{f.name} ({f.kind})' for f in found)}" for part, found in parts.items()]
-            lines.append(f"features, guessed: {'; '.join(made)}. `recsys-topk schema` shows them, as YAML to edit")
-        return lines
 
     def _plan(self) -> Plan:
         roles = dict(self.guessed.roles)
