@@ -135,7 +135,7 @@ def check_cuts(
             f"and {test_fraction}"
         )
     if (val_from is None) != (test_from is None):
-        raise ValueError("val_from and test_from go together: give both dates, or neither")
+        raise ValueError("val_from and test_from must be given together; give both dates, or neither")
     return None if val_from is None or test_from is None else (parse_time(val_from), parse_time(test_from))
 
 

@@ -13,14 +13,16 @@ from recsys_topk.datamodules.growing import GrowingColumns
 from recsys_topk.files import write_whole
 
 JOURNAL: Final = "journal.json"
+NAME: Final = "work-2"
+"""Name of the folder. Change it if the content of the files changes, so that files of older releases are not used."""
 
 
 class WorkFolder:
-    """The folder ``work`` in the folder that is being prepared.
+    """The folder of working files in the folder that is being prepared.
 
     The journal is written after each finished part. Rows that were appended to `columns` after the last `save` are
-    dropped when a later process opens the folder. Files beside the work folder are results of the last step, which
-    runs again; they are removed.
+    dropped when a later process opens the folder. Other files in the folder are results of the last step, which
+    runs again, or were written by an older release; they are removed.
 
     Args:
         folder: The folder to prepare: empty, or with the files of an interrupted process.
@@ -48,7 +50,7 @@ class WorkFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / "work"
+        self.folder, self.path = folder, folder / NAME
         self.path.mkdir(exist_ok=True)
         for left in folder.iterdir():
             if left != self.path:

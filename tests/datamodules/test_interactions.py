@@ -299,7 +299,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "low rating": ({**base(rating=[1] * 6), "min_rating": 3}, "6 with rating below 3"),
     "negative weight": ({**base(w=[-1.0] * 6), "weight": "w"}, "has the weight -1"),
     "split names": ({**base(part=["train", "tst"] * 3), "split_column": "part"}, "must say train, val or test"),
-    "half given": ({**base(), "val": pa.table({"user": [1]})}, "val and test go together"),
+    "half given": ({**base(), "val": pa.table({"user": [1]})}, "val and test must be given together"),
+    "no given split": ({**base(), "split": "given"}, "split='given' needs the tables val and test, or split_column"),
+    "unused split": ({**base(part=["train"] * 6), "split_column": "part", "split": "time"}, "'time' does not use val"),
     "date": ({**base(), "val_from": "soon", "test_from": "later"}, "a date is written YYYY-MM-DD"),
     "two users": (
         {**base(), "users": pa.table({"user": [1, 1], "age": [3, 4]})},

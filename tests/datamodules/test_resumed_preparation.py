@@ -195,3 +195,18 @@ def test_a_preparation_that_is_stopped_while_it_writes_its_files_is_resumed(
     whole, _ = watched(kind, str(tmp_path / "log"), str(tmp_path / "undisturbed"))
     whole.prepare()
     assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
+
+
+@pytest.mark.parametrize("kind", ["interactions", "lists"])
+def test_what_an_older_release_left_is_removed(kind: str, tmp_path: Path) -> None:
+    write_log(tmp_path / "log", kind)
+    whole, _ = watched(kind, str(tmp_path / "log"), str(tmp_path / "undisturbed"))
+    whole.prepare()
+    name = whole.prepared_files().folder.name
+    for left in (f".{name}.partial/work/piece-0", f".{name}.71-ab.partial"):
+        (tmp_path / "cache" / left).mkdir(parents=True)
+        (tmp_path / "cache" / left / "facts.json").write_text("old")
+    data, _ = watched(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    assert data.prepare()
+    assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir() if path.name != ".lock") == [name]

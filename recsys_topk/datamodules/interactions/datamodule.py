@@ -150,12 +150,16 @@ class InteractionsDataModule(PreparedDataModule):
         if root is None and interactions is None:
             raise ValueError("no interactions are given; give --data.root FOLDER or --data.interactions FILE")
         if (val is None) != (test is None):
-            raise ValueError("val and test go together: give a table of interactions for each, or for neither")
+            raise ValueError(
+                "val and test must be given together; give a table of interactions for each, or for neither"
+            )
         given = val is not None or split_column is not None
         if split is None:
             split = "given" if given else "time"
-        if (split == "given") != given:
-            raise ValueError("split='given' goes with the tables val and test, or with split_column; give one of them")
+        if split == "given" and not given:
+            raise ValueError("split='given' needs the tables val and test, or split_column; give one of them")
+        if split != "given" and given:
+            raise ValueError(f"split={split!r} does not use val, test and split_column; leave them out, or split")
         counts = {"leave": leave, "window": window, "eval_window": eval_window, "history_length": history_length}
         for name, count in counts.items():
             if count is not None and count < 1:

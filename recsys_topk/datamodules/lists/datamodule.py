@@ -27,7 +27,7 @@ from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.reading import Source
 from recsys_topk.datamodules.schema import LabelKind, Schema
 
-_ADVICE: Final = "; leave out with --data.features what is known only later"
+_ADVICE: Final = "; use --data.features to leave out what is known only after the request"
 
 
 class ListsDataModule(PreparedDataModule):

@@ -39,7 +39,9 @@ def read_all_stage(path: AnyPath) -> tuple[dict[str, Array], dict[str, Array]]:
             fields = [i for i, name in enumerate(names) if name in wanted]
             chosen = [names[i] for i in fields]
             if len(set(chosen)) < len(chosen):
-                raise FormatError(f"{path} has two columns of one name, spaces around it apart: {', '.join(chosen)}")
+                raise FormatError(
+                    f"{path} has two columns with the same name (without spaces around it): {', '.join(chosen)}"
+                )
             reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields))
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
