@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK := requirements/cpu.lock
 TORCH := requirements/torch-cpu.txt
-# Asked only if the CPU build of torch is not found among pip's configured sources.
+# Used only if pip does not find the CPU build of torch in its configured sources.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra fast --extra plot --extra dashboard --extra export --extra serve --extra docs --extra dev --universal --python-version 3.10 --custom-compile-command "make lock"
@@ -43,7 +43,7 @@ docs: $(STAMP)  ## the documentation site, into docs/_build/html
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-test-gpu:  ## what needs a GPU, in an environment of its own (.venv-gpu), with a table for docs/benchmarks.md
+test-gpu:  ## checks that need a GPU, in a separate environment (.venv-gpu), with a table for docs/benchmarks.md
 	@test -x $(GPU_VENV)/bin/python || $(PYTHON) -m venv $(GPU_VENV)
 	$(GPU_VENV)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements/gpu.lock
 	$(GPU_VENV)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e .
@@ -53,7 +53,7 @@ bench: $(STAMP)  ## time operators, losses, data and training steps (on an idle 
 	mkdir -p runs/bench
 	for suite in operators losses data step; do $(BIN)/recsys-topk bench $$suite --json runs/bench/$$suite.json || exit 1; done
 
-paper: $(STAMP)  ## the paper's experiments on a small simulated world, and a page of them (ten minutes on two idle cores)
+paper: $(STAMP)  ## the experiments of the paper on a small simulated world, and a report (ten minutes on two idle cores)
 	OMP_NUM_THREADS=1 $(BIN)/recsys-topk experiment all --jobs 2 --out $(PAPER_DIR)
 	$(BIN)/recsys-topk report $(PAPER_DIR) --out $(PAPER_DIR)/report.html
 
@@ -67,5 +67,5 @@ lock: $(STAMP)  ## resolve the locks again
 	$(subst "make lock","make lock (CUDA: resolved, not run by the tests)",$(UV_COMPILE)) requirements/gpu.in --overrides requirements/gpu-overrides.txt -o requirements/gpu.lock
 	$(BIN)/uv pip compile -q requirements/serve.in --universal --python-version 3.10 --custom-compile-command "make lock" -o requirements/serve.lock
 
-clean:  ## remove the environment and what the tools left behind
+clean:  ## remove the environments and the files of the tools
 	rm -rf $(VENV) $(GPU_VENV) dist build docs/_build docs/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis

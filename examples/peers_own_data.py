@@ -1,11 +1,11 @@
-"""Peers on exactly the split of a data module, for the tables of docs/own-data.md.
+"""Other libraries on the split of a data module, for the tables of docs/own-data.md.
 
     python examples/peers_own_data.py interactions path/to/ml-100k
     python examples/peers_own_data.py lists path/to/rank.train path/to/rank.test
 
-The first prints popularity, item-kNN and ALS (`pip install implicit`): Recall@20 and NDCG@20 over the whole catalogue,
-less what the user had before, for requests of the leave-last-out split. The second prints LightGBM's lambdarank
-(`pip install lightgbm`): NDCG@5 and NDCG@10, mean and standard deviation over five seeds.
+The first prints popularity, item-kNN and ALS (`pip install implicit`): Recall@20 and NDCG@20 over the whole catalogue
+without items that the user had before, for requests of the leave-last-out split. The second prints LightGBM's
+lambdarank (`pip install lightgbm`): NDCG@5 and NDCG@10, mean and standard deviation over five seeds.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from recsys_topk.metrics.functional import ndcg_at, recall_at
 
 
 def imported(name):
-    """Return an optional package, or None after a line that says how to install it."""
+    """Return an optional package, or print how to install it and return None."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -29,11 +29,11 @@ def imported(name):
 
 
 def interactions(root):
-    """Score all items for each test request: what every method sees is what the cascade sees."""
+    """Score all items for each request. All methods get the training data and histories of the cascade."""
     data = InteractionsDataModule(root, split="leave_last")
     train, items = data.shard("train"), data.shard("test").catalogue().item_id.numpy()
     rows = np.arange(len(train))
-    seen, own = train.excluded(rows).numpy(), train.catalogue().item_id.numpy()  # all that each user has in training
+    seen, own = train.excluded(rows).numpy(), train.catalogue().item_id.numpy()  # all training items of each user
     users, user = np.unique(train.users(rows), return_inverse=True)
     item = np.searchsorted(items, own[seen[seen >= 0]])
     pairs = np.unique(np.stack([np.repeat(user, (seen >= 0).sum(1)), item]), axis=1)
@@ -72,7 +72,7 @@ def interactions(root):
 
 
 def lists(train, test):
-    """Train on the same arrays of the same split; a fifth of the training queries is for validation."""
+    """Train on the arrays of the same split; a fifth of the training queries is for validation."""
     data = ListsDataModule(train, test=test, val_fraction=0.2)
     parts = {}
     for split in ("train", "val", "test"):

@@ -36,7 +36,7 @@ print("recommended in Python:", *(one.item for one in found))
 
 config = uvicorn.Config(make_app(export, index), host="127.0.0.1", port=0, log_level="warning")
 server = uvicorn.Server(config)
-socket = config.bind_socket()  # port 0 = any that is free
+socket = config.bind_socket()  # port 0 = any free port
 thread = threading.Thread(target=server.run, args=([socket],))
 thread.start()
 try:
@@ -45,8 +45,8 @@ try:
     address = f"http://127.0.0.1:{socket.getsockname()[1]}/recommend"
     body = json.dumps({"users": [7], "number": 5}).encode()
     with urlopen(Request(address, body, {"Content-Type": "application/json"}), timeout=60) as answer:
-        said = json.load(answer)
-    print("recommended over HTTP:", *(one["item"] for one in said["recommendations"][0]))
+        content = json.load(answer)
+    print("recommended over HTTP:", *(one["item"] for one in content["recommendations"][0]))
 finally:
     server.should_exit = True
     thread.join()

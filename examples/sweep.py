@@ -16,7 +16,7 @@ from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.config import set_option
 
 os.environ["WANDB_SILENT"] = "true"
-warnings.simplefilter("ignore", DeprecationWarning)  # W&B's search declares its models in pydantic's old way
+warnings.simplefilter("ignore", DeprecationWarning)  # from the pydantic models of W&B's search
 sweep = yaml.safe_load(packaged()["learning-rates"])  # or your own file; `recsys-topk sweep` lists the packaged ones
 metric = sweep["metric"]["name"]
 tiny = {
@@ -28,7 +28,7 @@ tiny = {
 }
 finished: list[sweeps.SweepRun] = []
 while len(finished) < 3:
-    drawn = sweeps.next_run(sweep, finished)  # a Bayesian search looks at what the runs before have reached
+    drawn = sweeps.next_run(sweep, finished)  # a Bayesian search uses the results of earlier runs
     config = dict(tiny)
     for option, chosen in drawn.config.items():
         set_option(config, option, chosen["value"] if isinstance(chosen["value"], str) else float(chosen["value"]))

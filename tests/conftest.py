@@ -26,20 +26,20 @@ TINY_WORLD = [
 
 @pytest.fixture(scope="session")
 def world_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder of the tests' own, so that no test sees or fills the user's."""
+    """A cache folder for the tests, so that no test uses the user's cache."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="session")
 def environment(world_cache: Path) -> dict[str, str]:
-    """The environment of a user with no W&B account, no network and no cache."""
+    """Environment variables without W&B settings and with an empty cache and home."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     return {**kept, "RECSYS_TOPK_CACHE": str(world_cache), "HOME": str(world_cache), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
 def recsys_topk(environment: dict[str, str], tmp_path: Path) -> Callable[..., Result]:
-    """Run the real command in a folder of its own, with nothing to answer a prompt."""
+    """Run the command in a new process and an empty folder, with no standard input."""
 
     def run(*arguments: str, folder: Path = tmp_path, timeout: float = 240.0) -> Result:
         return subprocess.run(
@@ -53,21 +53,21 @@ def recsys_topk(environment: dict[str, str], tmp_path: Path) -> Callable[..., Re
 
 @pytest.fixture(scope="session")
 def in_process(environment: dict[str, str]) -> Callable[..., Result]:
-    """Run a command as `recsys_topk` does, but without a new interpreter."""
+    """Run the command like `recsys_topk`, but in this process."""
 
     def run(folder: Path, *arguments: str) -> Result:
-        said, complained = io.StringIO(), io.StringIO()
+        out, err = io.StringIO(), io.StringIO()
         with (
             pytest.MonkeyPatch.context() as patch,
-            contextlib.redirect_stdout(said),
-            contextlib.redirect_stderr(complained),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
         ):
             patch.chdir(folder)
             patch.syspath_prepend(folder)
             for name, value in environment.items():
                 patch.setenv(name, value)
             status = main(arguments)
-        return subprocess.CompletedProcess(list(arguments), status, said.getvalue(), complained.getvalue())
+        return subprocess.CompletedProcess(list(arguments), status, out.getvalue(), err.getvalue())
 
     return run
 
@@ -76,9 +76,9 @@ def in_process(environment: dict[str, str]) -> Callable[..., Result]:
 def made_once(
     in_process: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory, worker_id: str
 ) -> Callable[..., Path]:
-    """Return a folder in which a command has run, once for all processes of the tests; what it said is in stdout.txt.
+    """Return a function that runs a command once for all test processes and returns its folder.
 
-    Tests that change something copy it first.
+    The output of the command is in stdout.txt. Tests that change files copy the folder first.
     """
     base = tmp_path_factory.getbasetemp()
 

@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent / "vectors"
 
 @dataclass
 class Case:
-    """One batch of lists with a peer's answer."""
+    """One batch of lists with a peer's value and gradient."""
 
     name: str
     scores: torch.Tensor
@@ -21,8 +21,8 @@ class Case:
     tolerance: float
     raw: dict
 
-    def agrees(self, value):
-        """Check value and gradient, where the peer's is unique and right."""
+    def assert_agrees(self, value):
+        """Compare value and gradient, where the peer's are unique and correct."""
         clamped = self.raw.get("peer_clamp_active", False)
         (gradient,) = torch.autograd.grad(value, self.scores)
         if self.raw["output_unique"] and not clamped:
@@ -39,7 +39,7 @@ class Case:
 
 
 def cases(name):
-    """Return the cases of a vector file, scores in float64 with a gradient to be asked for."""
+    """Return the cases of a vector file; scores are float64 and require a gradient."""
     stored = json.loads((FOLDER / f"{name}.json").read_text())
     found = []
     for case in stored["cases"]:

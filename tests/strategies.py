@@ -1,4 +1,4 @@
-"""Hypothesis strategies for batches of lists: any shape, masks anywhere, ties, any k, small and great scores."""
+"""Hypothesis strategies for batches of lists: any shape, any mask, ties, any k, small and large scores."""
 
 import torch
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Every command that README and docs show is run here, or parsed with the reason why it is not run."""
+"""Every command in README and docs is run here, or parsed with a reason why it is not run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ TRAINING = ("fit", "validate", "test", "predict")
 TAKE_FIT_OPTIONS = ("demo", "compare", "stream", "experiment", "sweep", "prepare", "plan")
 OTHER_PROGRAMS = ("make", "pip", "wandb", "torchrun", "python", "ln", ".")
 
-# What is run here, in this process: it takes a moment and needs nothing.
+# Commands that are run here, in this process: they are fast and need no files.
 RUN = r"(losses|sweep|dashboard|experiment list|fit --help|fit --help_all|fit --loss\.help|--help)\b(?!.*path/to)"
-# Why a command is only parsed; the first pattern that fits says it. Tests that run the same on a small world are named.
+# Why a command is only parsed: the first pattern that matches. The reason names tests that run it on a small world.
 REASONS = {
     r".*--trainer\.accelerator gpu": "needs a GPU",
     r"doctor": "run in tests/cli/test_doctor.py",
@@ -40,7 +40,7 @@ REASONS = {
 
 
 def lines_of(name: str) -> list[str]:
-    """The lines of a page that may be commands: of blocks, indented ones, and code within sentences."""
+    """Return the lines of a page that may be commands: in blocks, indented, or code within a sentence."""
     text = re.sub(r"\\\n\s*", " ", (ROOT / name).read_text())
     text = re.sub(r"```(python|yaml|json|\{toctree\})\n.*?```", "", text, flags=re.DOTALL)
     fenced = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
@@ -52,24 +52,24 @@ def lines_of(name: str) -> list[str]:
 
 
 def commands_of(name: str) -> list[list[str]]:
-    """The commands of the package on a page, as words; lines such as `recsys-topk fit: ...` are errors."""
+    """Return the commands of the package on a page, as words; `recsys-topk fit: ...` is an error message."""
     found = [line for line in lines_of(name) if re.match(r"recsys-topk [\w-]+(\s|$)", line)]
     return [shlex.split(re.sub(r"\[(--[^]]*)\]", r"\1", line), comments=True)[1:] for line in found]
 
 
 @lru_cache
 def help_of(command: str, *suite: str) -> str:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         main([command, *suite, "--help"])
-    return said.getvalue()
+    return output.getvalue()
 
 
 @lru_cache
 def parse_as_fit(*arguments: str) -> None:
-    """Parse options as `recsys-topk fit` does; what names a file of the reader's is left out."""
-    asked = [text for text in arguments if text.endswith(("help", "help_all"))]
-    if asked or not arguments:
+    """Parse options as `recsys-topk fit` does, without options that name files of the reader."""
+    help_options = [text for text in arguments if text.endswith(("help", "help_all"))]
+    if help_options or not arguments:
         return
     config = parse_options([*arguments, "..."] if arguments[-1].startswith("--") else arguments)
     for name in ("ckpt_path", "resume"):
@@ -105,25 +105,27 @@ def test_commands_run_or_parse_with_a_reason(
     for words in commands_of(name):
         line = shlex.join(words)
         if re.match(RUN, line):
-            with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
+            with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as output:
                 assert main(words) == 0, line
-            assert said.getvalue(), line
+            assert output.getvalue(), line
             continue
         command, *rest = words
         assert command in COMMANDS, line
         parse(command, rest)
-        assert any(re.match(pattern, line) for pattern in REASONS), f"say in REASONS why this is not run: {line}"
+        assert any(re.match(pattern, line) for pattern in REASONS), (
+            f"add to REASONS why this command is not run: {line}"
+        )
 
 
-def test_the_tests_that_the_reasons_name_are_there() -> None:
+def test_files_named_in_reasons_exist() -> None:
     named = {path for reason in REASONS.values() for path in re.findall(r"tests/[\w/.]*\w", reason)}
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_commands_of_other_programs_name_what_is_there(name: str) -> None:
-    """Not run: they install, talk to W&B's server, or start processes on several machines. Tests run the examples."""
+def test_commands_of_other_programs_name_existing_targets_and_files(name: str) -> None:
+    """Not run: they install packages, use W&B's server or several machines. Other tests run the examples."""
     for line in lines_of(name):
         program, *rest = shlex.split(line, comments=True) if line.split(" ")[0] in OTHER_PROGRAMS else [""]
         if program == "make":
@@ -150,7 +152,7 @@ def test_commands_of_other_programs_name_what_is_there(name: str) -> None:
 
 
 def test_commands_are_found() -> None:
-    """So that a page in another form is not passed over."""
+    """The parser finds enough commands on the main pages."""
     found = {name: len(commands_of(name)) for name in PAGES}
     assert found["README.md"] > 15
     assert found["docs/tutorial.md"] > 8

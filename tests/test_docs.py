@@ -1,4 +1,4 @@
-"""The code that README, CONTRIBUTING and docs show is run as written; tests/test_doc_commands.py has their commands."""
+"""The Python code in README, CONTRIBUTING and docs runs; tests/test_doc_commands.py tests the commands."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_the_loss_of_the_readme_runs() -> None:
+def test_readme_code_runs() -> None:
     done = run(
         python_blocks("README.md")[0] + "\nassert scores.grad is not None and bool((scores.grad[~mask] == 0).all())"
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_the_loss_of_contributing_keeps_the_contract() -> None:
+def test_loss_in_contributing_keeps_the_contract() -> None:
     check = "\nfrom recsys_topk.testing.contract import check_loss\ncheck_loss(MarginLoss)\n"
     done = run(python_blocks("CONTRIBUTING.md")[0] + check)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_run_of_the_training_page_runs(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_training_page_code_runs(tmp_path: Path, environment: dict[str, str]) -> None:
     check = """
 first = scores[0][0].masked_fill(~batch.mask[0], -torch.inf).topk(30).indices
 assert best.tolist() == [batch.item_id[batch.candidates[0][first[scores[1][0][first].argmax()]]].item()]
@@ -57,7 +57,7 @@ assert best.tolist() == [batch.item_id[batch.candidates[0][first[scores[1][0][fi
 
 
 @pytest.mark.parametrize("page", ["index", "swap-the-loss", "tutorial"])
-def test_the_code_of_the_first_pages_runs(page: str) -> None:
+def test_first_pages_code_runs(page: str) -> None:
     names: dict[str, Any] = {}
     for block in python_blocks(f"docs/{page}.md"):
         exec(block, names)
@@ -86,17 +86,17 @@ def test_every_loss_and_operator_has_a_formula(kind: str) -> None:
     }
 
 
-def test_the_index_lists_every_page() -> None:
+def test_index_lists_every_page() -> None:
     listed = re.findall(r"^[\w/-]+$", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE)
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
     assert sorted(name for name in listed if "/" not in name) == sorted(pages)
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_links_and_commands_are_real(name: str) -> None:
+def test_linked_files_and_named_commands_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         if "://" not in target:
             assert (ROOT / name).parent.joinpath(target).exists(), target
-    for command in re.findall(r"recsys-topk ([a-z]\w*)", text):  # COMMAND stands for any of them
+    for command in re.findall(r"recsys-topk ([a-z]\w*)", text):  # skips the placeholder COMMAND
         assert command in COMMANDS, command

@@ -10,7 +10,7 @@ import pytest
 from recsys_topk.files import whole_file, write_whole
 
 
-def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+def test_file_appears_only_when_complete(tmp_path: Path) -> None:
     target = tmp_path / "new" / "a.bin"
     with whole_file(target) as file:
         file.write(b"one")
@@ -21,7 +21,7 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
     assert target.read_text() == "two"
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
     write_whole(target, b"before")
     with pytest.raises(TypeError), whole_file(target) as file:
@@ -31,7 +31,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="umask")
-def test_the_umask_of_the_user_holds(tmp_path: Path) -> None:
+def test_new_file_follows_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         write_whole(tmp_path / "private", "x")

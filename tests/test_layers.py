@@ -1,4 +1,4 @@
-"""The dependency direction of the package: the import table, for every package, and what may be imported where."""
+"""Imports inside the package follow the table below, and light packages import no heavy libraries."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import recsys_topk
 
 PACKAGE = Path(recsys_topk.__file__).parent
 
-# What every module may import: no torch but tensors, no knowledge of recommenders.
+# Modules that every other module may import.
 BASE = {"lazy", "numerics", "processes", "checks", "registry", "spec", "trust", "files"}
-# package -> what it may import besides itself and BASE. "a.b" allows only that part of a package.
+# package -> packages that it may import besides itself and BASE. "a.b" allows only that module of a package.
 ALLOWED: dict[str, set[str]] = {
     **{name: set() for name in BASE},
     "ops": set(),
@@ -53,11 +53,11 @@ ALLOWED["__init__"] = {
     "ops",
 }
 
-# Packages that need torch and numpy only, and what they must not import.
+# LIGHT packages need only torch and numpy; they must not import HEAVY libraries.
 LIGHT = {*BASE, "ops", "operators", "losses"}
 HEAVY = {"lightning", "torchrec", "datasets", "wandb", "torchmetrics", "pyarrow", "pandas", "jsonargparse", "yaml"}
-# The modules of `trust` that read files for a parser: they use yaml and jsonargparse, and nothing light imports them.
-# `recsys_topk.trust` itself needs the standard library only.
+# Modules of `trust` that read files for a parser. They use yaml and jsonargparse; no light module imports them.
+# `recsys_topk.trust` itself needs only the standard library.
 READERS = {"trust.documents", "trust.guard", "trust.typed"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -68,7 +68,7 @@ def name_of(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """Return the full names of the modules (or of what is taken from a package) that a file imports, anywhere in it."""
+    """Return the full names of all modules and objects that a file imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -80,7 +80,7 @@ def imported(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_point_one_way(path: Path) -> None:
+def test_imports_follow_the_table(path: Path) -> None:
     mine = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     assert mine in ALLOWED, f"{mine} is not in the import table"
     allowed = {mine, *BASE, *ALLOWED[mine]}
@@ -97,16 +97,16 @@ def test_imports_point_one_way(path: Path) -> None:
         assert not {name for name in names if any(name == part or name.startswith(f"{part}.") for part in READERS)}
 
 
-def test_every_package_is_in_the_table() -> None:
+def test_table_lists_every_package() -> None:
     present = {entry.stem for entry in PACKAGE.iterdir() if entry.suffix == ".py" or (entry / "__init__.py").is_file()}
     assert set(ALLOWED) == present
 
 
-def test_sys_argv_is_read_by_the_entry_point_only() -> None:
+def test_only_the_entry_point_reads_sys_argv() -> None:
     assert [name_of(path) for path in FILES if "sys.argv" in path.read_text()] == ["recsys_topk.cli.main"]
 
 
-def test_nothing_imports_the_command_line_but_main() -> None:
+def test_only_main_imports_the_command_line() -> None:
     outside = [path for path in FILES if path.relative_to(PACKAGE).parts[0] != "cli"]
     assert [name_of(path) for path in outside if "recsys_topk.cli" in path.read_text()] == ["recsys_topk.__main__"]
 
@@ -128,11 +128,11 @@ def run_blocked(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", BLOCK + code], capture_output=True, text=True, check=False)
 
 
-def test_the_block_itself_works() -> None:
+def test_blocked_import_fails() -> None:
     assert run_blocked("import lightning").returncode != 0
 
 
-def test_losses_operators_and_metrics_need_torch_and_numpy_only() -> None:
+def test_losses_operators_and_metrics_need_only_torch_and_numpy() -> None:
     done = run_blocked(
         """
 import torch
@@ -149,13 +149,13 @@ print(len(recsys_topk.losses.available()))
     assert int(done.stdout) >= 3
 
 
-def test_losses_are_listed_with_torch_and_numpy_only() -> None:
+def test_losses_command_needs_only_torch_and_numpy() -> None:
     done = run_blocked("from recsys_topk.cli.main import main; raise SystemExit(main(['losses']))")
     assert done.returncode == 0, done.stderr
     assert "\ndftopk " in done.stdout
 
 
-def test_importing_the_package_imports_no_torch() -> None:
+def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, recsys_topk, recsys_topk.cli.main; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -35,7 +35,7 @@ def assert_close_rows(found: list[dict[str, str]], expected: list[dict[str, str]
 
 
 @pytest.mark.parametrize("run", sorted(MEASURED))
-def test_an_old_checkpoint_tests_to_the_same_recalls(recsys_topk: Command, tmp_path: Path, run: str) -> None:
+def test_old_checkpoint_gives_the_same_test_metrics(recsys_topk: Command, tmp_path: Path, run: str) -> None:
     checkpoint = FIXTURES / run / "checkpoints" / "last.ckpt"
     done = recsys_topk("test", "--ckpt_path", str(checkpoint), "--out", "runs", "--name", "old")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -45,9 +45,7 @@ def test_an_old_checkpoint_tests_to_the_same_recalls(recsys_topk: Command, tmp_p
 
 
 @pytest.mark.parametrize("run", ["plain", "fused"])
-def test_an_old_run_resumes_and_ends_as_if_it_had_not_been_stopped(
-    recsys_topk: Command, tmp_path: Path, run: str
-) -> None:
+def test_old_run_resumes_to_the_metrics_of_an_uninterrupted_run(recsys_topk: Command, tmp_path: Path, run: str) -> None:
     shutil.copytree(FIXTURES / run, tmp_path / "runs" / run)
     done = recsys_topk("fit", "--resume", f"runs/{run}")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -55,7 +53,7 @@ def test_an_old_run_resumes_and_ends_as_if_it_had_not_been_stopped(
     assert_close_rows(found, read_csv(FIXTURES / f"{run}-uninterrupted.csv"))
 
 
-def test_an_old_config_trains(recsys_topk: Command, tmp_path: Path) -> None:
+def test_old_config_trains_to_the_same_metrics(recsys_topk: Command, tmp_path: Path) -> None:
     done = recsys_topk("fit", "--config", str(FIXTURES / "small.yaml"), "--name", "named")
     assert done.returncode == 0, done.stderr[-2000:]
     assert_close_rows(

@@ -1,4 +1,4 @@
-"""The locks, the Makefile's reuse of the environment, and the files that a wheel must carry."""
+"""The lock files, the Makefile's reuse of the environment, and the files of the wheel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pins(name: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize(("lock", "fbgemm"), [("cpu.lock", "fbgemm-gpu-cpu"), ("gpu.lock", "fbgemm-gpu")])
-def test_locks_are_fully_pinned_and_hold_what_fits_together(lock: str, fbgemm: str) -> None:
+def test_locks_are_fully_pinned_with_compatible_versions(lock: str, fbgemm: str) -> None:
     found = pins(lock)
     assert found["torchrec"] == {"1.9.2"}
     assert found[fbgemm] == {"1.8.0"}
@@ -37,7 +37,7 @@ def test_locks_are_fully_pinned_and_hold_what_fits_together(lock: str, fbgemm: s
     assert any(name.startswith("nvidia-") for name in found) == (lock == "gpu.lock")
 
 
-def test_a_second_make_reuses_the_environment_and_a_changed_lock_does_not(tmp_path: Path) -> None:
+def test_make_reuses_the_environment_until_a_lock_changes(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
@@ -56,7 +56,7 @@ def test_a_second_make_reuses_the_environment_and_a_changed_lock_does_not(tmp_pa
     assert out_of_date()
 
 
-def test_an_old_python_is_refused_with_one_line(tmp_path: Path) -> None:
+def test_old_python_fails_with_a_message(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
@@ -71,13 +71,13 @@ def test_an_old_python_is_refused_with_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
-def test_the_package_carries_its_type_marker_and_configs() -> None:
+def test_package_includes_type_marker_and_configs() -> None:
     package = Path(recsys_topk.__file__).parent
     assert (package / "py.typed").is_file()
     names = {path.stem for path in (package / "runs" / "configs").glob("*.yaml")}
     assert {"simulated", "simulated-3stage", "recflow-2stage", "recflow-3stage", "paper-online"} <= names
 
 
-def test_version_stands_in_one_place() -> None:
+def test_citation_and_changelog_name_the_version() -> None:
     assert f"version: {recsys_topk.__version__}" in (ROOT / "CITATION.cff").read_text()
     assert f"## {recsys_topk.__version__}" in (ROOT / "CHANGELOG.md").read_text()

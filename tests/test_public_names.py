@@ -47,7 +47,7 @@ def test_every_public_name_is_the_defined_object(package: str) -> None:
         module.Nonsense  # noqa: B018
 
 
-def test_all_stages_are_there() -> None:
+def test_stages_package_exports_every_stage() -> None:
     from recsys_topk.cascades import stages
     from recsys_topk.cascades.stage import registry
 
@@ -56,7 +56,7 @@ def test_all_stages_are_there() -> None:
     assert all(getattr(stages, stage.__name__) is stage for stage in ours)
 
 
-def test_the_sub_packages_import_nothing_heavy_by_themselves() -> None:
+def test_importing_sub_packages_does_not_import_torch_or_numpy() -> None:
     code = f"import sys, {', '.join(PACKAGES)}; print(*[n for n in ('torch', 'numpy', 'torchrec') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

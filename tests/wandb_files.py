@@ -1,4 +1,4 @@
-"""Reads what an offline W&B run wrote; the file format is not a public interface, so only tests may rely on it."""
+"""Reads the files of an offline W&B run. The format is not public, so only tests may use this."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def history(found: list[Any]) -> list[dict[str, Any]]:
 
 
 def summary(found: list[Any]) -> dict[str, Any]:
-    """Return the run's summary as it stands at the end."""
+    """Return the final summary of the run."""
     values: dict[str, Any] = {}
     for record in found:
         for item in record.summary.update:

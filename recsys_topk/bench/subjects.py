@@ -41,7 +41,8 @@ def subjects(suite: str) -> dict[str, Subject]:
         found += FORMS.values()
     else:
         found = [Subject(name, name) for name in losses.available()]
-        found += [Subject("dftopk-masked", "dftopk"), Subject("dftopk-joint", "dftopk")]
+        found += [Subject("dftopk-masked", "dftopk")]
+        found += [Subject(f"{name}-joint", name) for name in ("dftopk", "sparse")]
     return {subject.label: subject for subject in sorted(found, key=lambda subject: subject.label)}
 
 

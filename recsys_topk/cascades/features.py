@@ -322,8 +322,8 @@ class FeatureEmbedding(nn.Module):
         values = {"request": batch.request_values, "items": batch.item_values, "history": batch.history_values}[part]
         if values.shape[-1] != self.layout.values[part]:
             raise ValueError(
-                f"the schema has {self.layout.values[part]} values for {part} ({', '.join(self.value_names[part])}) "
-                f"and the batch {values.shape[-1]}; the data module must fill {part.removesuffix('s')}_values"
+                f"the schema has {self.layout.values[part]} values for {part} ({', '.join(self.value_names[part])}), "
+                f"but the batch has {values.shape[-1]}; the data module must fill {part.removesuffix('s')}_values"
             )
         if part == "history":
             values = values.sum(1) / batch.history_length.clamp_min(1)[:, None] if history == "mean" else values

@@ -1,4 +1,4 @@
-"""Lists that stand one after another, or mixed, in 1-D tensors: brought into padded batches of similar length."""
+"""Lists in 1-D tensors, one after the other or mixed, converted to padded batches of similar length."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Bucket(NamedTuple):
     """Lists of similar length, as rows.
 
     Attributes:
-        lists: (b,) int64, the numbers of the lists.
-        items: (b, n) int64, where their items stand in the flat tensors; anywhere for padding.
+        lists: (b,) int64, the indices of the lists.
+        items: (b, n) int64, the positions of their items in the flat tensors; any position for padding.
         mask: Boolean (b, n), or None if the lists have n items each.
     """
 
@@ -26,12 +26,12 @@ class Bucket(NamedTuple):
 
 
 class FlatLists(NamedTuple):
-    """Where the items of each list stand in flat tensors.
+    """The positions of the items of each list in flat tensors.
 
     Attributes:
         lengths: (L,) int64 on the host, the number of items of each list.
-        order: (T,) int64 on the device of the items, the items list by list; None = they stand so already.
-        device: Where the items are.
+        order: (T,) int64 on the device of the items, the items list by list; None = they are in that order already.
+        device: Device of the items.
     """
 
     lengths: Tensor
@@ -39,11 +39,11 @@ class FlatLists(NamedTuple):
     device: torch.device
 
     def empty(self) -> Tensor:
-        """Return the numbers of the lists without items, on the device."""
+        """Return the indices of the lists without items, on the device."""
         return _sent((self.lengths == 0).nonzero()[:, 0], self.device)
 
     def buckets(self) -> Iterator[Bucket]:
-        """Yield the lists that have items: those of 1, of 2, of 3 to 4, of 5 to 8, ... items together.
+        """Yield the lists that have items, in buckets of 1, 2, 3 to 4, 5 to 8, ... items.
 
         A row is padded to the longest list of its bucket, which is less than twice its own length.
 
@@ -70,7 +70,7 @@ class FlatLists(NamedTuple):
 
 
 def flat_lists(scores: Tensor, labels: Tensor, mask: Tensor | None, list_ids: Any, lengths: Any) -> FlatLists:
-    """Check flat input and find its lists.
+    """Check flat input and return its lists.
 
     Args:
         scores: (T,), floating.
@@ -79,7 +79,7 @@ def flat_lists(scores: Tensor, labels: Tensor, mask: Tensor | None, list_ids: An
         list_ids: (T,) integers, the list of each item, in any order; or None.
         lengths: (L,) integers, the number of items of each list, list after list; or None.
 
-    `list_ids` and `lengths` may be on the host while the scores are on another device: then nothing is read from there.
+    If `list_ids` or `lengths` is on the host, nothing is read from the device of the scores.
 
     Example:
         >>> x = torch.zeros(4)
@@ -88,7 +88,7 @@ def flat_lists(scores: Tensor, labels: Tensor, mask: Tensor | None, list_ids: An
     """
     name = "lengths" if list_ids is None else "list_ids"
     if list_ids is not None and lengths is not None:
-        raise ValueError("list_ids and lengths both say which items belong together; pass one of them")
+        raise ValueError("list_ids and lengths were both given; pass one of them")
     if mask is not None:
         raise ValueError(f"{name} and mask were both given; flat lists have no padding: leave masked items out")
     check_scores(scores)
@@ -106,7 +106,7 @@ def flat_lists(scores: Tensor, labels: Tensor, mask: Tensor | None, list_ids: An
         if ids.shape != scores.shape:
             raise ValueError(f"list_ids must be one per item, ({len(scores)},), got {tuple(ids.shape)}")
         ordered, order = ids.sort(stable=True)
-        # On a device this waits: how many lists there are, and their lengths, are read from there.
+        # This waits for a device: the number of lists and their lengths are read from it.
         counts = torch.unique_consecutive(ordered, return_counts=True)[1].cpu()
         return FlatLists(counts, _sent(order, scores.device), scores.device)
     counts = _integers("lengths", lengths, scores.device).cpu().long()
@@ -130,7 +130,7 @@ def _integers(name: str, values: Tensor | Sequence[int], device: torch.device) -
 
 
 def _sent(x: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device, without waiting for what the device is doing."""
+    """Return a tensor on a device, without waiting for the device."""
     if x.device == device:
         return x
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)

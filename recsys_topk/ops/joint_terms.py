@@ -30,6 +30,9 @@ from recsys_topk.ops.topk_loss import Law, compiled_law, membership_logs
 from recsys_topk.ops.topk_target import best_positives
 from recsys_topk.processes import divisor, divisors
 
+# The laws whose memberships have a joint objective.
+LAWS = ("dftopk", "logistic", "laplace", "clip")
+
 
 class JointTask(NamedTuple):
     """What the terms depend on besides the scores.
@@ -101,14 +104,15 @@ def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
         is_float32(*scores, task.labels)
         and not task.labels.requires_grad
         and (task.mask is None or is_real(task.mask))
-        and task.law.name in ("dftopk", "logistic", "laplace")
+        and task.law.name in LAWS
         and task.labels.numel() > 0
     )
 
 
 @joint_terms.backend("numba", _serves)
 def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
-    from recsys_topk.ops.compiled.joint import STAGE_ROWS, joint_lists
+    from recsys_topk.ops.compiled.joint import joint_kernel
+    from recsys_topk.ops.compiled.stages import STAGE_ROWS
 
     labels, mask, k, quotas, above, law = task
     stages, (lists, n) = len(scores), labels.shape
@@ -139,7 +143,7 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
         alpha=law.alpha,
         scale=1.0 / lists,
     )
-    done, _ = run(joint_lists, whole, STAGE_ROWS * stages + 1)
+    done, _ = run(joint_kernel, whole, STAGE_ROWS * stages + 1)
     if done != lists:  # scores are not finite, or too large to square
         return joint_terms.reference(scores, task)
     numbers_counted = divisors(counted.sum(1).tolist())
@@ -152,7 +156,7 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
 
 def _serves_triton(scores: Sequence[Tensor], task: JointTask) -> bool:
     given = [x for x in (*scores, task.labels, task.mask) if x is not None]
-    known = task.law.name in ("dftopk", "logistic", "laplace")
+    known = task.law.name in LAWS
     return runs_triton(*given) and known and not task.labels.requires_grad and 2 <= task.labels.shape[1] < 2**28
 
 
@@ -201,6 +205,7 @@ class _WithGradients(torch.autograd.Function):
 @sampled(joint_terms)
 def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
     laws = [Law("dftopk", 0.7), Law("dftopk", 2.0, 0.2), Law("logistic", 0.7), Law("laplace", 0.7)]
+    laws += [Law("clip", 4.0), Law("clip", 0.5)]
     for stages, lists, n in ((2, 5, 12), (1, 3, 40), (3, 4, 70)):
         x = torch.randn(stages, lists, n, generator=generator)
         x[:, 1] = x[:, 1].round()
@@ -209,7 +214,9 @@ def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
         mask = torch.rand(lists, n, generator=generator) > 0.3
         quotas = (n - 2, n // 2, 3)[:stages]
         for law in laws:
-            for scores, real in ((x, None), (x.masked_fill(~mask, math.nan), mask)):
+            # For these scores a clipped membership is 0 or at least 1 / (2 n tau). 1 / p amplifies the rounding of p.
+            given = (x * 2).round() / 2 if law.name == "clip" else x
+            for scores, real in ((given, None), (given.masked_fill(~mask, math.nan), mask)):
                 for k, cuts in ((n // 4, None), (None, None), (2, quotas)):
                     leaves = [one.clone().requires_grad_() for one in scores]
                     yield leaves, JointTask(y, real, k, cuts, 0.0, law)

@@ -101,7 +101,6 @@ _RECORD = struct.Struct(
 _SUMS = struct.Struct(f"={2 * PARTS}d")
 _RESULTS = 256  # bytes before the results
 _BUFFERS = _RESULTS + _SUMS.size  # bytes before the buffers
-_HEAD = 64  # bytes of a buffer before its rows
 
 
 class _Memory(threading.local):
@@ -136,7 +135,7 @@ def run(kernel: Kernel, task: Task, rows: int) -> tuple[float, float]:
     parts = min(lists, PARTS)
     threads = 1 if _forked or lists * items < ALONE else min(torch.get_num_threads(), parts)
     size = -(-items // WIDTH) * WIDTH
-    buffer = _HEAD + 4 * rows * size
+    buffer = 4 * rows * size
     memory, needed = _memory, _BUFFERS + threads * buffer
     if len(memory.record) < needed:
         memory = _memory if needed <= KEPT else _Memory()

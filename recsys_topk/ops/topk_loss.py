@@ -213,15 +213,16 @@ def _triton(*args: Any) -> tuple[Tensor, Tensor | None]:
 def compiled_law(name: LawName) -> tuple[Kernel, int]:
     """Return the compiled loop of a law, and its code there."""
     from recsys_topk.ops.compiled import arithmetic as codes
-    from recsys_topk.ops.compiled.dftopk import dftopk_lists
-    from recsys_topk.ops.compiled.sums_to_k import clip_lists, threshold_lists
+    from recsys_topk.ops.compiled.clip import clip_kernel
+    from recsys_topk.ops.compiled.dftopk import dftopk_kernel
+    from recsys_topk.ops.compiled.sums_to_k import sums_to_k_kernel
 
     return {
-        "dftopk": (dftopk_lists, codes.DFTOPK),
-        "logistic": (threshold_lists, codes.LOGISTIC),
-        "laplace": (threshold_lists, codes.LAPLACE),
-        "clip": (clip_lists, codes.CLIP),
-        "fenchel_young": (clip_lists, codes.FENCHEL_YOUNG),
+        "dftopk": (dftopk_kernel, codes.DFTOPK),
+        "logistic": (sums_to_k_kernel, codes.LOGISTIC),
+        "laplace": (sums_to_k_kernel, codes.LAPLACE),
+        "clip": (clip_kernel, codes.CLIP),
+        "fenchel_young": (clip_kernel, codes.FENCHEL_YOUNG),
     }[name]
 
 

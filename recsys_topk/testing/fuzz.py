@@ -1,7 +1,7 @@
 """Random lists against every loss and operator: count results that are not finite, exceptions and broken sums.
 
-The contract suite checks rules on a few chosen lists. This looks for the lists that nobody chose: masks, ties, scores
-far from 0 and far apart, half precision, and one k per list. It needs torch only.
+The contract suite checks rules on a few chosen lists. The fuzzer draws many others: masks, ties, scores far from 0 and
+far apart, half precision, and one k per list. Needs torch only.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Kind = Literal["loss", "operator"]
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found for one loss or operator.
+    """The findings for one loss or operator.
 
     Attributes:
         subject: For example ``"loss dftopk"``.
-        batches: Number of batches tried; the next one to try.
+        batches: Number of batches tried, which is also the number of the next batch.
         lists: Number of lists tried.
         not_finite: Number of lists with a value or gradient that is not finite.
         not_k: Number of lists whose membership does not sum to k, for operators that declare `sums_to_k`.
         exceptions: Number of batches that raised.
-        first: What the first fault was and on which input; empty if there was none.
+        first: The first fault and its input; empty if there was none.
     """
 
     subject: str
@@ -46,15 +46,15 @@ class Findings:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was found."""
+        """Whether no fault was found."""
         return not (self.not_finite or self.not_k or self.exceptions)
 
 
 def fuzz(names: Sequence[str] | None = None, lists: int = 100_000, seed: int = 0) -> list[Findings]:
-    """Try random lists on losses and operators by name and return one row of findings for each.
+    """Try random lists on losses and operators by name. Return one row of findings for each.
 
     Args:
-        names: Names of losses and operators (a name that is both stands for both); None = all.
+        names: Names of losses and operators (a name of both selects both); None = all.
         lists: Lists per loss and operator.
         seed: Seed of the lists, and of operators that draw noise; equal seeds give equal findings.
 
@@ -66,7 +66,7 @@ def fuzz(names: Sequence[str] | None = None, lists: int = 100_000, seed: int = 0
 
 
 def fuzz_subjects(names: Sequence[str] | None = None) -> list[tuple[Kind, str]]:
-    """Return the losses, then the operators, of these names; None = all."""
+    """Return the losses, then the operators, with these names; None = all."""
     chosen = sorted({*losses.available(), *operators.available()}) if names is None else names
     for name in chosen:
         if name not in losses.available() and name not in operators.available():
@@ -94,18 +94,18 @@ def fuzz_loss(
     """Try random lists on a loss: its value and its gradient must be finite.
 
     Args:
-        cls: The class; `tau` is set where its operator or the loss itself has one.
-        lists: How many lists.
+        cls: The class; `tau` is set if the loss or its operator has one.
+        lists: Number of lists.
         seed: Seed of the lists.
-        device: Where to compute.
+        device: Device of the tensors.
         progress: Called with the findings so far after each batch.
-        resume: Findings of the same lists, seed and device to go on from; the result is that of one run.
+        resume: Findings of an interrupted run with the same lists, seed and device; the result equals that of one run.
     """
 
     def run(batch: RandomLists) -> dict[str, Tensor]:
         loss = _with_tau(cls, batch.tau)
         loss.reduction = "none"
-        loss._warned = True  # batches without a positive are part of the plan
+        loss._warned = True  # batches without a positive are drawn on purpose
         scores = batch.scores.clone().requires_grad_()
         value = loss(scores, batch.labels, batch.mask, k=batch.k, weights=batch.weights)
         gradient = _gradient(value, scores)
@@ -128,11 +128,11 @@ def fuzz_operator(
 
     Args:
         cls: The class.
-        lists: How many lists.
+        lists: Number of lists.
         seed: Seed of the lists.
-        device: Where to compute.
+        device: Device of the tensors.
         progress: Called with the findings so far after each batch.
-        resume: Findings of the same lists, seed and device to go on from; the result is that of one run.
+        resume: Findings of an interrupted run with the same lists, seed and device; the result equals that of one run.
     """
 
     def run(batch: RandomLists) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ def fuzz_operator(
 
 
 def sum_tolerance(p: Tensor) -> float:
-    """Return how far the sum of a membership, (B, N), may lie from k: 8 N rounding errors of its dtype."""
+    """Return the allowed difference between the sum of a membership, (B, N), and k: 8 N rounding errors."""
     return 8.0 * p.shape[1] * torch.finfo(p.dtype).eps
 
 
@@ -166,7 +166,7 @@ def _with_tau(cls: Callable[..., Any], tau: float) -> Any:
 
 
 def _gradient(value: Tensor, scores: Tensor) -> Tensor:
-    """Return the gradient of the sum of `value`; what is finite and only too large for float16 comes back as 65504."""
+    """Return the gradient of the sum of `value`. Finite entries too large for float16 become 65504."""
     if not value.requires_grad:
         return torch.zeros_like(scores)
     (gradient,) = torch.autograd.grad(value.sum(), scores)
@@ -195,12 +195,12 @@ def _collect(
 
 
 def _try(findings: Findings, run: Callable[[RandomLists], dict[str, Tensor]], batch: RandomLists) -> Findings:
-    """Return the findings with those of one more batch."""
+    """Return the findings including those of one more batch."""
     after: dict[str, Any] = {"batches": findings.batches + 1, "lists": findings.lists + len(batch.scores)}
-    torch.manual_seed(batch.seed)  # of operators that draw noise
+    torch.manual_seed(batch.seed)  # for operators that draw noise
     try:
         found = run(batch)
-    except Exception as error:  # whatever the class under test raises is a finding
+    except Exception as error:  # any exception of the class under test is a finding
         after["exceptions"] = findings.exceptions + 1
         after["first"] = findings.first or f"{type(error).__name__}: {error}; first list {batch.list(0)}"
         return replace(findings, **after)

@@ -1,8 +1,8 @@
-"""A device without values, on which everything that would make the host wait for a GPU raises.
+"""A device without values, on which operations that make the host wait for a GPU raise.
 
-The device is torch's ``meta``: tensors have shapes and dtypes, and no numbers. Whatever needs one (``.item()``,
-``bool(x)``, ``.cpu()``, boolean indexing, ``nonzero``) cannot be done there, and is reported by its name and line.
-What is copied to the device from Python numbers is reported too: such a copy also waits on a GPU.
+The device is torch's ``meta``: tensors have shapes and dtypes, but no values. Operations that need values (``.item()``,
+``bool(x)``, ``.cpu()``, boolean indexing, ``nonzero``) fail there, and the error names the operation and its line.
+Copies of Python numbers to the device are reported too, because they also wait on a GPU.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 DEVICE = torch.device("meta")
 
-# With `output_size`, repeat_interleave does not ask the device for it.
+# With `output_size`, repeat_interleave does not read the size from the device.
 _READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _UPLOADS = (torch.tensor, torch.as_tensor, torch.from_numpy, Tensor.new_tensor)
 _INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
-# The derivatives of these look for zeros on the host.
+# The derivatives of these operations search for zeros on the host.
 _READ_BACKWARD = {"prod", "cumprod"}
 _aten = torch.ops.aten
 
 
 class HostReadError(AssertionError):
-    """Code waited for the device."""
+    """Code made the host wait for the device."""
 
 
 @contextmanager
 def no_host_reads() -> Iterator[None]:
-    """A context in which code that makes the host wait for a tensor on `DEVICE` raises a `HostReadError`.
+    """Raise a `HostReadError` inside this context if code makes the host wait for a tensor on `DEVICE`.
 
     Copies that do not wait (``non_blocking=True``) are allowed; they give zeros.
 
@@ -51,7 +51,7 @@ def no_host_reads() -> Iterator[None]:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Sees every operation, those of a backward pass and of torch's own functions included."""
+    """Checks every operation, including those of backward passes and inside torch's own functions."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -70,7 +70,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
 
 class _Calls(TorchFunctionMode):
-    """Sees what never becomes an operation: numbers of Python that become tensors."""
+    """Checks calls that are not operations, such as the conversion of Python numbers to tensors."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -83,7 +83,9 @@ class _Calls(TorchFunctionMode):
             raise HostReadError(f"numpy reads values on the host, in {_place()}")
         made = func(*args, **(kwargs or {}))
         if func in _UPLOADS and isinstance(made, Tensor) and made.device == DEVICE and args[0] is not made:
-            raise HostReadError(f"numbers are copied to the device, in {_place()}; use torch.full, or make them once")
+            raise HostReadError(
+                f"numbers are copied to the device, in {_place()}; use torch.full, or create the tensor once"
+            )
         return made
 
 
@@ -107,7 +109,7 @@ def _check_indices(name: str, args: tuple[Any, ...]) -> None:
         if index is None:
             continue
         if index.dtype in (torch.bool, torch.uint8):
-            # A single number written where a mask is true is a masked_fill.
+            # Writing one number where a mask is True is a masked_fill, which reads no values.
             if name == "index" or args[2].numel() != 1:
                 raise HostReadError(f"a boolean index reads values on the host, in {_place()}; use torch.where")
         elif index.device != DEVICE and index.dim() > 0:
@@ -119,7 +121,7 @@ def _is_there(args: tuple[Any, ...]) -> bool:
 
 
 def _place() -> str:
-    """Return the innermost line outside of torch and of this file."""
+    """Return the innermost line of the call stack outside of torch and this file."""
     for frame in reversed(traceback.extract_stack()):
         if frame.filename != __file__ and "/torch/" not in frame.filename.replace("\\", "/"):
             return f"{frame.filename}:{frame.lineno}, {frame.name}" if "<" not in frame.filename else frame.name

@@ -1,4 +1,4 @@
-"""Random batches of lists that are meant to break something: each batch is drawn from its own number alone."""
+"""Random batches of difficult lists. Each batch depends only on the seed and its number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.float32, torch.float64, torch.float16, torch.bflo
 SCALES = (0.0, 1e-3, 1.0, 1.0, 10.0, 1e3, 1e5, 1e7, 1e30)
 OFFSETS = (0.0, 0.0, 0.0, 1.0, -1e3, 1e6, -1e7)
 
-# What a list of n items costs, by the `cost` of a loss or operator; n^2 for any other (k is at most n + 1).
+# Cost of a list of n items, by the `cost` of a loss or operator; n^2 for all others (k is at most n + 1).
 _WORK: dict[str, Callable[[int], float]] = {
     "n": lambda n: n,
     "n log n": lambda n: n * math.log2(n + 1),
@@ -32,7 +32,7 @@ class RandomLists:
     """A batch of random lists.
 
     Attributes:
-        seed: Of the batch.
+        seed: Seed of the batch.
         scores: (B, N).
         labels: (B, N) float32.
         mask: Boolean (B, N), or None.
@@ -55,7 +55,7 @@ class RandomLists:
         return replace(self, **moved)
 
     def list(self, row: int) -> str:
-        """Return one list in words."""
+        """Return one list as text."""
         k = int(self.k[row]) if isinstance(self.k, Tensor) else self.k
         mask = None if self.mask is None else self.mask[row].int().tolist()
         return (
@@ -65,23 +65,23 @@ class RandomLists:
 
 
 def random_lists(seed: int, number: int, most: int = BATCH, cost: str = "n") -> RandomLists:
-    """Return one batch: lengths 1 to 12 as a rule and up to 300 in one batch of ten, of one dtype and temperature.
+    """Return one batch of one dtype and temperature, with lengths 1 to 12, or up to 300 in one of ten batches.
 
     Within a batch each list has its own scale, offset, ties, mask and, in half of the batches, k. Batches grow from 64
-    lists to 1024, so that a small number of lists is of many kinds and a great one takes few calls.
+    to 1024 lists, so that few lists cover many kinds, and many lists need few calls.
 
     Args:
         seed: Seed of all batches.
-        number: Which batch.
-        most: At most so many lists.
-        cost: The `cost` of what is tried, for example ``"n^2"``; long lists are fewer where they take long.
+        number: Number of the batch.
+        most: Maximum number of lists.
+        cost: The `cost` of the loss or operator, for example ``"n^2"``; a higher cost gives fewer long lists.
 
     Example:
         >>> batch = random_lists(seed=0, number=4)
         >>> batch.scores.shape, torch.equal(batch.labels, random_lists(seed=0, number=4).labels)
         (torch.Size([64, 7]), True)
     """
-    own = (seed * 1_000_003 + number) % 2**32  # torch's generator on the CPU takes 32 bits
+    own = (seed * 1_000_003 + number) % 2**32  # the CPU generator of torch uses 32 bits of the seed
     draw = torch.Generator().manual_seed(own)
 
     def pick(options: Sequence[Any], size: tuple[int, ...] = ()) -> Any:

@@ -1,4 +1,4 @@
-"""The benchmark command: what it measures, writes, compares and refuses (no timing is asserted)."""
+"""The benchmark command writes, compares and checks results; no timing is asserted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def test_every_subject_runs_forward_and_backward(suite: str) -> None:
 
 
 @pytest.mark.parametrize("suite", ["operators", "losses"])
-def test_command_writes_json_and_checks_itself(suite: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_json_and_checks_against_it(
+    suite: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "result.json"
     assert main([suite, *FAST, "--names", "dftopk", "lapsum", "--json", str(target)]) == 0
     result = json.loads(target.read_text())
@@ -48,7 +50,7 @@ def test_command_writes_json_and_checks_itself(suite: str, tmp_path: Path, capsy
     assert "slower: dftopk 2x9x3" in capsys.readouterr().err
 
 
-def test_misuse_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["operators", "--names", "dftpk", *FAST]) == 2
     assert "did you mean 'dftopk'" in capsys.readouterr().err
     empty = tmp_path / "empty.json"
@@ -70,7 +72,7 @@ def test_regressions_ignore_new_rows_and_allow_the_tolerance() -> None:
     assert len(regressions(before, [{"name": "a", "shape": "s", "ratio": 3.1}], 0.5)) == 1
 
 
-def test_combinations_that_do_not_fit_are_skipped_with_a_reason() -> None:
+def test_too_large_combinations_are_skipped_with_a_reason() -> None:
     found = subjects("operators")
     for label, shape in (("diffsort", "1x1000000x1000"), ("neuralsort", "64x10000x100"), ("perturbed", "1x1000000x10")):
         assert too_big("operators", found[label], Shape.parse(shape))
@@ -79,7 +81,7 @@ def test_combinations_that_do_not_fit_are_skipped_with_a_reason() -> None:
     assert too_big("losses", subjects("losses")["arf"], Shape(64, 10_000, 100))
 
 
-def test_measuring() -> None:
+def test_timing_growth_and_peak_memory_are_measured() -> None:
     ticks = iter(range(0, 10_000_000, 1000))
     ours, base = interleaved(lambda: None, lambda: None, 0.0, lambda: next(ticks))
     assert ours == base == 1e-3
@@ -89,8 +91,8 @@ def test_measuring() -> None:
     assert in_own_process(growth_of, "losses", "dftopk", Shape(2, 9, 3)) < 50.0
 
 
-def test_memory_in_a_fresh_process_does_not_count_what_the_parent_holds() -> None:
-    """The child of a large process once reported a growth of 0 for everything."""
+def test_memory_of_a_new_process_does_not_include_its_parent() -> None:
+    """Regression: the child of a large process reported a growth of 0."""
     ballast = torch.ones(150_000_000)  # 600 MB
     assert in_own_process(growth_of, "losses", "neuralsort", Shape(1024, 100, 10)) > 2.0
     del ballast

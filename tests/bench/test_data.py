@@ -17,7 +17,7 @@ def arguments(*given: str) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def test_the_suite_measures_both_readers_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suite_measures_both_readers_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "LISTS", 64)
     monkeypatch.setattr(data, "in_own_process", lambda function, what, where, number: 1.0)
     sizes = ["--users", "40", "--items", "300", "--days", "2", "--requests", "80"]
@@ -31,7 +31,7 @@ def test_the_suite_measures_both_readers_in_one_run(monkeypatch: pytest.MonkeyPa
     assert "research" in result.text()
 
 
-def test_peaks_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_peak_memory_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(data, "LISTS", 40)
     root = simulate(tmp_path / "world", WorldConfig(users=20, items=200, days=1, requests=50))
     cache = DayCache(RecFlowFiles(root), tmp_path / "cache")
@@ -42,6 +42,6 @@ def test_peaks_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         assert data.measure_peak(what, folder, 10) >= 0
 
 
-def test_too_small_a_world_is_refused() -> None:
+def test_too_small_world_raises() -> None:
     with pytest.raises(ValueError, match="--requests must be at least 1024"):
         data.run(arguments("--requests", "10"))

@@ -1,4 +1,4 @@
-"""`bench rehearsal` on a small day: what it writes can be read by anybody, and every part is measured."""
+"""`bench rehearsal` on a small day writes files that pickle and feather read, and measures every part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recsys_topk.datamodules.simulator.large_day import LargeDay, simulate_large
 DAY = "2024-01-13"
 
 
-def test_the_day_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_large_day_is_read_as_written(tmp_path: Path) -> None:
     config = LargeDay(requests=60, users=7, videos=2000, video_ids=5_000_000, authors=3_000_000)
     root = simulate_large_day(tmp_path / "large", config)
     stages = pickle.loads((root / "data" / "request_id_dict" / f"{DAY}.pkl").read_bytes())
@@ -45,7 +45,7 @@ def test_the_day_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert [ids[i] for i in (batch.history[row, :, 0] - 2).tolist()] == views[request][:, 0].tolist()
 
 
-def test_wrong_sizes_are_refused(tmp_path: Path) -> None:
+def test_wrong_sizes_and_existing_folders_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="100 videos or more within video_ids"):
         LargeDay(videos=100, video_ids=50)
     (tmp_path / "there").mkdir()
@@ -67,4 +67,4 @@ def test_every_part_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name in ("simulate", "prepare"):
         assert parts[name]["disk MB"] >= 0
         assert parts[name]["peak MB"] > 10
-    assert parts["step"]["ratio"] == 1.0  # the last row is the yardstick itself
+    assert parts["step"]["ratio"] == 1.0  # the last row is the baseline

@@ -1,4 +1,4 @@
-"""The benchmark of serving, in its small form: what it measures, not how fast."""
+"""The serving benchmark measures every part on a small world; no timing is asserted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from recsys_topk.cli.main import main
 
 
-def test_searches_loads_and_a_reload_are_measured_without_an_error(tmp_path: Path) -> None:
+def test_searches_requests_and_reload_are_measured_without_an_error(tmp_path: Path) -> None:
     assert main(["bench", "serve", "--quick", "--kinds", "ivf,hnsw", "--json", str(tmp_path / "found.json")]) == 0
     rows = {row["part"]: row for row in json.loads((tmp_path / "found.json").read_text())["rows"]}
     assert rows["search, exact"]["recall"] == 1

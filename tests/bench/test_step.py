@@ -1,4 +1,4 @@
-"""`bench step`: the yardstick computes what ours computes, and its result can be checked against an earlier one."""
+"""`bench step`: the baseline gives our scores, and a result can be checked against an earlier one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cli.bench import main
 
 
-def test_the_textbook_form_gives_the_same_scores() -> None:
+def test_textbook_form_gives_the_same_scores() -> None:
     torch.manual_seed(0)
     schema = step.random_schema(items=50, users=20)
     module = CascadeModule(schema, loss="dftopk", dim=4)
@@ -25,7 +25,7 @@ def test_the_textbook_form_gives_the_same_scores() -> None:
         torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 
 
-def test_a_result_is_checked_against_an_earlier_one(
+def test_result_is_checked_against_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slowness = 1.0

@@ -1,4 +1,4 @@
-"""Diagnostics on objectives whose answer is known, and under a real Trainer."""
+"""Diagnostics of objectives with known results, and with a Trainer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cascades.test_module import SCHEMA, STAGES, batches
 
 
 class Known(CascadeObjective):
-    """Term a pushes even columns down, term b is -2 a on stage 0 and the same as a on stage 1."""
+    """Term a lowers even columns; the gradient of term b is -2 times that of a on stage 0, and equal on stage 1."""
 
     paper: ClassVar[str] = ""
 
@@ -39,7 +39,7 @@ class Known(CascadeObjective):
         return ObjectiveOutput(a, {"a": a, "b": b})
 
 
-def test_known_signs_and_cosines() -> None:
+def test_signs_and_cosines_of_a_known_objective() -> None:
     labels = torch.tensor([[1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]])
     scores = [torch.randn(2, 4), torch.randn(2, 4)]
     mask = torch.ones(2, 4, dtype=torch.bool)
@@ -50,7 +50,7 @@ def test_known_signs_and_cosines() -> None:
 
 
 def test_selection_mass_grows_to_half_the_list_with_tau() -> None:
-    """At a large tau DFTopK's membership is 1/2 everywhere: sum(p) / k = N / (2 k), as the docs say."""
+    """With a large tau, DFTopK's membership is 1/2 everywhere, so sum(p) / k = N / (2 k)."""
     scores, labels = [torch.randn(8, 40)], (torch.arange(40) < 10).float().expand(8, 40)
     mask = torch.ones(8, 40, dtype=torch.bool)
     for tau, expected, tolerance in ((1e4, 2.0, 1e-3), (1e-4, 1.0, 1e-3)):
@@ -59,14 +59,14 @@ def test_selection_mass_grows_to_half_the_list_with_tau() -> None:
         assert found["selection_mass/stage0"] == pytest.approx(expected, abs=tolerance)
 
 
-def test_share_below_ignores_untouched_rows() -> None:
+def test_share_below_ignores_zero_gradients() -> None:
     parameter = nn.Parameter(torch.zeros(6))
     parameter.grad = torch.tensor([0.0, 0.0, 1e-9, -1e-9, 1e-3, 1.0])
     assert share_below([parameter], 1e-8) == 0.5
     assert share_below([nn.Parameter(torch.zeros(2))], 1e-8) == 0.0
 
 
-def test_logged_during_training_and_training_is_not_disturbed(tmp_path: Path) -> None:
+def test_diagnostics_are_logged_and_do_not_change_the_training(tmp_path: Path) -> None:
     ends = []
     for callbacks in ([], [Diagnostics(every_n_steps=2)]):
         torch.manual_seed(0)

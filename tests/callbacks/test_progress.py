@@ -1,4 +1,4 @@
-"""What progress shows: the rate, and the recall of the batch, compared with the metric on the same scores."""
+"""Progress shows the rate, and the recall of the batch, compared with the metric on the same scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recsys_topk.runs.metrics_file import MetricsFile, read_rows
 from tests.cascades.test_module import batches, module, trainer
 
 
-def test_the_recall_is_that_of_the_batch_before_its_update(tmp_path: Path) -> None:
+def test_train_recall_is_measured_before_the_update(tmp_path: Path) -> None:
     pace = Pace(every=0.0)
     data = batches(1)
     (batch,) = data
@@ -26,9 +26,9 @@ def test_the_recall_is_that_of_the_batch_before_its_update(tmp_path: Path) -> No
     assert pace.train_recall == pytest.approx(float(expected.compute()), abs=1e-6)
 
 
-def test_the_recall_is_looked_at_now_and_then_and_changes_nothing(tmp_path: Path) -> None:
+def test_train_recall_is_measured_at_intervals_and_does_not_change_the_training(tmp_path: Path) -> None:
     ends = []
-    for pace, looks in ((Pace(every=None), 0), (Pace(every=3600.0), 1), (Pace(every=0.0), 5)):
+    for pace, measurements in ((Pace(every=None), 0), (Pace(every=3600.0), 1), (Pace(every=0.0), 5)):
         seen: list[float] = []
         look = pace._measure
 
@@ -40,13 +40,13 @@ def test_the_recall_is_looked_at_now_and_then_and_changes_nothing(tmp_path: Path
         pace._measured = -3600.0 * 10
         model = module()
         trainer(tmp_path, callbacks=[pace]).fit(model, batches(5))
-        assert len(seen) == looks
+        assert len(seen) == measurements
         ends.append(model.state_dict())
     assert all(torch.equal(ends[0][name], end[name]) for end in ends for name in end)
 
 
-def test_the_rate_counts_training_alone(tmp_path: Path) -> None:
-    """Validation that sleeps does not slow the rate down; steps that sleep do."""
+def test_rate_excludes_validation(tmp_path: Path) -> None:
+    """Slow validation does not lower the rate; slow steps do."""
     model = module()
     step, validate = model.training_step, model.validation_step
 
@@ -67,7 +67,7 @@ def test_the_rate_counts_training_alone(tmp_path: Path) -> None:
     assert all(16 / 0.6 < rate <= 16 / 0.1 for rate in rates)
 
 
-def test_lines_for_a_log(tmp_path: Path) -> None:
+def test_plain_progress_writes_lines_for_a_log(tmp_path: Path) -> None:
     lines: list[str] = []
     pace = Pace(every=0.0)
     run = trainer(tmp_path, callbacks=[pace, PlainProgress(pace, lines.append, every=0.0)], enable_progress_bar=True)
@@ -83,7 +83,7 @@ def test_lines_for_a_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 130])
 @pytest.mark.parametrize("epochs", ["epoch 1/3", "epoch 100/1000"])
-def test_progress_fits_one_line_and_shows_the_loss_and_more_with_room(width: int, epochs: str) -> None:
+def test_progress_line_fits_the_width_and_shows_values_in_order(width: int, epochs: str) -> None:
     values = {"loss": "10.912", "val recall (200)": "0.301", "train recall (65)": "0.777", "requests/s": "12,345"}
     line = progress_line(width, epochs, 812, 1234, values, 1234.5)
     assert len(line) <= width
@@ -94,8 +94,8 @@ def test_progress_fits_one_line_and_shows_the_loss_and_more_with_room(width: int
     assert len(shown) >= {60: 1, 80: 2, 100: 2, 130: 4}[width]
 
 
-def test_the_loss_that_is_shown_is_the_sum_of_the_terms_whatever_their_weights(tmp_path: Path) -> None:
-    """Learned weights make the total negative; what is shown is not."""
+def test_shown_loss_is_the_unweighted_sum_of_the_terms(tmp_path: Path) -> None:
+    """Learned weights can make the total negative; the shown loss is not."""
     pace, model = Pace(every=None), module(objective="joint")
     with torch.no_grad():
         for parameter in model.objective.parameters():

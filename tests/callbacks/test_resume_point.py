@@ -1,4 +1,4 @@
-"""When last.ckpt is written, and what signals do, under a real Trainer on small random batches."""
+"""The times at which last.ckpt is written, and the effect of signals, with a Trainer on small random batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cascades.test_module import batches, module, trainer
 
 
 class Signals(Callback):  # type: ignore[misc]  # lightning is untyped here
-    """Sends a signal to this process at some hooks, given as (hook, global step, how often)."""
+    """Sends a signal to this process at a hook and global step, one or more times."""
 
     def __init__(self, hook: str, step: int, times: int = 1, number: int = signal.SIGINT) -> None:
         def send(run: Any, *_: Any) -> None:
@@ -38,7 +38,7 @@ def fit(folder: Path, *callbacks: Callback, steps: int | None = None, epochs: in
     return point
 
 
-def test_a_failed_write_leaves_the_file_before(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     io = WholeFileIO()
     io.save_checkpoint({"a": torch.ones(3)}, tmp_path / "x.ckpt")
     with pytest.raises(Exception, match="pickle"):
@@ -47,13 +47,13 @@ def test_a_failed_write_leaves_the_file_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("hook", "step", "saved"), [
-    ("on_train_batch_start", 2, 3),  # the step that is running is finished and saved
+    ("on_train_batch_start", 2, 3),  # the running step is finished and saved
     ("on_train_batch_end", 3, 3),
-    ("on_train_batch_start", 5, 5),  # the last of the epoch: validation follows, the step before it is kept
+    ("on_train_batch_start", 5, 5),  # the last step of the epoch is not saved before validation
     ("on_validation_batch_start", 6, 5),
     ("on_train_batch_start", 8, 9),
 ])  # fmt: skip
-def test_a_signal_stops_after_the_step_with_a_checkpoint(tmp_path: Path, hook: str, step: int, saved: int) -> None:
+def test_signal_stops_after_the_step_with_a_checkpoint(tmp_path: Path, hook: str, step: int, saved: int) -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(TrainingStoppedError, match="SIGINT"):
         fit(tmp_path, Signals(hook, step))
@@ -62,23 +62,23 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(tmp_path: Path, hook: s
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_sigterm_stops_too(tmp_path: Path) -> None:
+def test_sigterm_stops_the_training(tmp_path: Path) -> None:
     with pytest.raises(TrainingStoppedError) as stopped:
         fit(tmp_path, Signals("on_train_batch_start", 2, number=signal.SIGTERM))
     assert stopped.value.signal_number == signal.SIGTERM
 
 
-def test_a_second_signal_aborts_at_once(tmp_path: Path) -> None:
+def test_second_signal_aborts_at_once(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
-        with pytest.raises(SystemExit):  # what Lightning makes of KeyboardInterrupt
+        with pytest.raises(SystemExit):  # Lightning turns KeyboardInterrupt into this
             fit(tmp_path, Signals("on_train_batch_start", 3, times=2), steps=2)
     finally:
         signal.signal(signal.SIGINT, before)
     assert step_of(tmp_path / "last.ckpt") == 2
 
 
-def test_saved_by_steps_and_by_time_and_never_inside_an_accumulation(tmp_path: Path) -> None:
+def test_checkpoint_is_saved_by_steps_or_time_and_never_inside_an_accumulation(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Watch(Callback):  # type: ignore[misc]  # lightning is untyped here
@@ -99,7 +99,7 @@ def test_saved_by_steps_and_by_time_and_never_inside_an_accumulation(tmp_path: P
     assert seen == [0, 0, 1, 2]
 
 
-def test_a_new_run_from_anothers_checkpoint_keeps_a_best_of_its_own(tmp_path: Path) -> None:
+def test_run_started_from_another_checkpoint_saves_its_own_best(tmp_path: Path) -> None:
     for name, start in (("one", None), ("two", tmp_path / "one" / "best.ckpt")):
         callbacks = [BestCheckpoint(tmp_path / name, "val/joint_recall@3@5")]
         run = trainer(

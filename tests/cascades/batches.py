@@ -30,7 +30,7 @@ def recflow_like_schema(users: int = 50, items: int = 200) -> Schema:
 
 
 def mixed_schema() -> Schema:
-    """All four kinds of features in every part; two item features share a table that the history reads too."""
+    """A schema with all four kinds of features; two item features and the history share a table."""
     return Schema(
         tables=(Table("user", 30), Table("video", 60, padding=3), Table("genre", 12), Table("word", 40)),
         request=(

@@ -23,8 +23,8 @@ LOSS = DFTopKLoss(positive_above=7.0)
 VECTORS = Path(__file__).parents[1] / "vectors"
 
 
-def world(stages: int, seed: int = 0) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """Lists of four groups of three and two sampled negatives, some slots empty, labels as RecFlow's."""
+def lists_with_groups(stages: int, seed: int = 0) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """Return lists of four groups of three items and two sampled negatives, with padding and the labels of RecFlow."""
     generator = torch.Generator().manual_seed(seed)
     group = [*torch.arange(4).repeat_interleave(3).tolist(), 4, 4]
     groups = torch.tensor(group).expand(5, 14).clone()
@@ -49,8 +49,8 @@ def bce(x: list[float], positive: list[bool]) -> float:
 
 
 @pytest.mark.parametrize(("stages", "visible"), [(2, [5, 2]), (3, [5, 3, 2])])
-def test_bce_sees_what_reaches_the_stage(stages: int, visible: list[int]) -> None:
-    scores, labels, mask, groups = world(stages)
+def test_bce_trains_each_stage_on_the_items_that_reach_it(stages: int, visible: list[int]) -> None:
+    scores, labels, mask, groups = lists_with_groups(stages)
     output = BCEObjective(LOSS, stages)(scores, labels, mask, groups=groups, quotas=[6] * stages, k=3)
     for m, x in enumerate(scores):
         values = []
@@ -60,8 +60,8 @@ def test_bce_sees_what_reaches_the_stage(stages: int, visible: list[int]) -> Non
         assert output.terms[f"stage{m}"].item() == pytest.approx(sum(values) / 5, abs=1e-12)
 
 
-def test_fs_ranknet_equals_a_loop() -> None:
-    scores, labels, mask, groups = world(2, seed=1)
+def test_fs_ranknet_equals_loop() -> None:
+    scores, labels, mask, groups = lists_with_groups(2, seed=1)
     output = FullStageRankNet(LOSS, 2)(scores, labels, mask, groups=groups, quotas=[6, 4], k=3)
     expected = 0.0
     for x in scores:
@@ -97,15 +97,15 @@ def lambda_loop(x: Tensor, labels: Tensor, mask: Tensor, topn: int, fraction: fl
 
 
 @pytest.mark.parametrize("fraction", [0.8, 1.0, 0.0])
-def test_fs_lambdaloss_equals_a_loop(fraction: float) -> None:
-    scores, labels, mask, groups = world(2, seed=2)
+def test_fs_lambdaloss_equals_loop(fraction: float) -> None:
+    scores, labels, mask, groups = lists_with_groups(2, seed=2)
     objective = FullStageLambdaLoss(LOSS, 2, topn=5, smooth_fraction=fraction)
     output = objective(scores, labels, mask, groups=groups, quotas=[6, 4], k=3)
     expected = sum(lambda_loop(x, labels, mask, 5, fraction) for x in scores)
     assert output.total.item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_fs_lambdaloss_equals_the_published_code() -> None:
+def test_fs_lambdaloss_matches_the_published_code() -> None:
     stored = json.loads((VECTORS / "loss_fs_lambda_kwai.json").read_text())
     for case in stored["cases"]:
         x = torch.tensor(case["scores"], dtype=torch.double, requires_grad=True)
@@ -119,8 +119,8 @@ def test_fs_lambdaloss_equals_the_published_code() -> None:
 
 
 @pytest.mark.parametrize(("stages", "quotas", "factor"), [(2, [6, 4], 1.0), (3, [7, 6, 4], 2.0)])
-def test_icc_equals_a_loop(stages: int, quotas: list[int], factor: float) -> None:
-    scores, labels, mask, groups = world(stages, seed=3)
+def test_icc_equals_loop(stages: int, quotas: list[int], factor: float) -> None:
+    scores, labels, mask, groups = lists_with_groups(stages, seed=3)
     output = ICCObjective(LOSS, stages, sigma=0.1)(scores, labels, mask, groups=groups, quotas=quotas, k=3)
     values = []
     for b in range(5):
@@ -140,8 +140,8 @@ def test_icc_equals_a_loop(stages: int, quotas: list[int], factor: float) -> Non
 
 
 @pytest.mark.parametrize(("stages", "quotas", "ranking"), [(2, [6, 4], 0.0), (3, [7, 5, 3], 1.0)])
-def test_rankflow_equals_a_loop(stages: int, quotas: list[int], ranking: float) -> None:
-    scores, labels, mask, groups = world(stages, seed=5)
+def test_rankflow_equals_loop(stages: int, quotas: list[int], ranking: float) -> None:
+    scores, labels, mask, groups = lists_with_groups(stages, seed=5)
     output = RankFlowObjective(LOSS, stages)(scores, labels, mask, groups=groups, quotas=quotas, k=3)
     classify: list[list[float]] = [[] for _ in scores]
     distil = contrast = 0.0
@@ -164,31 +164,31 @@ def test_rankflow_equals_a_loop(stages: int, quotas: list[int], ranking: float) 
     assert output.total.item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_rankflow_does_not_teach_the_teacher() -> None:
-    scores, labels, mask, groups = world(2, seed=6)
+def test_rankflow_distillation_has_no_gradient_for_the_teacher() -> None:
+    scores, labels, mask, groups = lists_with_groups(2, seed=6)
     output = RankFlowObjective(LOSS, 2)(scores, labels, mask, groups=groups, quotas=[6, 4], k=3)
     (gradient,) = torch.autograd.grad(output.terms["distillation0"], [scores[1]], allow_unused=True)
     assert gradient is None
 
 
 @pytest.mark.parametrize("name", ["fs_ranknet", "bce"])
-def test_missing_groups_are_named(name: str) -> None:
-    scores, labels, mask, _ = world(2)
+def test_missing_groups_raise(name: str) -> None:
+    scores, labels, mask, _ = lists_with_groups(2)
     with pytest.raises(ValueError, match="needs sample groups"):
         registry.resolve(name)(LOSS, 2)(scores, labels, mask, quotas=[6, 4], k=3)
 
 
 @pytest.mark.parametrize("name", sorted(registry.available()))
-def test_padding_is_inert_in_every_objective(name: str) -> None:
-    scores, labels, mask, groups = world(3, seed=7)
+def test_padding_has_no_effect_in_every_objective(name: str) -> None:
+    scores, labels, mask, groups = lists_with_groups(3, seed=7)
     objective = registry.resolve(name)(LOSS, 3).double()
     quotas = [7, 6, 4]
     first = objective(scores, labels, mask, groups=groups, quotas=quotas, k=3)
     gradients = torch.autograd.grad(first.total, scores)
-    spoilt = [torch.where(mask, x.detach(), float("nan")).requires_grad_() for x in scores]
-    junk = torch.where(mask, labels, 99.0)
-    second = objective(spoilt, junk, mask, groups=groups, quotas=quotas, k=3)
+    nan_padded = [torch.where(mask, x.detach(), float("nan")).requires_grad_() for x in scores]
+    junk_labels = torch.where(mask, labels, 99.0)
+    second = objective(nan_padded, junk_labels, mask, groups=groups, quotas=quotas, k=3)
     torch.testing.assert_close(first.total, second.total)
-    for one, two in zip(gradients, torch.autograd.grad(second.total, spoilt), strict=True):
+    for one, two in zip(gradients, torch.autograd.grad(second.total, nan_padded), strict=True):
         torch.testing.assert_close(one, two)
         assert bool((two[~mask] == 0).all())

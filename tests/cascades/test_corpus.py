@@ -1,4 +1,4 @@
-"""Evaluation over the whole catalogue against loops in plain Python that score every pair through the full model."""
+"""Evaluation over the whole catalogue against plain Python loops that score every pair with the full model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ITEMS, REQUESTS, K = 45, 26, 3
 
 
 class Tiny(CascadeDataModule):
-    """Features of all four kinds, twins among the items (exact ties), short and empty lists, excluded items."""
+    """Features of all four kinds, pairs of equal items (exact ties), short and empty lists, excluded items."""
 
     def __init__(self, graded: bool = False, twins: bool = True, **options: Any) -> None:
         super().__init__(**{"batch_size": 8, "eval_negatives": 5, **options})
@@ -93,8 +93,8 @@ STAGES: dict[str, tuple[StageConfig, ...]] = {
 }
 
 
-def model_of(data: Tiny, stages: Sequence[StageConfig], exact: bool) -> CascadeModule:
-    """A model whose scores have many exact ties: all weights are multiples of 1/2, so that sums are exact."""
+def make_model(data: Tiny, stages: Sequence[StageConfig], exact: bool) -> CascadeModule:
+    """Return a model; with `exact`, all weights are multiples of 1/2, so that sums are exact and many scores tie."""
     torch.manual_seed(1)
     model = CascadeModule(data.schema, stages, "softmax", k=K, dim=3)
     if exact:
@@ -116,7 +116,7 @@ def pair_scores(model: CascadeModule, data: Tiny) -> tuple[Any, list[list[list[f
     return batch, torch.cat(columns, 2).permute(1, 0, 2).tolist()
 
 
-def truth(data: Tiny, batch: Any, request: int) -> tuple[dict[int, float], set[int]]:
+def labels_and_candidates(data: Tiny, batch: Any, request: int) -> tuple[dict[int, float], set[int]]:
     """Return the labels of a request's items by row, and all candidate rows."""
     rows = data.items.rows(batch.item_id)[batch.candidates[request]].tolist()
     labels = {}
@@ -133,7 +133,7 @@ def best(rows: set[int], score: Callable[[int], float], labels: dict[int, float]
 
 
 def recall(chosen: set[int], labels: dict[int, float], k: int) -> float:
-    """Of the true top k, the share that was chosen; of the sets that tie at the boundary, the best."""
+    """Return the share of the true top k that was chosen; if labels tie at rank k, the largest share."""
     positive = [row for row, label in labels.items() if label > 0]
     wanted = min(k, len(positive))
     total = sum(sorted((labels[row] for row in positive), reverse=True)[:wanted])
@@ -157,7 +157,7 @@ def brute_force(model: CascadeModule, data: Tiny, cuts: Sequence[int], popularit
         rows_of.setdefault(name, []).append(value)
 
     for request in range(REQUESTS):
-        labels, candidates = truth(data, batch, request)
+        labels, candidates = labels_and_candidates(data, batch, request)
         positive = {row for row, label in labels.items() if label > 0}
         if not positive:
             continue
@@ -180,9 +180,9 @@ def brute_force(model: CascadeModule, data: Tiny, cuts: Sequence[int], popularit
 
 @pytest.mark.parametrize("exact", [True, False], ids=["ties", "no ties"])
 @pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
-def test_equals_a_loop_over_all_pairs(stages: tuple[StageConfig, ...], exact: bool) -> None:
-    data = Tiny(graded=exact, twins=exact)  # equal items have equal scores only where the arithmetic is exact
-    model = model_of(data, stages, exact)
+def test_evaluation_equals_loop_over_all_pairs(stages: tuple[StageConfig, ...], exact: bool) -> None:
+    data = Tiny(graded=exact, twins=exact)  # equal items have equal scores only in exact arithmetic
+    model = make_model(data, stages, exact)
     cuts = (1, 4)
     counts: dict[int, int] = {}
     for batch in data.train_dataloader():
@@ -198,12 +198,12 @@ def test_equals_a_loop_over_all_pairs(stages: tuple[StageConfig, ...], exact: bo
     assert evaluation.counts()["requests"] + evaluation.counts()["requests_without_positives"] == REQUESTS
 
 
-def test_the_result_depends_on_neither_batch_size_nor_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_does_not_depend_on_batch_size_or_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for size, pairs in ((3, 1 << 22), (64, 100)):
         monkeypatch.setattr("recsys_topk.cascades.corpus_search.PAIRS_AT_ONCE", pairs)
         data = Tiny(batch_size=size)
-        model = model_of(data, STAGES["three stages"], exact=True)
+        model = make_model(data, STAGES["three stages"], exact=True)
         results.append(evaluate_corpus(model, data, items_at_once=size).compute())
     assert results[0] == pytest.approx(results[1], abs=1e-6)
 
@@ -215,7 +215,7 @@ def one_request(own: list[int], labels: list[float], excluded: list[int], items:
     return requests_of(shard.batch(rows), items, shard.excluded(rows))
 
 
-def test_a_positive_that_is_excluded_stays_a_candidate() -> None:
+def test_excluded_positive_stays_a_candidate() -> None:
     items = Tiny().items
     requests = one_request([4, 9, -1], [1.0, 0.0, 0.0], [4, 2, 2, -1, 9], items)
     assert sorted(row for row in requests.excluded[0].tolist() if row >= 0) == [2]
@@ -224,7 +224,7 @@ def test_a_positive_that_is_excluded_stays_a_candidate() -> None:
     assert int(requests.own_excluded.sum()) == 2
 
 
-def test_variants_of_an_item_are_one_item_with_the_larger_label() -> None:
+def test_variants_are_merged_into_one_item_with_the_larger_label() -> None:
     items = Tiny().items
     batch = TensorShard("x", items, torch.tensor([0]), torch.tensor([[4, 5, 6]]), torch.zeros(1, 3)).batch(
         torch.tensor([0]).numpy()
@@ -239,7 +239,7 @@ def test_variants_of_an_item_are_one_item_with_the_larger_label() -> None:
     ]
 
 
-def test_an_item_outside_the_catalogue_is_an_error() -> None:
+def test_item_outside_the_catalogue_raises() -> None:
     batch = Tiny().shard("test").batch(torch.arange(3).numpy())
     with pytest.raises(ValueError, match="items of the lists are not in the evaluated catalogue of 45 items"):
         requests_of(batch.replace(item_id=batch.item_id + 1), Tiny().items)
@@ -247,7 +247,7 @@ def test_an_item_outside_the_catalogue_is_an_error() -> None:
 
 @pytest.mark.parametrize("labels", [[1.0, 1.0, 1.0, 0.0], [3.0, 2.0, 2.0, 1.0], [2.0, 2.0, 1.0, 1.0]])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_chance_equals_the_mean_over_all_orders(labels: list[float], k: int) -> None:
+def test_random_column_equals_the_mean_over_all_orders(labels: list[float], k: int) -> None:
     items = Catalogue(torch.arange(7), torch.arange(1, 8)[:, None])
     requests = one_request([0, 1, 2, 3], labels, [6, -1, 6], items)
     schema = Schema((Table("item", 9),), (), (), (Feature("item", "item"),))
@@ -267,11 +267,11 @@ def test_chance_equals_the_mean_over_all_orders(labels: list[float], k: int) -> 
     assert found[f"joint_recall@{k}@3/random"] == pytest.approx(sum(joint) / len(orders))
 
 
-def test_other_candidates_of_the_first_stage_can_take_the_place_of_the_exact_ones() -> None:
+def test_search_of_the_first_stage_can_be_replaced() -> None:
     data = Tiny()
-    model = model_of(data, STAGES["two towers first"], exact=False)
+    model = make_model(data, STAGES["two towers first"], exact=False)
 
-    def none_but_own(stage: Any, items: Any) -> Any:
+    def search_for_positives_only(stage: Any, items: Any) -> Any:
         exact = ExactSearch(stage, items)
 
         def search(requests: Requests, quota: int) -> Candidates:
@@ -281,14 +281,14 @@ def test_other_candidates_of_the_first_stage_can_take_the_place_of_the_exact_one
         return search
 
     exact = evaluate_corpus(model, data).compute()
-    other = evaluate_corpus(model, data, search=none_but_own, column="own").compute()
+    other = evaluate_corpus(model, data, search=search_for_positives_only, column="own").compute()
     assert other["lost_retrieval/own"] == pytest.approx(exact["lost_retrieval/corpus"])
     assert other["lost_ranking/own"] < exact["lost_ranking/corpus"]
 
 
-def test_mistakes_are_named() -> None:
+def test_invalid_arguments_raise() -> None:
     data = Tiny()
-    model = model_of(data, STAGES["two towers first"], exact=False)
+    model = make_model(data, STAGES["two towers first"], exact=False)
     with pytest.raises(ValueError, match=r"K must be between 1 and 5.*\(ranking\), got 20"):
         evaluate_corpus(model, data, cuts=[20])
     with pytest.raises(ValueError, match="cannot measure 'rankin' over all items; did you mean 'ranking'"):
@@ -297,9 +297,9 @@ def test_mistakes_are_named() -> None:
         CorpusEvaluation(model.cascade, data.schema, k=K).update(data.shard("test").batch(torch.arange(2).numpy()))
 
 
-def test_the_callback_logs_beside_the_sampled_metrics(tmp_path: Path) -> None:
+def test_callback_logs_corpus_metrics_and_sampled_metrics(tmp_path: Path) -> None:
     data = Tiny()
-    model = model_of(data, STAGES["two towers first"], exact=False)
+    model = make_model(data, STAGES["two towers first"], exact=False)
     callback = CorpusMetrics(cuts=[2], alone=["ranking"], file=tmp_path / "corpus.json")
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "accelerator": "cpu"}
     trainer = Trainer(**quiet, enable_model_summary=False, callbacks=[callback])
@@ -316,11 +316,11 @@ WORKER = """
 import json, sys
 import torch.distributed as dist
 from recsys_topk.callbacks.corpus import evaluate_corpus
-from tests.cascades.test_corpus import STAGES, Tiny, model_of
+from tests.cascades.test_corpus import STAGES, Tiny, make_model
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2)
 data = Tiny(batch_size=5)
-evaluation = evaluate_corpus(model_of(data, STAGES["three stages"], exact=True), data)
+evaluation = evaluate_corpus(make_model(data, STAGES["three stages"], exact=True), data)
 print(json.dumps([evaluation.compute(), evaluation.counts()]))
 dist.destroy_process_group()
 """
@@ -344,7 +344,7 @@ def test_two_processes_give_the_result_of_one(tmp_path: Path) -> None:
             worker.kill()
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     data = Tiny()
-    evaluation = evaluate_corpus(model_of(data, STAGES["three stages"], exact=True), data)
+    evaluation = evaluate_corpus(make_model(data, STAGES["three stages"], exact=True), data)
     for out, _ in outputs:
         metrics, counts = json.loads(out.splitlines()[-1])
         assert metrics == pytest.approx(evaluation.compute(), abs=1e-6)

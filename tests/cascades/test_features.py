@@ -1,4 +1,4 @@
-"""FeatureEmbedding: four kinds of features, by every way of reading the tables, on every kind of device."""
+"""FeatureEmbedding with four kinds of features, for every way of reading the tables and kind of device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recsys_topk.ops import backend
 from tests.cascades.batches import mixed_schema, random_batch, recflow_like_schema
 
 MIXED, RECFLOW = mixed_schema(), recflow_like_schema()
-# The features of the mixed schema in the order of the output: shared with the history, the rest, values.
+# The features of the mixed schema in output order: those shared with the history, other ids, values.
 ORDER = {
     "request": ["query", "user_id", "age", "place"],
     "items": ["video_id", "genres", "similar_id", "title", "price", "picture"],
@@ -37,7 +37,7 @@ def weights_of(embedding: FeatureEmbedding) -> dict[str, Tensor]:
     return {name.split(".")[-2]: weight for name, weight in embedding.state_dict().items()}
 
 
-def obvious_row(embedding: FeatureEmbedding, part: str, ids: Tensor, values: Tensor) -> Tensor:
+def embed_row_simply(embedding: FeatureEmbedding, part: str, ids: Tensor, values: Tensor) -> Tensor:
     """Embed one row feature by feature, from the definitions in `Feature`."""
     weights, found, next_id, next_value = weights_of(embedding), {}, 0, 0
     for feature in MIXED.features(part):  # type: ignore[arg-type]
@@ -53,13 +53,15 @@ def obvious_row(embedding: FeatureEmbedding, part: str, ids: Tensor, values: Ten
     return torch.cat([found[name] for name in ORDER[part]])
 
 
-def obvious(embedding: FeatureEmbedding, batch: CascadeBatch, history: HistoryForm) -> Embedded:
-    request = [obvious_row(embedding, "request", *row) for row in zip(batch.request, batch.request_values, strict=True)]
-    items = [obvious_row(embedding, "items", *row) for row in zip(batch.items, batch.item_values, strict=True)]
+def embed_simply(embedding: FeatureEmbedding, batch: CascadeBatch, history: HistoryForm) -> Embedded:
+    request = [
+        embed_row_simply(embedding, "request", *row) for row in zip(batch.request, batch.request_values, strict=True)
+    ]
+    items = [embed_row_simply(embedding, "items", *row) for row in zip(batch.items, batch.item_values, strict=True)]
     lists = []
     for b in range(batch.size):
         steps = zip(batch.history[b], batch.history_values[b], strict=True)
-        views = torch.stack([obvious_row(embedding, "history", *row) for row in steps])
+        views = torch.stack([embed_row_simply(embedding, "history", *row) for row in steps])
         lists.append(views if history == "rows" else views.sum(0) / max(int(batch.history_length[b]), 1))
     return Embedded(torch.stack(request), torch.stack(items), torch.stack(lists))
 
@@ -82,7 +84,7 @@ def gradients(embedding: FeatureEmbedding, embedded: Embedded) -> dict[str, Tens
 
 @pytest.mark.parametrize("history", ["rows", "mean"])
 @pytest.mark.parametrize("static", [False, True])
-def test_four_kinds_equal_the_obvious_implementation(
+def test_four_kinds_equal_the_simple_implementation(
     history: HistoryForm, static: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(features, "needs_static_shapes", lambda _: static)
@@ -91,12 +93,12 @@ def test_four_kinds_equal_the_obvious_implementation(
     assert embedding.dims == {"request": 11, "items": 28, "history": 13}
     assert embedding.shared_dim == 12
     with torch.no_grad():
-        assert_same(embedding(batch, history=history), obvious(embedding, batch, history))
+        assert_same(embedding(batch, history=history), embed_simply(embedding, batch, history))
 
 
 @pytest.mark.parametrize("schema", [MIXED, RECFLOW], ids=["mixed", "recflow"])
 @pytest.mark.parametrize("history", ["rows", "mean"])
-def test_static_shapes_and_torch_alone_give_the_numbers_and_gradients_of_the_cpu_path(
+def test_static_shapes_and_torch_backend_give_the_values_and_gradients_of_the_cpu_path(
     schema: Schema, history: HistoryForm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -115,7 +117,7 @@ def test_static_shapes_and_torch_alone_give_the_numbers_and_gradients_of_the_cpu
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad"])
 @pytest.mark.parametrize("static", [False, True])
-def test_fused_tables_are_read_alike_in_training_and_in_inference_mode(
+def test_fused_tables_give_the_same_result_in_training_and_inference_mode(
     name: str, static: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(features, "needs_static_shapes", lambda _: static)
@@ -129,7 +131,7 @@ def test_fused_tables_are_read_alike_in_training_and_in_inference_mode(
             assert_same(embedding(batch, history=history), trained)
 
 
-def test_fused_sgd_moves_the_tables_as_ordinary_sgd_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_sgd_updates_tables_like_ordinary_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     """With bags, with two features on one table, and with both shapes of ids."""
     torch.manual_seed(0)
     ordinary = FeatureEmbedding(MIXED, DIMS)
@@ -165,9 +167,9 @@ VIDEO, USER, PRICE = Feature("video_id", "video"), Feature("user_id", "user"), F
         (schema_of([PRICE], [PRICE], [PRICE]), [TwoTower, DIN, MLPStage]),
         (schema_of([USER], [VIDEO, Feature("author_id", "author")], [PRICE, VIDEO]), [TwoTower, DIN, MLPStage]),
     ],
-    ids=["no history", "no request", "items only", "numeric items", "no tables", "history has a table of its own"],
+    ids=["no history", "no request", "items only", "numeric items", "no tables", "table of the history only"],
 )
-def test_parts_may_be_absent_where_a_stage_does_not_need_them(schema: Schema, stages: list[type]) -> None:
+def test_parts_that_a_stage_does_not_need_may_be_absent(schema: Schema, stages: list[type]) -> None:
     batch = random_batch(schema)
     for stage_class in (TwoTower, DIN, MLPStage):
         if stage_class not in stages:
@@ -182,7 +184,7 @@ def test_parts_may_be_absent_where_a_stage_does_not_need_them(schema: Schema, st
         assert unused == []
 
 
-def test_attention_sees_only_what_items_and_history_share() -> None:
+def test_attention_reads_only_features_shared_by_items_and_history() -> None:
     schema = schema_of([USER], [Feature("author_id", "author"), VIDEO], [PRICE, VIDEO])
     stage = DIN(FeatureEmbedding(schema, {"default": 4, "author": 3}), hidden=(8,))
     assert stage.attention.inputs == [7, 4]
@@ -190,7 +192,7 @@ def test_attention_sees_only_what_items_and_history_share() -> None:
     assert DIN(FeatureEmbedding(nothing_shared, 4), hidden=(8,)).attention.inputs == [4, 5]
 
 
-def test_mistakes_are_named() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match=r"multiple of 4, got \{'video': 6, .*use embedding_optimizer 'same'"):
         FeatureEmbedding(MIXED, 6, fused=fused_optimizer("sgd", 0.1))
     with pytest.raises(ValueError, match="no item features"):
@@ -198,13 +200,13 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match=r"at least 1, got \{'default': 0\}"):
         FeatureEmbedding(RECFLOW, 0)
     batch = random_batch(MIXED)
-    with pytest.raises(ValueError, match=r"4 values for items .price, picture. and the batch 0; .* item_values"):
+    with pytest.raises(ValueError, match=r"4 values for items .price, picture., but the batch has 0; .* item_values"):
         FeatureEmbedding(MIXED)(batch.replace(item_values=torch.empty(0, 0)))
 
 
 @pytest.mark.parametrize("fused", [None, fused_optimizer("adagrad", 0.1)], ids=["plain", "fused"])
 @pytest.mark.parametrize("history", ["rows", "mean"])
-def test_on_the_meta_device_there_are_shapes_and_no_weights(fused: object, history: HistoryForm) -> None:
+def test_meta_device_gives_shapes_without_allocating_weights(fused: object, history: HistoryForm) -> None:
     huge = schema_of([USER], [VIDEO], [VIDEO]).to_dict()
     huge["tables"][1]["rows"] = 10**12
     schema = Schema.from_dict(huge)
@@ -219,7 +221,7 @@ def test_on_the_meta_device_there_are_shapes_and_no_weights(fused: object, histo
 
 
 @pytest.mark.parametrize("name", ["same", "adagrad"])
-def test_tables_are_initialised_when_they_are_materialised(name: str) -> None:
+def test_tables_are_initialised_by_to_empty(name: str) -> None:
     embedding = FeatureEmbedding(RECFLOW, 8, init_std=0.5, fused=fused_optimizer(name, 0.1), device="meta")
     keys = list(embedding.state_dict())
     embedding.to_empty(device="cpu")
@@ -241,7 +243,7 @@ def test_shared_tables_are_materialised_once(name: str) -> None:
     assert weights_of(embedding)["video_id"].std().item() == pytest.approx(1.0, rel=0.1)
 
 
-def test_a_moved_embedding_can_be_pickled_and_copied() -> None:
+def test_moved_embedding_can_be_pickled_and_copied() -> None:
     embedding = FeatureEmbedding(MIXED, 4).to("cpu")
     batch = random_batch(MIXED)
     for again in (pickle.loads(pickle.dumps(embedding)), copy.deepcopy(embedding)):
@@ -249,7 +251,7 @@ def test_a_moved_embedding_can_be_pickled_and_copied() -> None:
 
 
 class Moved(nn.Module):
-    """What `.to(another device)` does to the parameters: new memory with the same values."""
+    """Moves the parameters to new memory with the same values, as `.to(another device)` does."""
 
     def __init__(self, embedding: FeatureEmbedding) -> None:
         super().__init__()
@@ -257,14 +259,14 @@ class Moved(nn.Module):
         self._apply(lambda tensor: tensor.detach().clone())
 
 
-def test_fused_tables_follow_their_weights_to_other_memory() -> None:
+def test_fused_tables_update_their_weights_after_a_move() -> None:
     embedding = FeatureEmbedding(RECFLOW, 4, fused=fused_optimizer("sgd", 1.0))
     before = {name: weight.clone() for name, weight in embedding.state_dict().items()}
     Moved(embedding)
     batch = random_batch(RECFLOW)
     for name, weight in embedding.state_dict().items():
         assert torch.equal(weight, before[name])
-    embedding(batch).items.sum().backward()  # the kernel writes into what the state dict shows
+    embedding(batch).items.sum().backward()  # the kernel must update the weights of the state dict
     used = batch.items[:, 0].unique()
     moved = weights_of(embedding)["video_id"]
     old = next(weight for name, weight in before.items() if ".video_id." in name)
@@ -274,7 +276,7 @@ def test_fused_tables_follow_their_weights_to_other_memory() -> None:
         embedding.double()
 
 
-def test_defused_tables_are_plain_with_the_same_weights_and_tell_their_optimizer() -> None:
+def test_defuse_keeps_the_weights_and_returns_the_optimizer() -> None:
     fused = fused_optimizer("rowwise_adagrad", 0.3)
     embedding = FeatureEmbedding(MIXED, 4, fused=fused)
     before = {name: weight.clone() for name, weight in embedding.state_dict().items()}
@@ -285,19 +287,19 @@ def test_defused_tables_are_plain_with_the_same_weights_and_tell_their_optimizer
     assert embedding(random_batch(MIXED)).items.requires_grad
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch scripts what the next line imports
-def test_the_optimizer_of_defused_tables_can_be_applied_later() -> None:
-    """What a strategy does: plain tables first, their optimizer inside backward after it has placed them."""
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch when the next line is imported
+def test_optimizer_of_defused_tables_can_be_applied_later() -> None:
+    """A strategy places plain tables first, then applies their optimizer inside backward."""
     from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 
     torch.manual_seed(0)
     fused = FeatureEmbedding(RECFLOW, 4, fused=fused_optimizer("sgd", 0.5))
     later = FeatureEmbedding(RECFLOW, 4, fused=fused_optimizer("sgd", 0.5))
     later.load_state_dict(fused.state_dict())
-    asked = later.defuse()
-    assert asked is not None
-    apply_optimizer_in_backward(asked.optimizer, later.collections.parameters(), dict(asked.options))
-    assert make_optimizer_parameters(MLPStage(later, hidden=(8,))) == ["mlp.first", "mlp.tail.1"]
+    optimizer = later.defuse()
+    assert optimizer is not None
+    apply_optimizer_in_backward(optimizer.optimizer, later.collections.parameters(), dict(optimizer.options))
+    assert layers_of_the_dense_optimizer(MLPStage(later, hidden=(8,))) == ["mlp.first", "mlp.tail.1"]
     batch = random_batch(RECFLOW)
     for embedding in (fused, later):
         embedding(batch).items.square().sum().backward()
@@ -305,14 +307,14 @@ def test_the_optimizer_of_defused_tables_can_be_applied_later() -> None:
         torch.testing.assert_close(later.state_dict()[name], weight, rtol=1e-5, atol=1e-6)
 
 
-def make_optimizer_parameters(stage: nn.Module) -> list[str]:
+def layers_of_the_dense_optimizer(stage: nn.Module) -> list[str]:
     """Return the layers that the ordinary optimizer of a stage updates."""
     chosen = {id(p) for group in make_optimizer("sgd", stage, 0.1, {}).param_groups for p in group["params"]}
     return sorted({name.rpartition(".")[0] for name, p in stage.named_parameters() if id(p) in chosen})
 
 
 class OwnTables(nn.Module):
-    """A collection of a class that this package does not know, as a sharded one is."""
+    """A collection of a class that this package does not know, such as a sharded one."""
 
     def __init__(self, optimizer: object) -> None:
         super().__init__()
@@ -320,7 +322,7 @@ class OwnTables(nn.Module):
         self.fused_optimizer = optimizer
 
 
-def test_the_optimizer_finds_tables_by_what_they_are_used_for() -> None:
+def test_optimizer_finds_tables_of_any_class() -> None:
     stage = MLPStage(FeatureEmbedding(RECFLOW, 4), hidden=(8,))
     assert set(table_collections(stage)) == {
         "embedding.collections.items_history", "embedding.collections.request_items", "embedding.collections.request"
@@ -333,6 +335,6 @@ def test_the_optimizer_finds_tables_by_what_they_are_used_for() -> None:
     assert id(stage.embedding.collections["request"].weight) not in dense
     assert id(next(stage.embedding.collections["items_history"].parameters())) in dense
     later = next(stage.embedding.collections["items_history"].parameters())
-    later._in_backward_optimizers = [inner]  # type: ignore[attr-defined]  # apply_optimizer_in_backward leaves this mark
+    later._in_backward_optimizers = [inner]  # type: ignore[attr-defined]  # set by apply_optimizer_in_backward
     dense = {id(p) for group in make_optimizer("sgd", stage, 0.1, {}).param_groups for p in group["params"]}
     assert id(later) not in dense

@@ -1,4 +1,4 @@
-"""The planned memory of tables against the allocated memory; errors for tables that do not fit, and their advice."""
+"""The planned memory of tables against the allocated memory, and the errors for tables that do not fit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tensors(content: Any) -> list[torch.Tensor]:
         ("adam", "sgd", {}),
     ],
 )
-def test_the_plan_is_what_is_allocated(share: bool, optimizer: str, tables: str, options: dict[str, Any]) -> None:
+def test_plan_equals_allocated_memory(share: bool, optimizer: str, tables: str, options: dict[str, Any]) -> None:
     schema = recflow_like_schema()
     model = CascadeModule(
         schema,
@@ -66,7 +66,7 @@ def test_the_plan_is_what_is_allocated(share: bool, optimizer: str, tables: str,
     assert plan.part("optimizer") == state
 
 
-def big(rows: int = 75_000_002, vocabulary: str | None = None) -> Schema:
+def large_schema(rows: int = 75_000_002, vocabulary: str | None = None) -> Schema:
     video = (Feature("video_id", "video_id"),)
     table = Table("video_id", rows, vocabulary=vocabulary)
     return Schema((table, Table("user_id", 1000)), (Feature("user_id", "user_id"),), video, video)
@@ -77,34 +77,34 @@ def test_recflow_with_adam_raises_and_the_suggested_options_fit() -> None:
     with pytest.raises(
         ValueError, match=r"need 17.9 GB .* but only 8.0 GB are available; the largest table is video_id"
     ) as raised:
-        check_memory(big(), 8 * 2**30, arguments)
-    said = str(raised.value)
-    assert "--model.embedding_optimizer rowwise_adagrad (5.0 GB)" in said
-    assert "--data.vocabulary compact --model.embedding_optimizer rowwise_adagrad" in said
-    (rows,) = re.findall(r"video_id hash:rows=(\d+)", said)
+        check_memory(large_schema(), 8 * 2**30, arguments)
+    message = str(raised.value)
+    assert "--model.embedding_optimizer rowwise_adagrad (5.0 GB)" in message
+    assert "--data.vocabulary compact --model.embedding_optimizer rowwise_adagrad" in message
+    (rows,) = re.findall(r"video_id hash:rows=(\d+)", message)
     room = {**arguments, "embedding_optimizer": "rowwise_adagrad"}
-    assert check_memory(big(int(rows)), 8 * 2**30, room).total <= 0.9 * 8 * 2**30
-    assert check_memory(big(), 8 * 2**30, room).copies == 2
+    assert check_memory(large_schema(int(rows)), 8 * 2**30, room).total <= 0.9 * 8 * 2**30
+    assert check_memory(large_schema(), 8 * 2**30, room).copies == 2
 
 
-def test_the_error_says_if_no_single_option_is_enough() -> None:
+def test_error_suggests_combining_options_if_none_is_enough() -> None:
     with pytest.raises(ValueError, match="combine options, or shard the tables"):
-        check_memory(big(), 2**15, {"stages": 2, "dim": 4})
+        check_memory(large_schema(), 2**15, {"stages": 2, "dim": 4})
     with pytest.raises(ValueError, match=r"--model\.dim 4") as raised:
-        check_memory(big(vocabulary="a" * 64), 4 * 2**30, {"stages": 2, "dim": 16})
-    assert "--data.vocabulary compact" not in str(raised.value)  # it has a vocabulary already
+        check_memory(large_schema(vocabulary="a" * 64), 4 * 2**30, {"stages": 2, "dim": 16})
+    assert "--data.vocabulary compact" not in str(raised.value)  # the table has a vocabulary already
 
 
-def test_small_tables_are_one_line_and_large_ones_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    (line,) = table_memory.announce_memory(big(1000), 2, {"dim": 8, "k": 10}, "cpu", "auto")
+def test_announcement_is_one_line_for_small_tables_and_a_table_for_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = table_memory.announce_memory(large_schema(1000), 2, {"dim": 8, "k": 10}, "cpu", "auto")
     assert line == "tables of 2 stages: 125 KB weights, 250 KB optimizer, 125 KB gradient"
-    lines = table_memory.announce_memory(big(10_000_000), 2, {"dim": 8}, "cpu", "auto")
+    lines = table_memory.announce_memory(large_schema(10_000_000), 2, {"dim": 8}, "cpu", "auto")
     assert re.search(r"video_id +10,000,000 +8 +305\.2 +610\.4 +305\.2 +2,441\.4", "\n".join(lines))
     monkeypatch.setattr(table_memory, "machine_memory", lambda: 2**30)
     with pytest.raises(ValueError, match=r"only 1\.0 GB are available"):
-        table_memory.announce_memory(big(10_000_000), 2, {"dim": 8}, "cpu", "auto")
+        table_memory.announce_memory(large_schema(10_000_000), 2, {"dim": 8}, "cpu", "auto")
 
 
-def test_this_machine_has_memory() -> None:
+def test_machine_memory_is_plausible() -> None:
     found = machine_memory()
     assert found is None or found > 2**28

@@ -60,7 +60,7 @@ def test_training_lowers_the_objective(tmp_path: Path, embedding_optimizer: str)
 
 @pytest.mark.parametrize("warmup_steps", [0, 3])
 def test_fused_sgd_equals_ordinary_sgd(tmp_path: Path, warmup_steps: int) -> None:
-    """With a schedule too: the tables must see the learning rate of the step, not of the one before."""
+    """With a schedule, the tables must use the learning rate of this step, not of the step before."""
     ordinary = module(optimizer="sgd", lr=0.05, warmup_steps=warmup_steps)
     fused = module(optimizer="sgd", lr=0.05, embedding_optimizer="sgd", warmup_steps=warmup_steps)
     fused.load_state_dict(ordinary.state_dict())
@@ -71,8 +71,10 @@ def test_fused_sgd_equals_ordinary_sgd(tmp_path: Path, warmup_steps: int) -> Non
 
 
 @pytest.mark.parametrize("embedding_optimizer", ["same", "rowwise_adagrad"])
-def test_interrupted_and_resumed_training_ends_at_the_same_weights(tmp_path: Path, embedding_optimizer: str) -> None:
-    """The warm-up goes on after the interruption: a schedule that had lost its optimizer would show."""
+def test_resumed_training_ends_at_the_weights_of_uninterrupted_training(
+    tmp_path: Path, embedding_optimizer: str
+) -> None:
+    """The warm-up is not over at the interruption, so the schedule must be restored too."""
     whole = module(embedding_optimizer=embedding_optimizer, warmup_steps=6)
     trainer(tmp_path, max_epochs=2).fit(whole, batches(3))
     first = module(embedding_optimizer=embedding_optimizer, warmup_steps=6)
@@ -85,7 +87,7 @@ def test_interrupted_and_resumed_training_ends_at_the_same_weights(tmp_path: Pat
         assert torch.equal(one, two), name
 
 
-def test_checkpoint_loads_weights_only_and_rebuilds_everything(tmp_path: Path) -> None:
+def test_checkpoint_loads_with_weights_only_and_restores_loss_objective_and_schema(tmp_path: Path) -> None:
     model = CascadeModule(SCHEMA, STAGES, DFTopKLoss(tau=2.5), {"class_path":
         "recsys_topk.cascades.objectives.joint.JointObjective", "init_args": {"stage_k": "quota"}}, k=3)  # fmt: skip
     run = trainer(tmp_path)
@@ -104,7 +106,7 @@ def test_checkpoint_loads_weights_only_and_rebuilds_everything(tmp_path: Path) -
             assert torch.equal(one, two)
 
 
-def test_evaluation_logs_joint_and_single_recalls(tmp_path: Path) -> None:
+def test_evaluation_logs_joint_recall_and_recall_per_stage(tmp_path: Path) -> None:
     model = module()
     run = trainer(tmp_path)
     results = {**run.validate(model, batches(2), verbose=False)[0], **run.test(model, batches(2), verbose=False)[0]}
@@ -135,7 +137,7 @@ def brute_force_joint_recall(model: CascadeModule, data: DataLoader[CascadeBatch
     return sum(values) / len(values)
 
 
-def test_predictions_are_whole_and_consistent(tmp_path: Path) -> None:
+def test_predictions_hold_every_item_with_consistent_ranks(tmp_path: Path) -> None:
     model = module()
     run = trainer(tmp_path, callbacks=[PredictionWriter(tmp_path / "out" / "predictions.parquet")])
     run.predict(model, batches(2), return_predictions=False)
@@ -159,10 +161,10 @@ def test_predictions_are_whole_and_consistent(tmp_path: Path) -> None:
         position += count
 
 
-def test_an_interrupted_prediction_leaves_no_file(tmp_path: Path) -> None:
+def test_interrupted_prediction_leaves_no_file(tmp_path: Path) -> None:
     class Stop(pl.Callback):  # type: ignore[misc]  # lightning is untyped here
         def on_predict_batch_end(self, *arguments: object) -> None:
-            assert list((tmp_path / "out").iterdir())  # something is being written
+            assert list((tmp_path / "out").iterdir())  # the temporary file
             raise RuntimeError("stop")
 
     writer = PredictionWriter(tmp_path / "out" / "predictions.parquet")
@@ -175,7 +177,9 @@ def test_an_interrupted_prediction_leaves_no_file(tmp_path: Path) -> None:
     ("options", "message"),
     [({"accumulate_grad_batches": 2}, "accumulated"), ({"gradient_clip_val": 1.0}, "clipping would not apply")],
 )
-def test_what_fused_tables_cannot_do_is_refused(tmp_path: Path, options: dict[str, object], message: str) -> None:
+def test_fused_tables_refuse_accumulation_and_clipping(
+    tmp_path: Path, options: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path, **options).fit(module(embedding_optimizer="rowwise_adagrad"), batches(1))
 
@@ -187,7 +191,7 @@ def test_fused_tables_refuse_scaled_gradients(tmp_path: Path, monkeypatch: pytes
         fitting.fit(module(embedding_optimizer="rowwise_adagrad"), batches(1))
 
 
-def test_clipping_and_accumulation_with_ordinary_optimizers(tmp_path: Path) -> None:
+def test_accumulation_and_clipping_equal_one_step_on_the_mean_gradient(tmp_path: Path) -> None:
     """Two accumulated batches are one step on the mean of their gradients."""
     model, reference = module(optimizer="sgd", lr=0.1), module(optimizer="sgd", lr=0.1)
     trainer(tmp_path, accumulate_grad_batches=2, gradient_clip_val=0.5).fit(model, batches(2))
@@ -211,7 +215,7 @@ def test_bf16_mixed_computes_and_trains_like_float32(tmp_path: Path) -> None:
     assert model.compute_objective(batch).total.item() < 0.3 * full.item()
 
 
-def test_same_seed_same_weights(tmp_path: Path) -> None:
+def test_same_seed_gives_identical_weights(tmp_path: Path) -> None:
     ends = []
     for _ in range(2):
         model = module()
@@ -239,7 +243,7 @@ def test_three_stages_need_configuration_only(tmp_path: Path) -> None:
         ({"optimizer_options": {"epss": 1.0}}, "does not take these options"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, options: dict[str, object], message: str) -> None:
+def test_unknown_names_and_options_raise(tmp_path: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path).fit(module(**options), batches(1))
 
@@ -252,7 +256,7 @@ def test_non_finite_scores_stop_the_training(tmp_path: Path) -> None:
         trainer(tmp_path).fit(model, batches(1))
 
 
-def test_what_labels_mean_comes_from_the_data_and_what_is_given_wins() -> None:
+def test_label_options_come_from_the_data_unless_given() -> None:
     assert module(loss=DFTopKLoss()).loss.positive_above == 7.0
     assert module(loss=DFTopKLoss(positive_above=0.0)).loss.positive_above == 0.0
     assert module(loss=DFTopKLoss(positive_above=3.0)).loss.positive_above == 3.0
@@ -280,7 +284,7 @@ def test_descriptions_of_version_0_1_build_the_same_cascade() -> None:
     assert CascadeModule(SCHEMA, STAGES, loss, k=3).loss.positive_above == 0.0
 
 
-def test_a_whole_old_config_is_upgraded_and_a_part_of_one_is_not() -> None:
+def test_upgrade_changes_complete_old_configs_only() -> None:
     loss = {"class_path": DFTOPK, "init_args": {"positive_above": 0.0}}
     whole = {**module().hparams, "loss": loss}
     whole = {name: value for name, value in whole.items() if name not in ("schema", "metrics", "monitor")}
@@ -289,7 +293,7 @@ def test_a_whole_old_config_is_upgraded_and_a_part_of_one_is_not() -> None:
     assert upgrade({"loss": loss})["loss"]["init_args"] == {"positive_above": 0.0}
 
 
-def test_metrics_are_a_configured_list_and_the_monitored_one_is_named(tmp_path: Path) -> None:
+def test_configured_metrics_are_logged_and_one_is_monitored(tmp_path: Path) -> None:
     entries = [
         "recall",
         {"metric": "ndcg", "k": 2, "stage": "ranking"},
@@ -337,13 +341,13 @@ def test_gains_of_a_configured_ndcg_follow_the_labels() -> None:
         ({"monitor": "val/joint_recall@3@5"}, "did you mean 'joint_recall@3@5'"),
     ],
 )
-def test_mistakes_in_metrics_are_named(options: dict[str, object], message: str) -> None:
+def test_invalid_metrics_raise(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         module(**options)
 
 
 @pytest.mark.parametrize("entry", ["tests.cascades.batches.Metric", {"metric": "tests.cascades.batches.Metric"}])
-def test_a_file_cannot_name_a_metric_of_a_package_that_is_not_trusted(tmp_path: Path, entry: object) -> None:
+def test_file_cannot_name_a_metric_of_an_untrusted_package(tmp_path: Path, entry: object) -> None:
     with pytest.raises(UntrustedError, match=r"tests\.cascades\.batches\.Metric"):
         inspect_config({"model": {"metrics": [entry]}}, "config.yaml")
     run = trainer(tmp_path)
@@ -357,7 +361,7 @@ def test_a_file_cannot_name_a_metric_of_a_package_that_is_not_trusted(tmp_path: 
 
 
 class OwnTerms(CascadeObjective):
-    """Terms with any names: one that starts like the name of a stage, and one that is mapped to a stage."""
+    """Has a term whose name only begins like a stage's, and one that is assigned to a stage."""
 
     def compute(
         self,
@@ -372,7 +376,7 @@ class OwnTerms(CascadeObjective):
         return ObjectiveOutput(total, {"staged": total, "own": total}, {"own": 1})
 
 
-def test_terms_may_have_any_name_and_say_whose_they_are(tmp_path: Path) -> None:
+def test_terms_are_logged_under_their_name_or_their_stage(tmp_path: Path) -> None:
     run = trainer(tmp_path)
     run.fit(module(objective=OwnTerms), batches(1))
     logged = {name for name in run.logged_metrics if name.startswith("train/")}
@@ -410,7 +414,7 @@ WIDE = [StageConfig("two_tower", "retrieval", 50), StageConfig("mlp", "ranking",
         ({"k": 12, "objective": "bce"}, False),
     ],
 )
-def test_a_k_that_covers_every_list_is_refused_before_training(
+def test_k_that_covers_every_list_raises_before_training(
     tmp_path: Path, options: dict[str, object], refused: bool
 ) -> None:
     model = CascadeModule(SCHEMA, WIDE, **options)  # type: ignore[arg-type]
@@ -425,27 +429,27 @@ def test_a_k_that_covers_every_list_is_refused_before_training(
     assert run.global_step == 0
 
 
-def test_a_k_that_covers_every_list_raises_at_the_end_of_the_first_epoch_if_the_data_do_not_say(tmp_path: Path) -> None:
+def test_k_that_covers_every_list_raises_after_the_first_epoch_if_list_length_is_unknown(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the best 12 items of each list, but training lists have at most 12 items"):
         trainer(tmp_path, max_epochs=2).fit(CascadeModule(SCHEMA, WIDE, k=12), batches(2))
     trainer(tmp_path).fit(CascadeModule(SCHEMA, WIDE, k=11), batches(2))
 
 
 @pytest.mark.parametrize("number", [3, 102])
-def test_data_without_positives_raise_once_after_a_hundred_batches_or_an_epoch(tmp_path: Path, number: int) -> None:
+def test_data_without_positives_raises_after_100_batches_or_one_epoch(tmp_path: Path, number: int) -> None:
     stages = [StageConfig("mlp", "ranking", 5, {"hidden": [2]})]
     made = [random_batch(SCHEMA, size=2, seed=0)] * number
-    hopeless = [batch.replace(labels=batch.labels.clamp_max(7.0)) for batch in made]
+    without_positives = [batch.replace(labels=batch.labels.clamp_max(7.0)) for batch in made]
     run = trainer(tmp_path)
     seen = min(number, 100)
     with pytest.raises(
         ValueError, match=f"no list of the first {seen} training batches has a label above 7, .*positive_"
     ):
-        run.fit(CascadeModule(SCHEMA, stages, k=3, dim=2), DataLoader(hopeless, batch_size=None))  # type: ignore[arg-type]
+        run.fit(CascadeModule(SCHEMA, stages, k=3, dim=2), DataLoader(without_positives, batch_size=None))  # type: ignore[arg-type]
     assert run.global_step == (99 if number > 100 else 3)
 
 
-def test_constructor_refuses_sizes_that_train_nothing() -> None:
+def test_k_or_dim_of_0_raises() -> None:
     with pytest.raises(ValueError, match=r"k, the number of items .* must be at least 1, got 0"):
         CascadeModule(SCHEMA, STAGES, k=0)
     with pytest.raises(ValueError, match="at least 1"):

@@ -1,7 +1,7 @@
-"""No waits for the device on devices other than the CPU: stages, metrics, negatives, steps, optimizers, flat lists.
+"""Stages, metrics, negatives, steps, optimizers and flat lists read no values on the host, so they never wait.
 
-Losses, operators and objectives are held to it by the contract suite. Not here: tables with fused optimizers, whose
-kernels have no version for the device.
+The contract suite checks losses, operators and objectives. Tables with fused optimizers are not checked: their kernels
+do not run on the test device.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ READS = {
 
 
 @pytest.mark.parametrize("kind", READS)
-def test_the_device_notices(kind: str) -> None:
+def test_device_detects_host_reads(kind: str) -> None:
     READS[kind](torch.ones(2, 3))
     with no_host_reads(), pytest.raises(HostReadError):
         READS[kind](torch.ones(2, 3, device=DEVICE))
@@ -62,7 +62,7 @@ def test_the_device_notices(kind: str) -> None:
 
 @pytest.mark.parametrize("schema", [mixed_schema(), recflow_like_schema()], ids=["mixed", "recflow"])
 @pytest.mark.parametrize("history", ["rows", "mean"])
-def test_embedding_a_batch(schema: Any, history: Any) -> None:
+def test_embedding_reads_no_values(schema: Any, history: Any) -> None:
     batch, embedding = random_batch(schema).to(DEVICE), FeatureEmbedding(schema, 4, device=DEVICE)
     with no_host_reads():
         found = embedding(batch, history=history)
@@ -71,7 +71,7 @@ def test_embedding_a_batch(schema: Any, history: Any) -> None:
 
 @pytest.mark.parametrize("batch_norm", [None, 0.9])
 @pytest.mark.parametrize("kind", stages.available())
-def test_stages(kind: str, batch_norm: float | None) -> None:
+def test_stages_read_no_values(kind: str, batch_norm: float | None) -> None:
     schema = mixed_schema()
     stage = stages.resolve(kind)(FeatureEmbedding(schema, 4), batch_norm=batch_norm).to(DEVICE)
     batch = random_batch(schema).to(DEVICE)
@@ -82,7 +82,7 @@ def test_stages(kind: str, batch_norm: float | None) -> None:
 
 
 @pytest.mark.parametrize("name", metrics.available())
-def test_metrics(name: str) -> None:
+def test_metrics_read_no_values(name: str) -> None:
     batch, cls = random_batch(recflow_like_schema()).to(DEVICE), metrics.resolve(name)
     options = {"k": 3, "m": 4, "quotas": (5, 4), "operator": operators.get("dftopk")}
     accepted = cls.__init__.__annotations__
@@ -93,7 +93,7 @@ def test_metrics(name: str) -> None:
 
 
 def device_batch(data: CascadeDataModule, *, training: bool) -> CascadeBatch:
-    """A batch on the device with its negatives, as Lightning makes it; the catalogue is there before the first one."""
+    """Return a batch on the device with its negatives, as Lightning makes it; the catalogue is moved before."""
     split = "train" if training else "val"
     batch = next(iter(data.loader([split], training=training))).to(DEVICE)
     data.catalogue(split, DEVICE)
@@ -107,7 +107,9 @@ STEPS += [(name, 3, "uniform") for name in objectives.available() if name != "jo
 
 
 @pytest.mark.parametrize(("objective", "number", "source"), STEPS)
-def test_whole_steps(objective: str, number: int, source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_and_validation_steps_read_no_values(
+    objective: str, number: int, source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = InMemory(train_negatives=25, negative_source=source)
     chosen = [StageConfig("two_tower", "a", 9), StageConfig("din", "b", 6), StageConfig("mlp", "c", 5)][:number]
     model = CascadeModule(data.schema, chosen, objective=objective, k=3, validate=True).to(DEVICE)
@@ -125,8 +127,8 @@ def test_whole_steps(objective: str, number: int, source: Any, monkeypatch: pyte
 
 
 @pytest.fixture
-def fused_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Optimizers take the device for one that has fused kernels, and where torch has no fake of them, foreach ones."""
+def fused_optimizers_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let optimizers use fused kernels on the device; foreach kernels where torch has no fake fused ones."""
     module = importlib.import_module("torch.optim.optimizer")
     known = module._get_fused_kernels_supported_devices()
     monkeypatch.setattr(module, "_get_fused_kernels_supported_devices", lambda: [*known, DEVICE.type])
@@ -137,10 +139,10 @@ def fused_there(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-@pytest.mark.usefixtures("fused_there")
+@pytest.mark.usefixtures("fused_optimizers_on_device")
 @pytest.mark.parametrize("clip", ["norm", "value"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_optimizer_its_schedule_and_clipping(name: Any, clip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimizer_schedule_and_clipping_read_no_values(name: Any, clip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = InMemory()
     chosen = [StageConfig("two_tower", "a", 9), StageConfig("mlp", "b", 5)]
     model = CascadeModule(data.schema, chosen, k=3, optimizer=name, warmup_steps=2).to(DEVICE)
@@ -161,7 +163,7 @@ def test_the_optimizer_its_schedule_and_clipping(name: Any, clip: str, monkeypat
 
 @pytest.mark.parametrize("lists", [{"lengths": [3, 0, 1, 4]}, {"list_ids": torch.tensor([2, 0, 2, 7, 7, 2, 7, 7])}])
 @pytest.mark.parametrize("name", ["dftopk", "lapsum", "lambdaloss", "listnet"])
-def test_flat_lists_whose_lengths_the_host_has(name: str, lists: dict[str, Any]) -> None:
+def test_flat_lists_with_lengths_on_the_host_read_no_values(name: str, lists: dict[str, Any]) -> None:
     scores, labels = torch.zeros(8, device=DEVICE, requires_grad=True), torch.ones(8, device=DEVICE)
     with no_host_reads():
         losses.get(name, k=2)(scores, labels, **lists).backward()
@@ -169,42 +171,42 @@ def test_flat_lists_whose_lengths_the_host_has(name: str, lists: dict[str, Any])
 
 
 @pytest.mark.parametrize("lists", ["lengths", "list_ids"])
-def test_flat_lists_on_the_device_are_read_as_documented(lists: Any) -> None:
+def test_flat_lists_with_lengths_on_the_device_are_read(lists: Any) -> None:
     x, given = torch.zeros(8, device=DEVICE), torch.zeros(8, dtype=torch.int64, device=DEVICE)
     with no_host_reads(), pytest.raises(HostReadError, match=r"flat\.py"):
         losses.get("dftopk", k=2)(x, x, **{lists: given})
 
 
-def poison(model: CascadeModule, value: float) -> None:
+def set_bias(model: CascadeModule, value: float) -> None:
     with torch.no_grad():
         model.cascade.stages["b"].mlp.last.bias.fill_(value)
 
 
-def test_scores_that_are_not_finite_are_named_one_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_scores_raise_one_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
     data = InMemory()
     chosen = [StageConfig("two_tower", "a", 5), StageConfig("mlp", "b", 4)]
     model = CascadeModule(data.schema, chosen, k=3)
     model.trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
     monkeypatch.setattr(model, "log", lambda *_, **__: None)
     batch = data.add_negatives(next(iter(data.loader(["train"], training=True))))
-    poison(model, torch.inf)
+    set_bias(model, torch.inf)
     with pytest.raises(ValueError, match=r"valid scores are not finite; the first is scores\[") as now:
         model.training_step(batch, 0)
-    monkeypatch.setattr(base, "may_read", lambda _: False)  # what objectives do off the CPU
+    monkeypatch.setattr(base, "may_read", lambda _: False)  # as on devices other than the CPU
     model.training_step(batch, 0)
-    poison(model, 0.0)
+    set_bias(model, 0.0)
     with pytest.raises(ValueError, match="one step later") as later:
         model.training_step(batch, 1)
     assert str(later.value).startswith(str(now.value))
     model.training_step(batch, 2)
     model.on_train_epoch_end()
-    poison(model, torch.nan)
+    set_bias(model, torch.nan)
     model.training_step(batch, 3)
     with pytest.raises(ValueError, match="= nan"):
         model.on_train_epoch_end()
 
 
-def test_batch_norm_without_reading_the_mask_is_batch_norm_of_the_real_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_norm_without_reading_the_mask_equals_batch_norm_of_real_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = torch.Generator().manual_seed(0)
     x, mask = torch.randn(4, 6, 3, generator=draw) * 5 + 100, torch.rand(4, 6, generator=draw) < 0.6
     one = MLP([3], [8, 5, 1], batch_norm=0.9)

@@ -37,7 +37,7 @@ def sigmoid(z: float) -> float:
 def brute_force_joint(
     scores: list[Tensor], labels: Tensor, mask: Tensor, cuts: list[int], k: int, tau: float
 ) -> tuple[list[float], float]:
-    """Per-stage terms and the joint term, one list and one item at a time."""
+    """Return the terms per stage and the joint term, computed item by item."""
     stage_terms: list[list[float]] = [[] for _ in scores]
     joint_terms = []
     for b in range(labels.shape[0]):
@@ -61,7 +61,7 @@ def brute_force_joint(
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_joint_equals_a_loop_for_any_number_of_stages(stages: int) -> None:
+def test_joint_equals_loop_for_any_number_of_stages(stages: int) -> None:
     scores, labels, mask = lists(stages)
     objective = JointObjective(DFTopKLoss(tau=0.7), stages).double()
     output = objective(scores, labels, mask, quotas=[4] * stages, k=2)
@@ -71,7 +71,7 @@ def test_joint_equals_a_loop_for_any_number_of_stages(stages: int) -> None:
     assert output.total.item() == pytest.approx(0.5 * sum(terms) + joint, abs=1e-12)
 
 
-def test_joint_with_the_quotas_as_cuts() -> None:
+def test_joint_with_quotas_as_stage_k_equals_loop() -> None:
     scores, labels, mask = lists(2, seed=3)
     mask[:] = True
     objective = JointObjective(DFTopKLoss(), 2, weighting="fixed", stage_k="quota").double()
@@ -80,7 +80,7 @@ def test_joint_with_the_quotas_as_cuts() -> None:
     assert output.total.item() == pytest.approx(sum(terms) + joint, abs=1e-12)
 
 
-def test_joint_gradient_by_finite_differences() -> None:
+def test_joint_gradient_matches_finite_differences() -> None:
     scores, labels, mask = lists(2, seed=1)
     objective = JointObjective(DFTopKLoss(tau=0.5), 2).double()
     assert torch.autograd.gradcheck(
@@ -131,7 +131,7 @@ def test_lists_without_positives_are_skipped() -> None:
     assert all(float(x.grad.abs().max()) == 0.0 for x in scores)
 
 
-def test_a_loss_without_operator_cannot_be_joint() -> None:
+def test_joint_with_a_loss_without_operator_raises() -> None:
     class NoOperator(DFTopKLoss):
         def __init__(self) -> None:
             super().__init__()
@@ -141,7 +141,7 @@ def test_a_loss_without_operator_cannot_be_joint() -> None:
         JointObjective(NoOperator(), 2)
 
 
-def test_wrong_number_of_stages_is_named() -> None:
+def test_wrong_number_of_stages_raises() -> None:
     scores, labels, mask = lists(3)
     with pytest.raises(ValueError, match="built for 2 stages, got 3 score tensors"):
         JointObjective(DFTopKLoss(), 2)(scores, labels, mask, quotas=[4, 3, 2], k=2)
@@ -169,8 +169,8 @@ def test_every_loss_with_an_operator_trains_jointly(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["neuralsort", "softsort"])
-def test_joint_with_a_permutation_operator_is_the_published_lcron(name: str) -> None:
-    """Unmasked cases; the peer's labels are distinct and start at 0, so with positive_above -1 its top k is ours."""
+def test_joint_with_a_permutation_operator_matches_the_published_lcron(name: str) -> None:
+    """Unmasked cases. The peer's labels are distinct and start at 0, so positive_above = -1 gives its top k."""
     file = {"neuralsort": "loss_lcron_neural_sort_kwai", "softsort": "loss_lcron_soft_sort_kwai"}[name]
     stored = json.loads((VECTORS / f"{file}.json").read_text())
     checked = 0

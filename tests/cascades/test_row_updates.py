@@ -1,4 +1,4 @@
-"""Tables that update themselves inside backward: our loops against fbgemm's kernels and PyTorch's optimizers."""
+"""Fused table updates inside backward: our loops against fbgemm's kernels and PyTorch's optimizers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cascades.batches import random_batch
 
 NAMES = ("sgd", "adagrad", "rowwise_adagrad")
 VIDEO, AUTHOR = Feature("video_id", "video"), Feature("author_id", "author")
-# The author's table is read twice by an item, and both tables also by the history.
+# Items read the author table twice; the history reads both tables too.
 SCHEMA = Schema(
     tables=(Table("user", 9), Table("video", 40), Table("author", 12)),
     request=(Feature("user_id", "user"),),
@@ -40,7 +40,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def train(embedding: FeatureEmbedding, batch: CascadeBatch, history: HistoryForm, rates: list[float]) -> None:
-    """Take a step per learning rate on a loss that reads every output."""
+    """Take one step per learning rate on a loss that uses every output."""
     optimizer = make_optimizer("sgd", torch.nn.ModuleDict({"a": embedding, "b": torch.nn.Linear(1, 1)}), 0.1, {})
     assert isinstance(optimizer, DenseAndFused)
     for rate in rates:
@@ -51,8 +51,8 @@ def train(embedding: FeatureEmbedding, batch: CascadeBatch, history: HistoryForm
         sum((x * torch.linspace(-1, 2, x.numel()).view_as(x) + x**2).sum() for x in vars(found).values()).backward()  # type: ignore[union-attr]
 
 
-def everything(embedding: FeatureEmbedding) -> dict[str, Tensor]:
-    """The weights and the optimizer's state of all tables."""
+def weights_and_states(embedding: FeatureEmbedding) -> dict[str, Tensor]:
+    """Return the weights and the optimizer state of all tables."""
     found = dict(embedding.state_dict())
     for path, collection in embedding.collections.items():
         for values in collection.fused_optimizer().state_dict()["state"].values():
@@ -62,17 +62,17 @@ def everything(embedding: FeatureEmbedding) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("history", ["rows", "mean"])
-def test_tables_move_as_those_of_fbgemm(name: str, history: HistoryForm, threads: int) -> None:
+def test_updates_match_fbgemm(name: str, history: HistoryForm, threads: int) -> None:
     torch.manual_seed(0)
     ours = FeatureEmbedding(SCHEMA, DIMS, fused=fused_optimizer(name, 0.1))
     theirs = FeatureEmbedding(SCHEMA, DIMS, fused=fused_optimizer(name, 0.1))
     theirs.load_state_dict(ours.state_dict())
-    before = everything(ours)
+    before = weights_and_states(ours)
     batch, rates = random_batch(SCHEMA), [0.1, 0.02, 0.3]
     train(ours, batch, history, rates)
     with backend("torch"):
         train(theirs, batch, history, rates)
-    found, expected = everything(ours), everything(theirs)
+    found, expected = weights_and_states(ours), weights_and_states(theirs)
     assert len(found) == (3 if name == "sgd" else 6)
     for key, value in expected.items():
         assert not torch.equal(value, before[key])
@@ -80,7 +80,7 @@ def test_tables_move_as_those_of_fbgemm(name: str, history: HistoryForm, threads
     assert all(weight.grad is None for weight in ours.collections.parameters())
 
 
-def test_adagrad_is_that_of_pytorch_and_other_rows_stay() -> None:
+def test_adagrad_matches_pytorch_and_padding_rows_do_not_change() -> None:
     torch.manual_seed(0)
     ours = FeatureEmbedding(SCHEMA, DIMS, fused=fused_optimizer("adagrad", 0.1))
     plain = FeatureEmbedding(SCHEMA, DIMS)
@@ -96,11 +96,11 @@ def test_adagrad_is_that_of_pytorch_and_other_rows_stay() -> None:
         optimizer.step()
     for key, value in plain.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[key], value, rtol=1e-5, atol=1e-6)
-        assert torch.equal(ours.state_dict()[key][0], before[key][0])  # padding is no row to learn
+        assert torch.equal(ours.state_dict()[key][0], before[key][0])  # the padding row is not trained
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_threads_and_copies_do_not_change_a_bit(name: str) -> None:
+def test_updates_are_identical_for_any_number_of_threads_and_for_copies(name: str) -> None:
     torch.manual_seed(0)
     first = FeatureEmbedding(SCHEMA, DIMS, fused=fused_optimizer(name, 0.1))
     second = copy.deepcopy(first)
@@ -109,12 +109,12 @@ def test_threads_and_copies_do_not_change_a_bit(name: str) -> None:
         torch.set_num_threads(threads)
         train(embedding, batch, "rows", [0.1, 0.1])
     torch.set_num_threads(number)
-    expected = everything(first)
-    for key, value in everything(second).items():
+    expected = weights_and_states(first)
+    for key, value in weights_and_states(second).items():
         assert torch.equal(value, expected[key]), key
 
 
-def test_the_loops_are_what_trains_fused_tables_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_tables_on_a_cpu_use_the_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "read_torchrec", None)
     monkeypatch.setattr(features, "read_weights", None)
     train(
@@ -127,7 +127,7 @@ def test_the_loops_are_what_trains_fused_tables_on_a_cpu(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("form", ["rows", "mean"])
 @pytest.mark.parametrize("identity", [-1, 40])
-def test_an_id_outside_a_fused_table_is_an_error_that_names_it(form: HistoryForm, identity: int) -> None:
+def test_error_for_id_outside_a_fused_table_names_the_id(form: HistoryForm, identity: int) -> None:
     batch = random_batch(SCHEMA)
     items = batch.items.clone()
     items[3, 0] = identity
@@ -136,10 +136,10 @@ def test_an_id_outside_a_fused_table_is_an_error_that_names_it(form: HistoryForm
 
 
 @pytest.mark.parametrize(("size", "number"), [(1, 5), (7, 300), (10**6, 5000), (2**62, 5000), (300, 0)])
-def test_rows_are_numbered_once_each(size: int, number: int) -> None:
+def test_number_rows_numbers_each_row_once(size: int, number: int) -> None:
     rng = np.random.default_rng(0)
     one = rng.integers(0, size, (number, 2))
-    # Multiples of a power of two and neighbours: ids that a poor hash would put in one place.
+    # Multiples of a power of two and consecutive ids, which collide under a poor hash.
     other = np.stack([np.arange(60) * 2**10 % size, np.arange(60) % size], 1).reshape(20, 3, 2)
     rows, numbers = number_rows(size, [(one, 1, 3), (other, 0, 5)])
     assert sorted(rows.tolist()) == sorted(
@@ -151,7 +151,7 @@ def test_rows_are_numbered_once_each(size: int, number: int) -> None:
         np.testing.assert_array_equal(np.where(found[..., 0] < 0, -1, rows[found[..., 0]]), expected)
 
 
-def test_ids_that_no_table_has_are_left_out() -> None:
+def test_number_rows_skips_ids_outside_the_table() -> None:
     rows, (numbers,) = number_rows(4, [(np.array([[-1], [4], [2], [2**60]]), 0, 0)])
     assert rows.tolist() == [2]
     assert numbers.ravel().tolist() == [-1, -1, 0, -1]

@@ -23,7 +23,7 @@ def batch_and_model(**options: Any) -> tuple[Any, CascadeModule, Tiny]:
     return data.add_negatives(next(iter(data.train_dataloader()))), model, data
 
 
-def test_hard_negatives_are_the_best_of_the_drawn_by_a_loop() -> None:
+def test_hard_negatives_equal_the_highest_scored_by_a_loop() -> None:
     batch, model, _ = batch_and_model()
     stage = model.cascade.stages["retrieval"]
     kept = keep_hard_negatives(batch, stage, hard=3, random=2)
@@ -40,8 +40,8 @@ def test_hard_negatives_are_the_best_of_the_drawn_by_a_loop() -> None:
     assert kept.mask[:, width:].all()
 
 
-def test_hard_negatives_are_never_the_lists_own_nor_excluded() -> None:
-    batch, model, data = batch_and_model(train_negatives=60)  # more than there are
+def test_hard_negatives_are_neither_list_items_nor_excluded() -> None:
+    batch, model, data = batch_and_model(train_negatives=60)  # more than there are items
     kept = keep_hard_negatives(batch, model.cascade.stages["retrieval"], hard=20)
     shard = data.shard("train")
     rows = {int(request): number for number, request in enumerate(range(len(shard)))}
@@ -56,7 +56,7 @@ def test_hard_negatives_are_never_the_lists_own_nor_excluded() -> None:
         assert hard.unique().numel() == hard.numel() == 20
 
 
-def test_the_module_trains_on_the_hard_ones_and_the_choice_has_no_gradient() -> None:
+def test_module_trains_on_hard_negatives_and_their_selection_has_no_gradient() -> None:
     batch, model, data = batch_and_model()
     torch.manual_seed(0)
     hard = CascadeModule(data.schema, TWO, "softmax", k=3, dim=3, hard_negatives=2, random_negatives=1)
@@ -70,7 +70,7 @@ def test_the_module_trains_on_the_hard_ones_and_the_choice_has_no_gradient() -> 
         assert one.grad is None or torch.equal(one.grad, other.grad)
 
 
-def test_the_correction_is_subtracted_from_the_scores_of_every_stage() -> None:
+def test_correction_is_subtracted_from_the_scores_of_every_stage() -> None:
     batch, model, _ = batch_and_model(logq_correction=True, negative_source="popularity")
     assert batch.log_q.shape == batch.candidates.shape
     assert batch.log_q[:, -9:].lt(0).any()
@@ -107,6 +107,6 @@ def test_contradictory_options_raise_before_training(model: dict[str, Any], data
         trainer.fit(CascadeModule(source.schema, TWO, dim=3, **{"k": 3, **model}), source)
 
 
-def test_listnet_is_corrected_with_a_normalised_target() -> None:
+def test_listnet_with_normalised_target_can_be_corrected() -> None:
     x, log_q = torch.randn(2, 3), -torch.rand(2, 3)
     assert torch.allclose(ListNetLoss(target="normalised", tau=2.0).correct_sampling(x, log_q), x - 2 * log_q)

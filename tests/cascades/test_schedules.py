@@ -1,4 +1,4 @@
-"""Schedules by name: the learning rates of torch's own, on ordinary and on fused tables."""
+"""Schedules by name give the learning rates of torch's own, on ordinary and on fused tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from recsys_topk.cascades.optimizers import DenseAndFused
 from recsys_topk.cascades.schedules import NAMES, describe_schedule, make_schedule
 from tests.cascades.test_module import batches, module, trainer
 
-# Options that a class cannot do without.
-NEEDED: dict[str, dict[str, Any]] = {
+# Required options per class.
+REQUIRED: dict[str, dict[str, Any]] = {
     "CosineAnnealingWarmRestarts": {"T_0": 3}, "ExponentialLR": {"gamma": 0.9}, "MultiStepLR": {"milestones": [2, 4]},
     "OneCycleLR": {"max_lr": 0.1, "cycle_momentum": False}, "StepLR": {"step_size": 2},
 }  # fmt: skip
@@ -25,7 +25,7 @@ LENGTHS = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps", "Polynomia
 
 
 class Rates(pl.Callback):  # type: ignore[misc]
-    """Keeps the learning rate of every group at every step, those of the tables as their own optimizer has them."""
+    """Records the learning rate of every parameter group and every fused table at every step."""
 
     def __init__(self) -> None:
         self.rates: list[list[float]] = []
@@ -40,8 +40,8 @@ class Rates(pl.Callback):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "ReduceLROnPlateau"])
-def test_every_group_and_table_follows_torchs_own_schedule(name: str, tmp_path: Path) -> None:
-    options = NEEDED.get(name, {})
+def test_every_group_and_table_follows_the_schedule_of_torch(name: str, tmp_path: Path) -> None:
+    options = REQUIRED.get(name, {})
     rates = Rates()
     described = {"class_path": name, "init_args": options}
     model = module(embedding_optimizer="rowwise_adagrad", lr=0.05, lr_scheduler=described)
@@ -60,7 +60,7 @@ def test_every_group_and_table_follows_torchs_own_schedule(name: str, tmp_path: 
         assert found == pytest.approx([rate] * len(found), rel=1e-9)
 
 
-def test_a_schedule_begins_after_the_warm_up_and_may_be_stepped_per_epoch(tmp_path: Path) -> None:
+def test_schedule_starts_after_warm_up_and_can_be_stepped_per_epoch(tmp_path: Path) -> None:
     rates = Rates()
     model = module(lr=0.1, warmup_steps=2, lr_scheduler={"class_path": "CosineAnnealingLR"})
     trainer(tmp_path, callbacks=[rates], max_epochs=2).fit(model, batches(3))
@@ -72,12 +72,12 @@ def test_a_schedule_begins_after_the_warm_up_and_may_be_stepped_per_epoch(tmp_pa
     assert [found[0] for found in rates.rates] == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
 
 
-def test_a_plateau_of_the_monitored_metric_lowers_the_rate(tmp_path: Path) -> None:
+def test_plateau_of_the_monitored_metric_lowers_the_rate(tmp_path: Path) -> None:
     rates = Rates()
     plateau = {"class_path": "ReduceLROnPlateau", "patience": 0, "factor": 0.5}
     model = module(lr=1e-30, lr_scheduler=plateau)  # nothing is learned, so the metric never rises
-    plateau_free = trainer(tmp_path, callbacks=[rates], max_epochs=3)
-    plateau_free.fit(model, batches(1), batches(1))
+    fitting = trainer(tmp_path, callbacks=[rates], max_epochs=3)
+    fitting.fit(model, batches(1), batches(1))
     assert [found[0] for found in rates.rates] == pytest.approx([1e-30, 1e-30, 0.5e-30], rel=1e-6)
 
 
@@ -91,12 +91,12 @@ def test_a_plateau_of_the_monitored_metric_lowers_the_rate(tmp_path: Path) -> No
         ({"class_path": "StepLR", "step_size": 3, "interval": "day"}, "must be step or epoch, got 'day'"),
     ],
 )
-def test_mistakes_name_what_there_is(given: Any, message: str) -> None:
+def test_errors_list_the_available_names(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         describe_schedule(given)
 
 
-def test_a_missing_option_and_a_warm_up_that_does_not_fit_are_refused() -> None:
+def test_missing_option_or_warm_up_with_plateau_raises() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     known: dict[str, Any] = {"length": lambda interval: 10, "monitor": "val/x"}
     with pytest.raises(ValueError, match=r"--lr_scheduler StepLR: .*step_size"):

@@ -45,7 +45,7 @@ def run(mlp: MLP, x: Tensor) -> Tensor:
     return nn.Sequential(mlp.first, *mlp.tail)(x)
 
 
-def obvious_score(stage: nn.Module, batch: CascadeBatch, b: int, n: int) -> Tensor:
+def score_simply(stage: nn.Module, batch: CascadeBatch, b: int, n: int) -> Tensor:
     embedding = stage.embedding
     request = look_up(embedding, "request", batch.request[b])
     item = look_up(embedding, "items", batch.items[batch.candidates[b, n]])
@@ -69,7 +69,7 @@ def obvious_score(stage: nn.Module, batch: CascadeBatch, b: int, n: int) -> Tens
 
 @pytest.mark.parametrize("stage_class", [TwoTower, DIN, MLPStage])
 @pytest.mark.parametrize("activation", ["relu", "prelu"])
-def test_scores_equal_the_obvious_implementation(stage_class: type, activation: str) -> None:
+def test_scores_equal_the_simple_implementation(stage_class: type, activation: str) -> None:
     torch.manual_seed(1)
     stage = stage_class(FeatureEmbedding(SCHEMA, 4), hidden=(16, 8), activation=activation)
     batch = random_batch(SCHEMA)
@@ -78,10 +78,10 @@ def test_scores_equal_the_obvious_implementation(stage_class: type, activation: 
         for b in range(batch.size):
             for n in range(batch.candidates.shape[1]):
                 if batch.mask[b, n]:
-                    torch.testing.assert_close(scores[b, n], obvious_score(stage, batch, b, n), rtol=1e-5, atol=1e-5)
+                    torch.testing.assert_close(scores[b, n], score_simply(stage, batch, b, n), rtol=1e-5, atol=1e-5)
 
 
-def test_default_architecture_is_the_references() -> None:
+def test_default_architecture_matches_the_paper_code() -> None:
     embedding = FeatureEmbedding(SCHEMA, 8)
     shapes = {name: [tuple(layer.weight.shape) for layer in mlp.modules() if isinstance(layer, nn.Linear)]
               for name, mlp in [("user", TwoTower(embedding).user_tower), ("item", TwoTower(embedding).item_tower),
@@ -97,8 +97,8 @@ def test_default_architecture_is_the_references() -> None:
 
 
 @pytest.mark.parametrize("budget", [8 * 3 * 5, 8 * 3 * 5 * 3, 8 * 3 * 5 * 4 * 2, 10**6])
-def test_attention_logits_value_and_gradient(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With blocks of one item, three items, two lists, and everything at once (float64: not the compiled loop)."""
+def test_attention_logits_equal_the_formula_in_blocks_of_any_size(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one item, three items, two lists and everything; float64 does not use the compiled loop."""
     monkeypatch.setattr(attention, "_CPU_BYTES", budget)
     torch.manual_seed(0)
     history, items, weight = (
@@ -121,7 +121,7 @@ def test_padding_candidates_do_not_enter_batch_norm(stage_class: type) -> None:
     torch.testing.assert_close(first[batch.mask], second[batch.mask])
 
 
-def test_embedding_dimension_per_table_and_its_mistakes() -> None:
+def test_embedding_dimension_per_table() -> None:
     embedding = FeatureEmbedding(SCHEMA, {"default": 4, "video_id": 16})
     assert embedding.dims == {"request": 32, "items": 44, "history": 32}
     assert table_sizes(embedding)[0]["table"] == "video_id"
@@ -131,12 +131,12 @@ def test_embedding_dimension_per_table_and_its_mistakes() -> None:
         FeatureEmbedding(SCHEMA, {"video_id": 16})
 
 
-def test_schema_mistakes_are_named() -> None:
+def test_unknown_table_in_schema_raises() -> None:
     with pytest.raises(ValueError, match="names table 'b'"):
         Schema((Table("a", 3),), (Feature("x", "b"),), (), ())
 
 
-def test_cascade_mistakes_are_named() -> None:
+def test_invalid_stages_raise() -> None:
     two_tower = StageConfig("two_tower", "retrieval", 30)
     with pytest.raises(ValueError, match="must not exceed that of the stage before it"):
         Cascade(SCHEMA, [two_tower, StageConfig("din", "ranking", 40)])
@@ -161,7 +161,7 @@ def test_shared_embeddings_are_one_set_of_parameters() -> None:
 
 @pytest.mark.parametrize("stage_class", [TwoTower, DIN, MLPStage])
 def test_every_trained_parameter_gets_a_gradient(stage_class: type) -> None:
-    """Otherwise `--trainer.strategy ddp` would wait for its gradient."""
+    """With `--trainer.strategy ddp`, a parameter without a gradient makes the step hang."""
     stage = stage_class(FeatureEmbedding(SCHEMA, 4), hidden=(16, 8))
     stage(random_batch(SCHEMA)).sum().backward()
     assert [name for name, weight in stage.named_parameters() if weight.requires_grad and weight.grad is None] == []

@@ -1,4 +1,4 @@
-"""The dashboard: what its panels show is what runs log, and it is saved, printed or written without a question."""
+"""The panels of the dashboard show metrics that runs log, and the dashboard is saved, printed or written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Command = Callable[..., Result]
 
 @dataclass
 class Logged:
-    """What a run left with W&B."""
+    """The metrics and config that a run logged to W&B."""
 
     history: set[str]
     summary: dict[str, Any]
@@ -52,14 +52,14 @@ def run_once(folder: Path, environment: dict[str, str], *arguments: str) -> Logg
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Logged:
-    """A run with the callback that the section on diagnostics names."""
+    """A run with the callback of the diagnostics section."""
     folder = tmp_path_factory.mktemp("fitted")
     return run_once(folder, environment, "fit", *TINY_WORLD, DIAGNOSTICS, "--model.embedding_lr=0.1")
 
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> dict[str, Any]:
-    """The workspace as somebody with no key gets it."""
+    """The workspace that is printed without an API key."""
     done = subprocess.run(
         [sys.executable, "-m", "recsys_topk", "dashboard"],
         capture_output=True, text=True, check=False, env=environment, stdin=subprocess.DEVNULL,
@@ -76,7 +76,7 @@ def panels(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def config_value(config: dict[str, Any], path: str) -> Any:
-    """What W&B finds under a path: `.value` stands after the first part of it."""
+    """Return the value that W&B finds under a path, in which `.value` follows the first part."""
     first, value, *rest = path.split(".")
     assert value == "value", path
     found = config[first]
@@ -85,7 +85,7 @@ def config_value(config: dict[str, Any], path: str) -> Any:
     return found
 
 
-def test_the_questions_have_their_panels(spec: dict[str, Any]) -> None:
+def test_dashboard_has_a_panel_per_question(spec: dict[str, Any]) -> None:
     titles = " | ".join(panel["config"].get("chartTitle", "") for panel in panels(spec))
     for words in ("joint_recall@10@20 by loss", "by tau", "by training negatives", "on each day", "each stage alone"):
         assert words in titles
@@ -93,13 +93,13 @@ def test_the_questions_have_their_panels(spec: dict[str, Any]) -> None:
         assert words in titles
 
 
-def test_every_metric_of_a_curve_is_logged(spec: dict[str, Any], fitted: Logged) -> None:
+def test_runs_log_every_metric_of_a_curve(spec: dict[str, Any], fitted: Logged) -> None:
     curves = [panel["config"] for panel in panels(spec) if panel["viewType"] == "Run History Line Plot"]
     assert len(curves) > 10
     seen = {name for name in fitted.history if not name.startswith("_")}
     for config in curves:
         if "stream/" in str(config):
-            continue  # test_the_streaming_panels_show_what_a_stream_logs
+            continue  # test_stream_logs_the_metrics_of_the_streaming_panels
         assert config["xAxis"] in seen
         assert set(config["metrics"]) <= seen, config["chartTitle"]
         pattern = config.get("metricRegex")
@@ -107,7 +107,7 @@ def test_every_metric_of_a_curve_is_logged(spec: dict[str, Any], fitted: Logged)
         assert pattern is None or any(re.search(pattern, name) for name in seen), pattern
 
 
-def test_every_option_and_summary_that_a_panel_uses_is_logged(spec: dict[str, Any], fitted: Logged) -> None:
+def test_runs_log_every_option_and_summary_of_a_panel(spec: dict[str, Any], fitted: Logged) -> None:
     used: list[str] = []
     for panel in panels(spec):
         config = panel["config"]
@@ -127,12 +127,12 @@ def test_every_option_and_summary_that_a_panel_uses_is_logged(spec: dict[str, An
 
 
 def test_losses_are_grouped_by_their_plain_names(spec: dict[str, Any], fitted: Logged) -> None:
-    """A class path would make two groups of one loss: that of the default is not that of `--loss dftopk`."""
+    """Class paths would split a loss into two groups: the default differs from that of `--loss dftopk`."""
     (path,) = {panel["config"]["groupBy"] for panel in panels(spec) if "groupBy" in panel["config"]}
     assert config_value(fitted.config, path) == "dftopk"
 
 
-def test_the_streaming_panels_show_what_a_stream_logs(
+def test_stream_logs_the_metrics_of_the_streaming_panels(
     spec: dict[str, Any], tmp_path: Path, environment: dict[str, str]
 ) -> None:
     streamed = run_once(tmp_path, environment, "stream", "--losses=dftopk", "--seeds=1", *TINY_WORLD)
@@ -145,10 +145,10 @@ def test_the_streaming_panels_show_what_a_stream_logs(
     assert streamed.config["loss"] == "dftopk"
 
 
-def test_the_metrics_are_those_of_the_runs(
+def test_panels_show_the_metrics_of_the_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of two cascades, one of them in a comparison: each panel with a metric is there for both."""
+    """With runs of two cascades, one of them in a comparison, panels exist for both metrics."""
     monkeypatch.chdir(tmp_path)
     for number, (name, monitor) in enumerate({"a": "joint_recall@5@50", "c/runs/b": "ranking_ndcg@3"}.items()):
         folder = tmp_path / "runs" / name
@@ -174,8 +174,10 @@ def test_the_metrics_are_those_of_the_runs(
     assert "ndcg" not in shown
 
 
-def test_a_run_says_what_it_is_compared_by(fitted: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a key, the runs that W&B has are asked."""
+def test_runs_in_wandb_name_their_monitored_metric(
+    fitted: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an API key, the metrics are read from the runs in W&B."""
     import wandb
 
     assert fitted.config["monitor"] == "joint_recall@10@20"
@@ -195,8 +197,8 @@ def test_a_run_says_what_it_is_compared_by(fitted: Logged, tmp_path: Path, monke
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A server that takes a workspace as W&B's does; its address, and what it was asked."""
-    asked: list[dict[str, Any]] = []
+    """A server that accepts a workspace like W&B's; yields its address and the requests that it got."""
+    requests: list[dict[str, Any]] = []
     answer = {
         "viewer": {"id": "u", "entity": "somebody", "username": "somebody", "flags": "{}", "teams": {"edges": []}},
         "upsertView": {"view": {"id": "v", "name": "nw-abc-v"}, "inserted": True},
@@ -207,7 +209,7 @@ def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             known = self.path == "/graphql"
             if known:
-                asked.append(json.loads(body))
+                requests.append(json.loads(body))
             text = json.dumps({"data": answer}).encode()
             self.send_response(200 if known else 404)
             self.send_header("Content-Type", "application/json")
@@ -216,18 +218,18 @@ def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             self.wfile.write(text)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Keep quiet."""
+            """Log nothing."""
 
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=running.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{running.server_port}", asked
+    yield f"http://127.0.0.1:{running.server_port}", requests
     running.shutdown()
 
 
-def test_with_a_key_it_is_saved_and_its_address_printed(
+def test_dashboard_is_saved_and_its_address_printed_with_an_api_key(
     server: tuple[str, list[dict[str, Any]]], spec: dict[str, Any], environment: dict[str, str], tmp_path: Path
 ) -> None:
-    address, asked = server
+    address, requests = server
     done = subprocess.run(
         [sys.executable, "-m", "recsys_topk", "dashboard", "--project", "theirs"],
         capture_output=True, text=True, check=False, cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=120,
@@ -235,12 +237,12 @@ def test_with_a_key_it_is_saved_and_its_address_printed(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{address}/somebody/theirs?nw=abc\n"
-    (given,) = [query["variables"] for query in asked if "upsertView" in query["query"]]
+    (given,) = [query["variables"] for query in requests if "upsertView" in query["query"]]
     assert (given["entityName"], given["projectName"]) == ("somebody", "theirs")
     assert [panel["config"] for panel in panels(json.loads(given["spec"]))] == [p["config"] for p in panels(spec)]
 
 
-def test_it_is_written_whole_or_not_at_all(recsys_topk: Command, tmp_path: Path, spec: dict[str, Any]) -> None:
+def test_out_file_is_written_whole_or_not_at_all(recsys_topk: Command, tmp_path: Path, spec: dict[str, Any]) -> None:
     done = recsys_topk("dashboard", "--out", "spec.json")
     assert done.returncode == 0, done.stderr
     assert "spec.json" in done.stdout

@@ -1,4 +1,4 @@
-"""The doctor's verdict on sets of versions, and its report on this installation."""
+"""`recsys-topk doctor` checks versions and reports on this installation."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ GOOD = {
 }  # fmt: skip
 
 
-def wrong(found: dict[str, str | None], python: tuple[int, ...] = (3, 11, 7)) -> dict[str, str]:
+def faults_with_fixes(found: dict[str, str | None], python: tuple[int, ...] = (3, 11, 7)) -> dict[str, str]:
     return {check.part: check.cure for check in check_versions(found, python) if not check.fine}
 
 
-def test_the_locked_versions_fit() -> None:
-    assert wrong(GOOD) == {}
+def test_locked_versions_have_no_fault() -> None:
+    assert faults_with_fixes(GOOD) == {}
 
 
-def test_the_cuda_set_fits() -> None:
+def test_cuda_versions_have_no_fault() -> None:
     cuda = {**GOOD, "torch": "2.13.0", "fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": None}
-    assert wrong(cuda) == {}
+    assert faults_with_fixes(cuda) == {}
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,17 @@ def test_the_cuda_set_fits() -> None:
         ({"datasets": None}, "datasets", "pip install '.[train]'"),
     ],
 )
-def test_each_fault_is_found_with_its_cure(change: dict[str, str | None], part: str, cure: str) -> None:
-    found = wrong({**GOOD, **change})
+def test_fault_is_found_with_its_fix(change: dict[str, str | None], part: str, cure: str) -> None:
+    found = faults_with_fixes({**GOOD, **change})
     assert list(found) == [part]
     assert cure in found[part]
 
 
-def test_old_python() -> None:
-    assert "python" in wrong(GOOD, (3, 9, 1))
+def test_old_python_is_a_fault() -> None:
+    assert "python" in faults_with_fixes(GOOD, (3, 9, 1))
 
 
-def test_the_report_on_this_installation() -> None:
+def test_report_on_this_installation_has_no_fault() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "recsys_topk", "doctor", "--json"], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""One convention for the errors of all commands: one line on standard error, and the exit status."""
+"""All commands report errors alike: one line on standard error, and an exit status."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ Command = Callable[..., Result]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_wrong_option_is_one_line_with_the_command_and_status_2(
-    command: str, in_process: Command, tmp_path: Path
-) -> None:
+def test_wrong_option_exits_with_status_2_and_one_line(command: str, in_process: Command, tmp_path: Path) -> None:
     done = in_process(tmp_path, command, "--no-such-option", "x")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
@@ -43,10 +41,10 @@ def test_a_wrong_option_is_one_line_with_the_command_and_status_2(
         (["fit", "--trainer.accelerator=cp"], "invalid accelerator name"),
     ],
 )
-def test_mistakes_end_before_anything_is_made(
+def test_mistakes_exit_before_any_file_is_written(
     arguments: list[str], words: str, in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No world is simulated: the cache of these commands cannot be written to."""
+    """No world is simulated."""
     (tmp_path / "cut.yaml").write_text("data:\n  world: {users: 20")
 
     def no_world(*_: object, **__: object) -> None:
@@ -70,7 +68,7 @@ def test_mistakes_end_before_anything_is_made(
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_the_status_says_whether_it_failed_or_was_asked_for_wrongly(
+def test_exit_status_distinguishes_failures_from_wrong_usage(
     error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(argv: list[str]) -> None:
@@ -86,7 +84,7 @@ def test_the_status_says_whether_it_failed_or_was_asked_for_wrongly(
             main(["doctor"])
 
 
-def test_the_first_line_is_written_before_torch_is_imported() -> None:
+def test_first_line_is_written_before_torch_is_imported() -> None:
     code = (
         "import sys, recsys_topk.cli.training as training\n"
         "training.announce_start = lambda command: sys.exit(command if 'torch' not in sys.modules else 'too late')\n"
@@ -96,16 +94,14 @@ def test_the_first_line_is_written_before_torch_is_imported() -> None:
     assert done.stderr.strip() == "fit"
 
 
-def test_the_help_names_the_statuses_and_the_switch_for_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_the_exit_statuses_and_the_debug_variable(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "exit status: 0 done, 1 failed, 2 asked for wrongly" in shown
     assert "RECSYS_TOPK_DEBUG=1" in shown
 
 
-def test_the_commands_that_fit_prints_can_be_typed(
-    in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_printed_by_fit_run(in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = in_process(tmp_path, "fit", *TINY_WORLD, "--name", "a b", "--trainer.enable_progress_bar=false")
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
@@ -116,7 +112,7 @@ def test_the_commands_that_fit_prints_can_be_typed(
     test, compare, export = (command[1:] for command in commands)
     done = in_process(tmp_path, *test)
     assert done.returncode == 0, done.stderr
-    done = in_process(tmp_path, *compare, "--seeds=0")  # all is checked but that there is anything to run
+    done = in_process(tmp_path, *compare, "--seeds=0")  # the other options are accepted
     assert done.stderr == "recsys-topk compare: --seeds must be at least 1, got 0\n"
 
     def exported(checkpoint: str, out: str, **_: object) -> None:

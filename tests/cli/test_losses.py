@@ -1,4 +1,4 @@
-"""`recsys-topk losses` lists what is registered, and says of each what its class says."""
+"""`recsys-topk losses` lists all registered losses and operators with their properties."""
 
 import json
 
@@ -6,7 +6,7 @@ from recsys_topk import losses, operators
 from recsys_topk.cli.losses import main
 
 
-def test_the_table_names_every_loss(capsys):
+def test_table_lists_every_loss(capsys):
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[2:]] == list(losses.available())
@@ -16,13 +16,13 @@ def test_the_table_names_every_loss(capsys):
     assert "Cao et al. 2007" in listnet
 
 
-def test_the_table_names_every_operator(capsys):
+def test_table_lists_every_operator(capsys):
     assert main(["--operators"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[2:]] == list(operators.available())
 
 
-def test_json_holds_options_and_what_an_operator_declares(capsys):
+def test_json_holds_options_and_operator_properties(capsys):
     assert main(["--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["lambdaloss"]["options"]["variant"] == "ndcg2pp"
@@ -33,7 +33,7 @@ def test_json_holds_options_and_what_an_operator_declares(capsys):
     assert rows["bce"]["needs k"] == "no"
 
 
-def test_operators_as_json(capsys):
+def test_json_of_operators_holds_their_properties(capsys):
     assert main(["--operators", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["dftopk"] == {

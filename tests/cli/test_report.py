@@ -1,4 +1,4 @@
-"""The report in a real browser, and its tables and plots in W&B."""
+"""The report in a browser, and its tables and plots in W&B."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def set_width(browser: Any, width: int) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
-def test_the_page_in_a_browser(browser: Any, page: Path) -> None:
+def test_page_renders_in_a_browser_without_external_requests(browser: Any, page: Path) -> None:
     set_width(browser, 1100)
     browser.get(page.as_uri())
     pictures = browser.find_elements("css selector", "figure svg")
@@ -72,20 +72,20 @@ def test_the_page_in_a_browser(browser: Any, page: Path) -> None:
         m["params"]["request"]["url"]
         for m in messages
         if m["method"] == "Network.requestWillBeSent" and m["params"]["documentURL"].startswith(page.as_uri())
-    ]  # not those of the browser's own first tab
+    ]  # without requests of the browser's first tab
     assert page.as_uri() in sent
     assert [address for address in sent if not address.startswith(("file:", "data:"))] == []
 
 
 @pytest.mark.parametrize("width", [400, 1100])
-def test_nothing_sticks_out_of_the_page(browser: Any, page: Path, width: int) -> None:
+def test_page_does_not_scroll_horizontally(browser: Any, page: Path, width: int) -> None:
     set_width(browser, width)
     browser.get(page.as_uri())
     assert browser.execute_script("return window.innerWidth") == width
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
 
-def test_a_column_is_sorted_by_its_heading(browser: Any, page: Path) -> None:
+def test_click_on_a_heading_sorts_the_column(browser: Any, page: Path) -> None:
     set_width(browser, 1100)
     browser.get(page.as_uri())
     heading = browser.find_element("css selector", "table thead th:nth-child(2)")
@@ -103,7 +103,7 @@ def test_a_column_is_sorted_by_its_heading(browser: Any, page: Path) -> None:
     assert heading.get_attribute("aria-sort") == "ascending"
 
 
-def test_tables_and_plots_go_to_wandb(recsys_topk: Callable[..., Result], tmp_path: Path) -> None:
+def test_tables_and_plots_are_logged_to_wandb(recsys_topk: Callable[..., Result], tmp_path: Path) -> None:
     done = recsys_topk("report", str(RECORDED / "main-table"), "--out", "r.html", "--logger", "wandb")
     assert done.returncode == 0, done.stderr
     (run,) = tmp_path.glob("wandb/offline-run-*")

@@ -1,4 +1,4 @@
-"""The sweeps: W&B's own schema, search and agent code make command lines of them, and the real command runs those."""
+"""The sweeps pass W&B's schema, and the command runs the command lines that W&B's search and agent code make."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def draw(sweep: dict[str, Any]) -> list[dict[str, Any]]:
-    """All runs of a grid, a few of any other search, as W&B's server would hand them out."""
+    """Return all runs of a grid, or a few of any other search, as W&B's server chooses them."""
     runs: list[SweepRun] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -51,18 +51,20 @@ def draw(sweep: dict[str, Any]) -> list[dict[str, Any]]:
             run = sweeps.next_run(sweep, runs, validate=True)
             if run is None:
                 break
-            runs.append(seen(f"r{len(runs)}", RunState.finished, [0.1 + 0.01 * len(runs)], run.config))
+            runs.append(server_run(f"r{len(runs)}", RunState.finished, [0.1 + 0.01 * len(runs)], run.config))
     return [json.loads(json.dumps(run.config, default=float)) for run in runs]
 
 
-def seen(name: str, state: RunState, values: Sequence[float], config: Mapping[str, Any] | None = None) -> SweepRun:
-    """A run as the server knows it, with what it has logged so far."""
+def server_run(
+    name: str, state: RunState, values: Sequence[float], config: Mapping[str, Any] | None = None
+) -> SweepRun:
+    """Return a run as the server stores it, with the values logged so far."""
     history = [{METRIC: value} for value in values]
     return SweepRun(name=name, state=state, config=dict(config or {}), sampledHistory=history)
 
 
 def agent_command(sweep: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
-    """The command line of one run, by the agent's own code and rules."""
+    """Return the command line of one run, made by the agent's code."""
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
     given = create_sweep_command_args({"args": drawn})
@@ -73,7 +75,7 @@ def agent_command(sweep: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[st
 
 
 def agent_environment(folder: Path, run_id: str, drawn: Mapping[str, Any], base: Mapping[str, str]) -> dict[str, str]:
-    """What `wandb agent` sets for a run, and the file it writes for `wandb.init`."""
+    """Return the environment that `wandb agent` sets for a run; write its file for `wandb.init`."""
     file = folder / "wandb" / "sweep-s1" / f"config-{run_id}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump({"wandb_version": 1, **{k: {"value": v["value"]} for k, v in drawn.items()}}))
@@ -83,7 +85,7 @@ def agent_environment(folder: Path, run_id: str, drawn: Mapping[str, Any], base:
 
 @dataclass
 class AgentRuns:
-    """A folder in which an agent ran the same draw twice: once to its end, once until early termination stopped it."""
+    """A folder in which an agent ran one draw twice: once to the end, once until early termination."""
 
     folder: Path
     drawn: dict[str, Any]
@@ -118,21 +120,21 @@ def agent_runs(environment: dict[str, str], tmp_path_factory: pytest.TempPathFac
         deadline = time.monotonic() + TIME_LIMIT
         while len(list(folder.glob("runs/*/checkpoints/best.ckpt"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
-        second.send_signal(signal.SIGTERM)  # what the agent does to a run that early termination has chosen
+        second.send_signal(signal.SIGTERM)  # as the agent does for early termination
         _, more = second.communicate(timeout=TIME_LIMIT)
     finally:
         second.kill()
     return AgentRuns(folder, drawn, (first.returncode, second.returncode), errors + more)
 
 
-def test_there_is_a_sweep_for_each_question() -> None:
+def test_sweep_exists_for_each_question() -> None:
     names = {path.stem for path in FILES}
     assert {"losses", "negatives", "learning-rates"} <= names
     assert {f"tau-{loss}" for loss in ("dftopk", "lapsum", "neuralsort", "softsort", "sparse", "diffsort")} <= names
 
 
 @each_sweep
-def test_it_validates_and_optimises_the_joint_recall(path: Path) -> None:
+def test_sweep_is_valid_and_optimises_joint_recall(path: Path) -> None:
     sweep = read(path)
     assert schema_violations_from_proposed_config(sweep) == []
     assert sweep["name"] == path.stem
@@ -143,8 +145,8 @@ def test_it_validates_and_optimises_the_joint_recall(path: Path) -> None:
 
 
 @each_sweep
-def test_what_it_draws_is_what_fit_takes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In this process: importing the trainer anew for each run would take minutes."""
+def test_fit_accepts_the_drawn_options(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs in this process: a new process per run would take minutes."""
     from recsys_topk.cli.arguments import parse_options
     from recsys_topk.losses.base import registry
     from recsys_topk.runs.config import resolve
@@ -153,8 +155,8 @@ def test_what_it_draws_is_what_fit_takes(path: Path, capsys: pytest.CaptureFixtu
     drawn = draw(sweep)
     assert len(drawn) == len({str(run) for run in drawn})
     for run in drawn:
-        resolve(parse_options(agent_command(sweep, run)[2:]))  # knows every loss and config
-    for run in worth_parsing(drawn):
+        resolve(parse_options(agent_command(sweep, run)[2:]))  # fails for unknown losses and configs
+    for run in representative_runs(drawn):
         assert main([*agent_command(sweep, run)[1:], "--print_config"]) == 0
         printed = capsys.readouterr()
         parsed = yaml.safe_load(printed.out)
@@ -168,8 +170,8 @@ def test_what_it_draws_is_what_fit_takes(path: Path, capsys: pytest.CaptureFixtu
                 ), name
 
 
-def worth_parsing(drawn: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A few runs that hold between them every text, and the smallest and largest of every number."""
+def representative_runs(drawn: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return a few runs that together hold every text, and the smallest and largest value of every number."""
     wanted: set[tuple[str, Any]] = set()
     for name in set(drawn[0]) - {"loss"}:
         values = {run[name]["value"] for run in drawn}
@@ -191,27 +193,27 @@ def lookup(content: Mapping[str, Any], path: str) -> Any:
     return found
 
 
-def test_early_termination_stops_the_worse_half_before_the_end() -> None:
-    """By W&B's own rule: with six evaluations a run, the worst are told to stop after two and the best never."""
+def test_early_termination_stops_the_worse_half() -> None:
+    """By W&B's rule, with six evaluations per run, the worst runs stop after two and the best run never."""
     stopping = [read(path) for path in FILES if "early_terminate" in read(path)]
     assert {sweep["name"] for sweep in stopping} == {"learning-rates", "tau-diffsort"}
     for sweep in stopping:
-        assert sweep["method"] == "bayes", "a curve needs every one of its points"
-        runs = [seen(f"r{n}", RunState.running, [0.1 * n, 0.1 * n + 0.01]) for n in range(6)]
+        assert sweep["method"] == "bayes", "a curve needs all its points"
+        runs = [server_run(f"r{n}", RunState.running, [0.1 * n, 0.1 * n + 0.01]) for n in range(6)]
         stopped = {run.name for run in sweeps.stop_runs(sweep, runs)}
         assert "r0" in stopped
         assert "r5" not in stopped
         assert 2 <= len(stopped) <= 3
-        assert not sweeps.stop_runs(sweep, [seen(f"r{n}", RunState.running, [0.1 * n]) for n in range(6)])
+        assert not sweeps.stop_runs(sweep, [server_run(f"r{n}", RunState.running, [0.1 * n]) for n in range(6)])
 
 
-def test_a_run_of_an_agent_logs_what_the_sweep_optimises(agent_runs: AgentRuns) -> None:
+def test_agent_run_logs_the_metric_of_the_sweep(agent_runs: AgentRuns) -> None:
     assert agent_runs.statuses[0] == 0, agent_runs.errors
     found = agent_runs.records("first")
     values = [row[METRIC] for row in wandb_files.history(found) if METRIC in row]
-    assert len(values) == 2, "two evaluations a pass, so that early termination has something to go by"
+    assert len(values) == 2, "early termination needs two evaluations per epoch"
     assert all(0.0 < value <= 1.0 for value in values)
-    assert wandb_files.summary(found)[METRIC] == max(values), "a plain number: a sweep reads the summary too"
+    assert wandb_files.summary(found)[METRIC] == max(values), "the summary must hold a plain number for the sweep"
     about = next(record.run for record in found if record.HasField("run"))
     assert (about.run_id, about.sweep_id, about.project) == ("first", "s1", "theirs")
     assert about.display_name == "dftopk-tau1-neg25-s42"
@@ -219,20 +221,20 @@ def test_a_run_of_an_agent_logs_what_the_sweep_optimises(agent_runs: AgentRuns) 
     assert logged["model"]["lr"] == logged["model.lr"] == agent_runs.drawn["model.lr"]["value"]
 
 
-def test_runs_in_one_folder_do_not_clash(agent_runs: AgentRuns) -> None:
+def test_runs_in_one_folder_have_different_names(agent_runs: AgentRuns) -> None:
     folders = {path.name for path in (agent_runs.folder / "runs").iterdir()}
     assert folders == {"dftopk-tau1-neg25-s42", "dftopk-tau1-neg25-s42-2"}
     names = [next(r.run for r in agent_runs.records(n) if r.HasField("run")).display_name for n in ("first", "second")]
     assert set(names) == folders
 
 
-def test_a_run_that_is_stopped_early_is_no_failure_and_keeps_what_it_logged(agent_runs: AgentRuns) -> None:
-    # The agent takes a status above 0 for a failure, and gives up after a few of them.
+def test_run_stopped_early_does_not_fail_and_keeps_its_logs(agent_runs: AgentRuns) -> None:
+    # The agent counts a status above 0 as a failure, and stops after a few failures.
     assert agent_runs.statuses[1] <= 0, agent_runs.errors
     assert any(METRIC in row for row in wandb_files.history(agent_runs.records("second")))
 
 
-def test_the_command_lists_and_prints_them(
+def test_command_lists_and_prints_sweeps(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -261,7 +263,9 @@ def test_the_command_lists_and_prints_them(
         (["--model.monitor", "ranking_recall@10@20"], "val/ranking_recall@10@20"),
     ],
 )
-def test_the_metric_follows_the_cascade(further: list[str], metric: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metric_of_the_sweep_follows_the_cascade(
+    further: list[str], metric: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["sweep", "losses", *further]) == 0
     made = yaml.safe_load(capsys.readouterr().out)
     assert schema_violations_from_proposed_config(made) == []
@@ -279,7 +283,7 @@ def test_the_metric_follows_the_cascade(further: list[str], metric: str, capsys:
         (["losses", "--out", "."], ["--out must be a file", "'.'"]),
     ],
 )
-def test_mistakes_get_one_line_and_status_2(
+def test_mistakes_exit_with_status_2_and_one_line(
     arguments: list[str],
     words: list[str],
     capsys: pytest.CaptureFixture[str],
@@ -294,7 +298,7 @@ def test_mistakes_get_one_line_and_status_2(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_installed_wheel_carries_them(tmp_path: Path) -> None:
+def test_wheel_includes_the_sweeps(tmp_path: Path) -> None:
     from hatchling.builders.wheel import WheelBuilder
 
     built = next(iter(WheelBuilder(str(ROOT)).build(directory=str(tmp_path / "dist"), versions=["standard"])))

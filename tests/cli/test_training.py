@@ -1,4 +1,4 @@
-"""fit, validate, test and predict through the real command, on a tiny simulated world."""
+"""The commands fit, validate, test and predict on a tiny simulated world."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Command = Callable[..., Result]
 
 
 def one_line(text: str) -> str:
-    # The first command of a new cache says that it simulates or prepares data, once; that is no part of the mistake.
+    # The first command with a new cache prints that it simulates or prepares data; that line is not part of the error.
     lines = [line for line in text.splitlines() if line.strip() and not line.endswith("(once)")]
     assert len(lines) == 1, text
     return lines[0]
 
 
 def metrics(folder: Path) -> dict[str, float]:
-    """The last value of every column of metrics.csv, except what a clock measured."""
+    """Return the last value of every column of metrics.csv, without timings."""
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = {name: float(value) for row in rows for name, value in row.items() if value}
@@ -41,7 +41,7 @@ def metrics(folder: Path) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
-    """A folder with one finished run, made as the README says."""
+    """A folder with one finished run, made with the command of the README."""
     import subprocess
     import sys
 
@@ -66,20 +66,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str
     return folder
 
 
-def test_fit_writes_checkpoint_config_and_metrics_and_says_where(trained: Path) -> None:
+def test_fit_writes_checkpoint_config_and_metrics_and_prints_their_paths(trained: Path) -> None:
     run = trained / "runs" / "dftopk-tau2-neg0-s42"
-    said = (trained / "stdout.txt").read_text()
+    output = (trained / "stdout.txt").read_text()
     for name in ("checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "metrics.csv"):
         assert (run / name).is_file()
-        assert str(Path("runs") / run.name / name) in said
-    assert re.search(r"^val 2024-01-15: lists of 80; baselines on 120 requests$", said, re.MULTILINE)
-    assert re.search(r"^metric +random +popularity +this run +oracle$", said, re.MULTILINE)
-    assert re.search(r"^joint_recall@10@20( +0\.\d{4}){4}$", said, re.MULTILINE)
+        assert str(Path("runs") / run.name / name) in output
+    assert re.search(r"^val 2024-01-15: lists of 80; baselines on 120 requests$", output, re.MULTILINE)
+    assert re.search(r"^metric +random +popularity +this run +oracle$", output, re.MULTILINE)
+    assert re.search(r"^joint_recall@10@20( +0\.\d{4}){4}$", output, re.MULTILINE)
     found = metrics(run)
     assert 0.0 < found["val/joint_recall@10@20"] <= 1.0
     assert {"train/loss", "train/loss_retrieval", "train/loss_ranking", "train/loss_joint"} <= set(found)
     assert "train/requests_per_second" in (run / "metrics.csv").read_text().splitlines()[0]
-    line = [line for line in said.splitlines() if line.startswith("epoch 1/1")][-1]  # a slow machine shows more
+    line = [line for line in output.splitlines() if line.startswith("epoch 1/1")][
+        -1
+    ]  # a slow machine prints more lines
     assert re.search(
         r"batch 4/4  loss \d\.\d+  val recall \(80\) 0\.\d+  train recall \(40\) 0\.\d+  requests/s [\d,]+$", line
     )
@@ -87,7 +89,7 @@ def test_fit_writes_checkpoint_config_and_metrics_and_says_where(trained: Path) 
     assert facts == {"status": "finished", "steps": 4, "epochs": 1, "monitor": "joint_recall@10@20"}
 
 
-def test_a_world_that_has_to_be_simulated_is_announced(recsys_topk: Command, environment: dict[str, str]) -> None:
+def test_fit_announces_that_a_world_is_simulated(recsys_topk: Command, environment: dict[str, str]) -> None:
     done = recsys_topk("fit", *TINY_WORLD, "--data.world.users=39", "--trainer.limit_train_batches=1")
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "simulating" in line]
@@ -95,7 +97,7 @@ def test_a_world_that_has_to_be_simulated_is_announced(recsys_topk: Command, env
     assert "GPU available" not in done.stderr
 
 
-def test_the_checkpoint_is_plain_data(trained: Path) -> None:
+def test_checkpoint_holds_plain_data(trained: Path) -> None:
     path = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
     content = torch.load(path, weights_only=True)
     assert content["hyper_parameters"]["loss"]["class_path"] == "recsys_topk.losses.dftopk.DFTopKLoss"
@@ -103,7 +105,7 @@ def test_the_checkpoint_is_plain_data(trained: Path) -> None:
     assert content["datamodule_hyper_parameters"]["eval_negatives"] == 40
 
 
-def test_test_restores_the_loss_and_the_data_from_the_checkpoint(
+def test_test_command_restores_loss_and_data_from_the_checkpoint(
     trained: Path, in_process: Command, tmp_path: Path
 ) -> None:
     checkpoint = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
@@ -114,14 +116,14 @@ def test_test_restores_the_loss_and_the_data_from_the_checkpoint(
     assert re.search(r"^test 2024-01-16: lists of 80; baselines on 120 requests$", done.stdout, re.MULTILINE)
 
 
-def test_what_is_typed_overrides_the_checkpoint(trained: Path, in_process: Command, tmp_path: Path) -> None:
+def test_typed_options_override_the_checkpoint(trained: Path, in_process: Command, tmp_path: Path) -> None:
     checkpoint = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
     done = in_process(tmp_path, "test", "--ckpt_path", str(checkpoint), "--data.eval_negatives", "10")
     assert done.returncode == 0, done.stderr
     assert "test 2024-01-16: lists of 50;" in done.stdout
 
 
-def test_validate_gives_the_number_that_fit_saw(trained: Path, in_process: Command, tmp_path: Path) -> None:
+def test_validate_gives_the_metric_of_fit(trained: Path, in_process: Command, tmp_path: Path) -> None:
     run = trained / "runs" / "dftopk-tau2-neg0-s42"
     done = in_process(tmp_path, "validate", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--name", "check")
     assert done.returncode == 0, done.stderr
@@ -129,7 +131,7 @@ def test_validate_gives_the_number_that_fit_saw(trained: Path, in_process: Comma
     assert again == pytest.approx(metrics(run)["val/joint_recall@10@20"], abs=1e-7)
 
 
-def test_predict_writes_parquet(
+def test_predict_writes_scores_ranks_and_labels_to_parquet(
     trained: Path,
     recsys_topk: Command,
     tmp_path: Path,
@@ -167,7 +169,7 @@ def test_predict_writes_parquet(
     assert set(rows["group"]) == {"rank_pos", *labels}
 
 
-def test_three_stages_and_a_layout_of_ones_own_are_restored(in_process: Command, tmp_path: Path) -> None:
+def test_three_stages_and_a_custom_layout_are_restored(in_process: Command, tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(
         "data:\n  layout:\n    groups: {rerank_pos: null, rank_neg: 7, prerank_neg: 5}\n    positive_above: 7\n"
     )
@@ -185,9 +187,7 @@ def test_three_stages_and_a_layout_of_ones_own_are_restored(in_process: Command,
     assert dropped["ranking"].eq(10).all()
 
 
-def test_a_run_from_its_saved_config_ends_at_the_same_numbers(
-    trained: Path, recsys_topk: Command, tmp_path: Path
-) -> None:
+def test_run_from_a_saved_config_gives_identical_weights(trained: Path, recsys_topk: Command, tmp_path: Path) -> None:
     first = trained / "runs" / "dftopk-tau2-neg0-s42"
     done = recsys_topk("fit", "--config", str(first / "config.yaml"))
     assert done.returncode == 0, done.stderr
@@ -198,7 +198,7 @@ def test_a_run_from_its_saved_config_ends_at_the_same_numbers(
 
 
 @pytest.mark.parametrize("loss", ["listnet", "lambdaloss"])
-def test_other_losses_run_under_the_same_command(loss: str, in_process: Command, tmp_path: Path) -> None:
+def test_other_losses_run_with_the_same_command(loss: str, in_process: Command, tmp_path: Path) -> None:
     for number in ("", "-2"):
         done = in_process(
             tmp_path, "fit", "--loss", loss, "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu", *TINY_WORLD
@@ -208,7 +208,7 @@ def test_other_losses_run_under_the_same_command(loss: str, in_process: Command,
         assert (tmp_path / "runs" / f"{loss}-neg0-s42{number}" / "checkpoints" / "best.ckpt").is_file()
 
 
-def test_yaml_with_short_names_and_an_objective(in_process: Command, tmp_path: Path) -> None:
+def test_yaml_config_may_use_short_names(in_process: Command, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         yaml.safe_dump({"loss": {"class_path": "lapsum", "init_args": {"tau": 5.0}}, "objective": "independent"})
     )
@@ -245,7 +245,7 @@ def test_yaml_with_short_names_and_an_objective(in_process: Command, tmp_path: P
         (["ftt"], ["unknown command 'ftt'", "did you mean 'fit'"]),
     ],
 )
-def test_mistakes_get_one_line_and_status_2(
+def test_mistakes_exit_with_status_2_and_one_line(
     arguments: list[str], words: list[str], in_process: Command, tmp_path: Path
 ) -> None:
     done = in_process(tmp_path, *arguments)
@@ -256,7 +256,7 @@ def test_mistakes_get_one_line_and_status_2(
     assert not list(tmp_path.glob("runs/*/checkpoints/*"))
 
 
-def test_help_is_quick_to_read(recsys_topk: Command) -> None:
+def test_help_is_short_and_lists_the_commands(recsys_topk: Command) -> None:
     done = recsys_topk("--help")
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) < 40
@@ -265,14 +265,14 @@ def test_help_is_quick_to_read(recsys_topk: Command) -> None:
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
-def test_help_of_a_command_fits_a_screen_and_names_real_options(command: str, recsys_topk: Command) -> None:
+def test_help_of_a_command_is_short_and_names_existing_options(command: str, recsys_topk: Command) -> None:
     short = recsys_topk(command, "--help")
     assert short.returncode == 0
     assert len(short.stdout.splitlines()) < 50
     if command == "fit":
-        everything = recsys_topk("fit", "--help_all").stdout
+        full_help = recsys_topk("fit", "--help_all").stdout
         for option in re.findall(r"--(?:data|model|trainer)\.\w+", short.stdout):
-            assert f"{option} " in everything, option
+            assert f"{option} " in full_help, option
 
 
 def test_help_of_a_loss_shows_its_options(in_process: Command, tmp_path: Path) -> None:
@@ -288,7 +288,9 @@ def test_packaged_configs_parse(capsys: pytest.CaptureFixture[str]) -> None:
         assert "class_path: recsys_topk.losses" in shown.out
 
 
-def test_the_whole_catalogue_is_measured_beside_the_sample(trained: Path, in_process: Command, tmp_path: Path) -> None:
+def test_corpus_option_reports_metrics_over_the_whole_catalogue(
+    trained: Path, in_process: Command, tmp_path: Path
+) -> None:
     checkpoint = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
     options = ["--ckpt_path", str(checkpoint), "--name", "all", "--corpus", "--corpus.k", "5,20"]
     done = in_process(tmp_path, "test", *options)
@@ -303,7 +305,7 @@ def test_the_whole_catalogue_is_measured_beside_the_sample(trained: Path, in_pro
     assert share == pytest.approx(1.0, abs=1e-6)
 
 
-def test_options_of_the_whole_catalogue_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_corpus_options_exit_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, text in (
         (["fit", "--corpus"], "--corpus goes with test and validate"),
         (["test", "--corpus.stages", "x"], "did you mean --corpus.stage"),

@@ -14,7 +14,7 @@ from recsys_topk.datamodules.simulator.simulation import simulate
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing a test makes may land in the user's cache."""
+    """Keeps the files of the tests out of the user's cache."""
     monkeypatch.setenv("RECSYS_TOPK_CACHE", str(tmp_path_factory.getbasetemp() / "cache-home"))
 
 
@@ -33,7 +33,7 @@ def day_cache(world_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Day
 
 @pytest.fixture
 def hand_made(tmp_path: Path) -> HandMade:
-    """Two requests: a full one, and one whose groups are short."""
+    """Two requests: one with full groups, one with short groups."""
     made = HandMade(tmp_path / "hand")
     made.request(
         500,

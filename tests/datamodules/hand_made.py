@@ -1,4 +1,4 @@
-"""What the tests read: a day of RecFlow written by hand, independent of the simulator, and a small world."""
+"""Test data: a day of RecFlow written by hand, independent of the simulator, and a small world."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = WorldConfig(users=60, items=400, days=4, requests=150, seed=3)
 
 @dataclass
 class HandMade:
-    """A day written by hand, as plain as the description of the format; tests change it before it is written."""
+    """A day in RecFlow's format. Tests change it before it is written."""
 
     folder: Path
     counts: dict[str, int] = field(

@@ -12,7 +12,7 @@ ITEMS, GENRES, USERS = 60, 6, 25
 
 
 class InMemory(CascadeDataModule):
-    """Users click on items whose vector agrees with theirs.
+    """Users click on items whose vector is similar to theirs.
 
     Args:
         requests: Requests per split.

@@ -1,4 +1,4 @@
-"""A data module of numbers only: no table, no user, no history, lists of different lengths."""
+"""A data module with numeric features only: no table, no user, no history, lists of different lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged data: one error each, naming file and request, and nothing half-written left behind."""
+"""Damaged data raises one error that names file and request, and leaves no partial files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Command:
         return os.system, (self.command,)
 
 
-def refuse(made: HandMade, tmp_path: Path, match: str, error: type[Exception] = FormatError) -> None:
+def assert_prepare_fails(made: HandMade, tmp_path: Path, match: str, error: type[Exception] = FormatError) -> None:
     files = RecFlowFiles(made.folder)
     cache = DayCache(files, tmp_path / "prepared")
     with pytest.raises(error, match=match):
@@ -91,51 +91,55 @@ def set_row(name: str, value: int) -> Change:
         ),
     ],
 )
-def test_inconsistent_content_is_named(hand_made: HandMade, tmp_path: Path, change: Change, match: str) -> None:
+def test_error_for_inconsistent_content_names_file_and_request(
+    hand_made: HandMade, tmp_path: Path, change: Change, match: str
+) -> None:
     change(hand_made)
     hand_made.write()
-    refuse(hand_made, tmp_path, match)
+    assert_prepare_fails(hand_made, tmp_path, match)
 
 
 @pytest.mark.parametrize("keep", [0, 10, 0.5, -8])
-def test_a_truncated_feather_is_named(hand_made: HandMade, tmp_path: Path, keep: float) -> None:
+def test_error_for_truncated_feather_names_the_file(hand_made: HandMade, tmp_path: Path, keep: float) -> None:
     hand_made.write()
     path = hand_made.folder / "data" / "all_stage" / f"{DAY}.feather"
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
-    refuse(hand_made, tmp_path, r"all_stage.*2024-01-13\.feather is not a whole feather file")
+    assert_prepare_fails(hand_made, tmp_path, r"all_stage.*2024-01-13\.feather is not a whole feather file")
 
 
 @pytest.mark.parametrize("folder", ["request_id_dict", "seq_effective_50_dict"])
-def test_a_truncated_pickle_is_named(hand_made: HandMade, tmp_path: Path, folder: str) -> None:
+def test_error_for_truncated_pickle_names_the_file(hand_made: HandMade, tmp_path: Path, folder: str) -> None:
     hand_made.write()
     path = hand_made.folder / "data" / folder / f"{DAY}.pkl"
     path.write_bytes(path.read_bytes()[:-100])
-    refuse(hand_made, tmp_path, rf"{folder}.*is not a whole pickle")
+    assert_prepare_fails(hand_made, tmp_path, rf"{folder}.*is not a whole pickle")
 
 
 @pytest.mark.parametrize("folder", ["request_id_dict", "seq_effective_50_dict"])
-def test_a_hostile_pickle_runs_nothing(hand_made: HandMade, tmp_path: Path, folder: str) -> None:
+def test_hostile_pickle_cannot_run_code(hand_made: HandMade, tmp_path: Path, folder: str) -> None:
     hand_made.write()
     marker = tmp_path / "ran"
     path = hand_made.folder / "data" / folder / f"{DAY}.pkl"
     path.write_bytes(pickle.dumps({500: Command(f"touch {marker}")}))
-    refuse(hand_made, tmp_path, rf"{folder}.*asks for (posix|nt)\.system")
+    assert_prepare_fails(hand_made, tmp_path, rf"{folder}.*asks for (posix|nt)\.system")
     assert not marker.exists()
 
 
 @pytest.mark.parametrize("folder", ["request_id_dict", "seq_effective_50_dict"])
-def test_a_missing_file_of_a_day_is_named(hand_made: HandMade, tmp_path: Path, folder: str) -> None:
+def test_error_for_missing_file_of_a_day_names_it(hand_made: HandMade, tmp_path: Path, folder: str) -> None:
     hand_made.write()
     (hand_made.folder / "data" / folder / f"{DAY}.pkl").unlink()
-    refuse(hand_made, tmp_path, rf"day 2024-01-13 is not complete: .*{folder}.* missing", FileNotFoundError)
+    assert_prepare_fails(
+        hand_made, tmp_path, rf"day 2024-01-13 is not complete: .*{folder}.* missing", FileNotFoundError
+    )
 
 
-def test_missing_columns_counts_and_folders_are_named(hand_made: HandMade, tmp_path: Path) -> None:
+def test_errors_name_missing_columns_counts_and_folders(hand_made: HandMade, tmp_path: Path) -> None:
     for row in hand_made.rows:
         del row["province"]
     hand_made.write()
-    refuse(hand_made, tmp_path, r"feather has no column province; it has age, ")
+    assert_prepare_fails(hand_made, tmp_path, r"feather has no column province; it has age, ")
     del hand_made.counts["age"]
     hand_made.pickle(hand_made.folder / "data" / "others" / "id_cnt.pkl", hand_made.counts)
     with pytest.raises(FormatError, match=r"id_cnt\.pkl has no count for age"):
@@ -147,13 +151,13 @@ def test_missing_columns_counts_and_folders_are_named(hand_made: HandMade, tmp_p
         RecFlowFiles(tmp_path / "nowhere")
 
 
-def test_a_float_column_is_refused(hand_made: HandMade, tmp_path: Path) -> None:
+def test_float_column_raises(hand_made: HandMade, tmp_path: Path) -> None:
     hand_made.rows[0]["rank_index"] = 1.5  # type: ignore[assignment]
     hand_made.write()
-    refuse(hand_made, tmp_path, r"column rank_index must hold integers without gaps, it is double")
+    assert_prepare_fails(hand_made, tmp_path, r"column rank_index must hold integers without gaps, it is double")
 
 
-def test_days_prepared_before_a_bad_one_stay(hand_made: HandMade, tmp_path: Path) -> None:
+def test_days_prepared_before_a_damaged_day_are_kept(hand_made: HandMade, tmp_path: Path) -> None:
     hand_made.write(DAY)
     hand_made.stages.pop(501)
     hand_made.write("2024-01-14")

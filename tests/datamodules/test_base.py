@@ -1,4 +1,4 @@
-"""What the base class gives every data module: found by name, restored from checkpoints, resumed, refused early."""
+"""Features of the data module base class: registry, hyper-parameters, restoring from checkpoints, early errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ print(available(), type(restore(data.hparams)).__name__)
 """
 
 
-def test_an_installed_package_adds_a_data_module_that_files_may_name(tmp_path: Path) -> None:
+def test_installed_package_adds_a_data_module_that_files_can_name(tmp_path: Path) -> None:
     (tmp_path / "team_data.py").write_text(_PLUGIN)
     info = tmp_path / "team_data-1.0.dist-info"
     info.mkdir()
@@ -59,7 +59,7 @@ def test_an_installed_package_adds_a_data_module_that_files_may_name(tmp_path: P
     assert done.stdout.strip() == "('interactions', 'lists', 'logs', 'recflow') Logs"
 
 
-def test_names_import_from_the_top() -> None:
+def test_package_exports_its_public_names() -> None:
     for name in dir(datamodules):
         assert getattr(datamodules, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'Recflow'"):
@@ -74,12 +74,12 @@ print([m for m in ("torch", "lightning", "datasets", "pyarrow") if m in sys.modu
 """
 
 
-def test_what_the_data_commands_import_is_light() -> None:
+def test_data_commands_import_no_heavy_libraries() -> None:
     found = subprocess.run([sys.executable, "-c", _LIGHT], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
-def test_hyper_parameters_are_the_constructors_arguments(tmp_path: Path) -> None:
+def test_hyper_parameters_are_the_constructor_arguments(tmp_path: Path) -> None:
     data = RecFlowDataModule("world", SMALL, eval_negatives=7, cache_dir=str(tmp_path))
     saved = dict(data.hparams)
     assert saved["class_path"] == RECFLOW
@@ -95,7 +95,7 @@ def test_hyper_parameters_are_the_constructors_arguments(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("run", ["plain", "fused", "named"])
-def test_a_checkpoint_of_version_0_1_restores_recflow(run: str) -> None:
+def test_checkpoint_of_version_0_1_restores_recflow(run: str) -> None:
     content = torch.load(FIXTURES / run / "checkpoints" / "last.ckpt", weights_only=True)
     saved = content["datamodule_hyper_parameters"]
     assert "class_path" not in saved
@@ -105,7 +105,7 @@ def test_a_checkpoint_of_version_0_1_restores_recflow(run: str) -> None:
     assert {name: data.hparams[name] for name in saved} == saved
 
 
-def test_a_state_of_version_0_1_resumes() -> None:
+def test_loader_state_of_version_0_1_resumes() -> None:
     state = torch.load(FIXTURES / "plain" / "checkpoints" / "last.ckpt", weights_only=True)["RecFlowDataModule"]
     assert "day" in state
     data = restore(
@@ -118,7 +118,7 @@ def test_a_state_of_version_0_1_resumes() -> None:
     assert loader.state_dict() == {**expected, "global_batch": data.batch_size}
 
 
-def test_any_data_module_is_restored() -> None:
+def test_custom_data_module_is_restored() -> None:
     data = InMemory(requests=30, batch_size=4)
     assert data_spec(data.hparams)["class_path"] == "in_memory.InMemory"
     again = restore(data.hparams, trust=("in_memory",))
@@ -127,14 +127,14 @@ def test_any_data_module_is_restored() -> None:
 
 
 class FromFrame(InMemory):
-    """Takes something that no checkpoint can hold, and options by keyword."""
+    """Takes an argument that no checkpoint can hold, and keyword options."""
 
     def __init__(self, frame: Any, folder: Path = Path("here"), **options: Any) -> None:
         super().__init__(**options)
         self.frame = frame
 
 
-def test_what_is_not_plain_is_left_out_and_must_be_given_again() -> None:
+def test_arguments_that_are_not_plain_values_must_be_given_again() -> None:
     data = FromFrame(torch.zeros(3), batch_size=4)
     saved = dict(data.hparams)
     assert saved["left_out"] == ["frame"]
@@ -146,12 +146,12 @@ def test_what_is_not_plain_is_left_out_and_must_be_given_again() -> None:
     assert (again.frame, again.batch_size) == ("other", 4)
 
 
-def test_what_is_no_data_module_is_not_restored() -> None:
+def test_restore_of_another_class_raises() -> None:
     with pytest.raises((TypeError, ValueError), match=r"Fraction|CascadeDataModule"):
         restore({"class_path": "fractions.Fraction", "numerator": 1})
 
 
-def test_an_argument_named_like_the_class_path_is_refused() -> None:
+def test_argument_named_class_path_raises() -> None:
     class Confused(InMemory):
         def __init__(self, class_path: str = "x") -> None:
             super().__init__()
@@ -161,7 +161,7 @@ def test_an_argument_named_like_the_class_path_is_refused() -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_list_length_counts_the_negatives(split: Any) -> None:
+def test_list_length_includes_negatives(split: Any) -> None:
     data: CascadeDataModule = InMemory(train_negatives=3, eval_negatives=11)
     lengths = {data.add_negatives(batch).candidates.shape[1] for batch in getattr(data, f"{split}_dataloader")()}
     assert lengths == {data.list_length(split)}
@@ -169,7 +169,7 @@ def test_list_length_counts_the_negatives(split: Any) -> None:
     assert recflow.list_length(split) == 50 + (3 if split == "train" else 11)
 
 
-def test_validation_without_validation_data_names_no_option_of_other_data_modules(tmp_path: Path) -> None:
+def test_validation_without_validation_shards_raises(tmp_path: Path) -> None:
     class NoValidation(InMemory):
         @property
         def splits(self) -> dict[str, tuple[str, ...]]:
@@ -183,7 +183,7 @@ def test_validation_without_validation_data_names_no_option_of_other_data_module
         data.val_dataloader()
 
 
-def test_wrong_options_are_named() -> None:
+def test_invalid_options_raise() -> None:
     with pytest.raises(ValueError, match=r"negative_source must be one of in_batch, .*popularity, got 'hard'"):
         InMemory(negative_source="hard")
     with pytest.raises(ValueError, match="eval_batch_size must be at least 1, got 0"):

@@ -41,8 +41,10 @@ def test_simulate_then_prepare(
     third = capsys.readouterr()
     assert "3 days, " in third.out
     assert third.err == ""
-    said = [record.getMessage().split(" days")[0] for record in caplog.records if "preparing" in record.getMessage()]
-    assert said == ["preparing 1 of 1", "preparing 2 of 3"]
+    messages = [
+        record.getMessage().split(" days")[0] for record in caplog.records if "preparing" in record.getMessage()
+    ]
+    assert messages == ["preparing 1 of 1", "preparing 2 of 3"]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_simulate_then_prepare(
         ("prepare", ["--data.dais", "2024-01-13"], "did you mean --data.days"),
     ],
 )
-def test_errors_are_one_line(command, arguments, message, tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_mistakes_exit_with_one_line(command, arguments, message, tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "file").write_text("")
     assert main([command, *(argument.format(tmp=tmp_path) for argument in arguments)]) == 2
     err = capsys.readouterr().err
@@ -75,7 +77,7 @@ except SystemExit:
 
 
 @pytest.mark.parametrize("command", ["simulate", "prepare"])
-def test_help_imports_nothing_heavy(command: str) -> None:
+def test_help_imports_no_heavy_libraries(command: str) -> None:
     code = _HELP.format(command=command)
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == "[]"
@@ -90,9 +92,7 @@ print(status, [m for m in ("torch", "lightning", "datasets", "pyarrow") if m in 
 
 
 @pytest.mark.parametrize("command", ["fit", "prepare"])
-def test_all_wrong_days_are_named_before_anything_heavy_is_imported(
-    command: str, world_root: Path, tmp_path: Path
-) -> None:
+def test_all_wrong_days_are_reported_before_heavy_imports(command: str, world_root: Path, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(f"data: {{root: {world_root}, train_days: '2023-01-13'}}\n")
     options = ["--config", "run.yaml", "--data.val_days", "2024-01-30", "--data.test_days", "soon"]
     done = subprocess.run(
@@ -107,15 +107,17 @@ def test_all_wrong_days_are_named_before_anything_heavy_is_imported(
     assert "YYYY-MM-DD, e.g. 2024-01-13; got 'soon'" in line
 
 
-def test_wrong_days_of_a_simulated_world_are_refused_before_it_is_simulated() -> None:
+def test_wrong_days_of_a_simulated_world_raise_before_the_simulation() -> None:
     world = {"days": "4", "start": "2024-03-01"}
     with pytest.raises(ValueError, match=r"test_days='2024-03-05' asks for 2024-03-05, .* 2024-03-01 .. 2024-03-04"):
         check_days({"data": {"world": world, "test_days": "2024-03-05"}})
     check_days({"data": {"world": world, "test_days": "2024-03-04"}})
-    check_days({"data": {"class_path": "lists", "init_args": {"test_days": "soon"}}})  # not RecFlow's
+    check_days(
+        {"data": {"class_path": "lists", "init_args": {"test_days": "soon"}}}
+    )  # these days are not RecFlow's option
 
 
-def test_a_run_without_validation(
+def test_run_without_validation_days_trains_and_tests(
     world_root: Path, tmp_path: Path, in_process: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

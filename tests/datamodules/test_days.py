@@ -34,14 +34,14 @@ def test_clock_does_not_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -
     assert found == [[[6, 13, 1]]] * 3  # 2024-01-13 was a Saturday; noon in Beijing
 
 
-def test_midnight_is_beijings() -> None:
+def test_midnight_is_in_beijing_time() -> None:
     assert dt.datetime.fromtimestamp(midnight(dt.date(2024, 2, 4)), BEIJING) == dt.datetime(2024, 2, 4, tzinfo=BEIJING)
 
 
 DAYS = ("2024-01-30", "2024-01-31", "2024-02-01", "2024-02-03")
 
 
-def test_days_by_date_and_by_range() -> None:
+def test_select_days_takes_a_date_or_a_range() -> None:
     assert select_days(DAYS, "2024-01-31", (), "x") == ("2024-01-31",)
     assert select_days(DAYS, "2024-01-30:2024-02-01", (), "x") == DAYS[:3]
     assert select_days(DAYS, None, DAYS[-1:], "x") == DAYS[-1:]
@@ -56,19 +56,19 @@ def test_days_by_date_and_by_range() -> None:
         ("yesterday", r"written YYYY-MM-DD.*'yesterday'"),
     ],
 )
-def test_days_that_are_not_there_are_named(wanted: str, message: str) -> None:
+def test_error_for_missing_days_names_them(wanted: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         select_days(DAYS, wanted, (), "train_days")
 
 
-def test_a_subset_of_the_days_is_split_as_all_would_be() -> None:
+def test_subset_of_days_is_split_like_all_days() -> None:
     first, second, third, last = DAYS
     assert DayOptions().splits(DAYS) == {"train": (first, second), "val": (third,), "test": (last,)}
     assert DayOptions(val="none").splits(DAYS) == {"train": (first, second, third), "val": (), "test": (last,)}
     subset = DayOptions("2024-01-30:2024-02-01")
     assert subset.splits(DAYS) == {"train": (first,), "val": (second,), "test": (third,)}
     assert subset.used(DAYS) == DAYS[:3]
-    assert DayOptions("2024-01-31").used(DAYS) == (second,)  # one day can be prepared, not trained and tested on
+    assert DayOptions("2024-01-31").used(DAYS) == (second,)  # one day can be prepared, but not split
     assert DayOptions(train=first, val="none", test=third).used(DAYS) == (first, third)
 
 
@@ -85,6 +85,6 @@ def test_a_subset_of_the_days_is_split_as_all_would_be() -> None:
         (DayOptions(train="none"), "got 'none'"),
     ],
 )
-def test_days_that_cannot_be_split_are_refused(options: DayOptions, message: str) -> None:
+def test_days_that_cannot_be_split_raise(options: DayOptions, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         options.splits(DAYS)

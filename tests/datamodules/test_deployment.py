@@ -1,4 +1,4 @@
-"""Items and users of an export: written, mapped and found by name."""
+"""Items and users of an export can be written, read back and found by name."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from recsys_topk.datamodules.deployment import ItemTable, Names, UserTable
 
 
 @pytest.mark.parametrize("names", [[3, 7, 90], [90, 3, 7], ["b", "a", "zz"], [], [5]])
-def test_names_are_found_as_a_dict_finds_them(names: list[object]) -> None:
+def test_names_are_found_like_in_a_dict(names: list[object]) -> None:
     index = Names(np.array(names, dtype=np.int64 if not names else None))
     rows = {name: row for row, name in enumerate(names)}
     wanted = [*names, *((1, 10**30, -4) if index.are_integers else ("", "zzz", "A"))]
     assert index.rows(np.array(wanted, dtype=object)).tolist() == [rows.get(name, -1) for name in wanted]
 
 
-def test_integers_are_found_by_text_and_the_other_way_round() -> None:
+def test_integers_are_found_by_text_and_texts_by_integer() -> None:
     assert Names(np.array([3, 7])).rows(["7", "x", None, "3"]).tolist() == [1, -1, -1, 0]
     assert Names(np.array(["3", "7"])).rows([7, 8]).tolist() == [1, -1]
 
 
-def test_what_is_written_unlike_a_number_is_no_integer() -> None:
+def test_texts_that_are_no_canonical_integers_are_not_found() -> None:
     names = Names(np.array([3, 10, 2**62 + 1]))
     assert names.rows(["010", "1_0", " 10", "10"]).tolist() == [-1, -1, -1, 1]
     assert names.rows([3.7, 3.0]).tolist() == [-1, 0]
@@ -33,7 +33,7 @@ def test_what_is_written_unlike_a_number_is_no_integer() -> None:
 
 @pytest.mark.parametrize("widths", [(2, 3), (0, 3), (2, 0)])
 @pytest.mark.parametrize("names", [np.array([1, 5, 9, 2**40]), np.array(["a", "é", "", "b"])])
-def test_items_come_back_as_they_were(tmp_path: Path, names: np.ndarray, widths: tuple[int, int]) -> None:
+def test_items_are_equal_after_write_and_read(tmp_path: Path, names: np.ndarray, widths: tuple[int, int]) -> None:
     generator = np.random.default_rng(0)
     items = ItemTable(
         names,
@@ -49,7 +49,7 @@ def test_items_come_back_as_they_were(tmp_path: Path, names: np.ndarray, widths:
 
 
 @pytest.mark.parametrize("views", [0, 1, 4])
-def test_users_come_back_as_they_were(tmp_path: Path, views: int) -> None:
+def test_users_are_equal_after_write_and_read(tmp_path: Path, views: int) -> None:
     generator = np.random.default_rng(0)
     users = UserTable(
         names=np.array(["x", "y", "z"]),
@@ -72,7 +72,7 @@ def test_users_come_back_as_they_were(tmp_path: Path, views: int) -> None:
     assert [found.seen_of(row).tolist() for row in range(3)] == [[1], [], [2, 0]]
 
 
-def test_users_are_sorted_with_what_they_have_seen() -> None:
+def test_sorted_users_keep_their_seen_items() -> None:
     none = np.empty((3, 0), dtype=np.float32)
     users = UserTable(
         np.array([9, 2, 5]), none, none, none[:, None], np.zeros(3), none[:, None], np.arange(4), [2, 2, 4]

@@ -1,4 +1,4 @@
-"""Features: fitted a batch at a time, encoded as a loop over rows would do it, saved for serving without torch."""
+"""Features are fitted in batches, encoded like a loop over rows, and saved for serving without torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def moments(values: list[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.pstdev(values)
 
 
-def test_encoding_is_what_a_loop_over_rows_gives(encoder: FeatureEncoder, train: list[dict[str, Any]]) -> None:
+def test_encoding_equals_loop_over_rows(encoder: FeatureEncoder, train: list[dict[str, Any]]) -> None:
     words = [word for row in train for word in [*(row["tags"] or []), *(row["genres"] or "").split("|")] if word]
     known = {word for word in words if words.count(word) >= 2}
     mean, deviation = moments([math.log1p(row["price"]) for row in train if row["price"] is not None])
@@ -121,12 +121,12 @@ def test_encoding_is_what_a_loop_over_rows_gives(encoder: FeatureEncoder, train:
         assert numbers[of["plot_missing"]] == (plot is None)
         assert numbers[of["xy"]].tolist() == pytest.approx([row["x"], row.get("y") or 0.0], abs=1e-6)
     rest = encoder.encode("items", rows[7:9])
-    np.testing.assert_array_equal(rest.ids, ids[7:9])  # not a function of the other rows
+    np.testing.assert_array_equal(rest.ids, ids[7:9])  # does not depend on the other rows
     views = encoder.encode("history", rows)
     np.testing.assert_array_equal(views.ids, np.concatenate([ids[:, at["film"]], ids[:, at["genres"]]], 1))
 
 
-def test_ids_are_rows_of_their_tables(encoder: FeatureEncoder) -> None:
+def test_encoded_ids_are_within_their_tables(encoder: FeatureEncoder) -> None:
     schema = encoder.schema(groups=("next",))
     assert [feature.name for feature in schema.request] == [
         "country", "age", "at_hour", "at_weekday", "at_month", "at_day",
@@ -139,7 +139,7 @@ def test_ids_are_rows_of_their_tables(encoder: FeatureEncoder) -> None:
                 assert 0 <= here.min() <= here.max() < schema.table(feature.table).rows
 
 
-def test_a_saved_encoder_needs_no_torch(encoder: FeatureEncoder, tmp_path: Path) -> None:
+def test_saved_encoder_needs_no_torch(encoder: FeatureEncoder, tmp_path: Path) -> None:
     encoder.save(tmp_path)
     rows = item_rows(20, 3)
     code = f"""
@@ -161,7 +161,7 @@ print(found.ids.tolist(), "#", found.values.tolist(), "#", encoder.schema().to_d
         FeatureEncoder.load(tmp_path)
 
 
-def test_times_in_any_unit_are_the_same_times() -> None:
+def test_times_in_any_unit_are_equal() -> None:
     moment = dt.datetime(2024, 2, 29, 23, 30, 15, tzinfo=dt.timezone.utc)
     seconds = int(moment.timestamp())
     columns = [
@@ -189,11 +189,11 @@ def test_times_in_any_unit_are_the_same_times() -> None:
         (-20231114, "s"), ("20231114", "yyyymmdd"), (20231114.0, "yyyymmdd"), ("2023-11-14", "datetime"),
     ],
 )  # fmt: skip
-def test_the_unit_of_a_number_follows_from_its_size(number: object, unit: str) -> None:
+def test_unit_of_a_time_follows_from_its_size(number: object, unit: str) -> None:
     assert guess_unit(pa.array([number, None])) == unit
 
 
-def test_numbers_that_are_dates_are_read_as_dates() -> None:
+def test_numbers_written_as_dates_are_read_as_dates() -> None:
     days = [dt.date(1900, 1, 1) + dt.timedelta(days) for days in range(0, 73_000, 37)] + [dt.date(2099, 12, 31)]
     expected = [(day - dt.date(1970, 1, 1)).days * 86_400_000_000 for day in days]
     digits = [int(day.strftime("%Y%m%d")) for day in days]
@@ -211,7 +211,7 @@ def test_numbers_that_are_dates_are_read_as_dates() -> None:
 @pytest.mark.parametrize(
     "wrong", [0, 20230229, 20231301, 20230012, 20231100, 20231132, 21000101, 20231114.5, 1e300, 1699920000]
 )
-def test_a_number_among_dates_that_is_none_is_refused(wrong: float) -> None:
+def test_number_that_is_no_date_in_a_date_column_raises(wrong: float) -> None:
     column = pa.array([20231114.0, 20231115.0, wrong])
     with pytest.raises(ValueError, match=r"'day' has dates written yyyymmdd, and .* is not such a date"):
         microseconds(column, "yyyymmdd", "day")
@@ -235,7 +235,7 @@ NOW = 1_700_000_000
         ([0, 10**8, 10**10], "s", False),
     ],
 )
-def test_times_in_two_units_are_refused(times: Any, unit: str, mixed: bool) -> None:
+def test_check_one_unit(times: Any, unit: str, mixed: bool) -> None:
     converted, _ = microseconds(pa.array(times), unit)
     with pytest.raises(ValueError, match="column 'at' mixes units") if mixed else nullcontext():
         check_one_unit(converted, unit, "at")
@@ -254,12 +254,12 @@ def test_times_in_two_units_are_refused(times: Any, unit: str, mixed: bool) -> N
         ({"user": {"a": "numeric"}, "context": {"a": "numeric"}}, "two request features are called 'a'"),
     ],
 )
-def test_a_wrong_description_is_one_line(plain: dict[str, Any], message: str) -> None:
+def test_invalid_description_raises(plain: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Description.from_plain(plain)
 
 
-def test_columns_that_do_not_fit_their_description_are_one_line() -> None:
+def test_columns_that_do_not_match_their_description_raise() -> None:
     described = Description.from_plain({"items": {"a": "numeric", "v": "vector"}})
     with pytest.raises(ValueError, match=r"column 'a' must have numbers.*describe it as categorical"):
         fit_features(described, {"items": {"a": ["x"], "v": [[1.0]]}})
@@ -271,7 +271,7 @@ def test_columns_that_do_not_fit_their_description_are_one_line() -> None:
     assert encoder.encode("items", {"a": [1]}, partial=True).values.shape == (1, 2)
 
 
-def test_descriptions_survive_yaml() -> None:
+def test_description_is_equal_after_yaml_round_trip() -> None:
     described = Description.from_plain(PLAIN)
     assert Description.from_plain(yaml.safe_load(yaml.safe_dump(described.to_plain(), sort_keys=False))) == described
 
@@ -291,12 +291,12 @@ def test_descriptions_survive_yaml() -> None:
         (pa.nulls(3), None),
     ],
 )
-def test_guesses(values: Any, expected: dict[str, Any] | None) -> None:
+def test_guess_feature_finds_the_kind(values: Any, expected: dict[str, Any] | None) -> None:
     found = guess_feature("x", values).feature
     assert (None if found is None else found.to_plain()) == expected
 
 
-def test_the_schema_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_schema_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "clicks.csv").write_text(
         "userId,movieId,timestamp,device\n" + "1,7,881250949,tv\n2,8,881250950,web\n" * 30
     )
@@ -305,17 +305,17 @@ def test_the_schema_command_prints_and_writes(tmp_path: Path, capsys: pytest.Cap
     )
     out = tmp_path / "features.yaml"
     assert main(["schema", str(tmp_path), "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "user = userId, item = movieId, time = timestamp" in said
+    output = capsys.readouterr().out
+    assert "user = userId, item = movieId, time = timestamp" in output
     described = Description.read(out)
     assert [feature.name for feature in described.items] == ["movieId", "genres"]
     assert described.items[1].separator == "|"
     assert not described.context  # device may be known only afterwards
-    assert "device" in said
+    assert "device" in output
     assert main(["schema", str(tmp_path / "no.csv")]) == 2
 
 
-def test_tables_of_times_buckets_and_vocabularies_never_share_a_name() -> None:
+def test_tables_of_times_buckets_and_vocabularies_have_different_names() -> None:
     described = Description.from_plain(
         {
             "user": {"hour": "categorical", "price": {"kind": "numeric", "transform": "bucketise", "buckets": 16}},
@@ -343,7 +343,7 @@ def test_tables_of_times_buckets_and_vocabularies_never_share_a_name() -> None:
         assert most < size[feature.table or ""], feature
 
 
-def test_any_column_can_be_a_table_of_a_model() -> None:
+def test_any_column_name_can_name_a_table_of_a_model() -> None:
     torch = pytest.importorskip("torch")
     names = ["item.id", "_x", *(name for name in dir(torch.nn.ModuleDict()) if not name.startswith("_"))]
     encoder = fit_features(Description.from_plain({"items": names}), {"items": {name: ["a", "b"] for name in names}})
@@ -354,7 +354,7 @@ def test_any_column_can_be_a_table_of_a_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("description", "said"),
+    ("description", "message"),
     [
         ({"items": {"a": {"kind": "numeric", "buckets": "many"}}}, "buckets 'many'; it must be a whole number"),
         ({"items": {"a": {"kind": "bag", "size": "2"}}}, "size '2'; it must be a whole number"),
@@ -364,15 +364,15 @@ def test_any_column_can_be_a_table_of_a_model() -> None:
         ({"items": ["a"], "tables": ["a"]}, "tables must map"),
     ],
 )
-def test_wrong_types_in_a_description_are_one_error(description: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_wrong_types_in_a_description_raise(description: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Description.from_plain(description)
 
 
-def test_bytes_are_left_out_of_a_guess() -> None:
+def test_guess_feature_skips_bytes() -> None:
     assert guess_feature("picture", pa.array([b"\xff\xd8", b"\xff\x00"])).feature is None
 
 
-def test_times_of_two_units_in_one_column_do_not_wrap() -> None:
+def test_times_of_two_units_in_one_column_raise() -> None:
     with pytest.raises(ValueError, match="'at' has a value that is not a time: overflow"):
         microseconds(pa.array([1700000000, 1700000000000000]), "s", "at")

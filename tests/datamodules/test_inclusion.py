@@ -1,4 +1,4 @@
-"""Corrections for sampled negatives against closed forms: every course of the drawing, every subset, every integral."""
+"""Corrections for sampled negatives against enumeration of all draws or subsets, and against integrals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUES = [0.7, 1.3, 4.0, 0.2]
         (1e-4, 200, 5),
     ],
 )
-def test_the_series_is_the_mean_over_the_time_of_the_last_draw(share: float, tries: int, waited: float) -> None:
+def test_series_equals_the_mean_over_the_time_of_the_last_draw(share: float, tries: int, waited: float) -> None:
     """E[1 / (1 - exp(-p (G + t)))] for G of distribution Gamma(M), by a sum over a fine grid of G."""
     spread = 12 * math.sqrt(tries) + 40
     g = np.linspace(max(1e-9, tries - spread), tries + spread, 200_001)
@@ -42,12 +42,12 @@ def test_the_series_is_the_mean_over_the_time_of_the_last_draw(share: float, tri
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_dividing_by_the_probability_is_unbiased_by_enumeration(number: int) -> None:
-    """Follow every course of the drawing: which items came in which order, and how many draws it took."""
+def test_weighting_by_inclusion_probability_is_unbiased_by_enumeration(number: int) -> None:
+    """Enumerate all sequences of draws: which items are accepted in which order, after how many draws."""
     total, longest = sum(WEIGHTS) + 2, 200
     share = torch.tensor(WEIGHTS).double().expand(longest, -1) / total
     weight = torch.exp(-log_inclusion(share, torch.arange(longest), torch.zeros(longest))).tolist()
-    chance: dict[tuple[int, ...], float] = {(): 1.0}  # of the items accepted so far, in order, after some draws
+    chance: dict[tuple[int, ...], float] = {(): 1.0}  # probability of the accepted items, in order, after some draws
     estimate, mass = 0.0, 0.0
     for draws in range(1, longest):
         following: dict[tuple[int, ...], float] = {}
@@ -66,8 +66,8 @@ def test_dividing_by_the_probability_is_unbiased_by_enumeration(number: int) -> 
     assert estimate == pytest.approx(sum(VALUES), rel=1e-5)
 
 
-def test_uniform_negatives_give_the_full_softmax_in_the_mean_over_all_subsets() -> None:
-    """The partition function of the corrected softmax, averaged over every set that could have been drawn."""
+def test_corrected_softmax_over_uniform_negatives_equals_full_softmax_in_the_mean() -> None:
+    """Average the partition function of the corrected softmax over every set that can be drawn."""
     generator = torch.Generator().manual_seed(0)
     scores, tau, items, number = torch.randn(7, generator=generator).double(), 0.7, 7, 3
     before = batch_of([[0, 2]]).replace(labels=torch.tensor([[1.0, 0.0]]))
@@ -98,7 +98,7 @@ def test_uniform_negatives_give_the_full_softmax_in_the_mean_over_all_subsets() 
     ids=str,
 )
 def test_sampled_sums_estimate_the_sum_over_all_items(source: Any) -> None:
-    """Many lists, drawn as in training: the mean of sum f_j / q_j is the sum of f over what can be drawn."""
+    """Over many lists drawn as in training, the mean of sum f_j / q_j is the sum of f over all drawable items."""
     lists, items = 8_000, 9
     rng = np.random.default_rng(1)
     own = rng.choice(items, lists, p=np.arange(1, items + 1) / 45)
@@ -119,8 +119,8 @@ def test_sampled_sums_estimate_the_sum_over_all_items(source: Any) -> None:
     assert float(error.mean().abs()) < 4.5 * float(error.std()) / math.sqrt(lists) + 1e-3
 
 
-def test_the_usual_correction_by_the_expected_count_would_not_pass() -> None:
-    """With popular items drawn once at most, n q_j overstates how likely they are: the sum would come out too small."""
+def test_correction_by_the_expected_count_is_biased() -> None:
+    """A popular item is drawn at most once, so n q_j overstates its probability and the sum is too small."""
     weights = torch.tensor([80, 10, 5, 3, 2])
     before = batch_of([[9]] * 4000).replace(request_id=torch.arange(4000))
     counts = torch.cat([weights, torch.zeros(5, dtype=torch.int64)])
@@ -135,7 +135,7 @@ def test_the_usual_correction_by_the_expected_count_would_not_pass() -> None:
 
 
 @pytest.mark.parametrize("source", ["uniform", "popularity"])
-def test_all_items_drawn_is_the_full_softmax(source: Any) -> None:
+def test_correction_is_zero_if_all_items_are_drawn(source: Any) -> None:
     before = batch_of([[1, 2], [3, 0]])
     catalogue = catalogue_of(14, torch.arange(1, 15))
     after = expand(before, 12, seed=0, group=1, source=source, catalogue=catalogue, log_q=True).batch
@@ -143,7 +143,7 @@ def test_all_items_drawn_is_the_full_softmax(source: Any) -> None:
     assert after.log_q.abs().max() < 1e-6
 
 
-def test_parts_of_a_mix_are_distinct_and_come_in_the_given_numbers() -> None:
+def test_mix_of_sources_draws_distinct_items_in_the_given_numbers() -> None:
     lists = [[0, 1], [2, 3], [4, 5], [6, 7]] * 8
     before = batch_of(lists)
     parts: Any = {"in_batch": 3, "popularity": 2, "uniform": 4}
@@ -158,7 +158,7 @@ def test_parts_of_a_mix_are_distinct_and_come_in_the_given_numbers() -> None:
     assert torch.equal(again.item_id[again.candidates], after.item_id[after.candidates])
 
 
-def test_mistakes_in_a_mix_are_named() -> None:
+def test_invalid_mix_raises() -> None:
     with pytest.raises(ValueError, match=r"negative_source must be one of in_batch, .*, got 'hard'"):
         check_mix("hard", 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"how many negatives come from in_batch.*got 'hard': 3"):
@@ -167,8 +167,8 @@ def test_mistakes_in_a_mix_are_named() -> None:
         expand(batch_of([[1, 2]]), 4, seed=0, group=1, source={"uniform": 3}, catalogue=catalogue_of(9))
 
 
-def test_a_race_that_ends_the_draws_is_accounted_for() -> None:
-    """One item has nearly all tickets, so that the others are settled by the race."""
+def test_correction_is_unbiased_if_a_race_replaces_rejection() -> None:
+    """One item has nearly all tickets, so the other items are drawn by the race."""
     lists, counts = 6_000, torch.tensor([4000, 1, 2, 1, 0])
     before = batch_of([[4]] * lists).replace(request_id=torch.arange(lists))
     after = expand(before, 2, seed=3, group=1, source="popularity", catalogue=catalogue_of(5, counts), log_q=True).batch

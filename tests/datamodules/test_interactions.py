@@ -1,4 +1,4 @@
-"""Interactions: no leakage on adversarial data, against a loop over interactions; splits, features, bad input."""
+"""Interactions against a loop over adversarial data without leakage; splits, features, invalid input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPLITS = ("train", "val", "test")
 
 
 def adversarial(seed: int, rows: int = 400) -> pd.DataFrame:
-    """Few users, items and times, so that ties, repeats and exact duplicates are everywhere; rows in no order."""
+    """Return shuffled rows of few users, items and times, with many ties, repeats and exact duplicates."""
     draw = np.random.default_rng(seed)
     frame = pd.DataFrame(
         {
@@ -38,10 +38,10 @@ def adversarial(seed: int, rows: int = 400) -> pd.DataFrame:
 
 
 def expected_requests(frame: pd.DataFrame, options: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return (user, history, positives with labels, had before) of every request, by a loop over interactions.
+    """Return (user, history, positives with labels) of every request, by a loop over interactions.
 
-    Written from the definitions: a positive is not in the history of its request, whose members are all strictly
-    earlier; an item that the user had before is no positive unless repeats are allowed.
+    By definition, the history holds strictly earlier items, and an item that the user had before is a positive only if
+    repeats are allowed.
     """
     found: dict[str, list[Any]] = {split: [] for split in SPLITS}
     window, eval_window = options.get("window", 10), options.get("eval_window")
@@ -96,7 +96,7 @@ def expected_requests(frame: pd.DataFrame, options: dict[str, Any]) -> dict[str,
 
 
 def loaded_requests(data: InteractionsDataModule, split: str) -> list[Any]:
-    """Return the same of what the data module loads, with raw ids."""
+    """Return the requests that the data module loads, with raw ids and the excluded items."""
     users = data.prepared.users["key"]
     encoder, shard = data.prepared.encoder, data.shard(split)
     names = {int(encoder.vocabularies["user"].encode([name])[0]): name for name in ("ann", "bob", "7", "eve")}
@@ -132,7 +132,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda one: "-".join(map(str, one.values())))
-def test_requests_are_what_a_loop_over_interactions_gives(
+def test_requests_equal_loop_over_interactions(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preparation, "ROWS_PER_PART", 150)  # several parts
@@ -141,7 +141,7 @@ def test_requests_are_what_a_loop_over_interactions_gives(
     days = frame.assign(time=frame.time * 86_400)
     given = {"split_column": "split"} if options["split"] == "given" else {}
     plain: dict[str, Any] = {"user": {"user": "categorical"}, "items": {"item": "categorical"}, "history": ["item"]}
-    # In a vocabulary of the training data, items that are new later share a row; here all are told apart.
+    # A vocabulary of the training data maps new items to one row; these tables keep all items distinct.
     plain["tables"] = {"item": {"kind": "dense"}, "user": {"kind": "hash", "rows": 1000}}
     data = InteractionsDataModule(
         interactions=days, weight="weight", features=plain, batch_size=7, history_length=500, eval_negatives=0,
@@ -203,12 +203,12 @@ def small(tmp_path: Path, **options: Any) -> InteractionsDataModule:
     )  # fmt: skip
 
 
-def test_it_keeps_the_contract(tmp_path: Path) -> None:
+def test_interactions_keep_the_contract(tmp_path: Path) -> None:
     check_data_module(lambda: small(tmp_path))
     assert len(list(tmp_path.glob("interactions-*"))) == 1  # prepared once
 
 
-def test_features_are_of_the_right_user_item_and_context(tmp_path: Path) -> None:
+def test_features_belong_to_the_right_user_item_and_context(tmp_path: Path) -> None:
     data = small(tmp_path)
     schema, encoder = data.schema, data.prepared.encoder
     frame, users = data._sources["interactions"], data._sources["users"]
@@ -244,14 +244,14 @@ def test_features_are_of_the_right_user_item_and_context(tmp_path: Path) -> None
     assert set(data.catalogue("train").item_id.tolist()) == train
 
 
-def test_popular_negatives_do_not_ask_the_device_for_their_number(tmp_path: Path) -> None:
+def test_number_of_popularity_tickets_is_known_on_the_host(tmp_path: Path) -> None:
     catalogue = small(tmp_path).catalogue("train", DEVICE)
     with no_host_reads():
         tickets = catalogue.popular.tickets
     assert tickets == small(tmp_path).catalogue("train").popular.tickets
 
 
-def test_negatives_of_training_are_items_of_training(tmp_path: Path) -> None:
+def test_training_negatives_are_items_of_the_training_split(tmp_path: Path) -> None:
     data = small(tmp_path, train_negatives=5)
     known = set(data.catalogue("train").item_id.tolist())
     for batch in data.train_dataloader():
@@ -259,7 +259,7 @@ def test_negatives_of_training_are_items_of_training(tmp_path: Path) -> None:
         assert set(grown.item_id[grown.candidates[grown.mask]].tolist()) <= known
 
 
-def test_a_saved_encoder_is_used_again(tmp_path: Path) -> None:
+def test_saved_encoder_can_be_used_for_newer_data(tmp_path: Path) -> None:
     first = small(tmp_path)
     saved = tmp_path / "encoder"
     first.prepared.encoder.save(saved)
@@ -315,7 +315,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+def test_invalid_input_raises_one_line_and_leaves_no_files(name: str, tmp_path: Path) -> None:
     given, message = BAD[name]
     with pytest.raises(ValueError, match=message) as caught:
         InteractionsDataModule(**{"split": None, **given}, cache_dir=str(tmp_path)).prepare_data()
@@ -323,7 +323,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(name: str, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == []
 
 
-def test_a_folder_or_file_without_interactions_is_named(tmp_path: Path) -> None:
+def test_folder_or_file_without_interactions_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no file that ends in .parquet"):
         InteractionsDataModule(str(tmp_path)).prepare_data()
     with pytest.raises(ValueError, match=r"has no file that ends in .parquet"):
@@ -335,7 +335,7 @@ def test_a_folder_or_file_without_interactions_is_named(tmp_path: Path) -> None:
         InteractionsDataModule(str(tmp_path / "log.csv")).prepare_data()
 
 
-def test_a_context_column_of_another_type_in_a_later_table_is_named(tmp_path: Path) -> None:
+def test_context_column_of_another_type_in_a_later_table_raises(tmp_path: Path) -> None:
     features = {"user": ["user"], "items": ["item"], "context": {"device": "categorical"}}
     tables = [base(device=device)["interactions"] for device in ([1] * 6, ["tv"] * 6, [1] * 6)]
     data = InteractionsDataModule(
@@ -345,7 +345,7 @@ def test_a_context_column_of_another_type_in_a_later_table_is_named(tmp_path: Pa
         data.prepare_data()
 
 
-def test_files_of_splits_and_what_is_left_out(tmp_path: Path) -> None:
+def test_splits_from_files_and_counts_of_skipped_rows(tmp_path: Path) -> None:
     for name, rows in {
         "clicks": "1,5,1,5\n1,6,2,4\n1,7,,5\n,7,2,5\n2,5,3,5\n2,6,4,1\n2,5,3,5\n",
         "val": "1,8,9,4\n",
@@ -363,23 +363,23 @@ def test_files_of_splits_and_what_is_left_out(tmp_path: Path) -> None:
     assert json.loads((data.prepared.folder / "facts.json").read_text()) == facts
     batch = data.shard("test").batch(np.arange(1))
     assert batch.item_id.tolist() == [9]
-    assert batch.history_length.tolist() == [1]  # the rating of 1 is no interaction
+    assert batch.history_length.tolist() == [1]  # a rating of 1 does not count as an interaction
 
 
-def test_prepare_says_what_it_guessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_prints_its_guesses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = "\n".join(f"u{n % 5},i{n % 11},{1_700_000_000_000 + n}" for n in range(60))
     (tmp_path / "log.csv").write_text(f"userId,movieId,timestamp\n{rows}\n")
     command = ["prepare", "--data", "interactions", "--data.root", str(tmp_path / "log.csv")]
     assert main([*command, "--data.cache_dir", str(tmp_path / "cache")]) == 0
-    said = capsys.readouterr().out
-    assert "user = userId, item = movieId, time = timestamp" in said
-    assert "times: milliseconds, 2023-11-14 to 2023-11-14" in said
+    output = capsys.readouterr().out
+    assert "user = userId, item = movieId, time = timestamp" in output
+    assert "times: milliseconds, 2023-11-14 to 2023-11-14" in output
     data = InteractionsDataModule(str(tmp_path / "log.csv"), cache_dir=str(tmp_path / "cache"))
     assert sorted(data.prepared.item_ids.tolist()) == sorted({f"i{n}" for n in range(11)})
     assert main(["prepare", "--data", "interactions", "--data.root", str(tmp_path / "no.csv")]) == 2
 
 
-def test_a_history_that_items_do_not_have_is_an_error_before_training(tmp_path: Path) -> None:
+def test_history_feature_that_items_lack_raises_before_training(tmp_path: Path) -> None:
     features = {"user": ["user"], "history": {"item": "categorical"}}
     data = InteractionsDataModule(interactions=adversarial(0), features=features, cache_dir=str(tmp_path))
     with pytest.raises(ValueError, match="describe it under items"):
@@ -387,7 +387,7 @@ def test_a_history_that_items_do_not_have_is_an_error_before_training(tmp_path: 
 
 
 @pytest.mark.parametrize("table", ["items", "users"])
-def test_a_table_that_has_none_of_the_ids_is_an_error(tmp_path: Path, table: str) -> None:
+def test_table_without_any_of_the_ids_raises(tmp_path: Path, table: str) -> None:
     key = table.removesuffix("s")
     other: Any = {table: pd.DataFrame({key: ["007", "008"], "kind": ["a", "b"]})}
     data = InteractionsDataModule(interactions=adversarial(0), **other, cache_dir=str(tmp_path))
@@ -396,7 +396,7 @@ def test_a_table_that_has_none_of_the_ids_is_an_error(tmp_path: Path, table: str
 
 
 @pytest.mark.parametrize("split", ["time", "given"])
-def test_an_export_gets_each_user_after_the_last_interaction(tmp_path: Path, split: str) -> None:
+def test_export_holds_each_user_after_the_last_interaction(tmp_path: Path, split: str) -> None:
     frame = adversarial(4).drop(columns=["weight"] if split == "given" else ["weight", "split"])
     data = InteractionsDataModule(interactions=frame, history_length=7, cache_dir=str(tmp_path))
     items = data.serving_items()
@@ -413,7 +413,7 @@ def test_an_export_gets_each_user_after_the_last_interaction(tmp_path: Path, spl
         assert users.request[row].tolist() == data.encoder.encode("user", [{"user": name}]).ids[0].tolist()
 
 
-def test_an_export_keeps_the_names_of_items_and_the_newest_context(tmp_path: Path) -> None:
+def test_export_keeps_item_names_and_the_newest_context(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {
             "user": np.repeat([5, 3], 20),
@@ -436,7 +436,7 @@ def test_an_export_keeps_the_names_of_items_and_the_newest_context(tmp_path: Pat
     assert users.request[:, -1].tolist() == wanted[:, 0].tolist()
 
 
-def test_ids_beyond_63_bits_come_back_as_they_were(tmp_path: Path) -> None:
+def test_ids_beyond_63_bits_are_kept(tmp_path: Path) -> None:
     item = [2**64 - 1 - n % 9 if n % 2 else 10**18 + n % 9 for n in range(60)]
     user = [2**63 + n % 3 for n in range(60)]
     table = pa.table({"user": pa.array(user, pa.uint64()), "item": pa.array(item, pa.uint64()), "time": range(60)})

@@ -1,4 +1,4 @@
-"""Logged lists from rows in any order, nested tables and SVMlight files, against loops over the rows and RecFlow."""
+"""Logged lists from rows in any order, nested tables and SVMlight files, against loops and RecFlow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def funnel(requests: int = 60, seed: int = 0) -> list[Row]:
-    """A funnel log, shuffled: three stages, positions of what is shown, a price that changes, a history."""
+    """Return a shuffled funnel log: three stages, positions of shown items, changing prices, a history."""
     draw = random.Random(seed)
     rows: list[Row] = []
     for request in range(requests):
@@ -45,7 +45,7 @@ def funnel(requests: int = 60, seed: int = 0) -> list[Row]:
 
 
 def found_lists(data: CascadeDataModule, split: str) -> dict[int, dict[int, tuple[float, int]]]:
-    """Item -> (label, group) of each request, as the loaders give them."""
+    """Return per request item -> (label, group), as the loaders give them."""
     found: dict[int, dict[int, tuple[float, int]]] = {}
     for batch in data.loader(data.splits[split], training=False):
         for b, request in enumerate(batch.request_id.tolist()):
@@ -68,7 +68,7 @@ def expected_lists(rows: list[Row]) -> dict[str, dict[str, tuple[float, int]]]:
 
 
 @pytest.mark.parametrize("form", ["shuffled rows", "nested", "many parts"])
-def test_lists_are_those_of_a_loop_over_the_rows(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_equal_loop_over_rows(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = funnel()
     table = pa.Table.from_pylist(rows)
     if form == "nested":
@@ -127,14 +127,14 @@ def test_lists_are_those_of_a_loop_over_the_rows(tmp_path: Path, form: str, monk
                 assert views == vocabulary.encode(keys_of(pa.array(history, pa.string())).keys).tolist()
 
 
-def test_the_contract_is_kept(tmp_path: Path) -> None:
+def test_lists_keep_the_contract(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(funnel()), tmp_path / "log.parquet")
     options: dict[str, Any] = {"labels": STAGES, "batch_size": 16, "cache_dir": str(tmp_path / "cache")}
     check_data_module(lambda: ListsDataModule(str(tmp_path / "log.parquet"), **options))
 
 
-def write_rows(root: Path, day: str, data: RecFlowDataModule) -> pa.Table:
-    """One row per (request, item) of a day, read from RecFlow's own files by other means than the data module's."""
+def read_rows(root: Path, day: str, data: RecFlowDataModule) -> pa.Table:
+    """Return one row per (request, item) of a day, read from RecFlow's files without the data module."""
     from recsys_topk.datamodules.recflow.pickles import load_pickle
 
     folder = root / "data" if (root / "data").is_dir() else root
@@ -154,12 +154,12 @@ def write_rows(root: Path, day: str, data: RecFlowDataModule) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def test_a_day_of_recflow_as_rows_gives_the_lists_of_recflow(tmp_path: Path) -> None:
+def test_rows_of_a_recflow_day_give_the_lists_of_recflow(tmp_path: Path) -> None:
     root = simulate(tmp_path / "world", WorldConfig(users=30, items=300, days=3, requests=60))
     recflow = RecFlowDataModule(str(root), cache_dir=str(tmp_path / "days"))
     recflow.prepare_data()
     day = recflow.splits["train"][0]
-    rows = write_rows(Path(root), day, recflow)
+    rows = read_rows(Path(root), day, recflow)
     order = np.random.default_rng(0).permutation(rows.num_rows)
     held_out = pa.Table.from_pylist([
         {"request_id": -1 - number, "video_id": 1, "stage": "rank_neg", "split": split, "position": None}
@@ -193,7 +193,7 @@ def test_svmlight_files_become_dense_vectors(tmp_path: Path, queries: str) -> No
         (tmp_path / f"{name}.txt").write_text(text + "\n")
         if queries == "file":
             (tmp_path / f"{name}.txt.query").write_text("2\n2\n")
-    # Values as they are, so that they can be compared with the lines.
+    # Untransformed values can be compared with the lines.
     features = {"items": {"features": {"kind": "vector", "transform": "none"}}}
     data = ListsDataModule(str(tmp_path), features=features, cache_dir=str(tmp_path / "cache"))
     for split in SPLITS:
@@ -209,7 +209,7 @@ def test_svmlight_files_become_dense_vectors(tmp_path: Path, queries: str) -> No
     assert data.schema.history == ()
 
 
-def test_the_split_by_fraction_depends_on_the_request_alone(tmp_path: Path) -> None:
+def test_split_by_fraction_depends_only_on_the_request(tmp_path: Path) -> None:
     rows = [{key: row[key] for key in ("request_id", "item_id", "price")} | {"label": 1} for row in funnel(400)]
     options: dict[str, Any] = {"val_fraction": 0.2, "test_fraction": 0.3, "cache_dir": str(tmp_path)}
     some = {row["request_id"] for row in rows[:900]}
@@ -225,7 +225,7 @@ def test_the_split_by_fraction_depends_on_the_request_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("rule", ["time", "fraction"])
-def test_lists_that_are_given_for_testing_are_the_only_ones(tmp_path: Path, rule: Any) -> None:
+def test_given_test_lists_are_the_whole_test_split(tmp_path: Path, rule: Any) -> None:
     rows = funnel(80)
     held_out = {row["request_id"] for row in rows[:40]}
     tables = [
@@ -238,9 +238,11 @@ def test_lists_that_are_given_for_testing_are_the_only_ones(tmp_path: Path, rule
     assert drawn[0].isdisjoint(drawn[1])
 
 
-def test_what_is_left_out_is_the_worst_and_is_said(tmp_path: Path) -> None:
+def test_duplicates_and_long_lists_drop_the_worst_items_and_facts_count_them(tmp_path: Path) -> None:
     rows = funnel(30)
-    again = [{**row, "stage": "recalled", "position": None} for row in rows[::3]]  # as funnels log it: a row per stage
+    again = [
+        {**row, "stage": "recalled", "position": None} for row in rows[::3]
+    ]  # one row per stage, as funnels log it
     data = ListsDataModule(
         pa.Table.from_pylist([*again, *rows]),
         labels=STAGES,
@@ -256,9 +258,9 @@ def test_what_is_left_out_is_the_worst_and_is_said(tmp_path: Path) -> None:
             assert sorted((label for label, _ in found.values()), reverse=True) == every[:4]
             assert all(expected[name][ids[item]] == pair for item, pair in found.items())
             cut += len(every[4:])
-    said = "\n".join(data.facts())
-    assert f"{len(again)} repeated rows left out" in said
-    assert f"{cut} items left out of lists longer than 4" in said
+    facts = "\n".join(data.facts())
+    assert f"{len(again)} repeated rows left out" in facts
+    assert f"{cut} items left out of lists longer than 4" in facts
     saved = dict(data.hparams)
     assert saved["left_out"] == ["root"]
     assert saved["labels"] == STAGES
@@ -266,7 +268,7 @@ def test_what_is_left_out_is_the_worst_and_is_said(tmp_path: Path) -> None:
         restore(saved)
 
 
-def test_an_export_gets_the_newest_request_of_each_user(tmp_path: Path) -> None:
+def test_export_holds_the_newest_request_of_each_user(tmp_path: Path) -> None:
     rows = funnel(80)
     data = ListsDataModule(pa.Table.from_pylist(rows), labels=STAGES, history_length=2, cache_dir=str(tmp_path))
     items = data.serving_items()
@@ -283,7 +285,7 @@ def test_an_export_gets_the_newest_request_of_each_user(tmp_path: Path) -> None:
         assert set(items.names[users.seen_of(row)].tolist()) == set(newest["history"]) & set(items.names.tolist())
 
 
-def test_lists_without_users_export_none(tmp_path: Path) -> None:
+def test_lists_without_users_export_no_users(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(funnel()).drop_columns(["user_id"])
     data = ListsDataModule(table, labels=STAGES, cache_dir=str(tmp_path))
     assert data.serving_users(data.serving_items()) is None

@@ -1,4 +1,4 @@
-"""What is wrong with logged lists is said in one line, and nothing half-written stays."""
+"""Invalid logged lists raise a one-line error and leave no partial files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GOOD: dict[str, list[Any]] = {
 
 
 def changed(**columns: Any) -> dict[str, list[Any]]:
-    """The good table with some columns replaced, or left out if None."""
+    """Return the valid table with some columns replaced, or removed if None."""
     return {name: column for name, column in {**GOOD, **columns}.items() if column is not None}
 
 
@@ -81,7 +81,7 @@ MISTAKES: dict[str, tuple[dict[str, list[Any]], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, mistake: str) -> None:
+def test_mistake_raises_one_line_and_leaves_no_files(tmp_path: Path, mistake: str) -> None:
     columns, options, message = MISTAKES[mistake]
     with pytest.raises(ValueError, match=message) as caught:
         ListsDataModule(pa.table(columns), cache_dir=str(tmp_path / "cache"), **options).prepare_data()
@@ -89,7 +89,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, mistake: str) 
     assert [path for path in (tmp_path / "cache").rglob("*") if not path.name.endswith(".lock")] == []
 
 
-def test_one_item_empty_lists_and_missing_numbers_are_no_mistakes(tmp_path: Path) -> None:
+def test_single_items_empty_lists_and_missing_numbers_are_allowed(tmp_path: Path) -> None:
     nested = pa.table({
         "request": [1, 2, 3, 4, 5], "split": ["train", "train", "val", "test", "test"],
         "item": [["a", "b"], [], ["a"], ["c", "a"], None], "label": [[1.0, 0.0], [], [1.0], [0.0, 1.0], None],
@@ -140,14 +140,14 @@ LINES = "1 qid:1 1:2\n0 qid:1 2:1\n"
         (text_file("log.csv", "request,item,label\n"), r"log.csv has no rows"),
     ],
 )
-def test_damaged_files_are_named(tmp_path: Path, write: Callable[[Path], Path], message: str) -> None:
+def test_errors_for_damaged_files_name_the_file(tmp_path: Path, write: Callable[[Path], Path], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         ListsDataModule(str(write(tmp_path)), cache_dir=str(tmp_path / "cache")).prepare_data()
     assert "\n" not in str(caught.value)
     assert [path for path in (tmp_path / "cache").rglob("*") if not path.name.endswith(".lock")] == []
 
 
-def test_lengths_of_lists_must_agree_with_the_rows(tmp_path: Path) -> None:
+def test_lengths_of_lists_must_match_the_rows(tmp_path: Path) -> None:
     path = text_file("rank.train", "1 1:2\n0 2:1\n1 2:2\n")(tmp_path)
     for lengths, message in (("2", "lengths for 2 rows, and .* has more"), ("2\n2", "lengths for 4 rows, and .* has 3"),
                              ("2 x", "one integer per line; got 'x'")):  # fmt: skip

@@ -27,7 +27,7 @@ trainer: {enable_progress_bar: false}
 """
 
 
-def test_a_funnel_log_becomes_a_cascade(
+def test_funnel_log_is_prepared_trained_tested_and_predicted(
     tmp_path: Path, in_process: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -45,7 +45,7 @@ def test_a_funnel_log_becomes_a_cascade(
 
     fitted = in_process(tmp_path, "fit", "--config", "lists.yaml", "--name", "two")
     assert fitted.returncode == 0, fitted.stderr
-    assert "preparing" not in fitted.stdout + fitted.stderr  # it is prepared, with the same options
+    assert "preparing" not in fitted.stdout + fitted.stderr  # already prepared with the same options
     assert "retrieval (two_tower, 30) -> ranking (mlp, 20)" in fitted.stdout
     saved = yaml.safe_load((tmp_path / "runs" / "two" / "config.yaml").read_text())
     assert [stage["kind"] for stage in saved["model"]["stages"]] == ["two_tower", "mlp"]

@@ -33,7 +33,9 @@ def ids(loader: ShardLoader) -> list[list[int]]:
     batch_size=st.integers(1, 20),
     processes=st.integers(1, 4),
 )
-def test_every_request_once_and_every_process_always_has_one(sizes: list[int], batch_size: int, processes: int) -> None:
+def test_plan_covers_every_request_once_and_gives_every_process_one(
+    sizes: list[int], batch_size: int, processes: int
+) -> None:
     slices = plan(sizes, batch_size, processes)
     for day, size in enumerate(sizes):
         covered = [i for piece in slices if piece.shard == day for i in range(piece.start, piece.stop)]
@@ -45,12 +47,12 @@ def test_every_request_once_and_every_process_always_has_one(sizes: list[int], b
     assert [piece.shard for piece in slices] == sorted(piece.shard for piece in slices)
 
 
-def test_a_day_smaller_than_the_number_of_processes_is_refused() -> None:
+def test_day_smaller_than_the_number_of_processes_raises() -> None:
     with pytest.raises(ValueError, match="shard number 1 has 3 requests, too few for 4 processes"):
         plan([10, 3], 2, 4)
 
 
-def test_days_in_order_shuffled_within(day_cache: DayCache) -> None:
+def test_days_come_in_order_and_requests_are_shuffled_within_a_day(day_cache: DayCache) -> None:
     loader = make(day_cache)
     batches = ids(loader)
     assert len(loader) == len(batches) == 10
@@ -78,15 +80,15 @@ def test_epochs_differ_and_are_reproducible(day_cache: DayCache) -> None:
     assert ids(make(day_cache, seed=7)) != epochs[0]
 
 
-def test_a_broken_off_iteration_starts_over(day_cache: DayCache) -> None:
+def test_abandoned_iteration_starts_over(day_cache: DayCache) -> None:
     loader = make(day_cache)
-    everything = ids(make(day_cache))
+    all_batches = ids(make(day_cache))
     next(iter(loader))
-    assert ids(loader) == everything
+    assert ids(loader) == all_batches
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing(day_cache: DayCache, workers: int) -> None:
+def test_batches_do_not_depend_on_the_number_of_workers(day_cache: DayCache, workers: int) -> None:
     alone, together = make(day_cache), make(day_cache, num_workers=workers)
     for a, b in zip(alone, together, strict=True):
         for name in ("request_id", "request", "history", "items", "candidates", "labels", "mask"):
@@ -109,7 +111,7 @@ def test_processes_share_every_batch(day_cache: DayCache, processes: int, traini
 
 @pytest.mark.parametrize("taken", [1, 4, 5, 7])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_resuming_gives_the_batches_that_were_left(day_cache: DayCache, taken: int, workers: int) -> None:
+def test_resume_gives_the_remaining_batches(day_cache: DayCache, taken: int, workers: int) -> None:
     expected = [ids(loader := make(day_cache)), ids(loader)]
     interrupted = make(day_cache, num_workers=workers)
     ids(interrupted)
@@ -126,7 +128,7 @@ def test_resuming_gives_the_batches_that_were_left(day_cache: DayCache, taken: i
     assert len(resumed) == 10
 
 
-def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next(day_cache: DayCache) -> None:
+def test_state_at_the_end_of_an_epoch_resumes_with_the_next(day_cache: DayCache) -> None:
     loader = make(day_cache)
     ids(loader)
     state = loader.state_dict()
@@ -136,7 +138,7 @@ def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next(day_cache: DayCach
     assert ids(resumed) == ids(loader)
 
 
-def test_a_state_that_does_not_fit_is_refused(day_cache: DayCache) -> None:
+def test_state_of_another_batch_size_or_seed_raises(day_cache: DayCache) -> None:
     loader = make(day_cache)
     stream = iter(loader)
     next(stream), next(stream)
@@ -149,7 +151,7 @@ def test_a_state_that_does_not_fit_is_refused(day_cache: DayCache) -> None:
         make(day_cache, seed=1).load_state_dict(loader.state_dict())
 
 
-def test_a_batch_keeps_its_origin_when_moved(day_cache: DayCache) -> None:
+def test_moved_batch_keeps_shard_and_seed(day_cache: DayCache) -> None:
     batch = next(iter(make(day_cache)))
     moved = batch.to("meta")
     assert (moved.shard, moved.draw_seed, moved.training) == (batch.shard, batch.draw_seed, True)

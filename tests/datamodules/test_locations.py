@@ -1,4 +1,4 @@
-"""Paths and URLs: what readers list, open and compare."""
+"""Local paths and URLs can be listed, opened and compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recsys_topk.datamodules.locations import RemotePath, location, version_of
 
 @pytest.fixture
 def bucket() -> Iterator[str]:
-    """A folder of an object store: names with slashes, no folders of their own, no memory mapping."""
+    """A prefix of an object store, which has no real folders and no memory mapping."""
     store = fsspec.filesystem("memory")
     store.pipe({"/bucket/days/2024-01-13.feather": b"one", "/bucket/days/2024-01-14.feather": b"three"})
     yield "memory://bucket"
@@ -42,7 +42,7 @@ def test_remote_files_are_listed_and_opened(bucket: str) -> None:
     assert not (root / "nothing").is_dir()
 
 
-def test_a_file_that_is_written_again_has_another_version(bucket: str, tmp_path: Path) -> None:
+def test_rewritten_file_has_another_version(bucket: str, tmp_path: Path) -> None:
     remote = location(f"{bucket}/days/2024-01-13.feather")
     local = tmp_path / "a"
     for path in (remote, local):
@@ -57,6 +57,6 @@ def test_a_file_that_is_written_again_has_another_version(bucket: str, tmp_path:
     assert version_of(remote) != before
 
 
-def test_unknown_protocol_is_one_error() -> None:
+def test_unknown_protocol_raises() -> None:
     with pytest.raises(ValueError, match="s4://bucket/data: Protocol not known: s4"):
         location("s4://bucket/data")

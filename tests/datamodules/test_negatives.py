@@ -20,7 +20,7 @@ from recsys_topk.datamodules.shard import TensorShard
 
 
 def batch_of(lists: list[list[int]], *, first_request: int = 0, width: int | None = None) -> CascadeBatch:
-    """A batch whose lists hold these item ids; the features of item i are (i + 1, i % 7)."""
+    """Return a batch whose lists hold these item ids; the features of item i are (i + 1, i % 7)."""
     width = width or max((len(row) for row in lists), default=0)
     item_id = sorted({item for row in lists for item in row})
     place = {item: i for i, item in enumerate(item_id)}
@@ -59,7 +59,7 @@ def sampled_ids(before: CascadeBatch, after: CascadeBatch) -> list[list[int]]:
 
 
 def check(before: CascadeBatch, after: CascadeBatch, number: int, group: int) -> None:
-    """What holds for every expansion, whatever its source."""
+    """Check the properties of every expansion, for any source."""
     width = before.candidates.shape[1]
     assert after.candidates.shape == (before.size, width + number)
     for name in ("candidates", "labels", "mask", "group"):
@@ -85,9 +85,7 @@ lists_of_items = st.lists(st.lists(st.integers(0, 29), min_size=0, max_size=6), 
     source=st.sampled_from(["in_batch", "uniform", "popularity"]),
     seed=st.integers(0, 2**62),
 )
-def test_never_an_own_item_never_padding_no_repeats(
-    lists: list[list[int]], number: int, source: Any, seed: int
-) -> None:
+def test_negatives_are_new_distinct_items(lists: list[list[int]], number: int, source: Any, seed: int) -> None:
     before = batch_of(lists, width=7)
     if not before.item_id.numel():
         before = batch_of([*lists, [3]], width=7)
@@ -98,7 +96,7 @@ def test_never_an_own_item_never_padding_no_repeats(
     everything = set(range(30)) if source == "uniform" else set(before.item_id.tolist())
     for row, drawn in enumerate(sampled_ids(before, result.batch)):
         own = set(before.item_id[before.candidates[row][before.mask[row]]].tolist())
-        # A list is filled, or holds everything that there is.
+        # A list is filled, or holds all available items.
         assert len(drawn) == min(number, len(everything - own))
         assert set(drawn) <= everything
     assert 0 <= int(result.rejected) <= int(result.drawn)
@@ -106,7 +104,7 @@ def test_never_an_own_item_never_padding_no_repeats(
 
 @settings(max_examples=60, deadline=None)
 @given(lists=lists_of_items, data=st.data(), source=st.sampled_from(["in_batch", "uniform", "popularity"]))
-def test_variants_of_an_item_are_the_item(lists: list[list[int]], data: Any, source: Any) -> None:
+def test_variants_of_a_list_item_are_not_drawn(lists: list[list[int]], data: Any, source: Any) -> None:
     varied = [[i + VARIANT * data.draw(st.integers(0, 2)) for i in row] for row in [*lists, [1]]]
     before = batch_of(varied, width=7)
     result = expand(before, 12, seed=5, group=2, source=source, catalogue=catalogue_of(30))
@@ -115,8 +113,8 @@ def test_variants_of_an_item_are_the_item(lists: list[list[int]], data: Any, sou
         assert all(item < VARIANT for drawn in sampled_ids(before, result.batch) for item in drawn)
 
 
-def test_drawing_equals_a_plain_loop() -> None:
-    """Accept draws in order, reject own items and repeats: written once more as a loop."""
+def test_draw_distinct_equals_loop() -> None:
+    """The loop accepts draws in order and rejects list items and repeats."""
     own = torch.tensor([[3, 8, 0], [1, 1, 2], [9, 5, 7]])
     mask = torch.tensor([[True, True, False], [True, True, True], [False, False, False]])
     keys = request_keys(11, torch.tensor([100, 200, 300]))
@@ -131,7 +129,7 @@ def test_drawing_equals_a_plain_loop() -> None:
         assert drawn.items[row].tolist() == expected
 
 
-def test_evaluation_draws_depend_on_seed_and_request_only() -> None:
+def test_evaluation_draws_depend_only_on_seed_and_request() -> None:
     rng = np.random.default_rng(0)
     lists = [rng.choice(500, 8, replace=False).tolist() for _ in range(40)]
     catalogue = catalogue_of(500)
@@ -147,8 +145,8 @@ def test_evaluation_draws_depend_on_seed_and_request_only() -> None:
     assert other != expected
 
 
-def test_draws_are_frozen_for_good() -> None:
-    """Numbers that published results depend on; a change here changes every evaluation."""
+def test_draws_never_change() -> None:
+    """Published results depend on these numbers: a change here changes every evaluation."""
     keys = request_keys(42, torch.tensor([1, 10_000_000]))
     assert integers(keys, 0, 4, 1000).tolist() == FROZEN
     # SplitMix64 with state 0: its first outputs are published test vectors.
@@ -173,7 +171,7 @@ def test_uniform_draws_are_uniform() -> None:
     drawn = draw_distinct(Uniform(items, own.device), keys, own, torch.ones_like(own, dtype=torch.bool), number)
     counts = np.bincount(drawn.items.flatten().numpy(), minlength=items)
     assert abs(chi_square(counts, np.full(items, lists * number / items))) < 5
-    # Every place of the list, not only all together; and pairs of neighbouring places are independent.
+    # Uniform at each place of the list too, and neighbouring places are independent.
     for place in (0, 7, 19):
         counts = np.bincount(drawn.items[:, place].numpy(), minlength=items)
         assert abs(chi_square(counts, np.full(items, lists / items))) < 5
@@ -181,7 +179,7 @@ def test_uniform_draws_are_uniform() -> None:
     assert abs(chi_square(pairs, np.full(100, lists / 100))) < 5
 
 
-def test_consecutive_requests_and_seeds_are_unrelated() -> None:
+def test_draws_of_consecutive_requests_and_seeds_are_uncorrelated() -> None:
     ids = torch.arange(5000)
     a, b = integers(request_keys(1, ids), 0, 1, 1 << 20)[:, 0].double(), integers(request_keys(2, ids), 0, 1, 1 << 20)
     neighbours = torch.corrcoef(torch.stack([a[:-1], a[1:]]))[0, 1]
@@ -212,8 +210,8 @@ def test_popular_draws_follow_the_counts() -> None:
     assert abs(chi_square(counts[:5], 20_000 * weight[:5].numpy() / 20)) < 5
 
 
-def test_the_race_has_the_distribution_of_rejection() -> None:
-    """One item has nearly all tickets, so the second draw is settled by the race."""
+def test_race_has_the_distribution_of_rejection_sampling() -> None:
+    """One item has nearly all tickets, so the second item is drawn by the race."""
     tickets = torch.cat([torch.zeros(2_000_000, dtype=torch.int32), torch.tensor([1, 2, 2, 2], dtype=torch.int32)])
     source = Occurrences(tickets, 3)
     keys = request_keys(9, torch.arange(600))
@@ -241,21 +239,21 @@ def test_rejections_are_counted() -> None:
     assert (int(alone.drawn), int(alone.rejected)) == (1, 0)
 
 
-def test_a_single_list_has_no_in_batch_negatives() -> None:
+def test_single_list_has_no_in_batch_negatives() -> None:
     before = batch_of([[4, 5, 6]])
     after = expand(before, 3, seed=0, group=1, source="in_batch").batch
     assert not after.mask[:, 3:].any()
     assert after.group[:, 3:].eq(-1).all()
 
 
-def test_zero_negatives_and_no_lists() -> None:
+def test_zero_negatives_and_empty_batches_are_allowed() -> None:
     before = batch_of([[1, 2]])
     assert expand(before, 0, seed=0, group=1, source="in_batch").batch.candidates.shape == (1, 2)
     none = batch_of([], width=3)
     assert expand(none, 5, seed=0, group=1, catalogue=catalogue_of(9)).batch.candidates.shape == (0, 8)
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_invalid_arguments_raise() -> None:
     batch = batch_of([[1, 2]])
     with pytest.raises(
         ValueError, match=r"^source='uniform' needs the catalogue of the batch's shard; give catalogue="
@@ -271,8 +269,8 @@ def test_wrong_arguments_are_named() -> None:
         expand(batch, -1, seed=0, group=1)
 
 
-def one_by_one(items: int, key: torch.Tensor, own: set[int], number: int) -> list[int]:
-    """Look at the draws of a request in order and keep those that are new, as the definition says."""
+def draw_by_loop(items: int, key: torch.Tensor, own: set[int], number: int) -> list[int]:
+    """Return the first new items among the draws of a request, in order, by the definition."""
     kept: dict[int, None] = {}
     for item in integers(key[None], 0, 16 * number, items)[0].tolist():
         if item not in own:
@@ -283,17 +281,17 @@ def one_by_one(items: int, key: torch.Tensor, own: set[int], number: int) -> lis
 
 
 @pytest.mark.parametrize(("items", "number"), [(50, 20), (26_000, 24_000), (300_000, 60_000)])
-def test_many_negatives_are_those_of_the_definition(items: int, number: int) -> None:
-    """Above 65,536 columns the position of a draw needs more than 16 bits."""
+def test_many_negatives_equal_loop(items: int, number: int) -> None:
+    """With more than 65,536 columns the position of a draw needs more than 16 bits."""
     keys = request_keys(5, torch.tensor([3, 4]))
     own = torch.tensor([[1, 2, 3], [7, 8, 9]])
     drawn = draw_distinct(Uniform(items, own.device), keys, own, torch.ones_like(own, dtype=torch.bool), number)
     assert drawn.mask.all()
     for row in range(2):
-        assert drawn.items[row].tolist() == one_by_one(items, keys[row], set(own[row].tolist()), number)
+        assert drawn.items[row].tolist() == draw_by_loop(items, keys[row], set(own[row].tolist()), number)
 
 
-def test_a_list_may_be_longer_than_65536() -> None:
+def test_list_may_be_longer_than_65536() -> None:
     own = torch.arange(70_000)[None]
     drawn = draw_distinct(Uniform(70_100, own.device), request_keys(5, torch.tensor([3])), own, own >= 0, 100)
     assert drawn.mask.all()
@@ -308,7 +306,7 @@ def test_a_list_may_be_longer_than_65536() -> None:
     source=st.sampled_from(["in_batch", "uniform", "popularity"]),
     size=st.sampled_from([30, 2000]),
 )
-def test_without_reading_on_the_host_the_same_items_are_drawn(
+def test_draws_without_host_reads_are_the_same(
     lists: list[list[int]], data: Any, number: int, source: Any, size: int
 ) -> None:
     varied = data.draw(st.booleans())
@@ -337,11 +335,11 @@ def test_excluded_items_are_never_drawn(source: Any) -> None:
     after = expand(before, 12, seed=3, group=1, source=source, catalogue=catalogue_of(10), excluded=excluded).batch
     check(before, after, 12, 1)
     for row, drawn in enumerate(sampled_ids(before, after)):
-        # All that is left is drawn, so nothing else may be missing.
+        # All other items are drawn, so only excluded items may be missing.
         assert sorted(drawn) == sorted(set(range(10)) - set(lists[row]) - set(excluded[row].tolist()))
 
 
-def test_a_shard_says_what_its_requests_exclude() -> None:
+def test_batches_hold_the_excluded_items_of_their_requests() -> None:
     catalogue, lists = catalogue_of(6), torch.tensor([[0, 1], [2, -1], [3, 4]])
     excluded = torch.tensor([[5, -1], [0, 1], [-1, -1]])
     shard = TensorShard("test", catalogue, torch.arange(3), lists, lists.float(), excluded=excluded)

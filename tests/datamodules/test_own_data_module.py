@@ -1,4 +1,4 @@
-"""The example of docs/data.md trains, as written, and keeps the contract."""
+"""The example in docs/data.md trains as written and keeps the contract."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ print("done")
 """
 
 
-def test_the_example_trains_and_keeps_the_contract(tmp_path: Path) -> None:
+def test_docs_example_trains_and_keeps_the_contract(tmp_path: Path) -> None:
     (code,) = (
         block for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "class Films" in block
     )

@@ -1,4 +1,4 @@
-"""The five commands of docs/own-data.md, as they stand there, on a CSV of three columns that this test makes."""
+"""The five commands in docs/own-data.md run as written, on a CSV of three columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
 
 
 def write_clicks(path: Path, users: int = 60, items: int = 90, clicks: int = 24) -> None:
-    """Write clicks of users who like one of three kinds of items, which are equally popular."""
+    """Write clicks of users who each like one of three equally popular kinds of items."""
     draw = np.random.default_rng(0)
     rows = []
     for user in range(users):
@@ -26,21 +26,23 @@ def write_clicks(path: Path, users: int = 60, items: int = 90, clicks: int = 24)
     path.write_text("\n".join(["user_id,item_id,timestamp", *lines]) + "\n")
 
 
-def test_the_five_commands(tmp_path: Path, in_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_five_commands_run_and_beat_popularity(
+    tmp_path: Path, in_process: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     (block,) = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)[:1]
     commands = [shlex.split(line) for line in block.splitlines()]
     assert [command[:2] for command in commands] == [
         ["recsys-topk", name] for name in ("schema", "prepare", "fit", "test", "predict")
     ]
     write_clicks(tmp_path / "clicks.csv")
-    said = {}
+    output = {}
     for command in commands:
         done = in_process(tmp_path, *command[1:])
         assert done.returncode == 0, done.stderr
-        said[command[1]] = done.stdout
-    assert "user = user_id, item = item_id, time = timestamp" in said["schema"]
-    assert "1,440 interactions of 60 users with 90 items" in said["prepare"]
-    assert "times: seconds, 2023-11-14 to 2023-11-26" in said["prepare"]
+        output[command[1]] = done.stdout
+    assert "user = user_id, item = item_id, time = timestamp" in output["schema"]
+    assert "1,440 interactions of 60 users with 90 items" in output["prepare"]
+    assert "times: seconds, 2023-11-14 to 2023-11-26" in output["prepare"]
     (measured,) = (tmp_path / "runs").glob("test-*/corpus.json")
     found = json.loads(measured.read_text())["metrics"]
     others = max(found["recall@20/popularity"], found["recall@20/random"])

@@ -25,7 +25,7 @@ def plain(value: Any) -> Any:
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "float32"])
-def test_arrays_of_every_protocol_read_back(tmp_path: Path, protocol: int, dtype: str) -> None:
+def test_arrays_of_every_protocol_are_read(tmp_path: Path, protocol: int, dtype: str) -> None:
     array = np.arange(12).reshape(3, 4).astype(dtype)
     content = {1: {"a": array, "f": np.asfortranarray(array), "empty": array[:0]}, "n": np.int64(5), "s": "text"}
     path = tmp_path / "a.pkl"
@@ -34,7 +34,7 @@ def test_arrays_of_every_protocol_read_back(tmp_path: Path, protocol: int, dtype
     assert plain(load_pickle(path)) == expected
 
 
-def test_arrays_written_by_numpy_1_read_back(tmp_path: Path) -> None:
+def test_arrays_written_by_numpy_1_are_read(tmp_path: Path) -> None:
     content = pickle.dumps({7: np.arange(3)}, protocol=2)
     old = content.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
     assert old != content
@@ -44,7 +44,7 @@ def test_arrays_written_by_numpy_1_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("home", ["utils", "__mp_main__", "models"])
 @pytest.mark.parametrize("name", ["defaultdict_tuple", "defaultdict_str"])
-def test_default_factories_of_the_research_code_are_harmless(
+def test_default_factories_of_the_research_code_are_not_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, name: str
 ) -> None:
     module = types.ModuleType(home)
@@ -86,9 +86,7 @@ def attacks(marker: Path) -> list[Any]:
 
 @pytest.mark.parametrize("number", range(7))
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-def test_a_pickle_that_would_run_a_command_is_refused_and_does_not_run_it(
-    tmp_path: Path, number: int, protocol: int
-) -> None:
+def test_pickle_that_runs_a_command_raises_without_running_it(tmp_path: Path, number: int, protocol: int) -> None:
     marker = tmp_path / "ran"
     path = tmp_path / "attack.pkl"
     try:
@@ -101,7 +99,7 @@ def test_a_pickle_that_would_run_a_command_is_refused_and_does_not_run_it(
 
 
 @pytest.mark.parametrize("value", [OrderedDict(a=1), Path("/tmp"), complex(1, 2), {1, 2}])
-def test_classes_that_the_format_has_no_use_for_are_named(tmp_path: Path, value: Any) -> None:
+def test_error_names_classes_that_the_format_does_not_use(tmp_path: Path, value: Any) -> None:
     path = tmp_path / "other.pkl"
     path.write_bytes(pickle.dumps(value, protocol=2))
     with pytest.raises(FormatError, match=r"other\.pkl asks for"):
@@ -109,7 +107,7 @@ def test_classes_that_the_format_has_no_use_for_are_named(tmp_path: Path, value:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04", b"not a pickle", pickle.dumps({1: np.arange(9)})[:-20]])
-def test_a_truncated_pickle_is_named(tmp_path: Path, content: bytes) -> None:
+def test_error_for_truncated_pickle_names_the_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "cut.pkl"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"cut\.pkl is not a whole pickle"):

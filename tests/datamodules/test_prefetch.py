@@ -1,4 +1,4 @@
-"""The order of copies and computation, with a copier that keeps a diary; copies on a GPU were not run."""
+"""The order of copies and computation, with a copier that records its calls. Copies to a GPU are not tested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recsys_topk.datamodules.prefetch import copier_for, prefetched
 from tests.cascades.batches import random_batch, recflow_like_schema
 
 
-class Diary:
+class RecordingCopier:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -30,21 +30,21 @@ def batches(number: int) -> list[CascadeBatch]:
     return [made.replace(request_id=torch.tensor([i, i])) for i in range(number)]
 
 
-def test_the_next_copy_begins_before_a_batch_is_used() -> None:
-    diary = Diary()
-    for batch in prefetched(batches(3), diary):
-        diary.lines.append(f"use {int(batch.request_id[0])}")
-    assert diary.lines == [
+def test_next_copy_starts_before_a_batch_is_used() -> None:
+    copier = RecordingCopier()
+    for batch in prefetched(batches(3), copier):
+        copier.lines.append(f"use {int(batch.request_id[0])}")
+    assert copier.lines == [
         "start 0", "start 1", "finish 0", "use 0", "start 2", "finish 1", "use 1", "finish 2", "use 2",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_few_batches(number: int) -> None:
-    assert len(list(prefetched(batches(number), Diary()))) == number
+def test_zero_or_one_batch(number: int) -> None:
+    assert len(list(prefetched(batches(number), RecordingCopier()))) == number
 
 
-def test_a_cpu_copies_nothing() -> None:
+def test_batches_on_a_cpu_are_not_copied() -> None:
     assert copier_for(torch.device("cpu")) is None
     given = batches(2)
     assert all(a is b for a, b in zip(prefetched(given, None), given, strict=True))

@@ -1,4 +1,4 @@
-"""Two processes under Lightning's DDP: every request once, in training and in testing."""
+"""Two processes with Lightning's DDP see every request once, in training and in testing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ with open(f"{out}/{trainer.global_rank}.json", "w") as file:
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_days(world_root: Path, tmp_path: Path) -> None:
+def test_two_processes_see_every_request_once(world_root: Path, tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(world_root), str(tmp_path / "cache"), str(tmp_path)]

@@ -1,4 +1,4 @@
-"""One test for each peculiarity of RecFlow's files."""
+"""One test per peculiarity of RecFlow's files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def batch_of(day: Any, maker: BatchMaker = TWO) -> ShardBatch:
 
 
 def videos(batch: ShardBatch, row: int) -> list[int]:
-    """The raw video ids of a list, in order, padding left out."""
+    """Return the raw video ids of a list, in order, without padding."""
     return batch.item_id[batch.candidates[row][batch.mask[row]]].tolist()
 
 
@@ -68,7 +68,7 @@ def test_rank_index_may_start_at_zero(hand_made: HandMade, prepared: Prepare) ->
     assert batch_of(prepared(hand_made)).labels[0, :10].tolist() == list(range(30, 20, -1))
 
 
-def test_an_empty_slot_is_inert_and_not_the_best(hand_made: HandMade, prepared: Prepare) -> None:
+def test_empty_slot_is_masked_with_label_0(hand_made: HandMade, prepared: Prepare) -> None:
     batch = batch_of(prepared(hand_made))
     assert batch.labels[1, :10].tolist() == [29, 28, *[0] * 8]
     assert batch.mask[1].tolist() == [True] * 2 + [False] * 8 + ([True] + [False] * 9) * 3
@@ -79,7 +79,7 @@ def test_an_empty_slot_is_inert_and_not_the_best(hand_made: HandMade, prepared: 
     assert 99 in videos(batch, 1)
 
 
-def test_a_stage_may_be_absent(hand_made: HandMade, prepared: Prepare) -> None:
+def test_stage_may_be_absent(hand_made: HandMade, prepared: Prepare) -> None:
     del hand_made.stages[501]["rank_neg"]
     batch = batch_of(prepared(hand_made))
     assert not batch.mask[1, 10:20].any()
@@ -87,12 +87,12 @@ def test_a_stage_may_be_absent(hand_made: HandMade, prepared: Prepare) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (0,)])
-def test_a_stage_may_be_an_empty_array(hand_made: HandMade, prepared: Prepare, shape: tuple[int, ...]) -> None:
+def test_stage_may_be_an_empty_array(hand_made: HandMade, prepared: Prepare, shape: tuple[int, ...]) -> None:
     hand_made.stages[501]["coarse_neg"] = np.empty(shape, dtype=np.int64)
     assert videos(batch_of(prepared(hand_made)), 1) == [11, 2, 21, 99]
 
 
-def test_a_stage_with_more_than_ten_items_is_cut(hand_made: HandMade, prepared: Prepare) -> None:
+def test_stage_with_more_than_ten_items_is_cut(hand_made: HandMade, prepared: Prepare) -> None:
     rows = [hand_made.stage_row(v) for v in range(70, 83)]
     hand_made.stages[501]["prerank_neg"] = np.array(rows)
     batch = batch_of(prepared(hand_made))
@@ -107,7 +107,7 @@ def test_dictionaries_may_be_defaultdicts(hand_made: HandMade, prepared: Prepare
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
-def test_arrays_of_any_protocol_integer_type_and_order(
+def test_arrays_may_have_any_protocol_integer_type_and_order(
     hand_made: HandMade, prepared: Prepare, protocol: int, dtype: str
 ) -> None:
     hand_made.protocol = protocol
@@ -127,7 +127,7 @@ def test_arrays_of_any_protocol_integer_type_and_order(
     ],
     ids=["photo_id", "leading space", "photo_id wins"],
 )
-def test_counts_in_every_spelling(hand_made: HandMade, change: Callable[[dict[str, int]], None]) -> None:
+def test_counts_may_have_any_known_spelling(hand_made: HandMade, change: Callable[[dict[str, int]], None]) -> None:
     change(hand_made.counts)
     files = hand_made.write()
     schema = recflow_schema(files.counts, LAYOUTS["two-stage"])
@@ -144,7 +144,7 @@ def test_category_level_one_may_exceed_its_count_by_one(hand_made: HandMade, pre
 
 
 def test_history_is_oldest_first_and_padding_comes_after(hand_made: HandMade, prepared: Prepare) -> None:
-    hand_made.histories[500][:40, 3] = 5  # whatever padding rows hold
+    hand_made.histories[500][:40, 3] = 5  # padding rows may hold any values
     hand_made.histories[500][:40, 0] = 77
     batch = batch_of(prepared(hand_made))
     assert batch.history_length.tolist() == [3, 0]
@@ -164,7 +164,7 @@ def test_views_need_not_be_the_last_rows(hand_made: HandMade, prepared: Prepare)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 10, 60])
-def test_history_keeps_the_newest(hand_made: HandMade, prepared: Prepare, length: int) -> None:
+def test_history_keeps_the_newest_views(hand_made: HandMade, prepared: Prepare, length: int) -> None:
     batch = batch_of(prepared(hand_made), BatchMaker(LAYOUTS["two-stage"], length))
     kept = [60, 61, 62][-length:]
     assert batch.history.shape == (2, length, 5)
@@ -172,7 +172,7 @@ def test_history_keeps_the_newest(hand_made: HandMade, prepared: Prepare, length
     assert batch.history[0, :, 0].tolist() == [v + 1 for v in kept] + [0] * (length - len(kept))
 
 
-def test_a_request_with_two_users_is_two_samples(hand_made: HandMade, prepared: Prepare) -> None:
+def test_request_with_two_users_is_two_samples(hand_made: HandMade, prepared: Prepare) -> None:
     hand_made.rows.append({**hand_made.rows[0], "user_id": 9})
     batch = batch_of(prepared(hand_made))
     assert batch.request_id.tolist() == [500, 501, 500]
@@ -187,7 +187,7 @@ def test_rows_of_a_request_need_not_be_together(hand_made: HandMade, prepared: P
     assert batch.labels[0, 0] == 29
 
 
-def test_an_item_with_changing_features_has_a_pool_row_for_each(hand_made: HandMade, prepared: Prepare) -> None:
+def test_item_with_changing_features_has_one_pool_row_per_variant(hand_made: HandMade, prepared: Prepare) -> None:
     hand_made.stages[501]["rank_pos"][1, 1] = 40  # video 2 by another author than in request 500
     batch = batch_of(prepared(hand_made))
     first, second = batch.candidates[0, 1], batch.candidates[1, 1]
@@ -230,8 +230,8 @@ def test_column_names_may_have_spaces_around_them(hand_made: HandMade, prepared:
         RecFlowFiles(hand_made.folder).read("2024-01-13")
 
 
-def test_data_on_another_file_system(hand_made: HandMade, prepared: Prepare, tmp_path: Path) -> None:
-    """An object store in memory: no folders of its own, no memory mapping, no modification time in ns."""
+def test_data_can_be_on_another_file_system(hand_made: HandMade, prepared: Prepare, tmp_path: Path) -> None:
+    """An object store in memory has no real folders, no memory mapping and no modification time in ns."""
     before = batch_of(prepared(hand_made))
     store = fsspec.filesystem("memory")
     store.put(str(hand_made.folder), "/bucket/recflow", recursive=True)
@@ -244,7 +244,7 @@ def test_data_on_another_file_system(hand_made: HandMade, prepared: Prepare, tmp
             assert torch.equal(getattr(after, name), getattr(before, name))
         folder = cache.path(files.days[0])
         store.pipe("/bucket/recflow/data/request_id_dict/2024-01-13.pkl", pickle.dumps(print))
-        assert cache.path(files.days[0]) != folder  # another file, so another cache
+        assert cache.path(files.days[0]) != folder  # a changed file gets a new cache
         with pytest.raises(FormatError, match=r"memory:///bucket/.*2024-01-13.pkl asks for builtins.print"):
             cache.prepare(files.days)
         store.rm("/bucket/recflow/data/seq_effective_50_dict", recursive=True)
@@ -256,7 +256,7 @@ def test_data_on_another_file_system(hand_made: HandMade, prepared: Prepare, tmp
         RecFlowFiles("memory://bucket/recflow")
 
 
-def test_nobody_has_a_history(hand_made: HandMade, prepared: Prepare) -> None:
+def test_all_histories_may_be_empty(hand_made: HandMade, prepared: Prepare) -> None:
     for views in hand_made.histories.values():
         views[:] = 0
     batch = batch_of(prepared(hand_made))
@@ -264,13 +264,13 @@ def test_nobody_has_a_history(hand_made: HandMade, prepared: Prepare) -> None:
     assert (batch.history == torch.tensor([0, 0, 0, 2, 0])).all()
 
 
-def test_a_request_without_items_is_an_empty_list(hand_made: HandMade, prepared: Prepare) -> None:
+def test_request_without_items_is_an_empty_list(hand_made: HandMade, prepared: Prepare) -> None:
     hand_made.stages[501] = {}
     day = prepared(hand_made)
     batch = TWO.make(day, np.array([1]))
     assert not batch.mask.any()
     assert batch.candidates.eq(0).all()
-    assert batch.items.shape == (1, 8)  # padding has a row to point at
+    assert batch.items.shape == (1, 8)  # padding needs one row
     after = expand(
         batch.plain(), 3, seed=1, group=4, catalogue=DayShard(day, TWO).catalogue(), pool_rows=batch.pool_rows
     ).batch

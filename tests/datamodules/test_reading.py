@@ -1,4 +1,4 @@
-"""Tables of every format are the same rows; bad ones are one clear line."""
+"""Every table format gives the same rows; invalid tables raise a one-line error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parts(folder: Path) -> str:
     return str(folder)
 
 
-def written(name: str, content: str | bytes) -> Callable[[Path], Any]:
+def text_source(name: str, content: str | bytes) -> Callable[[Path], Any]:
     def write(folder: Path) -> Path:
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
         return folder / name
@@ -48,7 +48,7 @@ def written(name: str, content: str | bytes) -> Callable[[Path], Any]:
     return write
 
 
-def saved(save: Callable[[Any, str], None], name: str) -> Callable[[Path], Any]:
+def arrow_source(save: Callable[[Any, str], None], name: str) -> Callable[[Path], Any]:
     def write(folder: Path) -> str:
         save(pa.Table.from_pylist(ROWS), str(folder / name))
         return str(folder / name)
@@ -57,14 +57,14 @@ def saved(save: Callable[[Any, str], None], name: str) -> Callable[[Path], Any]:
 
 
 SOURCES: dict[str, Callable[[Path], Any]] = {
-    "parquet": saved(pq.write_table, "rows.parquet"),
-    "feather": saved(pyarrow.feather.write_feather, "rows.feather"),
+    "parquet": arrow_source(pq.write_table, "rows.parquet"),
+    "feather": arrow_source(pyarrow.feather.write_feather, "rows.feather"),
     "folder": parts,
-    "csv": written("rows.csv", text(",")),
-    "semicolons": written("rows.csv", text(";")),
-    "windows": written("rows.csv", b"\xef\xbb\xbf" + text(",").replace("\n", "\r\n").encode()),
-    "tsv.gz": written("rows.tsv.gz", gzip.compress(text("\t").encode())),
-    "jsonl": written("rows.jsonl", "\n".join(map(json.dumps, ROWS))),
+    "csv": text_source("rows.csv", text(",")),
+    "semicolons": text_source("rows.csv", text(";")),
+    "windows": text_source("rows.csv", b"\xef\xbb\xbf" + text(",").replace("\n", "\r\n").encode()),
+    "tsv.gz": text_source("rows.tsv.gz", gzip.compress(text("\t").encode())),
+    "jsonl": text_source("rows.jsonl", "\n".join(map(json.dumps, ROWS))),
     "address": in_memory_file_system,
     "pandas": lambda folder: pd.DataFrame(ROWS),
     "pandas categories": lambda folder: pd.DataFrame(ROWS).astype({"item": "category"}),
@@ -99,8 +99,8 @@ def test_atomic_files_have_types_and_sequences(tmp_path: Path) -> None:
     ]
 
 
-def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
-    path = written("rows.csv", text(","))(tmp_path)
+def test_fingerprint_changes_with_the_content(tmp_path: Path) -> None:
+    path = text_source("rows.csv", text(","))(tmp_path)
     before = open_table(path).fingerprint()
     assert open_table(path).fingerprint() == before
     path.write_text(text(",") + "1,i1,2\n")
@@ -136,29 +136,29 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "damaged": (cut_parquet, "cut.parquet cannot be read: .*damaged"),
     "damaged inside": (damaged_parquet, "inside.parquet cannot be read: .*damaged"),
     "no rows": (lambda folder: pa.table({"a": pa.array([], pa.int64())}), "has no rows"),
-    "header only": (written("a.csv", "user,item\n"), "a.csv has no rows"),
-    "empty": (written("a.csv", ""), "a.csv has no header line"),
-    "no header": (written("a.csv", "1,2\n3,4\n"), "begins with '1,2' instead of the names"),
-    "ragged": (written("a.csv", "user,item\n1,2\n3\n"), "Expected 2 columns, got 1"),
-    "mixed types": (written("a.jsonl", '{"a": 1}\n{"a": "x"}\n'), "changed from number to string.*mixes types"),
+    "header only": (text_source("a.csv", "user,item\n"), "a.csv has no rows"),
+    "empty": (text_source("a.csv", ""), "a.csv has no header line"),
+    "no header": (text_source("a.csv", "1,2\n3,4\n"), "begins with '1,2' instead of the names"),
+    "ragged": (text_source("a.csv", "user,item\n1,2\n3\n"), "Expected 2 columns, got 1"),
+    "mixed types": (text_source("a.jsonl", '{"a": 1}\n{"a": "x"}\n'), "changed from number to string.*mixes types"),
     "mixed objects": (lambda folder: pd.DataFrame({"a": [1, "x"]}), "mixes types"),
     "mixed formats": (mixed_folder, "has files of several formats"),
-    "unknown ending": (written("model.ckpt", "x"), "has an unknown ending; known: .parquet"),
-    "twice": (written("a.csv", "user,user\n1,2\n"), "multiple columns named user; rename one"),
+    "unknown ending": (text_source("model.ckpt", "x"), "has an unknown ending; known: .parquet"),
+    "twice": (text_source("a.csv", "user,user\n1,2\n"), "multiple columns named user; rename one"),
     "other type": (lambda folder: 3, "a table must be a path.*got int"),
     "splits": (lambda folder: datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)), "its splits: train"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_tables_are_one_line(name: str, tmp_path: Path) -> None:
+def test_invalid_tables_raise_one_line(name: str, tmp_path: Path) -> None:
     make, message = BAD[name]
     with pytest.raises(ValueError, match=message) as caught:
         list(open_table(make(tmp_path)).batches())
     assert "\n" not in str(caught.value)
 
 
-def test_types_that_change_late_are_one_line_with_a_way_out(tmp_path: Path) -> None:
+def test_column_that_changes_type_late_raises_unless_its_type_is_given(tmp_path: Path) -> None:
     path = tmp_path / "late.csv"
     path.write_text("user,item\n" + "1,2\n" * 1_100_000 + "x,3\n")
     with pytest.raises(ValueError, match="invalid value 'x'; a column mixes types"):
@@ -166,12 +166,12 @@ def test_types_that_change_late_are_one_line_with_a_way_out(tmp_path: Path) -> N
     assert sum(batch.num_rows for batch in open_table(path, {"user": "string"}).batches()) == 1_100_001
 
 
-def test_a_missing_column_is_named_with_the_nearest() -> None:
+def test_error_for_missing_column_suggests_the_nearest() -> None:
     with pytest.raises(ValueError, match="no column 'usr'; did you mean 'user'"):
         open_table(pa.Table.from_pylist(ROWS)).require(["usr"])
 
 
-def test_files_of_text_with_other_headers_are_an_error(tmp_path: Path) -> None:
+def test_text_files_with_different_headers_raise(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("user,item\n1,2\n")
     (tmp_path / "b.csv").write_text("item,user\n2,1\n")
     with pytest.raises(ValueError, match="must have the same header"):
@@ -183,7 +183,7 @@ def test_numbers_with_leading_zeros_stay_text(tmp_path: Path) -> None:
     assert open_table(tmp_path).head(9).to_pydict() == {"user": ["007", "7"], "item": [0, 10], "price": [0.5, 1.5]}
 
 
-def test_text_that_is_not_utf8_says_what_to_do(tmp_path: Path) -> None:
+def test_error_for_text_that_is_not_utf8_names_the_fix(tmp_path: Path) -> None:
     for number, lines in enumerate((1, 5000)):
         path = tmp_path / f"{number}.csv"
         path.write_bytes(b"user,item\n" + b"1,2\n" * lines + "1,é\n".encode("latin-1"))

@@ -32,7 +32,7 @@ def make(world_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 class Recorder(LightningModule):
-    """Learns nothing to speak of, and remembers what it was given."""
+    """Learns nothing, and records its batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def fingerprint(batch: CascadeBatch) -> tuple[Any, ...]:
     return batch.request_id.tolist(), batch.item_id[batch.candidates].tolist(), batch.mask.tolist()
 
 
-def test_schema_before_anything_is_prepared(world_root: Path, tmp_path: Path) -> None:
+def test_schema_is_known_before_preparation(world_root: Path, tmp_path: Path) -> None:
     data = RecFlowDataModule(root=str(world_root), cache_dir=str(tmp_path), layout="three-stage")
     schema = data.schema
     assert list(tmp_path.iterdir()) == []
@@ -98,7 +98,7 @@ def test_ids_fit_their_tables(make: Any) -> None:
                 assert values.max() < schema.table(feature.table).rows
 
 
-def test_days_by_default_and_by_option(make: Any) -> None:
+def test_days_follow_the_default_or_the_options(make: Any) -> None:
     days = ("2024-01-13", "2024-01-14", "2024-01-15", "2024-01-16")
     assert make().splits == {"train": days[:2], "val": days[2:3], "test": days[3:]}
     chosen = make(train_days="2024-01-14:2024-01-15", val_days="2024-01-16", test_days="2024-01-13").splits
@@ -107,7 +107,7 @@ def test_days_by_default_and_by_option(make: Any) -> None:
         make(test_days="2024-02-04")
 
 
-def test_too_few_days_to_split_are_not_shared_silently(tmp_path: Path) -> None:
+def test_too_few_days_to_split_raise(tmp_path: Path) -> None:
     root = simulate(tmp_path / "world", replace(SMALL, days=2, requests=20))
     with pytest.raises(ValueError, match="hold 2024-01-13 and 2024-01-14, too few to set apart"):
         _ = RecFlowDataModule(root=str(root)).splits
@@ -116,7 +116,7 @@ def test_too_few_days_to_split_are_not_shared_silently(tmp_path: Path) -> None:
     assert chosen.splits == {"train": (first,), "val": (last,), "test": (last,)}
 
 
-def test_what_the_trainer_sees(make: Any, tmp_path: Path) -> None:
+def test_trainer_gets_every_request_with_its_negatives(make: Any, tmp_path: Path) -> None:
     data, model = make(train_negatives=5, eval_negatives=30), Recorder()
     run = trainer(tmp_path, max_epochs=2)
     run.fit(model, data)
@@ -149,7 +149,7 @@ def negatives_by_request(data: RecFlowDataModule) -> dict[int, list[int]]:
     return found
 
 
-def test_evaluation_negatives_are_frozen(make: Any) -> None:
+def test_evaluation_negatives_do_not_depend_on_batching(make: Any) -> None:
     expected = negatives_by_request(make(eval_negatives=40))
     assert len(expected) == 150
     assert negatives_by_request(make(eval_negatives=40, eval_batch_size=7)) == expected
@@ -189,7 +189,7 @@ def test_training_resumes_at_the_exact_batch(make: Any, tmp_path: Path, every: i
     assert [fingerprint(batch) for batch in rest.seen["train"]] == expected[every:]
 
 
-def test_state_without_a_trainer(make: Any) -> None:
+def test_state_resumes_without_a_trainer(make: Any) -> None:
     data = make()
     stream = iter(data.train_dataloader())
     for _ in range(6):
@@ -203,7 +203,7 @@ def test_state_without_a_trainer(make: Any) -> None:
     assert [batch.request_id.tolist() for batch in other.train_dataloader()] == left
 
 
-def test_the_stream_tests_a_day_before_it_trains_on_it(make: Any) -> None:
+def test_stream_tests_a_day_before_training_on_it(make: Any) -> None:
     data = make(eval_negatives=10, train_negatives=2)
     steps = list(DayStream(data))
     assert [step.day for step in steps] == list(data.cache.files.days)
@@ -225,7 +225,7 @@ def test_the_stream_tests_a_day_before_it_trains_on_it(make: Any) -> None:
         DayStream(data, begin="2025-01-01")
 
 
-def test_the_stream_under_a_trainer(make: Any, tmp_path: Path) -> None:
+def test_stream_works_with_a_trainer(make: Any, tmp_path: Path) -> None:
     data = make(eval_negatives=10, train_negatives=2)
     for step in DayStream(data, begin="2024-01-15"):
         model = Recorder()
@@ -240,7 +240,9 @@ def test_the_stream_under_a_trainer(make: Any, tmp_path: Path) -> None:
     assert data.trainer is None
 
 
-def test_without_a_root_a_world_is_simulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_world_is_simulated_once_if_no_root_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     monkeypatch.setenv("RECSYS_TOPK_CACHE", str(tmp_path))
     with caplog.at_level("INFO"):
         data = RecFlowDataModule(world=SMALL)
@@ -254,7 +256,7 @@ def test_without_a_root_a_world_is_simulated_once(tmp_path: Path, monkeypatch: p
     assert len([path for path in (tmp_path / "worlds").iterdir() if path.is_dir()]) == 1
 
 
-def test_wrong_options_are_named(world_root: Path) -> None:
+def test_invalid_options_raise(world_root: Path) -> None:
     with pytest.raises(ValueError, match="unknown layout 'four-stage'; available: two-stage, three-stage"):
         RecFlowDataModule(root=str(world_root), layout="four-stage")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="eval_negatives must not be negative, got -1"):
@@ -272,6 +274,6 @@ print([m for m in ("lightning", "datasets", "pyarrow", "torchrec") if m in sys.m
 """
 
 
-def test_the_batch_needs_torch_only() -> None:
+def test_batch_and_schema_need_only_torch() -> None:
     found = subprocess.run([sys.executable, "-c", _IMPORT], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

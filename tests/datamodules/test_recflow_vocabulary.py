@@ -1,4 +1,4 @@
-"""RecFlow with vocabularies: the same batches as with dense tables, ids renamed; unknown ids; what is cached."""
+"""RecFlow with vocabularies gives the batches of dense tables with other ids; unknown ids; caching."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def columns(data: RecFlowDataModule, loader: Any, field: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("minimum", [1, 4])
-def test_compact_renames_the_dense_ids(make: Any, minimum: int) -> None:
+def test_compact_vocabulary_renumbers_the_dense_ids(make: Any, minimum: int) -> None:
     dense, compact = make(), make(vocabulary=f"compact:min_count={minimum}")
     for field in FIELDS:
         padding = dense.schema.table(field).padding
         shift = 0 if field == "category_level_one" else 1
-        # How often each id occurs in the training days: in lists, in histories and in requests.
+        # Count each id in the lists, histories and requests of the training days.
         times: dict[int, int] = {}
         for shard in map(dense.shard, dense.splits["train"]):
             day = shard.day
@@ -85,13 +85,13 @@ def test_unknown_ids_of_the_test_day_share_a_row(make: Any) -> None:
     assert batch.items.max() < max(table.rows for table in data.schema.tables)
 
 
-def test_small_tables_are_as_before(make: Any) -> None:
+def test_default_vocabulary_of_small_tables_is_dense(make: Any) -> None:
     assert make().schema == make(vocabulary="dense").schema
     assert all("vocabulary" not in table for table in make().schema.to_dict()["tables"])
     assert make().vocabularies["category_level_one"].padding == 2
 
 
-def test_hash_and_dense_by_table(make: Any) -> None:
+def test_vocabulary_can_be_set_per_table(make: Any) -> None:
     data = make(vocabulary={"video_id": "hash:rows=50", "default": "dense"})
     assert data.schema.table("video_id").rows == 50
     assert data.schema.table("user_id") == make().schema.table("user_id")
@@ -100,7 +100,7 @@ def test_hash_and_dense_by_table(make: Any) -> None:
     assert batch.items[:, 0].tolist() == data.vocabularies["video_id"].encode(raw.numpy()).tolist()
 
 
-def test_built_once_and_again_for_other_days(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vocabulary_is_built_once_per_set_of_training_days(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first = make(vocabulary="compact").schema
     monkeypatch.setattr(vocabularies, "_fit", None)
     assert make(vocabulary="compact").schema == first
@@ -112,12 +112,12 @@ def test_built_once_and_again_for_other_days(make: Any, monkeypatch: pytest.Monk
     assert Schema.from_dict(first.to_dict()) == first
 
 
-def test_a_stream_has_one_vocabulary(make: Any) -> None:
+def test_all_days_of_a_stream_have_one_vocabulary(make: Any) -> None:
     data = make(vocabulary="compact")
     assert data.for_day(data.splits["test"][0]).schema == data.schema
 
 
-def test_a_checkpoint_of_another_vocabulary_is_refused(make: Any) -> None:
+def test_checkpoint_of_another_vocabulary_raises(make: Any) -> None:
     one, other = (make(vocabulary="compact", train_days=days) for days in ("2024-01-13", "2024-01-14"))
     saved = {"hyper_parameters": {"schema": one.schema.to_dict()}}
     check_schema("a.ckpt", saved, one.schema)
@@ -129,6 +129,6 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(make: Any) -> None:
         trainer.test(model, other)
 
 
-def test_mistyped_vocabulary(world_root: Path) -> None:
+def test_vocabulary_of_an_unknown_table_raises(world_root: Path) -> None:
     with pytest.raises(ValueError, match="names table 'video'; there are user_id"):
         RecFlowDataModule(str(world_root), vocabulary={"video": "compact"})

@@ -1,4 +1,4 @@
-"""A preparation that is killed is resumed: nothing that was finished is done again."""
+"""A killed preparation is resumed, and finished steps are not repeated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS = ["interactions", "lists"]
 STEPS = {"interactions": ["read", "sort", "encode"], "lists": ["read", "fit", "encode"], "nested": ["read"]}
 KILLED = """
 import os, signal, sys
-from tests.datamodules.test_resumed_preparation import watched
+from tests.datamodules.test_resumed_preparation import data_and_pieces_read
 kind, root, cache, step, number = sys.argv[1:]
 seen = 0
 def stop(what, more, total, note=""):
@@ -40,13 +40,13 @@ def stop(what, more, total, note=""):
     if seen == int(number):
         print(read, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-data, read = watched(kind, root, cache)
+data, read = data_and_pieces_read(kind, root, cache)
 data.prepare(stop)
 """
 
 
-def watched(kind: str, root: str, cache: str) -> tuple[PreparedDataModule, list[int]]:
-    """A data module in small parts, and the pieces that it reads."""
+def data_and_pieces_read(kind: str, root: str, cache: str) -> tuple[PreparedDataModule, list[int]]:
+    """Return a data module with small parts, and a list of the pieces that it reads."""
     interactions.ROWS_PER_PART = FILES * ROWS // (PARTS - 1)  # type: ignore[misc]
     size = sum(path.stat().st_size for path in Path(root).iterdir())
     known = 0 if kind == "nested" else FILES * ROWS  # rows of nested tables are not counted
@@ -54,12 +54,12 @@ def watched(kind: str, root: str, cache: str) -> tuple[PreparedDataModule, list[
     read: list[int] = []
     batches = TableReader.batches
 
-    def spied(self: TableReader, columns: Any = None, piece: int | None = None) -> Any:
+    def record_piece(self: TableReader, columns: Any = None, piece: int | None = None) -> Any:
         if piece is not None and columns is not None and len(columns) > 1:
             read.append(piece)
         return batches(self, columns, piece)
 
-    TableReader.batches = spied  # type: ignore[method-assign]
+    TableReader.batches = record_piece  # type: ignore[method-assign]
     if kind == "interactions":
         return InteractionsDataModule(root, split="leave_last", features=FEATURES, cache_dir=cache), read
     request = {"request": "request"} if kind == "lists" else {}
@@ -67,7 +67,7 @@ def watched(kind: str, root: str, cache: str) -> tuple[PreparedDataModule, list[
 
 
 def write_log(folder: Path, kind: str) -> None:
-    """Interactions or lists of text and integer ids in several files of two groups of rows, out of order."""
+    """Write shuffled interactions or lists with text and integer ids to several files of two row groups."""
     draw = np.random.default_rng(0)
     folder.mkdir()
     for number in range(FILES):
@@ -105,7 +105,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_preparation_resumes_and_gives_the_same_bytes(kind: str, tmp_path: Path) -> None:
+def test_killed_preparation_resumes_at_the_unfinished_step(kind: str, tmp_path: Path) -> None:
     write_log(tmp_path / "log", kind)
 
     def killed(step: str, number: int) -> str:
@@ -120,7 +120,7 @@ def test_a_killed_preparation_resumes_and_gives_the_same_bytes(kind: str, tmp_pa
     by_part = "sort" if kind == "interactions" else "encode"
     assert killed("read", 3) == "[0, 1, 2]"  # in the third piece of six
     assert killed(by_part, 4) == "[2, 3, 4, 5]"  # after the fourth part of ten
-    data, read = watched(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, read = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     steps: list[tuple[str, int]] = []
     assert data.prepare(lambda what, more, total, note="": steps.append((what, more)))
     assert read == []
@@ -130,10 +130,10 @@ def test_a_killed_preparation_resumes_and_gives_the_same_bytes(kind: str, tmp_pa
     # Finished parts are reported together. The killed part was not finished in the sort; it was in the encoding.
     assert len(done_again) == 1 + PARTS - (3 if kind == "interactions" else 4)
     assert "fit" not in {what for what, _ in steps}
-    whole, _ = watched(kind, str(tmp_path / "log"), str(tmp_path / "undisturbed"))
+    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
-    (resumed,), (undisturbed,) = ((tmp_path / name).glob("log-*") for name in ("cache", "undisturbed"))
-    assert content(resumed) == content(undisturbed)
+    (resumed,), (uninterrupted,) = ((tmp_path / name).glob("log-*") for name in ("cache", "uninterrupted"))
+    assert content(resumed) == content(uninterrupted)
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.name != ".lock"] == [resumed.name]
     assert not data.prepare()
 
@@ -142,21 +142,21 @@ def stop_at(step: str, error: type[BaseException] | BaseException) -> Callable[.
     """Raise in the third part or batch of a step."""
     seen = 0
 
-    def told(what: str, more: int, total: int | None, note: str = "") -> None:
+    def raise_at_step(what: str, more: int, total: int | None, note: str = "") -> None:
         nonlocal seen
         seen += what == step and more > 0
         if seen == 3:
             raise error
 
-    return told
+    return raise_at_step
 
 
 @pytest.mark.parametrize(("kind", "step"), [(kind, step) for kind, steps in STEPS.items() for step in steps])
-def test_an_interrupted_preparation_is_resumed_and_a_failed_one_leaves_nothing(
+def test_interrupted_preparation_is_resumed_and_failed_one_leaves_no_files(
     kind: str, step: str, tmp_path: Path
 ) -> None:
     write_log(tmp_path / "log", kind)
-    data, _ = watched(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     with pytest.raises(KeyboardInterrupt):
         data.prepare(stop_at(step, KeyboardInterrupt))
     assert len(list((tmp_path / "cache").glob(".log-*.partial"))) == 1
@@ -165,19 +165,19 @@ def test_an_interrupted_preparation_is_resumed_and_a_failed_one_leaves_nothing(
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
     with pytest.raises(KeyboardInterrupt):
         data.prepare(stop_at(step, KeyboardInterrupt))
-    data, _ = watched(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     assert data.prepare()
-    whole, _ = watched(kind, str(tmp_path / "log"), str(tmp_path / "undisturbed"))
+    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
     assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
 
 
 @pytest.mark.parametrize("kind", ["interactions", "lists"])
-def test_a_preparation_that_is_stopped_while_it_writes_its_files_is_resumed(
+def test_preparation_interrupted_while_writing_files_is_resumed(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_log(tmp_path / "log", kind)
-    data, _ = watched(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     module = interactions if kind == "interactions" else lists
     write_columns, written = module.write_columns, 0
 
@@ -192,21 +192,21 @@ def test_a_preparation_that_is_stopped_while_it_writes_its_files_is_resumed(
     with pytest.raises(KeyboardInterrupt):
         data.prepare()
     assert data.prepare()
-    whole, _ = watched(kind, str(tmp_path / "log"), str(tmp_path / "undisturbed"))
+    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
     assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
 
 
 @pytest.mark.parametrize("kind", ["interactions", "lists"])
-def test_what_an_older_release_left_is_removed(kind: str, tmp_path: Path) -> None:
+def test_partial_files_of_an_older_release_are_removed(kind: str, tmp_path: Path) -> None:
     write_log(tmp_path / "log", kind)
-    whole, _ = watched(kind, str(tmp_path / "log"), str(tmp_path / "undisturbed"))
+    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
     name = whole.prepared_files().folder.name
     for left in (f".{name}.partial/work/piece-0", f".{name}.71-ab.partial"):
         (tmp_path / "cache" / left).mkdir(parents=True)
         (tmp_path / "cache" / left / "facts.json").write_text("old")
-    data, _ = watched(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     assert data.prepare()
     assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
     assert sorted(path.name for path in (tmp_path / "cache").iterdir() if path.name != ".lock") == [name]

@@ -1,4 +1,4 @@
-"""Simulate, prepare, read back: every field equals what an independent, per-request reader finds in the files."""
+"""Simulated and prepared days equal the result of an independent reader that reads one request at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from recsys_topk.reference.research_reader import GROUPS, ResearchDataset
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_two_stage_batches_equal_the_plain_reader(day_cache: DayCache, number: int) -> None:
+def test_two_stage_batches_equal_the_independent_reader(day_cache: DayCache, number: int) -> None:
     day = day_cache.files.days[number]
     research = ResearchDataset(day_cache.files.folder, day)
     rows = np.random.default_rng(number).permutation(len(research))
@@ -77,7 +77,7 @@ def test_three_stage_lists_equal_the_pickle(day_cache: DayCache) -> None:
         assert list(found) == expected
 
 
-def test_the_catalogue_counts_every_slot(day_cache: DayCache) -> None:
+def test_catalogue_counts_every_slot(day_cache: DayCache) -> None:
     day = day_cache.files.days[1]
     stored = pickle.loads((day_cache.files.folder / "request_id_dict" / f"{day}.pkl").read_bytes())
     stages = ("rerank_pos", "rerank_neg", *GROUPS)
@@ -88,7 +88,7 @@ def test_the_catalogue_counts_every_slot(day_cache: DayCache) -> None:
     assert catalogue["count"].tolist() == counts.tolist()
 
 
-def test_files_are_hugging_face_datasets_with_small_types_and_mapped(day_cache: DayCache) -> None:
+def test_files_are_memory_mapped_hugging_face_datasets_with_small_types(day_cache: DayCache) -> None:
     day = day_cache.open(day_cache.files.days[0])
     requests = Dataset.from_file(str(day.folder / "requests.arrow"))
     assert requests.num_rows == 150
@@ -103,7 +103,7 @@ def test_files_are_hugging_face_datasets_with_small_types_and_mapped(day_cache: 
         assert not column.flags.writeable
 
 
-def test_preparing_again_writes_nothing(world_root: Path, tmp_path: Path) -> None:
+def test_second_preparation_writes_nothing(world_root: Path, tmp_path: Path) -> None:
     cache = DayCache(RecFlowFiles(world_root), tmp_path)
     day = cache.files.days[0]
     cache.prepare([day])
@@ -112,7 +112,7 @@ def test_preparing_again_writes_nothing(world_root: Path, tmp_path: Path) -> Non
     assert (cache.path(day) / "requests.arrow").stat().st_mtime_ns == first
 
 
-def test_a_changed_source_is_prepared_again_and_replaces_the_old(world_root: Path, tmp_path: Path) -> None:
+def test_changed_source_is_prepared_again_and_replaces_the_old_cache(world_root: Path, tmp_path: Path) -> None:
     root = tmp_path / "world"
     shutil.copytree(world_root, root)
     cache = DayCache(RecFlowFiles(root), tmp_path / "prepared")
@@ -138,7 +138,7 @@ DayCache(files, sys.argv[2]).prepare(files.days)
 """
 
 
-def test_two_processes_at_once_prepare_every_day_once(world_root: Path, tmp_path: Path) -> None:
+def test_two_concurrent_processes_prepare_every_day_once(world_root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", _PREPARE, str(world_root), str(tmp_path)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
     for process in running:
@@ -150,7 +150,7 @@ def test_two_processes_at_once_prepare_every_day_once(world_root: Path, tmp_path
     assert [len(cache.open(day)) for day in cache.files.days] == [150] * 4
 
 
-def test_a_killed_preparation_goes_on_with_the_days_that_are_missing(world_root: Path, tmp_path: Path) -> None:
+def test_killed_preparation_resumes_with_the_missing_days(world_root: Path, tmp_path: Path) -> None:
     cache = DayCache(RecFlowFiles(world_root), tmp_path)
     slow = _PREPARE.replace("DayCache(files", "import time; cache = DayCache(files").replace(
         ".prepare(files.days)",

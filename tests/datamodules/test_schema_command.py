@@ -1,4 +1,4 @@
-"""`recsys-topk schema` on logged lists: what it prints, and that the config it writes trains."""
+"""`recsys-topk schema` describes logged lists and writes a config that trains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = ("--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false")
 
 
 def nested(rows: list[dict[str, Any]]) -> pa.Table:
-    """One row per request, with lists in the columns of its items."""
+    """Return one row per request, with lists in the item columns."""
     requests: dict[str, dict[str, Any]] = {}
     for row in rows:
         made = requests.setdefault(
@@ -33,7 +33,7 @@ def nested(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(list(requests.values()))
 
 
-def test_a_funnel_log_is_described_and_trains(
+def test_funnel_log_is_described_and_trains(
     tmp_path: Path, in_process: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -52,7 +52,7 @@ def test_a_funnel_log_is_described_and_trains(
     assert "retrieval (two_tower, 30) -> ranking (mlp, 20)" in fitted.stdout
 
 
-def test_nested_tables_and_svmlight_files_are_described_as_the_data_module_reads_them(tmp_path: Path) -> None:
+def test_description_of_nested_tables_and_svmlight_files_matches_the_data_module(tmp_path: Path) -> None:
     (tmp_path / "letor").mkdir()
     for name in ("train", "test"):
         lines = [f"{n % 3} qid:{n // 4} 1:{n * 0.5} {2 + n % 2}:1" for n in range(40)]
@@ -83,7 +83,7 @@ def test_nested_tables_and_svmlight_files_are_described_as_the_data_module_reads
         ({"impression_id": [1], "item_id": [2]}, {}, False),
     ],
 )
-def test_lists_are_told_from_interactions(
+def test_lists_are_distinguished_from_interactions(
     tmp_path: Path, columns: dict[str, Any], given: dict[str, str | None], lists: bool
 ) -> None:
     pq.write_table(pa.table(columns), tmp_path / "table.parquet")
@@ -93,13 +93,13 @@ def test_lists_are_told_from_interactions(
 @pytest.mark.parametrize(
     ("stages", "positions", "labels"),
     [
-        # names of a funnel, whatever their numbers of rows
+        # known funnel names, for any numbers of rows
         (["rank_neg", "coarse_neg", "prerank_neg", "rank_pos"], None,
          ["rank_pos", "rank_neg", "coarse_neg", "prerank_neg"]),
         (["recalled", "clicked", "shown", "shown"], None, ["clicked", "shown", "recalled"]),
         # numbers
         ([0, 2, 1, 1], None, ["2", "1", "0"]),
-        # names that say nothing: positions, then the fewest rows
+        # unknown names: stages with positions first, then those with fewest rows
         (["a", "b", "b", "c", "c", "c"], [None, 1, 2, None, None, None], ["b", "a", "c"]),
     ],
 )  # fmt: skip
@@ -117,7 +117,7 @@ def test_stages_are_ordered_best_first(
     assert list(found.values()) == ([("10 - position"), *expected[1:]] if positions else expected)
 
 
-def test_a_column_of_many_values_is_no_stage(tmp_path: Path) -> None:
+def test_column_of_many_values_is_not_a_stage(tmp_path: Path) -> None:
     pq.write_table(
         pa.table({"request": [1] * 30, "item": range(30), "stage": [f"s{n}" for n in range(30)]}),
         tmp_path / "t.parquet",

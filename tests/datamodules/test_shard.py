@@ -1,4 +1,4 @@
-"""Shards of tensors in memory, catalogues with values, and the batches that loaders make of them."""
+"""Shards of tensors in memory, catalogues with values, and the batches of loaders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shard(lists: torch.Tensor = LISTS, **options: Any) -> TensorShard:
     return TensorShard("day", catalogue(), torch.tensor([7, 8, 9]), lists, torch.ones(lists.shape), **options)
 
 
-def test_a_batch_of_tensors_by_hand() -> None:
+def test_batch_of_a_tensor_shard_equals_values_by_hand() -> None:
     batch = shard().batch(np.array([2, 0]))
     assert batch.request_id.tolist() == [9, 7]
     assert batch.item_id.tolist() == [10, 20, 30, 40]
@@ -39,7 +39,7 @@ def test_a_batch_of_tensors_by_hand() -> None:
     assert batch.request_values.shape == (0, 0)
 
 
-def test_a_batch_of_empty_lists_has_a_pool() -> None:
+def test_batch_of_empty_lists_has_a_pool() -> None:
     batch = shard().batch(np.array([1]))
     assert batch.item_id.numel() == 1
     assert not batch.mask.any()
@@ -47,7 +47,7 @@ def test_a_batch_of_empty_lists_has_a_pool() -> None:
 
 
 @pytest.mark.parametrize("source", ["uniform", "popularity"])
-def test_negatives_bring_the_values_of_their_items(source: Any) -> None:
+def test_negatives_have_the_values_of_their_items(source: Any) -> None:
     before = shard().batch(np.array([0, 2])).plain()
     after = expand(before, 2, seed=0, group=1, source=source, catalogue=catalogue()).batch
     assert after.item_id.numel() > before.item_id.numel()
@@ -56,7 +56,7 @@ def test_negatives_bring_the_values_of_their_items(source: Any) -> None:
     assert torch.equal(after.items, catalogue().features[rows])
 
 
-def test_every_tensor_of_a_batch_is_moved() -> None:
+def test_to_moves_every_tensor_of_a_batch() -> None:
     batch = shard(request_values=torch.ones(3, 2)).batch(np.array([0, 2]))
     moved = batch.to("meta")
     tensors = [field.name for field in fields(batch) if isinstance(getattr(batch, field.name), torch.Tensor)]
@@ -64,9 +64,9 @@ def test_every_tensor_of_a_batch_is_moved() -> None:
     assert all(getattr(moved, name).device.type == "meta" for name in tensors)
 
 
-def test_a_loader_takes_batches_of_any_shard() -> None:
+def test_loader_accepts_plain_batches_of_any_shard() -> None:
     class Plain(TensorShard):
-        """A shard that knows nothing of `ShardBatch`."""
+        """A shard that returns plain batches."""
 
         def batch(self, rows: Any) -> CascadeBatch:  # type: ignore[override]
             return super().batch(rows).plain()
@@ -83,7 +83,7 @@ def test_a_loader_takes_batches_of_any_shard() -> None:
         assert torch.equal(left.item_id[left.candidates], right.item_id[right.candidates])
 
 
-def test_the_order_of_a_shard_is_its_own() -> None:
+def test_shards_are_shuffled_differently() -> None:
     data = InMemory(requests=30)
     loader = data.train_dataloader()
     (first,) = [[i for batch in loader for i in batch.request_id.tolist()]]
@@ -92,7 +92,7 @@ def test_the_order_of_a_shard_is_its_own() -> None:
     assert data.open_shard("train").order_key != data.open_shard("val").order_key
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_invalid_lists_and_catalogues_raise() -> None:
     with pytest.raises(ValueError, match=r"lists of shard 'day' must hold catalogue rows 0\.\.4 or -1 .* got -1\.\.5"):
         shard(torch.tensor([[5, 0], [1, 1], [-1, 0]]))
     with pytest.raises(ValueError, match="shard 'day' has 3 request ids and 2 rows of request"):

@@ -22,7 +22,7 @@ def files_of(root: Path) -> list[Path]:
     return sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
 
 
-def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_files(tmp_path: Path) -> None:
     config = replace(SMALL, days=2, requests=40)
     first, second = simulate(tmp_path / "a", config), simulate(tmp_path / "b", config)
     data = [path for path in files_of(first) if path.suffix != ".npz"]
@@ -33,7 +33,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
     assert not filecmp.cmp(first / data[0], other / data[0], shallow=False)
 
 
-def test_days_progress_and_a_folder_in_use(tmp_path: Path) -> None:
+def test_progress_names_each_day_and_a_used_folder_raises(tmp_path: Path) -> None:
     seen: list[str] = []
     config = replace(SMALL, days=2, requests=20, start="2024-02-28")
     root = simulate(tmp_path / "world", config, progress=seen.append)
@@ -42,7 +42,7 @@ def test_days_progress_and_a_folder_in_use(tmp_path: Path) -> None:
         simulate(root, config)
 
 
-def test_a_failing_simulation_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_simulation_leaves_no_files(tmp_path: Path) -> None:
     def fail(day: str) -> None:
         raise KeyboardInterrupt
 
@@ -60,13 +60,13 @@ def test_a_failing_simulation_leaves_nothing(tmp_path: Path) -> None:
         ({"start": "2024-13-01"}, "YYYY-MM-DD"),
     ],
 )
-def test_impossible_worlds_are_refused(change: dict[str, object], message: str) -> None:
+def test_invalid_worlds_raise(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WorldConfig(**change)  # type: ignore[arg-type]
 
 
-def test_the_files_agree_with_each_other(world_root: Path) -> None:
-    """Every rule of the format that ties the three files of a day together, checked row by row."""
+def test_three_files_of_a_day_are_consistent(world_root: Path) -> None:
+    """Check row by row every rule of the format that connects the three files of a day."""
     day = "2024-01-14"
     table = feather.read_table(world_root / "data" / "all_stage" / f"{day}.feather")
     assert {str(field.type) for field in table.schema} == {"int64"}
@@ -110,7 +110,7 @@ def test_the_files_agree_with_each_other(world_root: Path) -> None:
     assert min(empty.values()) > 0
 
 
-def test_a_view_today_is_in_the_history_of_the_next_request(world_root: Path) -> None:
+def test_view_is_in_the_history_of_the_next_request(world_root: Path) -> None:
     day = "2024-01-13"
     table = feather.read_table(world_root / "data" / "all_stage" / f"{day}.feather").to_pylist()
     histories = pickle.loads((world_root / "data" / "seq_effective_50_dict" / f"{day}.pkl").read_bytes())
@@ -131,7 +131,7 @@ def test_a_view_today_is_in_the_history_of_the_next_request(world_root: Path) ->
     assert checked > 50
 
 
-def test_true_utility_is_the_formula(world_root: Path) -> None:
+def test_true_utility_equals_the_formula(world_root: Path) -> None:
     truth = GroundTruth.load(world_root)
     world, config = truth.world, truth.world.config
     assert config == SMALL
@@ -156,13 +156,13 @@ def test_true_utility_is_the_formula(world_root: Path) -> None:
         truth.true_utility(np.array([5]), np.array([[0]]))
 
 
-def test_oracle_beats_popularity_beats_chance(world_root: Path, tmp_path: Path) -> None:
+def test_oracle_beats_popularity_and_popularity_beats_random(world_root: Path, tmp_path: Path) -> None:
     data = RecFlowDataModule(root=str(world_root), cache_dir=str(tmp_path), eval_negatives=60)
     data.prepare_data()
     recalls = reference_recalls(data)
     assert recalls == reference_recalls(data)
     joint = {name: found["joint"] for name, found in recalls.items()}
-    # Chance: 20 of about 100 items survive.
+    # Random: 20 of about 100 items are kept.
     assert joint["random"] == pytest.approx(0.2, abs=0.03)
     assert joint["random"] + 0.05 < joint["popularity"] < joint["oracle"] - 0.2
     assert 0.7 < joint["oracle"] < 0.99
@@ -170,17 +170,17 @@ def test_oracle_beats_popularity_beats_chance(world_root: Path, tmp_path: Path) 
         assert found["joint"] == found["recall@10@20"] < found["recall@10@30"]
 
 
-def test_recalls_by_hand() -> None:
+def test_recalls_equal_values_by_hand() -> None:
     labels = np.array([[29, 28, 7, 0, 0], [7, 0, 0, 0, 0], [29, 0, 0, 0, 0]])
     mask = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1], [1, 1, 1, 1, 1]], dtype=bool)
     scores = np.array([[1.0, 4, 3, 2, 99], [5, 4, 3, 2, 1], [1, 1, 0, 0, 0]])
-    # List 1: order b c d a, padding aside. List 2 has no positive. List 3: the tie goes to the negative.
+    # List 1: order b c d a without padding. List 2 has no positive. List 3: the negative wins the tie.
     assert _recalls(scores, labels, mask, (3, 1), 10, 7).tolist() == [[0.5, 0.5, 0.5], [0.0, 1.0, 0.0]]
     assert _recalls(scores, labels, mask, (4, 2), 10, 7).tolist() == [[0.5, 1.0, 0.5], [1.0, 1.0, 1.0]]
 
 
 @pytest.mark.slow
-def test_a_large_catalogue_is_simulated(tmp_path: Path) -> None:
+def test_large_catalogue_is_simulated(tmp_path: Path) -> None:
     config = WorldConfig(users=20_000, items=200_000, days=1, requests=2000)
     root = simulate(tmp_path / "large", config)
     assert GroundTruth.load(root).request_id.size == 2000

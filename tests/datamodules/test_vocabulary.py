@@ -1,4 +1,4 @@
-"""Vocabularies: which row an id gets, compared with plain Python; what is saved; what a user types."""
+"""Vocabularies: rows of ids against plain Python, saved files, options."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ ALL: list[Vocabulary] = [
 
 
 def splitmix(value: int, seed: int) -> int:
-    """Steele, Lea and Flood's generator, in Python's integers."""
+    """SplitMix64 of Steele, Lea and Flood, with Python integers."""
     z = (value + (seed + 1) * 0x9E3779B97F4A7C15) & WORD
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & WORD
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & WORD
     return z ^ (z >> 31)
 
 
-def plain_key(text: str) -> int:
+def key_by_loop(text: str) -> int:
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdigit() and str(int(text)) == text and abs(int(text)) < 2**63:
         return int(text)
@@ -54,29 +54,29 @@ def plain_key(text: str) -> int:
     return found - 2**64 if found >= 2**63 else found
 
 
-def test_keys_of_texts_are_those_of_a_plain_loop() -> None:
+def test_keys_of_texts_equal_loop() -> None:
     texts = ["", "a", "ab", "ba", "42", "-7", "007", "-0", "0", "-", "1a", "é世", "9" * 18, "9" * 19, "x" * 128, "²"]
     texts += [str(number) for number in (10**18, 2**63 - 1, 2**63, 1 - 2**63, 2**64 - 1, 2**64 + 7, 10**20)]
-    assert id_keys(texts).keys.tolist() == [plain_key(text) for text in texts]
+    assert id_keys(texts).keys.tolist() == [key_by_loop(text) for text in texts]
     wide = np.array(texts, dtype="U100")
     assert id_keys(wide[:5]).keys.tolist() == id_keys(np.array(texts[:5])).keys.tolist()
     assert id_keys(np.array(texts[1:5], dtype="S")).keys.tolist() == id_keys(texts[1:5]).keys.tolist()
     assert id_keys(np.array([42, "42", None, float("nan")], dtype=object)).missing.tolist() == [0, 0, 1, 1]  # type: ignore[union-attr]
 
 
-def test_an_integer_of_64_bits_and_its_text_are_one_id() -> None:
+def test_64_bit_integer_and_its_text_are_one_id() -> None:
     numbers = [1234567890123456789, -1234567890123456789, 2**63 - 1]
     assert id_keys([str(number) for number in numbers]).keys.tolist() == numbers == id_keys(numbers).keys.tolist()
 
 
-def test_one_long_text_costs_no_memory_for_the_others() -> None:
+def test_one_long_text_does_not_pad_the_others() -> None:
     texts = np.array(["short"] * 60_000 + ["y" * 100_000], dtype=object)  # 24 GB as one fixed-width array
     keys = id_keys(texts).keys
     assert len(np.unique(keys)) == 2
     assert keys[-1] != id_keys(["y" * 99_999]).keys[0]
 
 
-def test_hash_is_splitmix_in_any_process() -> None:
+def test_hash_equals_splitmix_in_any_process() -> None:
     vocabulary = HashVocabulary(1000, seed=3)
     ids = [0, 1, 75_000_000, -5]
     rows = vocabulary.encode(np.array(ids)).tolist()
@@ -97,7 +97,7 @@ def test_hash_spreads_ids_evenly() -> None:
 
 
 @pytest.mark.parametrize("oov_rows", [1, 5])
-def test_compact_rows_are_those_of_a_dict(oov_rows: int) -> None:
+def test_compact_rows_equal_those_of_a_dict(oov_rows: int) -> None:
     rng = np.random.default_rng(0)
     ids = rng.integers(-(10**12), 10**12, 3000)
     ids = np.concatenate([ids, ids[::2], ids[::4]])
@@ -142,11 +142,11 @@ def test_any_id_has_a_row(vocabulary: Vocabulary) -> None:
     missing = [True, False, True, False, False, False]
     rows = vocabulary.encode(extremes, missing)
     assert rows[[0, 2]].tolist() == [vocabulary.padding] * 2
-    assert rows[4] == vocabulary.encode("5")  # a number is one id, in whatever type it comes
+    assert rows[4] == vocabulary.encode("5")  # a number is one id in any type
 
 
 @pytest.mark.parametrize("vocabulary", ALL, ids=repr)
-def test_saved_is_loaded(vocabulary: Vocabulary, tmp_path: Path) -> None:
+def test_loaded_vocabulary_equals_the_saved_one(vocabulary: Vocabulary, tmp_path: Path) -> None:
     vocabulary.save(tmp_path)
     again = Vocabulary.load(tmp_path)
     assert again == vocabulary
@@ -160,7 +160,7 @@ def test_different_vocabularies_have_different_fingerprints() -> None:
     assert len({vocabulary.fingerprint for vocabulary in [*ALL, *others]}) == len(ALL) + len(others)
 
 
-def test_damaged_files_are_one_error(tmp_path: Path) -> None:
+def test_damaged_files_raise(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"vocabularies\.json is missing"):
         load_vocabularies(tmp_path)
     save_vocabularies(tmp_path, {"a": ALL[2], "b": ALL[3]})
@@ -193,7 +193,7 @@ def test_damaged_files_are_one_error(tmp_path: Path) -> None:
         (np.array([["a"], ["b"]], dtype=object), None),
     ],
 )
-def test_types_that_are_no_ids(ids: Any, message: str | None) -> None:
+def test_types_that_are_no_ids_raise(ids: Any, message: str | None) -> None:
     if message is None:
         assert HashVocabulary(9).encode(ids).shape == (2, 1)
         return
@@ -223,7 +223,7 @@ def test_auto_is_dense_up_to_a_size() -> None:
         ({"video": "compact"}, "names table 'video'; there are video_id, user_id"),
     ],
 )
-def test_mistyped_options_are_one_error(given: Any, message: str) -> None:
+def test_invalid_options_raise(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         vocabulary_options(given, ["video_id", "user_id"])
 
@@ -233,6 +233,6 @@ def test_options_per_table() -> None:
     assert found == {"video_id": VocabularyOptions("compact", min_count=3), "user_id": VocabularyOptions("auto")}
 
 
-def test_dense_of_texts_is_refused() -> None:
+def test_dense_vocabulary_of_texts_raises() -> None:
     with pytest.raises(ValueError, match="user holds texts or ids below 0"):
         fit_vocabulary("dense", ["a"], name="user")

@@ -1,4 +1,4 @@
-"""Starts the processes of a distributed test, once for all its cases, and leaves none behind."""
+"""Starts the processes of a distributed test, once for all cases, and stops them all at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def free_port() -> int:
 
 
 def environments(processes: int) -> list[dict[str, str]]:
-    """What torchrun gives each process, with all traffic on the loopback device."""
+    """Return the environment per process as torchrun sets it, with all traffic on the loopback device."""
     shared = {
         **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo",
         "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "GROUP_RANK": "0",
@@ -33,7 +33,7 @@ def environments(processes: int) -> list[dict[str, str]]:
 
 
 def launch(module: str, processes: int, folder: Path, timeout: float) -> list[dict[str, Any]]:
-    """Run ``python -m module FOLDER`` in several processes; return what each wrote to ``RANK.json``."""
+    """Run ``python -m module FOLDER`` in several processes; return the content of each ``RANK.json``."""
     logs = [(folder / f"{rank}.log").open("w") for rank in range(processes)]
     command = [sys.executable, "-m", module, str(folder)]
     started = [
@@ -57,7 +57,7 @@ def launch(module: str, processes: int, folder: Path, timeout: float) -> list[di
 
 
 def stop(started: list[subprocess.Popen[Any]]) -> None:
-    """Kill what is still running, with all that it started."""
+    """Kill the processes that still run, with their children."""
     for process in started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

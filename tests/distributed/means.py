@@ -1,4 +1,4 @@
-"""Called in several processes: every objective and loss on a part of a batch against the whole batch in one process."""
+"""Called in several processes: compares each objective and loss on parts of a batch with the whole batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cases() -> Iterator[tuple[str, CascadeObjective]]:
         for reduction in ("mean", "sum"):
             loss = losses.get(name, reduction=reduction)
             if loss.operator is not None and not loss.operator.deterministic:
-                continue  # the noise of a list depends on its place in the batch
+                continue  # the noise of a list depends on its row in the batch
             for objective in ("independent", "joint"):
                 cls = objectives.resolve(objective)
                 if (not cls.needs_operator or loss.operator is not None) and (objective, reduction) != ("joint", "sum"):
@@ -38,7 +38,7 @@ def cases() -> Iterator[tuple[str, CascadeObjective]]:
 
 
 def lists() -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """The same on every rank: lists of which some do not count, not equally many in each part."""
+    """Return lists, the same on every rank; some are skipped by the loss, not equally many per rank."""
     generator = torch.Generator().manual_seed(5)
     scores = [torch.randn(LISTS, ITEMS, generator=generator) for _ in range(STAGES)]
     mask = torch.rand(LISTS, ITEMS, generator=generator) < 0.85
@@ -46,12 +46,12 @@ def lists() -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     labels[::4] = 0.0
     mask[3, 2:] = False
     group = torch.where(mask, 4 - labels.long(), -1)
-    group[dist.get_world_size() :: dist.get_world_size()] = 0  # rank 0 alone has few groups
+    group[dist.get_world_size() :: dist.get_world_size()] = 0  # only rank 0 has few groups
     return scores, labels, mask, group
 
 
 def compute(objective: CascadeObjective, rows: slice) -> tuple[Tensor, list[Tensor]]:
-    """Return total and terms, and the gradients of the scores and of the objective's parameters."""
+    """Return the total with the terms, and the gradients of scores and parameters."""
     scores, labels, mask, group = lists()
     leaves = [x[rows].clone().requires_grad_() for x in scores]
     output = objective(leaves, labels[rows], mask[rows], groups=group[rows], quotas=QUOTAS, k=K)
@@ -78,8 +78,8 @@ def difference(objective: CascadeObjective) -> float:
     )
 
 
-def batch_norm() -> float:
-    """Against torch's on all rows; one process has a single row, so that torch's own would refuse it."""
+def batch_norm_difference() -> float:
+    """Return the largest difference to torch's batch norm on all rows; rank 0 has a single row."""
     rank = dist.get_rank()
     torch.manual_seed(3)
     x, weights = torch.randn(9, 4), torch.randn(9, 4)
@@ -101,9 +101,9 @@ def batch_norm() -> float:
 
 
 def differences() -> dict[str, float]:
-    """Return for each case how far the parts are from the whole, relative to its largest value."""
+    """Return per case the largest difference between parts and whole, relative to the largest value."""
     with backend("auto"):
         found = {name: difference(objective) for name, objective in cases()}
     with backend("torch"):
         found |= {f"{name} (torch)": difference(objective) for name, objective in cases() if "joint dftopk" in name}
-    return {**found, "batch norm": batch_norm()}
+    return {**found, "batch norm": batch_norm_difference()}

@@ -14,24 +14,24 @@ import torch.distributed as dist
 from tests.distributed import means
 from tests.distributed.training import CASES, cases, make, train, trainer_of
 
-# A run that one process begins, two continue and one ends, and the steps at which it is handed over.
+# The case that is trained by one process, then two, then one; FIRST and SECOND are the steps of the changes.
 RELAY = next(case for case in CASES if case.name == "row_wise adagrad")
 FIRST, SECOND = 17, 33
 
 
 def relay(folder: Path, processes: int) -> dict[str, Any]:
-    """Resume a run of one process in two ways, and once with the same layout."""
-    taken = {"state_dict", "optimizer_states", "lr_schedulers"}
+    """Resume a run of one process to the end, once directly and once with another resume in between."""
+    compared = {"state_dict", "optimizer_states", "lr_schedulers"}
     part = train(RELAY, processes, folder, resume=folder / "first.ckpt", save=folder / "second.ckpt", steps=SECOND)
     again = train(RELAY, processes, folder, resume=folder / "second.ckpt", save=folder / "again.ckpt", steps=40)
     whole = train(RELAY, processes, folder, resume=folder / "first.ckpt", save=folder / "whole.ckpt", steps=40)
     files = [torch.load(folder / f"{name}.ckpt", weights_only=True) for name in ("again", "whole")]
-    equal = all(same(*(file[key] for file in files)) for key in taken)
+    equal = all(same(*(file[key] for file in files)) for key in compared)
     return {"losses": part["losses"], "exact": whole["losses"][SECOND - FIRST :] == again["losses"] and equal}
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether nested values are equal, bit by bit."""
+    """Return whether nested values are equal bit by bit."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):
@@ -39,8 +39,8 @@ def same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b)
 
 
-def refusals(folder: Path, processes: int) -> dict[str, str]:
-    """Return the messages of options that raise."""
+def error_messages(folder: Path, processes: int) -> dict[str, str]:
+    """Return the error messages of unsupported options."""
     found = {}
     by_name = {case.name: case for case in CASES}
     for name, changes in {
@@ -57,8 +57,8 @@ def refusals(folder: Path, processes: int) -> dict[str, str]:
     return found
 
 
-def meta(folder: Path, processes: int) -> float:
-    """Tables that are built without memory get the same values whatever the sharding."""
+def meta_difference(folder: Path, processes: int) -> float:
+    """Return the largest difference between tables built on the meta device under two shardings."""
     drawn = []
     for name in ("row_wise adagrad", "column_wise adagrad"):
         case = next(case for case in CASES if case.name == name)
@@ -81,8 +81,8 @@ def main(folder: Path) -> None:
     if processes == 2:
         found["means"] = means.differences()
         found["relay"] = relay(folder, processes)
-        found["refused"] = refusals(folder, processes)
-        found["meta"] = meta(folder, processes)
+        found["errors"] = error_messages(folder, processes)
+        found["meta"] = meta_difference(folder, processes)
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
 

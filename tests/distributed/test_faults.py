@@ -1,4 +1,4 @@
-"""A process that is killed ends the run with one line; the run is resumed by torchrun and ends at the same numbers."""
+"""A killed process ends the run with a one-line error; torchrun resumes it to the same metrics."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-def rows(run: Path, column: str) -> list[float]:
+def logged_values(run: Path, column: str) -> list[float]:
     with (run / "metrics.csv").open(newline="") as file:
         return [float(row[column]) for row in csv.DictReader(file) if row[column]]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_killed_process_ends_the_run_and_torchrun_resumes_it(
+def test_killed_process_ends_the_run_and_torchrun_resumes_it(
     tmp_path: Path, environment: dict[str, str], in_process: Callable[..., Result]
 ) -> None:
     (tmp_path / "killer.py").write_text(KILLER)
@@ -63,9 +63,9 @@ def test_a_killed_process_ends_the_run_and_torchrun_resumes_it(
         KILLED_RANK="1",
     )  # fmt: skip
     assert killed.returncode == 1, killed.stderr
-    said = [line for line in killed.stderr.splitlines() if line.startswith("recsys-topk fit:")]
-    assert len(said) == 1
-    assert "process 1 of 2 (0 to 1) was killed by SIGKILL; training stopped after step 2" in said[0]
+    messages = [line for line in killed.stderr.splitlines() if line.startswith("recsys-topk fit:")]
+    assert len(messages) == 1
+    assert "process 1 of 2 (0 to 1) was killed by SIGKILL; training stopped after step 2" in messages[0]
     assert "Traceback" not in killed.stderr
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
 
@@ -77,9 +77,9 @@ def test_a_killed_process_ends_the_run_and_torchrun_resumes_it(
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.name.startswith("two")] == ["two"]
     for column in ("train/loss", "val/joint_recall@10@20"):
-        assert rows(run, column) == pytest.approx(rows(tmp_path / "runs" / "one", column), abs=1e-5)
+        assert logged_values(run, column) == pytest.approx(logged_values(tmp_path / "runs" / "one", column), abs=1e-5)
 
-    # A checkpoint of sharded tables exports as any other: the export is compared with it on real requests.
+    # A checkpoint of sharded tables can be exported; the command compares the export with the checkpoint.
     served = in_process(
         tmp_path, "export", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--out", "served", "--no-programs"
     )

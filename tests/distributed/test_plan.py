@@ -1,4 +1,4 @@
-"""Plans of tables that nobody has the memory for, and what a config file may say about the strategy."""
+"""Plans of tables larger than memory, and the strategy in config files."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from recsys_topk.strategies.torchrec import TorchRecStrategy
 from tests.cascades.batches import random_batch
 
 
-def test_a_billion_rows_are_divided_evenly() -> None:
+def test_billion_rows_are_divided_evenly() -> None:
     found = plan(one_table(10**9, 96, "rowwise_adagrad"), 8, "cuda", bytes_of("80GB"))
     (table,) = found.tables
     assert (table.rows, table.dim, table.sharding, table.shards) == (10**9, 96, "row_wise", 8)
-    held = 10**9 // 8 * (96 + 1) * 4  # weights, and one number per row of the optimizer
+    expected = 10**9 // 8 * (96 + 1) * 4  # weights, and one optimizer value per row
     assert found.weights == 10**9 * 96 * 4
-    assert all(held <= one < 1.05 * held for one in found.per_device)
+    assert all(expected <= one < 1.05 * expected for one in found.per_device)
 
 
-def test_the_error_for_tables_that_do_not_fit_names_a_solution() -> None:
+def test_error_for_tables_that_do_not_fit_names_a_solution() -> None:
     with pytest.raises(ValueError, match=r"384.00 GB of weights\) do not fit: 2 processes .* 8 devices are enough"):
         plan(one_table(10**9, 96, "rowwise_adagrad"), 2, "cuda", bytes_of("80GB"))
     with pytest.raises(ValueError, match="splits rows"):
@@ -42,13 +42,13 @@ def test_the_error_for_tables_that_do_not_fit_names_a_solution() -> None:
         bytes_of("much")
 
 
-def test_the_command_plans_the_tables_of_a_run(in_process: Callable[..., object], tmp_path: Path) -> None:
+def test_command_plans_the_tables_of_a_run(in_process: Callable[..., object], tmp_path: Path) -> None:
     done = in_process(tmp_path, "plan", "--world-size", "2", "--device", "cpu", "--model.dim", "8")
     assert done.returncode == 0, done.stderr  # type: ignore[attr-defined]
     assert "ranking.items_history.video_id" in done.stdout  # type: ignore[attr-defined]
 
 
-def test_a_config_file_may_name_the_strategy(tmp_path: Path) -> None:
+def test_config_file_can_name_the_strategy(tmp_path: Path) -> None:
     text = "trainer:\n  strategy:\n    class_path: torchrec\n    init_args: {sharding: row_wise, memory: 2GB}\n"
     (tmp_path / "my.yaml").write_text(text)
     options = TrainingRun({"config": str(tmp_path / "my.yaml")}).options()["trainer"]["strategy"]
@@ -60,7 +60,7 @@ def test_a_config_file_may_name_the_strategy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_features_without_tables_are_trained_by_plain_data_parallelism(tmp_path: Path) -> None:
+def test_features_without_tables_train_with_plain_data_parallelism(tmp_path: Path) -> None:
     warnings.simplefilter("ignore")
     numbers = (Feature("price", kind="numeric"), Feature("picture", kind="vector", size=3))
     schema = Schema(tables=(), request=(Feature("age", kind="numeric"),), history=(), items=numbers, positive_above=7.0)
@@ -71,7 +71,7 @@ def test_features_without_tables_are_trained_by_plain_data_parallelism(tmp_path:
     )  # fmt: skip
     before = module.cascade.stages["ranking"].mlp.first.weight.detach().clone()  # type: ignore[union-attr]
     batches: Any = torch.utils.data.DataLoader([random_batch(schema)] * 2, batch_size=None)  # type: ignore[arg-type]
-    with mock.patch.dict(os.environ):  # Lightning leaves the number of this process there
+    with mock.patch.dict(os.environ):  # Lightning sets the rank there
         try:
             trainer.fit(module, batches)
         finally:

@@ -1,4 +1,4 @@
-"""Two and three processes against one on the same global batches, with every kind of sharding and optimizer."""
+"""Two and three processes train like one on the same global batches, for every sharding and optimizer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_several_processes_train_like_one(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_parts_of_a_batch_give_the_mean_and_the_gradient_of_the_whole(together: Results) -> None:
+def test_parts_of_a_batch_give_the_mean_and_gradient_of_the_whole(together: Results) -> None:
     for found in [rank["means"] for rank in together[2]]:
         assert not {case: apart for case, apart in found.items() if not apart < 2e-5}
         for name in (*losses.available(), *objectives.available()):
@@ -73,7 +73,7 @@ def test_parts_of_a_batch_give_the_mean_and_the_gradient_of_the_whole(together: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_run_resumes_from_one_to_two_to_one_processes(
+def test_run_resumes_from_one_to_two_to_one_processes(
     alone: dict[str, dict[str, Any]], together: Results, folder: Path
 ) -> None:
     relay = together[2][0]["relay"]
@@ -88,12 +88,12 @@ def test_a_run_resumes_from_one_to_two_to_one_processes(
 @pytest.mark.timeout(1200)
 def test_options_that_would_change_the_training_raise(together: Results) -> None:
     for rank in together[2]:
-        assert "use --model.embedding_optimizer rowwise_adagrad (or adagrad, sgd)" in rank["refused"]["same"]
-        assert "use --trainer.strategy torchrec" in rank["refused"]["ddp"]
-        assert "use row_wise or table_wise sharding" in rank["refused"]["column_wise"]
+        assert "use --model.embedding_optimizer rowwise_adagrad (or adagrad, sgd)" in rank["errors"]["same"]
+        assert "use --trainer.strategy torchrec" in rank["errors"]["ddp"]
+        assert "use row_wise or table_wise sharding" in rank["errors"]["column_wise"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_tables_that_were_built_without_memory_do_not_depend_on_the_sharding(together: Results) -> None:
+def test_tables_built_on_the_meta_device_do_not_depend_on_the_sharding(together: Results) -> None:
     assert together[2][0]["meta"] == 0.0

@@ -1,4 +1,4 @@
-"""Trainings of one cascade that differ in how they are run; called by the test itself and by its processes."""
+"""Trains one cascade with different strategies and optimizers; used by the test and by its processes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Case:
     """One training.
 
     Attributes:
-        name: Identifies it.
-        strategy: ``"ddp"``, or how the tables are sharded.
+        name: Name of the case.
+        strategy: ``"ddp"``, or the sharding of the tables.
         tables: Optimizer of the tables.
-        dense: Optimizer of the rest.
+        dense: Optimizer of the other parameters.
         model: Further arguments of the module.
         data: Further arguments of the data module.
-        steps: How many.
+        steps: Number of steps.
     """
 
     name: str
@@ -54,7 +54,7 @@ NORMED = tuple(
     StageConfig(s.kind, s.name, s.quota, {**s.options, "batch_norm": 0.9} if s.kind == "din" else s.options)
     for s in STAGES
 )
-MORE = {"table_wise adagrad", "row_wise rowwise_adagrad", "column_wise adagrad"}
+WITH_THREE_PROCESSES = {"table_wise adagrad", "row_wise rowwise_adagrad", "column_wise adagrad"}
 CASES = [
     Case("table_wise sgd", "table_wise", "sgd"),
     Case("table_wise adagrad", "table_wise", "adagrad", "adam"),
@@ -68,19 +68,19 @@ CASES = [
     Case("ddp batch norm", "ddp", "same", model=(("stages", NORMED),)),
     Case("ddp gathered", "ddp", "same", data=(("negative_source", "in_global_batch"),)),
 ]
-# Adam makes steps of the size of its rate from any gradient, and these have none but rounding: a constant that is added
-# to all scores of a list changes no loss that looks at their order.
+# Biases that add a constant to all scores of a list do not change the loss. Their gradients are rounding errors, from
+# which Adam still makes steps of full size, so they are not compared.
 SHIFTS = ("retrieval.item_tower.tail.1.bias", "ranking.mlp.tail.3.bias")
 
 
 def cases(processes: int) -> list[Case]:
-    """The cases that are run with two processes, or some of them with more; RECSYS_TOPK_ALL_CASES=1 runs all."""
-    everything = processes == 2 or bool(os.environ.get("RECSYS_TOPK_ALL_CASES"))
-    return [case for case in CASES if everything or case.name in MORE]
+    """Return all cases for two processes, some for more; RECSYS_TOPK_ALL_CASES=1 selects all."""
+    all_cases = processes == 2 or bool(os.environ.get("RECSYS_TOPK_ALL_CASES"))
+    return [case for case in CASES if all_cases or case.name in WITH_THREE_PROCESSES]
 
 
 class Losses(Callback):
-    """Keeps the loss of every step; saves after the last one, inside the epoch."""
+    """Records the loss of every step; saves a checkpoint after the last step, inside the epoch."""
 
     def __init__(self, save: Path | None) -> None:
         self.values: list[float] = []
@@ -118,7 +118,7 @@ def trainer_of(case: Case, processes: int, folder: Path, steps: int, *callbacks:
 
 def train(case: Case, processes: int, folder: Path, resume: Path | None = None, save: Path | None = None,
           steps: int | None = None) -> dict[str, Any]:  # fmt: skip
-    """Train, measure, and return losses, metrics, weights (in process 0) and what must be equal in all processes."""
+    """Train and test; return losses, metrics, weights (on rank 0) and a digest that must be equal on all ranks."""
     warnings.simplefilter("ignore")
     module, data = make(case, processes)
     losses = Losses(save)

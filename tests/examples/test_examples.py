@@ -35,8 +35,8 @@ def run(*command, **environment):
     return done.stdout
 
 
-def printed(script, argument, monkeypatch, capsys):
-    """Run a script in this process, as `python script argument`; return what it printed."""
+def run_example(script, argument, monkeypatch, capsys):
+    """Run an example in this process as `python script argument`; return its output."""
     monkeypatch.setattr(sys, "argv", [script, argument])
     threads = torch.get_num_threads()
     try:
@@ -48,20 +48,20 @@ def printed(script, argument, monkeypatch, capsys):
 
 @pytest.mark.parametrize("loss", ["dftopk", "lambdaloss"])
 def test_own_training_loop_learns(loss, monkeypatch, capsys):
-    lines = printed("own_training_loop.py", loss, monkeypatch, capsys).splitlines()
+    lines = run_example("own_training_loop.py", loss, monkeypatch, capsys).splitlines()
     values = [float(line.split()[-1]) for line in lines]
     assert values[-1] < 0.7 * values[0]
 
 
-def test_flat_lists_agree_in_both_forms(monkeypatch, capsys):
-    words = printed("flat_lists.py", "", monkeypatch, capsys).replace(",", "").split()
+def test_flat_lists_give_the_same_loss_in_both_forms(monkeypatch, capsys):
+    words = run_example("flat_lists.py", "", monkeypatch, capsys).replace(",", "").split()
     assert words[1] == words[2]
     assert float(words[1]) > 0.0
     assert words[-1] == "0"
 
 
 class StandInTrainer:
-    """What the Trainer of transformers does with `compute_loss`, no more; transformers itself is not installed here."""
+    """Calls `compute_loss` as the Trainer of transformers does; transformers is not installed here."""
 
     def __init__(self, model, batches):
         self.model, self.batches = model, batches
@@ -83,7 +83,7 @@ class Scorer(torch.nn.Linear):
         return SimpleNamespace(logits=super().forward(features).squeeze(-1))
 
 
-def test_the_subclass_of_hugging_faces_trainer_learns(monkeypatch):
+def test_hugging_face_trainer_learns(monkeypatch):
     module = ModuleType("transformers")
     module.Trainer = StandInTrainer
     monkeypatch.setitem(sys.modules, "transformers", module)
@@ -101,77 +101,77 @@ def test_the_subclass_of_hugging_faces_trainer_learns(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["own_training_loop.py", "flat_lists.py", "hugging_face_trainer.py"])
-def test_the_examples_take_about_ten_lines(name):
+def test_examples_have_at_most_15_statements(name):
     body = ast.parse((ROOT / "examples" / name).read_text()).body
     lines = {node.lineno for one in body for node in ast.walk(one) if isinstance(node, ast.stmt)}
     imports = sum(isinstance(one, (ast.Import, ast.ImportFrom)) for one in body)
     assert len(lines) - imports - 1 <= 15  # statements, without imports and the docstring
 
 
-def numbers(text):
+def parsed_metrics(text):
     return {line.split()[0]: float(line.split()[-1]) for line in text.splitlines() if line.startswith("test/")}
 
 
-def test_a_lightning_module_of_your_own_learns(monkeypatch, capsys):
-    words = printed("lightning_module.py", "", monkeypatch, capsys).split()
+def test_own_lightning_module_learns(monkeypatch, capsys):
+    words = run_example("lightning_module.py", "", monkeypatch, capsys).split()
     assert float(words[-1]) > 0.9 > float(words[-3])
 
 
-def test_a_csv_becomes_a_tested_cascade(tmp_path, monkeypatch, capsys):
-    measured = numbers(printed("own_csv.py", str(tmp_path), monkeypatch, capsys))
+def test_cascade_trained_on_a_csv_beats_random_order(tmp_path, monkeypatch, capsys):
+    measured = parsed_metrics(run_example("own_csv.py", str(tmp_path), monkeypatch, capsys))
     (joint,) = (name for name in measured if "joint_recall@10@20/" in name)
-    assert measured[joint] > 2 * 20 / int(joint.split("/")[-1])  # twice what a random order gives
+    assert measured[joint] > 2 * 20 / int(joint.split("/")[-1])  # twice the recall of a random order
 
 
-def test_three_stages_are_one_list_of_the_configuration(tmp_path, monkeypatch, capsys, environment):
+def test_three_stages_trains_and_reports_recall_per_stage(tmp_path, monkeypatch, capsys, environment):
     monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
-    measured = numbers(printed("three_stages.py", str(tmp_path), monkeypatch, capsys))
+    measured = parsed_metrics(run_example("three_stages.py", str(tmp_path), monkeypatch, capsys))
     names = [name.split("/")[1] for name in measured]
     assert names == ["joint_recall@10@20", "retrieval_recall@10@40", "preranking_recall@10@30", "ranking_recall@10@20"]
     joint, retrieval, *_ = measured.values()
-    assert 0.0 < joint <= retrieval  # what retrieval loses is lost
+    assert 0.0 < joint <= retrieval  # later stages cannot restore items that retrieval drops
 
 
-def test_a_sweep_runs_without_a_server(tmp_path, monkeypatch, capsys, environment):
+def test_sweep_runs_without_a_server(tmp_path, monkeypatch, capsys, environment):
     for name, value in {**environment, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}.items():
-        monkeypatch.setenv(name, value)  # the last two are restored too: the script and Lightning set them
+        monkeypatch.setenv(name, value)  # also restores the last two, which the script and Lightning change
     import wandb
 
-    lines = printed("sweep.py", str(tmp_path), monkeypatch, capsys).splitlines()
-    wandb.teardown()  # when it returns, the files are whole
-    reached = [float(line.split()[-1]) for line in lines if "val/joint_recall@10@20" in line]
-    assert len(reached) == 3
+    lines = run_example("sweep.py", str(tmp_path), monkeypatch, capsys).splitlines()
+    wandb.teardown()  # completes the files
+    printed_recalls = [float(line.split()[-1]) for line in lines if "val/joint_recall@10@20" in line]
+    assert len(printed_recalls) == 3
     found = [wandb_files.records(file) for file in sorted(tmp_path.glob("*/wandb/offline-run-*/*.wandb"))]
     assert sorted(wandb_files.summary(one)["val/joint_recall@10@20"] for one in found) == pytest.approx(
-        sorted(reached), abs=1e-4
+        sorted(printed_recalls), abs=1e-4
     )
-    abouts = [next(record.run for record in one if record.HasField("run")) for one in found]
-    assert {(about.run_group, about.job_type) for about in abouts} == {("learning-rates", "sweep")}
+    runs = [next(record.run for record in one if record.HasField("run")) for one in found]
+    assert {(one.run_group, one.job_type) for one in runs} == {("learning-rates", "sweep")}
     best = max(found, key=lambda one: wandb_files.summary(one)["val/joint_recall@10@20"])
     assert f"--model.lr {wandb_files.config(best)['model']['lr']}" in lines[-1]
 
 
-def test_a_checkpoint_becomes_an_answer_over_http(tmp_path, monkeypatch, capsys, environment):
+def test_serving_gives_the_same_answer_in_process_and_over_http(tmp_path, monkeypatch, capsys, environment):
     monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
-    lines = printed("serving.py", str(tmp_path), monkeypatch, capsys).splitlines()
+    lines = run_example("serving.py", str(tmp_path), monkeypatch, capsys).splitlines()
     assert "recall of the index 1.00" in lines[0]
     inside, over_http = (line.partition(": ")[2].split() for line in lines[-2:])
     assert inside == over_http
     assert len(set(inside)) == 5
 
 
-def test_every_kind_of_use_has_an_example():
-    """Each is run by a test of this file, but for the one that needs other people's data and packages."""
+def test_every_kind_of_use_has_an_example_that_a_test_runs():
+    """Each example is run by a test in this file, except one that needs other data and packages."""
     here = {path.name for path in (ROOT / "examples").iterdir() if path.suffix == ".py" or path.name == "plugin"}
     uses = {"own_training_loop.py", "lightning_module.py", "plugin", "own_csv.py", "three_stages.py", "sweep.py"}
     assert uses | {"serving.py"} <= here
-    run_here = Path(__file__).read_text()
+    tests = Path(__file__).read_text()
     here -= {"peers_own_data.py"}
-    assert [name for name in here if f'"{name}"' not in run_here.replace("examples/plugin", "plugin")] == []
+    assert [name for name in here if f'"{name}"' not in tests.replace("examples/plugin", "plugin")] == []
 
 
 def test_pair_memory_reports_time_and_memory(monkeypatch, capsys):
-    text = printed("pair_memory.py", "ranknet", monkeypatch, capsys)
+    text = run_example("pair_memory.py", "ranknet", monkeypatch, capsys)
     assert text.startswith("ranknet (recflow): loss 0.90")
     assert text.endswith(" MB\n")
 
@@ -203,13 +203,13 @@ check_operator(operators.registry.resolve("cauchy"))
 """
 
 
-def test_the_plugin_installs_is_found_by_name_and_keeps_the_contract(tmp_path):
+def test_plugin_installs_is_found_by_name_and_keeps_the_contract(tmp_path):
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
     run("-m", "pip", "install", *options, "--target", str(tmp_path), "examples/plugin")
     assert "margin" in run("-c", PLUGIN_IN_USE, extra=str(tmp_path), OMP_NUM_THREADS="1")
 
 
-def test_the_script_of_the_peers_measures_popularity_as_the_toolkit_does(tmp_path, monkeypatch, capsys):
+def test_peers_script_reports_the_popularity_baseline_of_the_toolkit(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RECSYS_TOPK_CACHE", str(tmp_path / "cache"))
     clicks = str(tmp_path / "clicks.csv")
     write_clicks(tmp_path / "clicks.csv")

@@ -1,4 +1,4 @@
-"""`recsys-topk experiment` with the real command on a tiny data set, and the report of its results."""
+"""The command `recsys-topk experiment` on a tiny data set, and the report of its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import TINY_WORLD, Result
 
 
-def test_an_experiment_runs_once_and_is_reported(recsys_topk: Callable[..., Result], tmp_path: Path) -> None:
+def test_experiment_runs_once_and_is_reported(recsys_topk: Callable[..., Result], tmp_path: Path) -> None:
     command = ["experiment", "main-table", "--only", "dftopk,lapsum", "--seeds", "1", "--out", "p", *TINY_WORLD]
     first = recsys_topk(*command)
     assert first.returncode == 0, first.stderr
@@ -34,7 +34,7 @@ def test_an_experiment_runs_once_and_is_reported(recsys_topk: Callable[..., Resu
     assert "already finished: p/main-table/comparison.json" in again.stdout
     assert "$ recsys-topk" not in again.stdout
 
-    # The page says what is missing of an experiment.
+    # The report names the missing runs of an experiment.
     (tmp_path / "p" / "main-table" / "comparison.json").unlink()
     (tmp_path / "p" / "main-table" / "trials" / "lapsum-s0.json").unlink()
     page = recsys_topk("report", "p", "--out", "page.html")
@@ -45,7 +45,7 @@ def test_an_experiment_runs_once_and_is_reported(recsys_topk: Callable[..., Resu
     assert "Missing: 1 of 2 runs" in text
 
 
-def test_an_interrupted_experiment_resumes(environment: dict[str, str], tmp_path: Path) -> None:
+def test_interrupted_experiment_resumes(environment: dict[str, str], tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -67,7 +67,7 @@ def test_an_interrupted_experiment_resumes(environment: dict[str, str], tmp_path
         if line.startswith("[1/2]"):
             break
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)  # to the end of its output: whatever it started is gone too
+    process.communicate(timeout=60)  # returns when all child processes have ended too
     assert process.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
     (trial,) = (tmp_path / "p" / "streaming").rglob("dftopk-s0.json")
     kept = trial.read_text()
@@ -88,19 +88,19 @@ def test_an_interrupted_experiment_resumes(environment: dict[str, str], tmp_path
         (["main-table", "--only", "dftopk", "--config", "no-such", "--seeds", "1"], "no config file 'no-such'"),
     ],
 )
-def test_mistakes(recsys_topk: Callable[..., Result], arguments: list[str], words: str) -> None:
+def test_mistakes_exit_with_status_2(recsys_topk: Callable[..., Result], arguments: list[str], words: str) -> None:
     done = recsys_topk("experiment", *arguments)
     assert done.returncode == 2
     assert words in done.stderr
 
 
-def test_experiments_are_listed(recsys_topk: Callable[..., Result]) -> None:
+def test_list_names_every_experiment(recsys_topk: Callable[..., Result]) -> None:
     done = recsys_topk("experiment", "list")
     assert done.returncode == 0
     assert {"main-table", "runtime", "tau", "negatives", "streaming"} <= set(done.stdout.split())
 
 
-def test_the_paper_protocol_times_every_loss_beside_plain_cross_entropy(
+def test_paper_benchmark_times_every_loss_and_plain_cross_entropy(
     recsys_topk: Callable[..., Result], tmp_path: Path
 ) -> None:
     done = recsys_topk(

@@ -1,4 +1,4 @@
-"""Comparisons: the summary of given numbers, and a real comparison that is interrupted and resumed."""
+"""Comparisons: the summary of given numbers, and a comparison that is interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.conftest import TINY_WORLD, Result
 JOINT = "test/joint_recall@10@20/80"
 
 
-def made_up(*joint: float) -> list[dict[str, object]]:
+def results_with_joint(*joint: float) -> list[dict[str, object]]:
     return [{"metrics": {JOINT: value, "test/ranking_recall@10@20/80": 0.5}, "seconds": 1.0} for value in joint]
 
 
 def student_t_two_sided(t: float, n: int) -> float:
-    """By the trapezoidal rule on the density."""
+    """Return the two-sided p-value, by the trapezoidal rule on the density."""
     steps = 20000
     constant = math.gamma((n + 1) / 2) / (math.sqrt(n * math.pi) * math.gamma(n / 2))
     heights = [constant * (1 + (t * i / steps) ** 2 / n) ** (-(n + 1) / 2) for i in range(steps + 1)]
@@ -47,16 +47,16 @@ def test_p_value_equals_numerical_integration(differences: list[float]) -> None:
     assert paired_p_value(differences) == pytest.approx(expected, abs=1e-6)
 
 
-def test_summary() -> None:
-    rows = summarise({"a": made_up(0.5, 0.6, 0.7), "b": made_up(0.6, 0.71, 0.79)})
+def test_summary_holds_mean_spread_and_p_value() -> None:
+    rows = summarise({"a": results_with_joint(0.5, 0.6, 0.7), "b": results_with_joint(0.6, 0.71, 0.79)})
     assert rows[0]["joint"] == pytest.approx(0.6)
     assert rows[0]["+-"] == pytest.approx(0.1)
     assert rows[0]["p"] is None
     assert rows[1]["p"] == pytest.approx(paired_p_value([0.1, 0.11, 0.09]))
-    assert summarise({"a": made_up(0.5)})[0]["+-"] is None
+    assert summarise({"a": results_with_joint(0.5)})[0]["+-"] is None
 
 
-# Writes what a run begins with and what it is given: the weights, then every batch with its negatives.
+# Writes digests of the initial weights and of every training batch with its negatives.
 WITNESS = """
 import hashlib
 from pathlib import Path
@@ -88,7 +88,7 @@ def compared(made_once: Callable[..., Path]) -> Path:
     return made_once("compared", *COMMAND, files={"witness.py": WITNESS})
 
 
-def test_runs_with_one_seed_share_weights_and_batches_whatever_the_loss(compared: Path) -> None:
+def test_runs_with_one_seed_share_weights_and_batches_for_all_losses(compared: Path) -> None:
     seen = {
         (name, seed): (compared / "c" / "runs" / f"{name}-s{seed}" / "witness.txt").read_text()
         for name in ("dftopk", "list-net")
@@ -102,7 +102,7 @@ def test_runs_with_one_seed_share_weights_and_batches_whatever_the_loss(compared
     assert not set(first) & set(second)
 
 
-def test_a_run_of_a_comparison_equals_a_separate_run(
+def test_run_of_a_comparison_equals_a_separate_run(
     compared: Path, recsys_topk: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "witness.py").write_text(WITNESS)
@@ -116,7 +116,7 @@ def test_a_run_of_a_comparison_equals_a_separate_run(
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_the_file_contains_its_provenance(compared: Path) -> None:
+def test_result_file_contains_command_versions_and_configs(compared: Path) -> None:
     content = json.loads((compared / "c" / "comparison.json").read_text())
     assert content["command"] == ["recsys-topk", *COMMAND]
     assert content["versions"]["torch"] == torch.__version__
@@ -147,7 +147,7 @@ def test_plots_are_written_next_to_the_table(compared: Path) -> None:
         assert {"dftopk", "list net", *words} <= texts
 
 
-def test_a_comparison_resumes_and_does_not_mix_options(
+def test_comparison_resumes_and_refuses_other_options(
     compared: Path, in_process: Callable[..., Result], tmp_path: Path
 ) -> None:
     compared = shutil.copytree(compared, tmp_path / "copy")
@@ -170,7 +170,7 @@ def test_a_comparison_resumes_and_does_not_mix_options(
     assert "another --out" in line
     assert {path.name: path.read_text() for path in trials.glob("*.json")} == after
 
-    # W&B has the table and the plots in one run, and the run that was missing in another.
+    # One W&B run holds the table and the plots, another is the run that was missing.
     assert len(list((compared / "c" / "runs").glob("*/wandb/offline-run-*"))) == 1
     (file,) = (compared / "c" / "wandb").glob("offline-run-*/*.wandb")
     found = wandb_files.records(file)
@@ -186,17 +186,17 @@ def test_a_comparison_resumes_and_does_not_mix_options(
         assert (media / row[f"comparison-{name}/path"]).read_bytes().startswith(b"\x89PNG")
 
 
-def finished(folder: Path, *further: str) -> None:
+def write_finished_run(folder: Path, *further: str) -> None:
     """Write the file of a run as if it were finished."""
     (trial,) = Competition(by_name(["dftopk"]), parse_options(further), seeds=1, out=folder).trials("trials")
-    write_whole(trial.target, json.dumps({**trial.identity(), **made_up(0.5)[0]}))
+    write_whole(trial.target, json.dumps({**trial.identity(), **results_with_joint(0.5)[0]}))
 
 
-def test_without_matplotlib_there_is_a_table_and_a_message(
+def test_comparison_without_matplotlib_writes_a_table_and_a_message(
     in_process: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    finished(tmp_path / "c")
+    write_finished_run(tmp_path / "c")
     done = in_process(tmp_path, "compare", "--losses", "dftopk", "--seeds", "1", "--out", "c")
     assert done.returncode == 0, done.stderr
     assert "0.5000" in done.stdout
@@ -204,12 +204,12 @@ def test_without_matplotlib_there_is_a_table_and_a_message(
     assert sorted(path.name for path in (tmp_path / "c").glob("comparison*")) == ["comparison.csv", "comparison.json"]
 
 
-def test_an_edited_config_is_another_comparison(
+def test_edited_config_does_not_resume_the_comparison(
     in_process: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("data: {batch_size: 32}\n")
-    finished(Path("c"), "--config", "mine.yaml")
+    write_finished_run(Path("c"), "--config", "mine.yaml")
     arguments = ["compare", "--losses", "dftopk", "--seeds", "1", "--out", "c", "--config", "mine.yaml"]
     assert in_process(tmp_path, *arguments).returncode == 0
     Path("mine.yaml").write_text("data: {batch_size: 64}\n")
@@ -218,7 +218,7 @@ def test_an_edited_config_is_another_comparison(
     assert "--data.batch_size was 32 and is 64 now" in done.stderr
 
 
-def test_published_objectives_compete_by_name() -> None:
+def test_published_objectives_can_be_compared_by_name() -> None:
     assert by_name(["bce", "icc"]) == {"bce": {"loss": "bce"}, "icc": {"objective": "icc"}}
 
 
@@ -229,7 +229,7 @@ def test_published_objectives_compete_by_name() -> None:
      (["--variant", "a b=--loss dftopk", "--variant", "a-b=--loss bce"], "same file"),
      (["--variant", "x"], "LABEL=OPTIONS"), (["--variant", "k = 3=--loss dftopk"], "no = in the label")],
 )  # fmt: skip
-def test_mistakes_are_found_before_anything_runs(
+def test_mistakes_exit_before_anything_runs(
     arguments: list[str], words: str, in_process: Callable[..., Result], tmp_path: Path
 ) -> None:
     for command in ("compare", "stream"):
@@ -239,7 +239,7 @@ def test_mistakes_are_found_before_anything_runs(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_fails_is_named_with_its_reason(in_process: Callable[..., Result], tmp_path: Path) -> None:
+def test_failed_run_is_reported_with_its_reason(in_process: Callable[..., Result], tmp_path: Path) -> None:
     wrong = ["--data.root", "nowhere"]
     done = in_process(tmp_path, "compare", "--losses", "dftopk", "--seeds", "1", "--out", "c", *wrong)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The packaged experiments: complete, consistent with the paper's figures, and made of commands that parse."""
+"""The packaged experiments are complete, match the paper's figures, and their commands parse."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ FOLDER = Path(__file__).parents[2] / "recsys_topk" / "experiments"
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, str]:
-    """Typed values are strings; values in a file have types."""
+    """Return the values as text: typed values are strings, values in a file have types."""
     return {key: str(value).lower() for key, value in flatten_config(config).items()}
 
 
-def test_every_file_is_an_experiment() -> None:
+def test_every_file_is_a_listed_experiment() -> None:
     assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == sorted(EXPERIMENTS)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_is_complete_and_its_commands_parse(name: str, size: Size) -> None:
+def test_experiment_is_complete_and_its_commands_parse(name: str, size: Size) -> None:
     experiment = load(name)
     about = experiment.about(size)
     for key in ("title", "question", "subject", "show", "protocol", "found", "ours"):
@@ -38,25 +38,25 @@ def test_an_experiment_is_complete_and_its_commands_parse(name: str, size: Size)
         assert about[key]
     assert about["differences"]
     assert all(isinstance(text, str) for text in about["differences"])
-    steps = experiment.steps(size, seeds=1)  # seeds differ in nothing but a number, and parsing takes time
+    steps = experiment.steps(size, seeds=1)  # one seed is enough, and parsing is slow
     assert len(steps) == len(experiment.steps(size)) > 0
     for step in steps:
         if step.run == "bench":
             assert step.suite in SUITES
             continue
         assert step.common["config"] == ("paper-small" if size == "small" else "recflow-2stage")
-        # The command that is shown asks for the same runs. Parsing takes time, so a few variants of many are compared.
+        # The shown command must give the same runs. Parsing is slow, so only some variants are compared.
         shown = read_competition(step.command(Path("unused"), 1, {})[1:], step.run)
         assert list(shown.variants) == list(step.variants)
         some = list(step.variants)[:: max(1, len(step.variants) // 4)]
-        asked = replace(shown, variants={label: shown.variants[label] for label in some})
-        meant = Competition({label: step.variants[label] for label in some}, step.common, step.seeds, Path("unused"))
-        for one, two in zip(meant.trials("trials"), asked.trials("trials"), strict=True):
+        shown = replace(shown, variants={label: shown.variants[label] for label in some})
+        expected = Competition({label: step.variants[label] for label in some}, step.common, step.seeds, Path("unused"))
+        for one, two in zip(expected.trials("trials"), shown.trials("trials"), strict=True):
             assert (one.label, one.seed, one.target) == (two.label, two.seed, two.target)
             assert plain(one.config) == plain(two.config)
 
 
-def test_curves_map_labels_to_points() -> None:
+def test_labels_of_curves_map_to_points() -> None:
     (step,) = load("negatives").steps("small", seeds=5, only=["lapsum"])
     assert list(step.variants) == [f"lapsum, negatives {n}" for n in (0, 5, 10, 15, 20, 25)]
     assert step.points["lapsum, negatives 15"] == ("lapsum", 15.0)
@@ -65,7 +65,7 @@ def test_curves_map_labels_to_points() -> None:
     assert "lapsum, negatives 15=--loss lapsum --data.train_negatives 15" in command
 
 
-def test_figures_are_complete_and_as_printed() -> None:
+def test_paper_figures_are_complete_and_as_printed() -> None:
     figures = paper_figures()
     recall, tau, runtime = figures["recall"], figures["tau"], figures["runtime"]
     methods = {"neuralsort", "softsort", "diffsort", "lapsum", "sparse", "dftopk"}
@@ -85,6 +85,6 @@ def test_figures_are_complete_and_as_printed() -> None:
     assert sum(runtime["cuda"]["softsort"]) == pytest.approx(27.33)
 
 
-def test_an_unknown_experiment_is_named() -> None:
+def test_unknown_experiment_raises() -> None:
     with pytest.raises(ValueError, match="did you mean 'main-table'"):
         load("main-tabel")

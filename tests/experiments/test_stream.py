@@ -1,4 +1,4 @@
-"""Streams: the protocol against a hand-written loop, and a real command that is killed and resumed."""
+"""Streams: the protocol against a hand-written loop, and a command that is killed and resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import torch
 from tests import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
-# Noise in the loss, negatives and a rising learning rate: whatever a new process could get wrong.
+# A random loss, negatives and a warm-up, which a new process must restore.
 OPTIONS = [*TINY_WORLD, "--data.train_negatives=5", "--model.warmup_steps=6", "--trainer.max_epochs=2"]
 STREAM = ["stream", "--losses", "dftopk,perturbed", "--seeds", "1", "--out", "s", *OPTIONS]
 DAYS = ["2024-01-13", "2024-01-14", "2024-01-15", "2024-01-16"]
@@ -40,7 +40,7 @@ def content(folder: Path) -> dict[str, Any]:
 
 
 def numbers(folder: Path) -> list[Any]:
-    """All measured values except times."""
+    """Return all measured values except times."""
     (run,) = content(folder)["runs"]["perturbed"]
     return [{name: value for name, value in day.items() if name != "seconds"} for day in (run["first"], *run["days"])]
 
@@ -53,7 +53,7 @@ def checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def assert_same(one: Any, two: Any) -> None:
-    """Equal bit for bit, tensors within containers."""
+    """Compare nested containers of tensors bit by bit."""
     assert type(one) is type(two)
     if isinstance(one, dict):
         assert list(one) == list(two)
@@ -67,7 +67,7 @@ def assert_same(one: Any, two: Any) -> None:
         assert torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two
 
 
-def test_the_files_hold_every_day(streamed: Path) -> None:
+def test_files_hold_every_day(streamed: Path) -> None:
     found = content(streamed)
     assert found["command"] == ["recsys-topk", *STREAM]
     assert found["versions"]["torch"] == torch.__version__
@@ -81,20 +81,20 @@ def test_the_files_hold_every_day(streamed: Path) -> None:
     assert [day["day"] for day in run["days"]] == DAYS[1:]
     assert all(list(day["metrics"]) == METRICS for day in run["days"])
     assert {(day["requests"], day["candidates"]) for day in run["days"]} == {(120, 80)}
-    said = (streamed / "stdout.txt").read_text()
+    output = (streamed / "stdout.txt").read_text()
     with (streamed / "s" / "stream.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["run"] == "perturbed"]
     for row, day in zip(rows, run["days"], strict=True):
         assert (row["run"], row["seed"], row["day"]) == ("perturbed", "0", day["day"])
         assert float(row[METRICS[0]]) == day["metrics"][METRICS[0]]
-        (line,) = [line for line in said.splitlines() if line.startswith("perturbed") and day["day"] in line]
+        (line,) = [line for line in output.splitlines() if line.startswith("perturbed") and day["day"] in line]
         assert all(f"{value:.4f}" in line for value in day["metrics"].values())
     root = ET.parse(streamed / "s" / "stream.svg").getroot()
     texts = {"".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")}
     assert {*DAYS[1:], "perturbed", "joint recall@10@20, lists of 80"} <= texts
 
 
-def test_a_killed_stream_resumes_to_the_same_numbers(
+def test_killed_stream_resumes_to_the_same_metrics_and_weights(
     streamed: Path, environment: dict[str, str], in_process: Callable[..., Result], tmp_path: Path
 ) -> None:
     command = ["stream", "--losses", "perturbed", *STREAM[3:], "--logger", "wandb"]
@@ -107,7 +107,7 @@ def test_a_killed_stream_resumes_to_the_same_numbers(
                 break
         first.send_signal(signal.SIGKILL)
     kept = tmp_path / "s" / "days" / "perturbed-s0.json"
-    time.sleep(0.5)  # the process that trains sees that it is alone
+    time.sleep(0.5)  # the training process notices that its parent is gone
     before = kept.read_text()
     learned = [day["day"] for day in json.loads(before)["days"]]
     assert DAYS[-1] not in learned
@@ -127,7 +127,7 @@ def test_a_killed_stream_resumes_to_the_same_numbers(
 
 
 def assert_wandb(folder: Path) -> None:
-    """Both parts are the same run, and the second has every day."""
+    """Check that both parts are one W&B run and the second part has every day."""
     files = sorted((folder / "s" / "runs").glob("*/wandb/offline-run-*/*.wandb"), key=lambda path: path.parent.name)
     assert len(files) == 2
     assert len({path.name for path in files}) == 1
@@ -141,10 +141,10 @@ def assert_wandb(folder: Path) -> None:
     assert axes["stream/*"] == "stream/day"
 
 
-def test_the_numbers_are_those_of_a_loop_written_by_hand(
+def test_metrics_equal_a_hand_written_loop(
     streamed: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One optimizer for all days, whose state is never saved or loaded."""
+    """The loop uses one optimizer for all days and never saves its state."""
     from recsys_topk.runs import TrainingRun
 
     monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
@@ -175,7 +175,7 @@ def test_the_numbers_are_those_of_a_loop_written_by_hand(
                 schedule.step()
 
 
-def test_a_finished_stream_does_nothing(streamed: Path, in_process: Callable[..., Result], tmp_path: Path) -> None:
+def test_finished_stream_does_nothing(streamed: Path, in_process: Callable[..., Result], tmp_path: Path) -> None:
     streamed = shutil.copytree(streamed, tmp_path / "copy")
     before = {path.name: path.read_bytes() for path in (streamed / "s" / "days").glob("*[!g]")}
     done = in_process(streamed, *STREAM)
@@ -185,10 +185,10 @@ def test_a_finished_stream_does_nothing(streamed: Path, in_process: Callable[...
     assert len(list((streamed / "s" / "runs").iterdir())) == 2
 
 
-def test_a_stream_continues_with_new_days_and_fails_without_old_ones(
+def test_stream_resumes_with_new_days_and_fails_if_old_days_are_missing(
     streamed: Path, environment: dict[str, str], in_process: Callable[..., Result], tmp_path: Path
 ) -> None:
-    """If the file of the last day is added later, the result equals that of a stream that had it from the start."""
+    """A stream to which the last day is added later equals a stream that had all days from the start."""
     (world,) = (Path(environment["RECSYS_TOPK_CACHE"]) / "worlds").glob("40x300-*")
     shutil.copytree(world, tmp_path / "world")
     last, first = (next((tmp_path / "world").rglob(f"all_stage/*{day}*")) for day in (DAYS[-1], DAYS[0]))
@@ -206,7 +206,7 @@ def test_a_stream_continues_with_new_days_and_fails_without_old_ones(
     assert f"was trained on {', '.join(DAYS)}, but the data now has {', '.join(DAYS[1:])}" in done.stderr
 
 
-def test_a_stream_with_other_options_is_not_resumed(streamed: Path, in_process: Callable[..., Result]) -> None:
+def test_stream_with_other_options_is_not_resumed(streamed: Path, in_process: Callable[..., Result]) -> None:
     done = in_process(streamed, *STREAM, "--model.lr=0.5")
     assert done.returncode == 2
     assert "dftopk-s0.json was made with other options" in done.stderr

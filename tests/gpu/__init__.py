@@ -1,1 +1,1 @@
-"""What `make test-gpu` runs: see __main__."""
+"""The checks that `make test-gpu` runs; see __main__."""

@@ -1,4 +1,4 @@
-"""The checks of `make test-gpu`, each a function from a device to rows of its table."""
+"""The checks of `make test-gpu`. Each is a function that takes a device and returns rows of the table."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ ROOT = Path(__file__).parents[2]
 
 
 def row(check: str, what: str, run: Callable[[], object]) -> Row:
-    """Return a row of the table: what `run` returns in words, or why it failed."""
+    """Return a row of the table with the result of `run`, or with its error."""
     try:
-        said = run()
-    except Exception as error:  # whatever it raises is the finding
+        result = run()
+    except Exception as error:  # any error is reported in the table
         return {"check": check, "what": what, "result": f"FAILED: {type(error).__name__}: {error}"}
-    return {"check": check, "what": what, "result": "ok" if said is None else str(said)}
+    return {"check": check, "what": what, "result": "ok" if result is None else str(result)}
 
 
 def contract(device: str, quick: bool) -> list[Row]:
-    """Check every loss, operator and the joint objective on the rules of the contract suite, and random lists."""
+    """Check losses, operators and the joint objective with the contract suite and with random lists."""
     from recsys_topk.cascades.objectives.joint import JointObjective
 
     rows = []
@@ -64,13 +64,21 @@ def contract(device: str, quick: bool) -> list[Row]:
 
 
 def kernels(device: str, quick: bool) -> list[Row]:
-    """Run the tests of Triton's kernels: on the GPU, or in the interpreter."""
+    """Run the tests of the Triton kernels on the GPU or in the interpreter."""
 
     def run() -> str:
         environment = dict(os.environ) if device == "cuda" else {**os.environ, "TRITON_INTERPRET": "1"}
-        asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops/test_triton_kernels.py"]
-        asked += ["-k", "too_long_for_a_program"] if quick else []
-        done = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        pytest_command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "tests/ops/test_triton_kernels.py",
+        ]
+        pytest_command += ["-k", "too_long_for_a_program"] if quick else []
+        done = subprocess.run(pytest_command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-3000:]
         return done.stdout.strip().splitlines()[-1].strip("= ")
 
@@ -79,7 +87,7 @@ def kernels(device: str, quick: bool) -> list[Row]:
 
 @contextlib.contextmanager
 def no_waiting(device: str) -> Iterator[None]:
-    """Raise where the host waits for the GPU; on a CPU there is nothing to wait for."""
+    """Raise if the host waits for the GPU; does nothing on a CPU."""
     if device != "cuda":
         yield
         return
@@ -92,7 +100,7 @@ def no_waiting(device: str) -> Iterator[None]:
 
 
 def waits(device: str, quick: bool) -> list[Row]:
-    """Check that losses, operators and training steps do not wait: once to warm up, and once under the check."""
+    """Check that losses, operators and training steps do not wait for the GPU after a first call."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(16, 50, generator=generator).to(device).requires_grad_()
     labels = (torch.rand(16, 50, generator=generator) < 0.2).float().to(device)
@@ -125,7 +133,7 @@ def waits(device: str, quick: bool) -> list[Row]:
 
 
 def _step(device: str, source: Any) -> Callable[[], object]:
-    """A training step with negatives from a source, on a catalogue whose popular ones were not yet asked for."""
+    """Return a function that takes one training step with sampled negatives, on a new catalogue per call."""
     from recsys_topk.bench.step import random_batch, random_schema
     from recsys_topk.cascades.module import CascadeModule
     from recsys_topk.cascades.optimizers import make_optimizer
@@ -135,7 +143,7 @@ def _step(device: str, source: Any) -> Callable[[], object]:
     module = CascadeModule(schema, loss="dftopk", dim=8).to(device)
     optimizer = make_optimizer("adam", module, 1e-2, {})
     batch = random_batch(schema, 32, 30, 10)
-    # What the warm-up may wait for are the first calls of libraries, not the first use of a catalogue.
+    # Only the first calls of libraries may wait. The first use of a catalogue must not, so each step gets a new one.
     catalogues = [Catalogue(batch.item_id, batch.items).to(device) for _ in range(2)]
     batch = batch.to(device)
 
@@ -156,23 +164,23 @@ def _step(device: str, source: Any) -> Callable[[], object]:
     return step
 
 
-def in_words(*arguments: str) -> str:
-    """Run a command of the package; return what it said."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+def output_of(*arguments: str) -> str:
+    """Run a command of the package; return its output."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         status = command(list(arguments))
-    assert status == 0, said.getvalue()[-2000:]
-    return said.getvalue()
+    assert status == 0, output.getvalue()[-2000:]
+    return output.getvalue()
 
 
 def fit(device: str, quick: bool) -> list[Row]:
-    """Train for a moment, in float32 and bf16-mixed, with dense and with fused tables."""
+    """Train a few steps in float32 and bf16-mixed, with dense and with fused tables."""
     accelerator = "gpu" if device == "cuda" else "cpu"
     kinds = [(p, o) for p in ("32-true", "bf16-mixed") for o in ("same", "rowwise_adagrad")]
 
     def run(precision: str, optimizer: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
-            in_words(
+            output_of(
                 "fit", *TINY_WORLD, f"--trainer.accelerator={accelerator}", "--trainer.devices=1",
                 f"--trainer.precision={precision}", f"--model.embedding_optimizer={optimizer}",
                 "--trainer.max_epochs=1", f"--trainer.limit_train_batches={2 if quick else 50}", f"--out={folder}/run",
@@ -199,8 +207,8 @@ def bench(device: str, quick: bool) -> list[Row]:
     for suite, given in options.items():
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "result.json"
-            asked = ["bench", suite, *given, "--device", device, "--json", str(file)]
-            done = row(f"bench {suite}", "", lambda a=asked: in_words(*a))
+            arguments = ["bench", suite, *given, "--device", device, "--json", str(file)]
+            done = row(f"bench {suite}", "", lambda a=arguments: output_of(*a))
             if done["result"].startswith("FAILED") or not file.exists():
                 rows.append(done)
                 continue

@@ -1,4 +1,4 @@
-"""`make test-gpu` on a CPU: everything that it runs, the least of each."""
+"""A small part of every check of `make test-gpu`, on a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.gpu.__main__ import main, parser
 from tests.gpu.checks import CHECKS, ROOT, row
 
 
-def test_everything_runs_on_a_cpu(
+def test_all_checks_run_on_a_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -24,26 +24,26 @@ def test_everything_runs_on_a_cpu(
         monkeypatch.setenv(name, value)
     file = tmp_path / "rows.json"
     status = main(["--device", "cpu", "--quick", "--json", str(file)])
-    said, rows = capsys.readouterr().out, json.loads(file.read_text())
-    assert status == 0, said
-    assert "| fit | 32-true, dense tables | ok, loss " in said
-    assert "| fit | bf16-mixed, fused tables | ok, loss " in said
-    assert "| no waiting | step, clipping, Adam, 25 negatives: popularity | ok |" in said
+    output, rows = capsys.readouterr().out, json.loads(file.read_text())
+    assert status == 0, output
+    assert "| fit | 32-true, dense tables | ok, loss " in output
+    assert "| fit | bf16-mixed, fused tables | ok, loss " in output
+    assert "| no waiting | step, clipping, Adam, 25 negatives: popularity | ok |" in output
     assert {one["check"] for one in rows} == {
         "contract", "random lists", "kernels", "no waiting", "fit", "bench losses", "bench operators", "bench step"
     }  # fmt: skip
-    table = [line for line in said.splitlines() if line.startswith("|")]
+    table = [line for line in output.splitlines() if line.startswith("|")]
     assert len(table) == 2 + len(rows)
     assert {line.count("|") for line in table} == {4}
 
 
-def test_the_target_installs_the_lock_and_asks_for_all_checks(capsys: pytest.CaptureFixture[str]) -> None:
-    """`make -n test-gpu`: its files exist, and its last command is one that the checks' own parser takes."""
-    asked = ["make", "--no-print-directory", "-n", "test-gpu", "GPU_VENV=somewhere"]
+def test_make_target_installs_the_lock_and_runs_all_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    """The files that `make -n test-gpu` names exist, and the parser accepts its last command."""
+    command = ["make", "--no-print-directory", "-n", "test-gpu", "GPU_VENV=somewhere"]
     own = {
         name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")
-    }  # of `make test`
-    made = subprocess.run(asked, cwd=ROOT, env=own, capture_output=True, text=True, check=True).stdout.splitlines()
+    }  # set by `make test`
+    made = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=True).stdout.splitlines()
     lock = next(shlex.split(line) for line in made if "-r" in shlex.split(line))
     text = (ROOT / lock[lock.index("-r") + 1]).read_text()
     assert all(f"\n{name}==" in text for name in ("torch", "triton", "fbgemm-gpu", "torchrec", "lightning", "pytest"))
@@ -53,8 +53,8 @@ def test_the_target_installs_the_lock_and_asks_for_all_checks(capsys: pytest.Cap
     assert (given.device, given.only, given.quick) == ("cuda", None, False)
 
 
-def test_the_kinds_of_fit_are_every_precision_with_every_kind_of_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "in_words", lambda *given: seen.append(given))
+def test_fit_runs_every_precision_with_dense_and_fused_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "output_of", lambda *given: seen.append(given))
     seen: list[tuple[str, ...]] = []
     rows = checks.fit("cuda", quick=False)
     assert [one["what"] for one in rows] == [
@@ -64,16 +64,18 @@ def test_the_kinds_of_fit_are_every_precision_with_every_kind_of_table(monkeypat
     assert len(seen) == 4
 
 
-def test_waiting_is_an_error_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("synchronize"))
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", said.append)
+def test_no_waiting_sets_the_sync_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", calls.append)
     with checks.no_waiting("cuda"):
-        said.append("step")
-    assert said == ["synchronize", "error", "step", "default"]
+        calls.append("step")
+    assert calls == ["synchronize", "error", "step", "default"]
 
 
-def test_a_failure_is_a_row_and_the_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_check_is_a_row_and_sets_the_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def broken(device: str, quick: bool) -> list[dict[str, str]]:
         return [row("contract", "loss mine", lambda: torch.ones(2) @ torch.ones(3))]
 
@@ -83,7 +85,7 @@ def test_a_failure_is_a_row_and_the_status(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_without_a_gpu_names_the_cpu_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([])
     assert "--device cpu" in capsys.readouterr().err

@@ -17,8 +17,8 @@ VECTORS = Path(__file__).parents[1] / "vectors"
 
 @pytest.mark.parametrize(("name", "file"), [("arf", "loss_arf_kwai"), ("arf_v2", "loss_arfv2_kwai")])
 def test_matches_peer(name: str, file: str) -> None:
-    # Conventions: k is the peer's support_m, `top` its top_k; its w = 1 is log_variance = 0. Its masked case lets
-    # padding compete in the matrix and divides by N: tests/reference has that.
+    # The peer calls k support_m and `top` top_k; its w = 1 is log_variance = 0. With a mask, the peer lets padding
+    # compete and divides by N: tests/reference covers that case.
     cases = json.loads((VECTORS / f"{file}.json").read_text())["cases"]
     for case in [case for case in cases if case["mask"] is None]:
         x = torch.tensor(case["scores"], dtype=torch.float64, requires_grad=True)
@@ -31,8 +31,8 @@ def test_matches_peer(name: str, file: str) -> None:
             torch.testing.assert_close(x.grad, expected, atol=1e-9, rtol=1e-9)
 
 
-def by_loop(x: Tensor, labels: Tensor, k: int, two_sided: bool) -> float:
-    """One list, from the definition, entry by entry."""
+def loss_by_loop(x: Tensor, labels: Tensor, k: int, two_sided: bool) -> float:
+    """Return the loss of one list, computed entry by entry from the definition."""
     n, eps = len(x), 1e-6
     logits = [[float((n + 1 - 2 * r) * x[i] - (x[i] - x).abs().sum()) for i in range(n)] for r in range(1, n + 1)]
     p = torch.softmax(torch.tensor(logits, dtype=torch.float64), 1)
@@ -52,13 +52,13 @@ def by_loop(x: Tensor, labels: Tensor, k: int, two_sided: bool) -> float:
 
 
 @pytest.mark.parametrize("name", ["arf", "arf_v2"])
-def test_equals_a_loop_over_the_valid_items(name: str) -> None:
+def test_value_equals_loop_over_valid_items(name: str) -> None:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(4, 9, dtype=torch.float64, generator=generator)
     labels = torch.randint(0, 4, (4, 9), generator=generator).double()
     mask = torch.rand(4, 9, generator=generator) > 0.25
     each = get(name, k=3, reduction="none")(torch.where(mask, x, float("nan")), labels, mask)
-    expected = [by_loop(x[b][mask[b]], labels[b][mask[b]], 3, name == "arf_v2") for b in range(4)]
+    expected = [loss_by_loop(x[b][mask[b]], labels[b][mask[b]], 3, name == "arf_v2") for b in range(4)]
     torch.testing.assert_close(each.detach(), torch.tensor(expected, dtype=torch.float64))
 
 

@@ -19,7 +19,7 @@ VARIANTS = {
     "listnet normalised": lambda: ListNetLoss(target="normalised", tau=0.5),
     "ranknet by label": lambda: RankNetLoss(sigma=2.0, weighting="squared_label_difference", pairs="sum"),
     "softmax against negatives": lambda: SoftmaxLoss(tau=0.7, against="negatives"),
-    "softmax of the positives' own number": lambda: SoftmaxLoss(k="positives"),
+    "softmax with k = positives": lambda: SoftmaxLoss(k="positives"),
 }
 
 
@@ -34,14 +34,14 @@ def test_every_loss_keeps_the_contract(name):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_options_keep_the_contract(name):
+def test_loss_options_keep_the_contract(name):
     check_loss(VARIANTS[name], [ordinary(), ragged(), tied()])
     loss_rules.gradient_matches_finite_differences(loss_rules.LossSubject(VARIANTS[name]))
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_loss_keeps_the_contract_on_the_torch_backend(name):
-    """The references alone, on the rules about values and gradients; the whole suite runs on "auto"."""
+    """Only the torch implementations, only the rules about values and gradients; the other tests run on "auto"."""
     with backend("torch"):
         check_loss(CLASSES[name], rules=BY_BACKEND)
 
@@ -53,7 +53,7 @@ def test_every_loss_keeps_the_contract_on_drawn_lists(name, drawn):
     check_loss(CLASSES[name], [drawn])
 
 
-def test_names_are_python_names():
+def test_registered_names_are_lower_case_python_names():
     for name in (*CLASSES, *operators.available()):
         assert name.isidentifier(), f"{name!r} must be a Python name; use underscores"
         assert name == name.lower(), f"{name!r} must be lower case"

@@ -5,7 +5,7 @@ import torch
 from recsys_topk.losses import ApproxNDCGLoss
 
 
-def test_approx_ndcg_with_k_no_smaller_than_the_list_equals_no_k():
+def test_approx_ndcg_with_k_at_least_the_list_length_equals_no_k():
     scores = 0.01 * torch.randn(256, 10, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(0, 4, (256, 10), generator=torch.Generator().manual_seed(1)).float()
     results = []

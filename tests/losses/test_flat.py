@@ -1,4 +1,4 @@
-"""Lists in 1-D tensors: equal to padded rows, in bounded memory, with errors that say what to pass."""
+"""Lists in 1-D tensors equal padded rows, need little memory, and errors name the right arguments."""
 
 import gc
 import weakref
@@ -33,7 +33,7 @@ def padded(scores, labels, lengths=LENGTHS):
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("name", ["dftopk", "lapsum", "listnet"])
-def test_long_and_short_lists_are_equal_to_padded_rows(name, reduction):
+def test_flat_lists_equal_padded_rows(name, reduction):
     scores, labels = flat()
     scores.requires_grad_()
     k, weights = torch.arange(13) % 5 + 1, torch.linspace(0.1, 2.0, 13)
@@ -63,13 +63,13 @@ def test_long_and_short_lists_are_equal_to_padded_rows(name, reduction):
     ],
     ids=["1 to 10,000", "one long list", "just above powers of two", "one long list per bucket"],
 )
-def test_fewer_than_two_padded_items_per_item(lengths):
+def test_buckets_hold_fewer_than_two_entries_per_item(lengths):
     places = sum(bucket.items.numel() for bucket in FlatLists(lengths, None, lengths.device).buckets())
     assert places < 2 * int(lengths.sum())
 
 
 class Peak(TorchDispatchMode):
-    """Counts the bytes of all storages that live at once."""
+    """Tracks the peak of the bytes of all live storages."""
 
     def __init__(self):
         super().__init__()
@@ -103,18 +103,18 @@ def peak(loss, scores, labels, **lists):
 
 
 @pytest.mark.parametrize("name", ["dftopk", "listnet"])
-def test_memory_is_at_most_three_times_that_of_a_rectangle_with_as_many_items(name):
+def test_memory_is_at_most_three_times_that_of_equally_many_items_in_a_rectangle(name):
     lengths = torch.cat((torch.arange(1, 101).repeat(4), torch.tensor([9_800, 10_000])))
     scores, labels = (x.float() for x in flat(lengths))
     loss = losses.get(name, k=5)
     rectangle = peak(loss, scores.view(400, 100), labels.view(400, 100))
-    assert rectangle > 3 * 4 * len(scores)  # the count sees more than the inputs
+    assert rectangle > 3 * 4 * len(scores)  # more than the inputs are counted
     assert peak(loss, scores, labels, lengths=lengths) <= 3 * rectangle
     x, y, mask = padded(scores.double(), labels, lengths)
-    assert peak(loss, x.float(), y, mask=mask) > 50 * rectangle  # what padding to the longest takes
+    assert peak(loss, x.float(), y, mask=mask) > 50 * rectangle  # padding to the longest list
 
 
-def test_ids_may_be_any_integers_and_the_result_follows_their_order():
+def test_list_ids_may_be_any_integers_and_results_are_sorted_by_id():
     scores, labels = torch.tensor([1.0, 0.0, 2.0, 3.0, -1.0]), torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0])
     loss = losses.SoftmaxLoss(reduction="none")
     found = loss(scores, labels, list_ids=torch.tensor([9, -4, 9, -4, 9], dtype=torch.int32))
@@ -132,7 +132,7 @@ def test_no_lists_and_empty_lists_give_zero_with_a_gradient():
         assert value.item() == 0.0
 
 
-def test_half_precision_and_validation_hold_for_flat_lists():
+def test_flat_lists_support_half_precision_and_validation():
     scores, labels = flat()
     value = losses.DFTopKLoss(k=2)(scores.half(), labels, lengths=LENGTHS)
     expected = losses.DFTopKLoss(k=2)(scores.half().float(), labels, lengths=LENGTHS)
@@ -143,7 +143,7 @@ def test_half_precision_and_validation_hold_for_flat_lists():
         losses.DFTopKLoss(k=2, validate=True)(scores, labels, lengths=LENGTHS)
 
 
-def test_a_batch_of_skipped_lists_warns_at_the_line_of_the_call():
+def test_warning_for_skipped_lists_points_to_the_line_of_the_call():
     with pytest.warns(UserWarning, match="2 of 2 lists have no valid label above") as caught:
         assert losses.DFTopKLoss(k=1)(torch.zeros(5), torch.zeros(5), lengths=torch.tensor([2, 3])) == 0.0
     assert caught[0].filename == __file__
@@ -167,13 +167,13 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_named(name):
+def test_invalid_arguments_raise(name):
     options, error, message = MISTAKES[name]
     with pytest.raises(error, match=message):
         losses.DFTopKLoss(k=1)(X, X, **options)
 
 
-def test_shapes_that_do_not_fit_are_named():
+def test_wrong_shapes_raise():
     loss = losses.DFTopKLoss(k=1)
     with pytest.raises(ValueError, match=r"with list_ids, scores must be 1-D, one per item, got shape \(2, 2\)"):
         loss(X.view(2, 2), X.view(2, 2), list_ids=IDS)

@@ -1,4 +1,4 @@
-"""Every operator is trainable as a loss of its own name, without a second file."""
+"""Every operator has a loss of the same name, without a second file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from recsys_topk.spec import build, describe
 
 SCORES, LABELS = torch.tensor([[3.0, 1.0, 2.0, 0.0]]), torch.tensor([[1.0, 0.0, 0.0, 1.0]])
 
-# What version 0.1.0 gave, whose losses were classes in files of their own.
-BEFORE: dict[str, tuple[dict[str, Any], float]] = {
+# Values of version 0.1.0, in which each of these losses was a class in its own file.
+VALUES_OF_0_1: dict[str, tuple[dict[str, Any], float]] = {
     "DiffSortLoss": ({}, 0.8084),
     "HardTopKLoss": ({}, 6.9078),
     "LapSumLoss": ({}, 0.9665),
@@ -39,9 +39,9 @@ BEFORE: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
-@pytest.mark.parametrize("name", BEFORE)
-def test_the_value_and_the_class_path_are_those_of_version_0_1(name: str) -> None:
-    options, value = BEFORE[name]
+@pytest.mark.parametrize("name", VALUES_OF_0_1)
+def test_value_and_class_path_are_unchanged_since_version_0_1(name: str) -> None:
+    options, value = VALUES_OF_0_1[name]
     cls = getattr(losses, name)
     assert float(cls(k=2, **options)(SCORES, LABELS)) == pytest.approx(value, abs=6e-5)
     old = importlib.import_module(f"recsys_topk.losses.{cls.name}")
@@ -55,8 +55,8 @@ def test_every_operator_has_a_loss() -> None:
         assert type(losses.get(name).operator) is operators.registry.resolve(name)
 
 
-def declared() -> dict[str, dict[str, str | None]]:
-    """The arguments that type checkers see, by class: name to default."""
+def declared_arguments() -> dict[str, dict[str, str | None]]:
+    """Return the arguments that type checkers see: for each class, name to default."""
     found = {}
     for node in ast.walk(ast.parse(Path(inspect.getfile(operator_losses)).read_text())):
         if isinstance(node, ast.ClassDef) and node.name.endswith("Loss"):
@@ -67,8 +67,8 @@ def declared() -> dict[str, dict[str, str | None]]:
 
 
 def test_type_checkers_see_the_actual_arguments() -> None:
-    seen = declared()
-    assert seen.keys() == BEFORE.keys() | {"SmoothTopKLoss"}
+    seen = declared_arguments()
+    assert seen.keys() == VALUES_OF_0_1.keys() | {"SmoothTopKLoss"}
     for name, arguments in seen.items():
         real = list(inspect.signature(getattr(losses, name)).parameters.values())
         assert {one.name: one.default for one in real if one.kind is not one.KEYWORD_ONLY} == arguments
@@ -108,7 +108,7 @@ class Steep(TopKOperator):
 
 @pytest.fixture
 def steep() -> Iterator[type[TopKOperator]]:
-    """An operator of somebody else's program, registered for one test."""
+    """An operator of another package, registered for one test."""
     Steep.name = "steep"
     operator_registry.register("steep", Steep)
     yield Steep
@@ -116,7 +116,7 @@ def steep() -> Iterator[type[TopKOperator]]:
     loss_registry._classes.pop("steep", None)
 
 
-def test_an_operator_of_another_package_has_a_loss(steep: type[TopKOperator]) -> None:
+def test_operator_of_another_package_has_a_loss(steep: type[TopKOperator]) -> None:
     loss = losses.get("steep", power=3, k=2)
     assert (type(loss).__name__, type(loss).__module__) == ("SteepLoss", "recsys_topk.losses")
     assert isinstance(loss.operator, Steep)
@@ -128,7 +128,7 @@ def test_an_operator_of_another_package_has_a_loss(steep: type[TopKOperator]) ->
     assert "power: Steepness." in (type(loss).__doc__ or "")
 
 
-def test_a_hand_written_loss_replaces_the_generated_one(steep: type[TopKOperator]) -> None:
+def test_hand_written_loss_replaces_the_generated_one(steep: type[TopKOperator]) -> None:
     made = losses.registry.resolve("steep")
 
     class Written(TopKLoss):
@@ -141,7 +141,7 @@ def test_a_hand_written_loss_replaces_the_generated_one(steep: type[TopKOperator
     assert losses.registry.resolve("steep") is Written is not made
 
 
-def test_options_must_have_names() -> None:
+def test_operator_with_variadic_options_raises() -> None:
     class Vague(TopKOperator):
         cost: ClassVar[str] = "n"
 
@@ -156,7 +156,7 @@ def test_options_must_have_names() -> None:
         loss_of(Vague)
 
 
-def test_a_loss_with_an_operator_object_is_described_by_plain_values() -> None:
+def test_description_of_loss_with_operator_object_has_plain_values() -> None:
     """Regression: the hyper-parameters contained the operator object."""
     loss = TopKLoss(operators.LapSum(tau=3.0), k=2)
     plain = describe(loss)
@@ -170,6 +170,6 @@ def test_a_loss_with_an_operator_object_is_described_by_plain_values() -> None:
 
 
 @pytest.mark.parametrize("operator", [{"tau": 1.0}, {"class_path": "lapsum", "tau": 1.0}])
-def test_an_invalid_description_of_an_operator_raises(operator: dict[str, Any]) -> None:
+def test_invalid_operator_description_raises(operator: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="the description of an operator must have a class_path"):
         TopKLoss(operator)

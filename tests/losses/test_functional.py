@@ -14,7 +14,7 @@ LISTS = ragged()
 
 
 @pytest.mark.parametrize("name", available())
-def test_a_function_equals_its_loss(name):
+def test_function_equals_its_loss(name):
     cls = registry.resolve(name)
     if name == "perturbed":
         torch.manual_seed(0)
@@ -54,12 +54,12 @@ def test_k_is_one_int_one_int_per_list_or_positives():
     torch.testing.assert_close(positives, functional.lapsum(x, y, k=(y > 0).sum(1)))
 
 
-def test_a_seeded_function_gives_the_same_result_in_each_call():
+def test_seeded_function_gives_the_same_result_in_each_call():
     first, second = (functional.perturbed(LISTS.scores, LISTS.labels, k=2, seed=3) for _ in range(2))
     assert torch.equal(first, second)
 
 
-def test_mistakes_name_the_function_and_the_option():
+def test_errors_name_the_function_and_the_option():
     with pytest.raises(AttributeError, match=r"has no function 'dftpk': .*did you mean 'dftopk'"):
         _ = functional.dftpk
     with pytest.raises(TypeError, match="DFTopKLoss has no option 'taau'; did you mean 'tau'"):
@@ -68,7 +68,7 @@ def test_mistakes_name_the_function_and_the_option():
         functional.dftopk(LISTS.scores)
 
 
-def test_it_imports_by_name():
+def test_functions_can_be_imported_by_name():
     code = "from recsys_topk.losses.functional import dftopk, neural_ndcg; print(dftopk.__name__, neural_ndcg.__name__)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["dftopk", "neural_ndcg"]

@@ -22,11 +22,11 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_that_is_none_follows_the_kind_of_labels(name):
+def test_option_left_none_follows_the_kind_of_labels(name):
     option, for_grades, for_places = OPTIONS[name]
     for kind, value in (("grades", for_grades), ("places", for_places)):
         loss = get(name, k=2)
-        assert getattr(loss, option) == for_grades  # before the data says anything
+        assert getattr(loss, option) == for_grades  # the default before the data sets it
         loss.set_label_defaults(kind, 7.0)
         loss.set_label_defaults(kind, 7.0)
         explicit = get(name, k=2, positive_above=7.0, **{option: value})
@@ -34,7 +34,7 @@ def test_an_option_that_is_none_follows_the_kind_of_labels(name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_explicit_option_is_kept(name):
+def test_explicit_option_is_kept(name):
     option, for_grades, _ = OPTIONS[name]
     loss = get(name, k=2, **{option: for_grades})
     loss.set_label_defaults("places", 7.0)
@@ -57,19 +57,19 @@ def test_every_loss_takes_the_threshold_from_the_data_unless_set(name):
     assert zero.last[1] != 0.0
 
 
-def test_a_description_keeps_options_that_are_none():
+def test_description_keeps_options_left_none():
     loss = LambdaLoss(k=10, gain=None, positive_above=None)
     loss.set_label_defaults("places", 7.0)
     assert describe(loss)["init_args"] == {"k": 10, "gain": None, "positive_above": None}
 
 
-def test_copies_and_pickles_still_take_label_defaults():
+def test_copies_and_pickles_accept_label_defaults():
     for loss in (copy.deepcopy(LambdaLoss(k=10)), pickle.loads(pickle.dumps(LambdaLoss(k=10)))):
         loss.set_label_defaults("places", 7.0)
         assert (loss.gain, loss.positive_above) == ("linear", 7.0)
 
 
-def test_a_wrong_option_is_still_refused():
+def test_wrong_option_raises():
     with pytest.raises(ValueError, match="gain must be 'linear'"):
         LambdaLoss(gain="log")
     with pytest.raises(ValueError, match="target must be 'softmax'"):

@@ -31,7 +31,7 @@ OURS = ["approx_ndcg", "bce", "lambdaloss", "lambdarank", "listmle", "listnet", 
 
 
 class One:
-    """One list in plain Python: valid items only."""
+    """One list in plain Python, with valid items only."""
 
     def __init__(self, drawn, row, k):
         items = [i for i in range(drawn.scores.shape[1]) if drawn.mask[row, i]]
@@ -178,7 +178,7 @@ LOOPS = {
 @pytest.mark.parametrize("name", LOOPS)
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(drawn=lists(), cut=st.booleans())
-def test_each_loss_equals_a_loop(name, drawn, cut):
+def test_loss_equals_loop(name, drawn, cut):
     loss, loop, truncates = LOOPS[name]
     loss.reduction = "none"
     k = drawn.k if cut and truncates else None
@@ -190,7 +190,7 @@ def test_each_loss_equals_a_loop(name, drawn, cut):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(drawn=lists())
-def test_softmax_at_k_equals_a_loop(drawn):
+def test_softmax_at_k_equals_loop(drawn):
     values = SoftmaxAtKLoss(tau_weight=0.5, reduction="none")(drawn.scores, drawn.labels, drawn.mask, k=drawn.k)
     for row, value in enumerate(values.tolist()):
         one = One(drawn, row, drawn.k)
@@ -198,8 +198,8 @@ def test_softmax_at_k_equals_a_loop(drawn):
         assert value == pytest.approx(softmax_at_k(one) if proper else 0.0, rel=1e-9, abs=1e-9)
 
 
-def test_the_quantile_of_softmax_at_k_is_held_constant():
-    """The gradient is that of the formula with the k-th score as a number."""
+def test_softmax_at_k_holds_the_quantile_constant():
+    """The gradient equals that of the formula with the k-th score as a constant."""
     x = torch.tensor([[0.3, -0.2, 1.1, 0.7]], dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     beta = 0.7
@@ -210,7 +210,7 @@ def test_the_quantile_of_softmax_at_k_is_held_constant():
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(drawn=lists(), cut=st.booleans())
-def test_approx_ndcg_lies_between_0_and_1(drawn, cut):
+def test_approx_ndcg_is_between_0_and_1(drawn, cut):
     values = ApproxNDCGLoss(tau=0.7, reduction="none")(
         drawn.scores, drawn.labels, drawn.mask, k=drawn.k if cut else None
     )
@@ -229,7 +229,7 @@ def test_approx_ndcg_tends_to_ndcg():
 
 
 @pytest.mark.parametrize("name", ["ranknet", "lambdarank", "lambdaloss", "approx_ndcg"])
-def test_the_size_of_the_buffer_does_not_matter(name, monkeypatch):
+def test_result_does_not_depend_on_the_buffer_size(name, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(11, 9, generator=generator, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, 3, (11, 9), generator=generator).float()
@@ -246,7 +246,7 @@ def test_the_size_of_the_buffer_does_not_matter(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_values_without_gradient_are_the_same(name):
+def test_value_is_the_same_without_gradient(name):
     scores, labels = torch.randn(3, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([[2.0, 0, 1, 0, 0, 0]])
     loss, labels = losses.get(name, k=2), labels.expand(3, 6)
     with torch.no_grad():
@@ -256,8 +256,8 @@ def test_values_without_gradient_are_the_same(name):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_no_value_is_read_off_the_cpu(name):
-    """Meta tensors have no values: a device synchronisation, or a trip through numpy, raises here."""
+def test_no_value_is_read_on_the_host(name):
+    """Meta tensors have no values: a device synchronisation or a conversion to numpy raises."""
     scores = torch.empty(3, 6, device="meta", requires_grad=True)
     labels, mask = torch.empty(3, 6, device="meta"), torch.empty(3, 6, dtype=torch.bool, device="meta")
     for given_mask in (None, mask):
@@ -289,7 +289,7 @@ def test_large_labels_do_not_overflow_the_exponential_gain(loss):
         (lambda: SoftmaxAtKLoss()(torch.zeros(1, 3), torch.ones(1, 3)), "requires k, got none"),
     ],
 )
-def test_mistakes_are_named(make, message):
+def test_invalid_arguments_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -305,7 +305,7 @@ scores = torch.randn(1024, 200, requires_grad=True)
 labels = torch.randint(0, 30, (1024, 200)).float()
 losses.get("listnet")(scores, labels).backward()
 names = ("ranknet", "lambdarank", "lambdaloss", "approx_ndcg")
-for name in names:  # compilers need memory of their own
+for name in names:  # compile before measuring: compilers need memory too
     losses.get(name)(scores[:2], labels[:2]).backward()
 before = peak()
 for mode in ("torch", "auto"):
@@ -316,7 +316,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read as Linux reports it")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads peak memory in the units of Linux")
 def test_pairs_need_little_memory():
     """One (1024, 200, 200) tensor of float32 would take 156 MB, and autograd would keep several."""
     root = Path(__file__).parents[2]

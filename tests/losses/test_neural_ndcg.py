@@ -11,7 +11,7 @@ FILES = ("neuralndcg_allrank", "neuralndcg_transposed_allrank", "neuralndcg_atk_
 
 
 def permutations(scores, mask, rows):
-    """NeuralSort with the rows at places `rows`, then Sinkhorn as the peer does it: one stop for the whole batch."""
+    """NeuralSort with the rows `rows`, then Sinkhorn until the whole batch has converged, as the peer does."""
     lists, n = scores.shape
     matrix = torch.zeros(lists, n, n, dtype=scores.dtype)
     for one, (x, valid, kept) in enumerate(zip(scores, mask, rows, strict=True)):
@@ -42,13 +42,13 @@ def all_cases():
 
 
 @pytest.mark.parametrize(("file", "case"), all_cases())
-def test_value_and_gradient_are_those_of_allrank(file, case, monkeypatch):
-    """The peer stops when the whole batch has converged; here a list stops by itself, which is switched off."""
+def test_value_and_gradient_match_allrank(file, case, monkeypatch):
+    """The peer stops when the whole batch has converged. Our loss stops list by list, which is switched off here."""
     k = case.k if "atk" in file else None
     first = torch.arange(case.scores.shape[1]) < case.mask.sum(1, keepdim=True)
     if case.name == "open_masked_scattered":
-        # The peer leaves out the places of the ranking at which masked *items* stand; with that it is the definition.
-        case.agrees(-ndcg(case, permutations(case.scores, case.mask, case.mask)[0], k).mean())
+        # The peer drops the rows of the matrix whose index is that of a masked item; the definition with these rows.
+        case.assert_agrees(-ndcg(case, permutations(case.scores, case.mask, case.mask)[0], k).mean())
     matrix, rounds = permutations(case.scores, case.mask, first)
     expected = ndcg(case, matrix, k)
     monkeypatch.setattr(sinkhorn_scaling, "TOLERANCE", 0.0)
@@ -57,7 +57,7 @@ def test_value_and_gradient_are_those_of_allrank(file, case, monkeypatch):
     slopes = [torch.autograd.grad(v.sum(), case.scores, retain_graph=True)[0] for v in (ours, expected)]
     torch.testing.assert_close(*slopes, atol=1e-8, rtol=0.0)
     if case.name != "open_masked_scattered":
-        case.agrees(-ours.mean())
+        case.assert_agrees(-ours.mean())
 
 
 def test_slowly_converging_lists_are_accurate_after_50_rounds(monkeypatch):
@@ -70,7 +70,7 @@ def test_slowly_converging_lists_are_accurate_after_50_rounds(monkeypatch):
         torch.testing.assert_close(early, late, atol=2e-4, rtol=0.0)
 
 
-def test_small_temperatures_give_ndcg():
+def test_small_temperature_gives_ndcg():
     from recsys_topk.metrics.functional import ndcg_at
 
     generator = torch.Generator().manual_seed(0)

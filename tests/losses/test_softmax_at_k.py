@@ -7,13 +7,13 @@ from recsys_topk.losses import SoftmaxAtKLoss, get
 
 
 @pytest.mark.parametrize("positives", [1, 5, 12])
-def test_the_gradient_raises_the_positives_of_a_constant_model(positives):
+def test_gradient_raises_positives_of_a_constant_model(positives):
     scores = torch.zeros(1, 15, requires_grad=True)
     labels = (torch.arange(15) < positives).float()[None]
     (gradient,) = torch.autograd.grad(SoftmaxAtKLoss(k=5)(scores, labels), scores)
     assert (gradient[0, :positives] < 0).all()
     assert (gradient[0, positives:] > 0).all()
-    # With the weight differentiated, as in the paper, the opposite: what this loss once did to a fresh model.
+    # With the weight differentiated, as in the paper, the gradient lowers the positives.
     (paper,) = torch.autograd.grad(SoftmaxAtKLoss(k=5, weight_gradient=True)(scores, labels), scores)
     assert (paper[0, :positives] > 0).all()
 
@@ -35,7 +35,7 @@ def auc_after_training(loss):
     return float((scores[:, :, None] > scores[:, None, :])[pairs].float().mean())
 
 
-def test_training_from_scratch_ends_where_softmax_ends():
+def test_training_from_scratch_reaches_the_auc_of_softmax():
     ours, softmax = auc_after_training(SoftmaxAtKLoss(k=5)), auc_after_training(get("softmax"))
     assert softmax > 0.75
     assert ours > softmax - 0.02

@@ -10,7 +10,7 @@ from recsys_topk.operators import get as get_operator
 
 
 @pytest.mark.parametrize("tau", [0.3, 1.0, 20.0])
-def test_is_the_fenchel_young_loss_of_the_projection(tau: float) -> None:
+def test_value_and_gradient_match_the_fenchel_young_definition(tau: float) -> None:
     """L = max_p (<x, p> - tau |p|^2 / 2) - (<x, y> - tau |y|^2 / 2), the maximum at the operator's membership."""
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(6, 12, dtype=torch.double, generator=generator, requires_grad=True)
@@ -24,7 +24,7 @@ def test_is_the_fenchel_young_loss_of_the_projection(tau: float) -> None:
     torch.testing.assert_close(x.grad, (p - y) / 12)
 
 
-def test_a_badly_misplaced_item_has_a_gradient() -> None:
+def test_badly_misplaced_item_has_a_gradient() -> None:
     x, y = torch.tensor([[9.0, 8.0, 0.0, -9.0]]), torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     gradients = {}
     for name in ("sparse", "sparse_fy"):
@@ -35,14 +35,14 @@ def test_a_badly_misplaced_item_has_a_gradient() -> None:
     assert gradients["sparse_fy"].tolist() == [[0.0, 0.25, 0.0, -0.25]]
 
 
-def test_the_loss_is_zero_if_the_true_items_exceed_the_others_by_tau() -> None:
+def test_loss_is_zero_if_true_items_exceed_the_others_by_tau() -> None:
     loss = get("sparse_fy", tau=2.0, k=2)
     labels = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     assert loss(torch.tensor([[5.0, 3.0, 1.0, 6.0]]), labels) == 0.0
     assert loss(torch.tensor([[4.0, 3.0, 1.0, 6.0]]), labels) > 0.0
 
 
-def test_fewer_positives_than_k_and_a_list_of_true_items_only() -> None:
+def test_k_is_cut_to_the_positives_and_all_positive_lists_have_no_loss() -> None:
     loss = get("sparse_fy", k=3, reduction="none")
     x = torch.tensor([[1.0, 0.0, -1.0, 0.5, 0.2], [1.0, 0.0, -1.0, 0.5, 0.2]])
     one = torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0]])

@@ -64,15 +64,15 @@ def test_lapsum_matches_peer() -> None:
         assert abs(float(ours) - float(value.detach())) <= 1e-6 / float(torch.minimum(p, q).min().detach())
 
 
-def test_sparse_matches_peer_that_takes_the_membership_for_a_logit() -> None:
+def test_sparse_membership_used_as_a_logit_matches_peer() -> None:
     for case in cases("loss_topkbce_sparse_dftopkrepo"):
         x, y = (torch.tensor(case[key], dtype=torch.float64) for key in ("scores", "labels"))
-        quirk = F.binary_cross_entropy_with_logits(get_operator("sparse")(x, case["k"]).p, y)
-        torch.testing.assert_close(quirk, torch.tensor(case["output"], dtype=torch.float64), atol=1e-6, rtol=1e-6)
+        peer_form = F.binary_cross_entropy_with_logits(get_operator("sparse")(x, case["k"]).p, y)
+        torch.testing.assert_close(peer_form, torch.tensor(case["output"], dtype=torch.float64), atol=1e-6, rtol=1e-6)
 
 
 def brute_force(name: str, x: Tensor, y: Tensor, mask: Tensor, k: Tensor, **arguments: Any) -> Tensor:
-    """Cross-entropy list by list, on the valid items alone, from probabilities in float64."""
+    """Return the cross-entropy per list, from the probabilities of its valid items in float64."""
     losses = []
     for row in range(len(x)):
         items, labels = x[row][mask[row]].double(), y[row][mask[row]]
@@ -90,7 +90,7 @@ def brute_force(name: str, x: Tensor, y: Tensor, mask: Tensor, k: Tensor, **argu
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "perturbed"])
 @pytest.mark.parametrize("labels", ["binary", "graded"])
-def test_equals_brute_force_with_masks_and_a_k_for_each_list(name: str, labels: str) -> None:
+def test_loss_equals_brute_force_with_masks_and_one_k_per_list(name: str, labels: str) -> None:
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(8, 15, generator=generator, dtype=torch.float64)
     y = torch.randint(0, 2 if labels == "binary" else 5, (8, 15), generator=generator).double()
@@ -115,7 +115,7 @@ def test_equals_brute_force_with_masks_and_a_k_for_each_list(name: str, labels: 
 
 
 @pytest.mark.parametrize("name", FINITE)
-def test_gradient_by_finite_differences(name: str) -> None:
+def test_gradient_matches_finite_differences(name: str) -> None:
     generator = torch.Generator().manual_seed(11)
     x = torch.randn(4, 8, generator=generator, dtype=torch.float64).requires_grad_()
     y = torch.randint(0, 4, (4, 8), generator=generator).double()
@@ -130,7 +130,7 @@ def test_gradient_by_finite_differences(name: str) -> None:
 @pytest.mark.parametrize("shape", [(1, 7, 3), (3, 40, 10), (128, 40, 10), (70, 201, 10), (2, 6001, 100)])
 @pytest.mark.parametrize("tau", [1e-4, 0.3, 1.0, 500.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5])
-def test_the_fused_loss_equals_its_operator(shape: tuple[int, int, int], tau: float, alpha: float) -> None:
+def test_fused_loss_equals_its_operator(shape: tuple[int, int, int], tau: float, alpha: float) -> None:
     rows, n, k = shape
     generator = torch.Generator().manual_seed(n)
     x = torch.randn(rows, n, generator=generator)
@@ -144,7 +144,7 @@ def test_the_fused_loss_equals_its_operator(shape: tuple[int, int, int], tau: fl
     torch.testing.assert_close(grad.double() / scale, exact_grad / scale, rtol=1e-4, atol=max(2e-6, 1e-6 / tau))
 
 
-def test_the_fused_loss_stays_positive_and_precise_where_the_order_is_right() -> None:
+def test_fused_loss_is_precise_and_not_negative_for_the_right_order() -> None:
     x = torch.linspace(300.0, -300.0, 6000)[None]
     y = (torch.arange(6000) < 100).float()[None]
     loss = build("dftopk", tau=1e-3, k=100)(x, y)
@@ -153,19 +153,19 @@ def test_the_fused_loss_stays_positive_and_precise_where_the_order_is_right() ->
     assert float(gentle(x, y)) == pytest.approx(float(gentle(x.double(), y.double())), rel=1e-3)
 
 
-def test_a_nan_affects_only_its_own_list() -> None:
+def test_nan_affects_only_its_own_list() -> None:
     x = torch.randn(3, 9)
     x[1, 2] = float("nan")
     y = (torch.arange(9) < 3).float().repeat(3, 1)
     each = build("dftopk", k=3, reduction="none")(x, y)
     assert each.isnan().tolist() == [False, True, False]
-    y[1] = 0.0  # a list that is left out
+    y[1] = 0.0  # without positives the list is skipped
     value, grad = value_and_gradient(build("dftopk", k=3), x, y)
     assert value.isfinite()
     assert grad.isfinite().all()
 
 
-def test_target() -> None:
+def test_target_of_ties_masks_and_thresholds() -> None:
     mask = torch.ones(1, 6, dtype=torch.bool)
     labels = torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0, 0.0]])
     for k, expected in (
@@ -226,13 +226,13 @@ def test_hard_loss_counts_misplaced_items_and_has_a_straight_through_gradient() 
     y = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     value, grad = value_and_gradient(build("hard", k=2, tau=0.8), x, y)
     assert float(value) == pytest.approx(-(2 * math.log(1e-6) + 2 * math.log1p(-1e-6)) / 4, rel=1e-6)
-    _, lent = value_and_gradient(build("dftopk", k=2, tau=0.8), x, y)
-    torch.testing.assert_close(grad, lent)
+    _, gradient_of_dftopk = value_and_gradient(build("dftopk", k=2, tau=0.8), x, y)
+    torch.testing.assert_close(grad, gradient_of_dftopk)
     _, none = value_and_gradient(build("hard", k=2, straight_through=None), x, y)
     assert (none == 0).all()
 
 
-def test_perturbed_gradient_estimates_that_of_the_smoothed_membership() -> None:
+def test_perturbed_gradient_estimates_gradient_of_smoothed_membership() -> None:
     x = torch.tensor([[0.6, 0.1, -0.2, -0.9]], dtype=torch.float64)
     weights = torch.tensor([[1.0, -2.0, 0.5, 0.3]], dtype=torch.float64)
     operator = get_operator("perturbed", tau=0.8, samples=200, seed=1)
@@ -246,7 +246,7 @@ def test_perturbed_gradient_estimates_that_of_the_smoothed_membership() -> None:
     torch.testing.assert_close(grad[0], numeric, atol=0.03, rtol=0.05)
 
 
-def test_k_of_the_constructor_of_the_call_and_of_the_positives() -> None:
+def test_k_comes_from_constructor_call_or_positives_and_errors_name_the_argument() -> None:
     x = torch.randn(3, 8)
     y = torch.tensor([[1.0] * 2 + [0.0] * 6, [1.0] * 4 + [0.0] * 4, [1.0] + [0.0] * 7])
     own = build("dftopk", k="positives")(x, y)
@@ -268,7 +268,7 @@ def test_k_of_the_constructor_of_the_call_and_of_the_positives() -> None:
 
 
 @pytest.mark.slow
-def test_inductor_gives_the_same_numbers() -> None:
+def test_inductor_gives_the_same_values() -> None:
     if shutil.which("c++") is None:
         pytest.skip("inductor needs a C++ compiler")
     torch._dynamo.reset()

@@ -35,7 +35,7 @@ class OwnPrecision(ListMean):
         self.add(hits.sum(-1) / self.m, torch.ones_like(hits[:, 0]))
 
 
-def test_a_custom_metric_is_found_by_name_and_class_path_and_gets_its_arguments() -> None:
+def test_custom_metric_is_found_by_name_and_class_path_and_gets_its_arguments() -> None:
     for name in ("own_precision", f"{__name__}.OwnPrecision"):
         made = configured_metrics([name], k=10, quotas=QUOTAS, positive_above=7.0)
         assert list(made) == ["retrieval_own_precision@30", "ranking_own_precision@20"]
@@ -57,12 +57,12 @@ def test_every_registered_metric_can_be_configured_by_its_name_alone() -> None:
         assert [metric.stage for metric in made.values()] == ([None] if cls.whole_cascade else [0, 1])
 
 
-def test_a_class_that_is_not_a_metric_raises() -> None:
+def test_class_that_is_no_metric_raises() -> None:
     with pytest.raises((TypeError, ValueError), match="ListMean"):
         configured_metrics(["recsys_topk.losses.DFTopKLoss"], k=10, quotas=QUOTAS)
 
 
-def test_selection_mass_is_that_of_the_operator_of_the_loss() -> None:
+def test_selection_mass_uses_the_operator_of_the_loss() -> None:
     """By its definition: the sum of sigmoid((x - theta) / tau) over the valid items, divided by k."""
     made = configured_metrics(["selection_mass"], k=2, quotas=QUOTAS, operator=DFTopK(tau=0.5))
     assert list(made) == ["retrieval_selection_mass@2", "ranking_selection_mass@2"]
@@ -74,7 +74,7 @@ def test_selection_mass_is_that_of_the_operator_of_the_loss() -> None:
     assert float(metric.compute()) == pytest.approx(expected, rel=1e-6)
 
 
-def test_selection_mass_needs_an_operator_that_an_entry_cannot_set() -> None:
+def test_selection_mass_without_operator_or_with_a_configured_one_raises() -> None:
     with pytest.raises(ValueError, match="measures the top-k operator of the loss, but this loss has none"):
         configured_metrics(["selection_mass"], k=2, quotas=QUOTAS)
     with pytest.raises(ValueError, match="no option 'operator'"):

@@ -16,7 +16,7 @@ from recsys_topk.metrics.functional import kendall
 
 @st.composite
 def lists(draw, stages=1):
-    """Scores and labels on coarse grids, so that ties are the rule; masks anywhere, whole lists masked too."""
+    """Draw scores and labels on coarse grids (many ties) and any masks, including fully masked lists."""
     b, n = draw(st.integers(1, 4)), draw(st.integers(1, 8))
 
     def grid(top):
@@ -27,12 +27,12 @@ def lists(draw, stages=1):
     return scores, grid(3).float(), grid(3) > 0
 
 
-def worst_first(items, score, label):
+def by_score_with_ties_worst_first(items, score, label):
     return sorted(items, key=lambda i: (-score[i], label[i]))
 
 
 def loop_recall(selected, label, valid, k, above=0.0):
-    """The best agreement with any of the equally true top-k sets, by trying them all."""
+    """Return the largest recall over all top-k sets that the labels allow, by trying each."""
     positives = [i for i in valid if label[i] > above]
     wanted = min(k, len(positives))
     if wanted == 0:
@@ -54,18 +54,18 @@ def check(values, counted, expected):
 
 @settings(max_examples=120, deadline=None)
 @given(lists(), st.integers(0, 9), st.integers(0, 9), st.sampled_from([0.0, 1.0]))
-def test_recall_equals_a_loop(drawn, k, m, above):
+def test_recall_equals_loop(drawn, k, m, above):
     (scores,), labels, mask = drawn
     expected = []
     for s, y, v in zip(scores.tolist(), labels.tolist(), mask.tolist(), strict=True):
         valid = [i for i, real in enumerate(v) if real]
-        expected.append(loop_recall(set(worst_first(valid, s, y)[:m]), y, valid, k, above))
+        expected.append(loop_recall(set(by_score_with_ties_worst_first(valid, s, y)[:m]), y, valid, k, above))
     check(*M.recall_at(scores, labels, mask, k=k, m=m, positive_above=above), expected)
 
 
 @settings(max_examples=120, deadline=None)
 @given(lists(stages=3), st.integers(1, 9), st.tuples(st.integers(0, 8), st.integers(0, 6), st.integers(0, 4)))
-def test_joint_recall_equals_a_loop(drawn, k, quotas):
+def test_joint_recall_equals_loop(drawn, k, quotas):
     stages, labels, mask = drawn
     expected = []
     for row in range(labels.shape[0]):
@@ -73,28 +73,28 @@ def test_joint_recall_equals_a_loop(drawn, k, quotas):
         valid = [i for i, real in enumerate(mask[row].tolist()) if real]
         alive = valid
         for scores, quota in zip(stages, quotas, strict=True):
-            alive = worst_first(alive, scores[row].tolist(), y)[:quota]
+            alive = by_score_with_ties_worst_first(alive, scores[row].tolist(), y)[:quota]
         expected.append(loop_recall(set(alive), y, valid, k))
     check(*M.joint_recall(stages, labels, mask, quotas=quotas, k=k), expected)
 
 
 @settings(max_examples=80, deadline=None)
 @given(lists(), st.one_of(st.none(), st.integers(1, 9)), st.sampled_from(["linear", "exponential"]))
-def test_ndcg_equals_a_loop(drawn, k, gain):
+def test_ndcg_equals_loop(drawn, k, gain):
     (scores,), labels, mask = drawn
     expected = []
     for s, y, v in zip(scores.tolist(), labels.tolist(), mask.tolist(), strict=True):
         valid = [i for i, real in enumerate(v) if real]
         g = [(2**label - 1 if gain == "exponential" else label) for label in y]
         best = loop_dcg(sorted(g[i] for i in valid)[::-1][:k])
-        achieved = loop_dcg([g[i] for i in worst_first(valid, s, y)][:k])
+        achieved = loop_dcg([g[i] for i in by_score_with_ties_worst_first(valid, s, y)][:k])
         expected.append((achieved / best, True) if best > 0 else (0.0, False))
     check(*M.ndcg_at(scores, labels, mask, k=k, gain=gain), expected)
 
 
 @settings(max_examples=80, deadline=None)
 @given(lists())
-def test_kendall_tau_equals_a_loop(drawn):
+def test_kendall_tau_equals_loop(drawn):
     (scores,), labels, mask = drawn
     expected = []
     for s, y, v in zip(scores.tolist(), labels.tolist(), mask.tolist(), strict=True):
@@ -105,7 +105,7 @@ def test_kendall_tau_equals_a_loop(drawn):
     check(*M.kendall_tau(scores, labels, mask), expected)
 
 
-def test_kendall_tau_does_not_depend_on_how_lists_are_chunked(monkeypatch):
+def test_kendall_tau_does_not_depend_on_the_chunk_size(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     scores, labels = torch.randn(7, 9, generator=generator), torch.randint(0, 4, (7, 9), generator=generator).float()
     whole = M.kendall_tau(scores, labels)[0]
@@ -115,7 +115,7 @@ def test_kendall_tau_does_not_depend_on_how_lists_are_chunked(monkeypatch):
 
 @settings(max_examples=60, deadline=None)
 @given(lists(), st.integers(1, 9), st.integers(0, 9))
-def test_a_perfect_model_scores_one(drawn, k, extra):
+def test_perfect_model_scores_one(drawn, k, extra):
     _, labels, mask = drawn
     for values, counted in (
         M.recall_at(labels, labels, mask, k=k, m=k + extra),
@@ -130,13 +130,13 @@ def test_a_perfect_model_scores_one(drawn, k, extra):
 
 @settings(max_examples=120, deadline=None)
 @given(lists(), st.integers(0, 9), st.sampled_from([0.0, 1.0]))
-def test_rank_metrics_equal_a_loop(drawn, k, above):
+def test_rank_metrics_equal_loop(drawn, k, above):
     """Average precision, reciprocal rank, precision and DCG from the ranks of the positives, item by item."""
     (scores,), labels, mask = drawn
     expected = {"ap": [], "rr": [], "precision": [], "dcg": []}
     for s, y, v in zip(scores.tolist(), labels.tolist(), mask.tolist(), strict=True):
         valid = [i for i, real in enumerate(v) if real]
-        ranked = worst_first(valid, s, y)[:k]
+        ranked = by_score_with_ties_worst_first(valid, s, y)[:k]
         positives = sum(y[i] > above for i in valid)
         ranks = [r for r, i in enumerate(ranked, 1) if y[i] > above]
         precisions = [number / r for number, r in enumerate(ranks, 1)]
@@ -150,7 +150,7 @@ def test_rank_metrics_equal_a_loop(drawn, k, above):
     check(*M.dcg_at(scores, labels, mask, k=k, gain="linear", positive_above=above), expected["dcg"])
 
 
-def test_a_constant_model_is_no_better_than_chance():
+def test_constant_model_is_not_better_than_chance():
     """Positives are in the first columns, as in the data: breaking ties by position would give 1 here."""
     labels = torch.zeros(50, 40)
     labels[:, :10] = 1.0
@@ -163,11 +163,11 @@ def test_a_constant_model_is_no_better_than_chance():
     assert float(M.kendall_tau(constant, labels)[0].abs().max()) == 0.0
 
 
-@pytest.mark.parametrize("rubbish", [0.0, 1e30, math.inf, -math.inf, math.nan])
-def test_padding_is_never_ranked(rubbish):
+@pytest.mark.parametrize("padded_score", [0.0, 1e30, math.inf, -math.inf, math.nan])
+def test_padding_is_never_ranked(padded_score):
     generator = torch.Generator().manual_seed(1)
     scores, labels = torch.randn(6, 12, generator=generator), torch.randint(0, 3, (6, 12), generator=generator).float()
-    padded_scores = torch.cat([torch.full((6, 5), rubbish), scores], 1)
+    padded_scores = torch.cat([torch.full((6, 5), padded_score), scores], 1)
     padded_labels = torch.cat([torch.full((6, 5), 9.0), labels], 1)
     mask = torch.arange(17).expand(6, 17) >= 5
     for function in (
@@ -191,7 +191,7 @@ def test_nan_scores_rank_last():
     assert M.top(scores, 1).tolist() == [[False, True, False]]
 
 
-def test_survivors_without_labels_go_by_position():
+def test_survivors_without_labels_break_ties_by_position():
     kept = M.survivors([torch.zeros(1, 4)], quotas=(2,))
     assert kept.tolist() == [[[True, True, False, False]]]
 
@@ -204,7 +204,7 @@ def test_selection_mass_caps_k_at_the_valid_items():
     assert counted.tolist() == [True, False]
 
 
-def test_no_lists_give_no_values():
+def test_empty_batch_gives_no_values():
     empty = torch.zeros(0, 5)
     assert all(len(f) == 0 for f in (*M.recall_at(empty, empty, k=1, m=1), *M.kendall_tau(empty, empty)))
 
@@ -219,7 +219,7 @@ def test_no_lists_give_no_values():
         (lambda x: M.ndcg_at(x, x, gain="cubic"), "gain must be"),
     ],
 )
-def test_mistakes_are_named(call, message):
+def test_invalid_arguments_raise(call, message):
     with pytest.raises(ValueError, match=message):
         call(torch.zeros(2, 3))
 

@@ -25,7 +25,7 @@ def tensors(case: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
 
 
 def compare(operator: TopKOperator, case: dict[str, Any], tolerance: float, *, gradient: bool = True) -> None:
-    """Compare membership and vector-Jacobian product with a case, where the peer's are unique and right."""
+    """Compare membership and vector-Jacobian product with a case, where the peer's are unique and correct."""
     scores, mask = tensors(case)
     scores.requires_grad_()
     p = operator(scores, case["k"], mask).p

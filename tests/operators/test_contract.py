@@ -20,7 +20,7 @@ def test_every_operator_keeps_the_contract(name):
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_operator_keeps_the_contract_on_the_torch_backend(name):
-    """The references alone, on the rules about values and gradients; the whole suite runs on "auto"."""
+    """Only the torch implementations, only the rules about values and gradients; the other tests run on "auto"."""
     with backend("torch"):
         check_operator(CLASSES[name], rules=BY_BACKEND)
 

@@ -6,7 +6,7 @@ import torch
 from recsys_topk import operators
 
 
-def test_neuralsort_with_a_k_per_list_equals_each_list_alone():
+def test_neuralsort_with_one_k_per_list_equals_each_list_alone():
     x = 5.0 * torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0, -2.0]] * 2)
     for normalised in (True, False):
         operator = operators.get("neuralsort", normalised=normalised)
@@ -57,7 +57,7 @@ def test_memberships_sum_to_k_far_from_zero(name, offset, tau):
 @pytest.mark.parametrize("tau", [0.7, 500.0])
 @pytest.mark.parametrize("name", ["lapsum", "sigmoid", "sparse", "sinkhorn"])
 def test_memberships_of_tied_float64_scores_sum_to_k(name, tau):
-    """Of 249 items with three scores, one list in a million: rounding errors of equal terms all have one sign."""
+    """With only three different scores, the rounding errors of equal terms all have the same sign."""
     few = torch.tensor([-1.0] * 79 + [0.0] * 99 + [1.0] * 71, dtype=torch.float64)[None]
     for x, k in ((few, 126), ((torch.arange(5000) % 3).double()[None], 2501)):
         p = operators.get(name, tau=tau)(x, k).p

@@ -42,7 +42,7 @@ def scores() -> Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_minus_the_membership(name: str, scores: Tensor) -> None:
+def test_p_and_q_sum_to_one(name: str, scores: Tensor) -> None:
     selection = build(name, tau=0.5)(scores, 4)
     torch.testing.assert_close(selection.log_p.exp() + selection.log_q.exp(), torch.ones_like(scores))
     assert ((selection.p >= 0) & (selection.p <= 1 + 1e-12)).all()
@@ -61,9 +61,9 @@ def relaxed_permutation(name: str, x: Tensor, tau: float) -> Tensor:
 
 @pytest.mark.parametrize("name", ["softsort", "neuralsort"])
 @pytest.mark.parametrize("shape", [(1, 2, 1), (1, 30, 29), (4, 60, 1), (2, 300, 40)])
-def test_masses_equal_those_of_the_whole_matrix_and_so_do_gradients(name: str, shape: tuple[int, int, int]) -> None:
+def test_values_and_gradients_equal_those_of_the_full_matrix(name: str, shape: tuple[int, int, int]) -> None:
     rows, n, k = shape
-    tau = max(2.0, n / 15)  # the whole matrix underflows where ours does not
+    tau = max(2.0, n / 15)  # at smaller temperatures the full matrix underflows
     x = torch.randn(rows, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).requires_grad_()
     weights = torch.randn(2, rows, n, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     matrices = torch.stack([relaxed_permutation(name, row, tau) for row in x])
@@ -84,7 +84,7 @@ def test_masses_equal_those_of_the_whole_matrix_and_so_do_gradients(name: str, s
 
 
 @pytest.mark.parametrize("name", ["softsort plain", "neuralsort plain"])
-def test_plain_mass_sums_to_k_and_log_q_is_its_complement_below_one(name: str, scores: Tensor) -> None:
+def test_plain_form_sums_to_k_and_log_q_is_its_complement(name: str, scores: Tensor) -> None:
     selection = build(name, tau=0.5)(scores, 4)
     torch.testing.assert_close(selection.p.sum(1), torch.full((5,), 4.0, dtype=torch.float64))
     torch.testing.assert_close(selection.log_q.exp(), (1.0 - selection.p).clamp_min(0.0))
@@ -92,7 +92,7 @@ def test_plain_mass_sums_to_k_and_log_q_is_its_complement_below_one(name: str, s
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 @pytest.mark.parametrize("masked", [False, True])
-def test_gradient_by_finite_differences(name: str, masked: bool) -> None:
+def test_gradient_matches_finite_differences(name: str, masked: bool) -> None:
     x = torch.randn(3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
     mask = torch.ones(3, 7, dtype=torch.bool)
     k: Any = 3
@@ -213,7 +213,7 @@ def test_float32_agrees_with_float64_at_every_temperature(name: str, tau: float)
     x = torch.randn(4, 50, generator=torch.Generator().manual_seed(5))
     operator = build(name, tau=tau)
     single, double = both(operator, x, 7), both(operator, x.double(), 7)
-    # NeuralSort's logits are of the size n |x| / tau, and their rounding is what is left.
+    # NeuralSort's logits are as large as n |x| / tau; the tolerance allows for their rounding errors.
     loose = 1e-6 * max(1.0, 500.0 / tau if name == "neuralsort" else 10.0 / tau)
     for value, exact in zip(single[:2], double[:2], strict=True):
         assert not value.isnan().any()
@@ -253,7 +253,7 @@ def test_compiles_in_one_graph(name: str, scores: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pickle_copy_and_state(name: str, scores: Tensor) -> None:
+def test_pickles_copies_and_state_dicts_keep_the_result(name: str, scores: Tensor) -> None:
     operator = build(name, tau=0.3)
     for twin in (pickle.loads(pickle.dumps(operator)), copy.deepcopy(operator)):
         assert torch.equal(twin(scores, 4).log_p, operator(scores, 4).log_p)
@@ -269,7 +269,7 @@ def test_meta_tensors_keep_shape_and_dtype(name: str) -> None:
     assert selection.log_p.device.type == "meta"
 
 
-def test_bad_input_is_named() -> None:
+def test_invalid_input_raises_with_a_message() -> None:
     x = torch.zeros(2, 4)
     operator = get("dftopk", validate=True)
     for error, call in (
@@ -311,7 +311,7 @@ def test_classes_are_found_by_name() -> None:
         _ = operators.NoSuchOperator
 
 
-def test_perturbed_selects_k_items_where_noise_ties() -> None:
+def test_perturbed_selects_k_items_if_noise_ties() -> None:
     """Regression: all items that tied at rank k were selected."""
     chosen = noised_topk(torch.zeros(2, 5), torch.tensor([2, 3]), torch.tensor([[0.0, 1, 0, 0, 0], [0.0] * 5]), 1.0)
     assert chosen.sum(1).tolist() == [2, 3]

@@ -43,13 +43,13 @@ PEERS: list[tuple[str, str, dict[str, Any]]] = [
 def test_matches_peer(name: str, file: str, arguments: dict[str, Any]) -> None:
     vectors = load(file)
     for case in vectors["cases"]:
-        # logistic_phi has slope |d|^(-1/4) at a tie, which blows up the rounding of d to 1e-7.
+        # logistic_phi has slope |d|^(-1/4) at a tie, which amplifies the rounding error of d to 1e-7.
         steep = "logistic_phi" in file and case["name"] == "open_ties"
         compare(get(name, **arguments), case, 1e-6 if steep else vectors["suggested_tolerance"])
 
 
 @pytest.mark.parametrize("file", ["op_softsort_dftopkrepo", "op_neuralsort_dftopkrepo"])
-def test_normalised_form_is_the_peers_matrix_over_its_column_sums(file: str) -> None:
+def test_normalised_form_equals_the_peers_matrix_divided_by_its_column_sums(file: str) -> None:
     operator = get(file.split("_")[1])
     for case in load(file)["cases"]:
         if "permutation" not in case or not case["output_unique"]:
@@ -70,7 +70,7 @@ def test_lapsum_with_a_fractional_k_matches_peer() -> None:
 
 
 @pytest.mark.parametrize(("k", "error"), [(-0.5, ValueError), (float("nan"), ValueError), (torch.ones(3), ValueError)])
-def test_a_fraction_that_is_no_number_of_items_is_named(k: Any, error: type[Exception]) -> None:
+def test_invalid_fractional_k_raises(k: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="k must be"):
         get("lapsum")(torch.zeros(2, 4), k)
 
@@ -81,7 +81,7 @@ def test_hard_matches_peer() -> None:
         assert torch.equal(get("hard")(scores, case["k"], mask).p, torch.tensor(case["output"], dtype=torch.float64))
 
 
-def test_perturbed_matches_peer_under_its_noise() -> None:
+def test_perturbed_matches_peer_with_the_same_noise() -> None:
     for case in load("op_perturbed_topk_google")["cases"]:
         scores, _ = tensors(case)
         noises = torch.tensor(case["noise"], dtype=torch.float64).unbind(1)
@@ -90,7 +90,7 @@ def test_perturbed_matches_peer_under_its_noise() -> None:
         torch.testing.assert_close(mean, torch.tensor(case["output"], dtype=torch.float64))
 
 
-def test_standardised_transport_of_qfeval_is_the_sigmoid_operator() -> None:
+def test_sigmoid_operator_matches_standardised_transport_of_qfeval() -> None:
     # Anchors -1 and 1 after standardisation: cost difference 4 s, so the temperature is epsilon c / 4.
     vectors = load("op_soft_ot_qfeval")
     for case in vectors["cases"]:

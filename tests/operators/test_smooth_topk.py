@@ -20,14 +20,14 @@ def by_enumeration(scores, k):
 
 
 @pytest.mark.parametrize("case", load("op_smooth_topk_esp_ovalgroup")["cases"], ids=lambda case: case["name"])
-def test_membership_is_that_of_the_authors(case):
+def test_membership_matches_the_authors_code(case):
     scores, mask = tensors(case)
     p = SmoothTopK()(scores, case["k"], mask).p
     torch.testing.assert_close(p, torch.tensor(case["soft_selection"], dtype=torch.float64), atol=1e-8, rtol=1e-8)
 
 
 @pytest.mark.parametrize("tau", [0.1, 1.0])
-def test_value_and_gradient_are_those_of_the_sum_over_subsets(tau):
+def test_value_and_gradient_match_the_sum_over_subsets(tau):
     scores = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     ks, keep = torch.tensor([1, 3, 4, 2]), torch.ones(4, 8, dtype=torch.bool)
     keep[2, [1, 5]] = keep[3, [0, 2, 3, 4, 7]] = False
@@ -42,8 +42,8 @@ def test_value_and_gradient_are_those_of_the_sum_over_subsets(tau):
 
 
 @pytest.mark.parametrize(("k", "size"), [(3, 0.0), (150, 0.0), (150, 1.0), (297, 30.0)])
-def test_long_lists_in_float32_are_as_good_as_in_float64(k, size):
-    """Of 300 equal items 150 are chosen in 1e89 ways, and products of scores of 30 reach e^9000."""
+def test_float32_agrees_with_float64_on_long_lists(k, size):
+    """There are 1e89 ways to choose 150 of 300 items, and products of exponentials reach e^9000."""
     x = size * torch.randn(2, 300, generator=torch.Generator().manual_seed(0))
     single, double = SmoothTopK()(x, k), SmoothTopK()(x.double(), k)
     torch.testing.assert_close(single.p.double(), double.p, atol=2e-6, rtol=0.0)
@@ -53,17 +53,17 @@ def test_long_lists_in_float32_are_as_good_as_in_float64(k, size):
 
 
 @pytest.mark.parametrize("case", cases("loss_smooth_topk_svm_ovalgroup"), ids=lambda case: case.name)
-def test_svm_loss_is_that_of_the_authors(case):
-    """One positive per list. Their code gives the third list of large scores to its hard loss, the limit tau -> 0."""
+def test_svm_loss_matches_the_authors_code(case):
+    """One positive per list. For the third list of large scores, their code uses the hard loss, the limit tau -> 0."""
     labels = one_hot(torch.tensor(case.raw["target_index"]), case.scores.shape[1])
     losses = SmoothTopKSVMLoss(k=case.k, reduction="none")(case.scores, labels)
     if case.name == "open_large_scores":
         hard = SmoothTopKSVMLoss(tau=1e-5, k=case.k, reduction="none")(case.scores, labels)
         losses = torch.stack((*losses[:2], hard[2]))
-    case.agrees(losses.mean())
+    case.assert_agrees(losses.mean())
 
 
-def test_svm_loss_is_a_mean_over_the_true_top_k():
+def test_svm_loss_is_the_mean_over_the_true_top_k():
     scores = torch.randn(1, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = torch.tensor([[3, 0, 2, 0, 1, 1, 0, 0, 0]])
     alone = [SmoothTopKSVMLoss(k=2, margin=0.3)(scores, one_hot(torch.tensor([i]), 9)) for i in (0, 2)]

@@ -1,4 +1,4 @@
-"""The compiled loops against torch alone: the same scores, gradients and errors, whatever the sizes and threads."""
+"""The compiled loops give the scores, gradients and errors of torch, for any sizes and number of threads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gradients(stage: nn.Module, scores: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("activation", ["relu", "prelu"])
 @pytest.mark.parametrize("stage_class", [TwoTower, DIN, MLPStage])
-def test_stages_have_the_scores_and_gradients_of_torch_alone(stage_class: type, activation: str) -> None:
+def test_stages_match_the_scores_and_gradients_of_torch(stage_class: type, activation: str) -> None:
     torch.manual_seed(1)
     stage = stage_class(FeatureEmbedding(SCHEMA, {"default": 4, "video_id": 6}), hidden=(16, 8), activation=activation)
     batch = random_batch(SCHEMA)
@@ -57,16 +57,16 @@ def test_stages_have_the_scores_and_gradients_of_torch_alone(stage_class: type, 
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 9])
-def test_attention_for_lists_of_any_length_and_short_histories(number: int) -> None:
+def test_attention_matches_torch_for_any_list_length_and_short_histories(number: int) -> None:
     torch.manual_seed(number)
     history, items, weight = torch.randn(6, 5, 7), torch.randn(8, 7), torch.randn(7)
     candidates, lengths = torch.randint(8, (6, number)), torch.tensor([0, 1, 2, 3, 4, 5])
     real = (torch.arange(5) < lengths[:, None])[:, None].expand(6, number, 5)
     upstream = torch.randn(6, number, 5) * real
     found, expected = [], []
-    for into, obvious in ((found, False), (expected, True)):
+    for into, simple in ((found, False), (expected, True)):
         leaves = [x.clone().requires_grad_() for x in (history, items, weight)]
-        if obvious:
+        if simple:
             logits = torch.relu(leaves[0][:, None] + leaves[1][candidates][:, :, None]) @ leaves[2]
         else:
             logits = attention_logits(*leaves, candidates, lengths)
@@ -76,7 +76,7 @@ def test_attention_for_lists_of_any_length_and_short_histories(number: int) -> N
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_nan_is_not_swallowed() -> None:
+def test_nan_is_propagated() -> None:
     history, items, weight = torch.randn(2, 3, 4), torch.randn(5, 4), torch.ones(4)
     items[1, 2] = float("nan")
     candidates = torch.tensor([[0, 1], [2, 3]])
@@ -89,7 +89,7 @@ def test_nan_is_not_swallowed() -> None:
 @pytest.mark.parametrize("identity", [-1, 10**6])
 @pytest.mark.parametrize("kind", ["items", "history"])
 @pytest.mark.parametrize("form", ["rows", "mean"])
-def test_an_id_outside_its_table_is_an_error_that_names_it(identity: int, kind: str, form: str) -> None:
+def test_error_for_id_outside_its_table_names_the_id(identity: int, kind: str, form: str) -> None:
     batch = random_batch(SCHEMA)
     ids = getattr(batch, kind).clone()
     place = (int(batch.history_length.argmax()), 0, 0) if kind == "history" else (0, 0)
@@ -98,7 +98,7 @@ def test_an_id_outside_its_table_is_an_error_that_names_it(identity: int, kind: 
         FeatureEmbedding(SCHEMA, 4)(batch.replace(**{kind: ids}), history=form)
 
 
-def test_every_list_is_in_exactly_one_part(threads: int) -> None:
+def test_over_lists_covers_every_list_once(threads: int) -> None:
     for size in (1, 2, 7):
         seen: list[int] = []
         over_lists(lambda _, first, last, into=seen: into.extend(range(first, last)), size)
@@ -107,9 +107,7 @@ def test_every_list_is_in_exactly_one_part(threads: int) -> None:
 
 @pytest.mark.parametrize("stage_class", [TwoTower, DIN, MLPStage])
 @pytest.mark.parametrize(("field", "wrong"), [("candidates", 10**6), ("candidates", -1), ("history_length", 10**6)])
-def test_indices_outside_the_pool_are_refused_before_anything_is_read(
-    stage_class: type, field: str, wrong: int
-) -> None:
+def test_indices_outside_the_pool_raise(stage_class: type, field: str, wrong: int) -> None:
     batch = random_batch(SCHEMA)
     values = getattr(batch, field).clone()
     values.view(-1)[0] = wrong

@@ -1,4 +1,4 @@
-"""The switch and the dispatcher: which implementation serves a call."""
+"""The backend switch and the dispatcher choose the implementation of a call."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.pooled_dot import dot
 
 
-def named(x: Tensor) -> str:
+def reference(x: Tensor) -> str:
     return "torch"
 
 
 @pytest.fixture
 def operation() -> Operation[[Tensor], str]:
-    made = Operation(named)
+    made = Operation(reference)
     made.backend("numba", lambda x: is_real(x) and x.dtype == torch.float32)(lambda x: "numba")
     made.backend("numpy", is_real)(lambda x: "numpy")
     return made
@@ -32,7 +32,9 @@ def operation() -> Operation[[Tensor], str]:
     ("mode", "of_float32", "of_float64"),
     [("auto", "numba", "numpy"), ("torch", "torch", "torch"), ("numpy", "numpy", "numpy"), ("numba", "numba", "torch")],
 )
-def test_the_switch(operation: Operation[[Tensor], str], mode: str, of_float32: str, of_float64: str) -> None:
+def test_switch_selects_the_backend(
+    operation: Operation[[Tensor], str], mode: str, of_float32: str, of_float64: str
+) -> None:
     single, double, meta = torch.ones(1), torch.ones(1, dtype=torch.double), torch.ones(1, device="meta")
     with backend(mode):
         assert current_backend() == mode
@@ -41,7 +43,7 @@ def test_the_switch(operation: Operation[[Tensor], str], mode: str, of_float32: 
     assert current_backend() == os.environ.get(dispatch.SWITCH, "auto")
 
 
-def test_a_backend_that_is_not_installed_is_passed_over(
+def test_backend_that_is_not_installed_is_skipped(
     operation: Operation[[Tensor], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "installed", lambda name: name != "numba")
@@ -56,14 +58,14 @@ def test_a_backend_that_is_not_installed_is_passed_over(
         pass
 
 
-def test_an_old_numba_counts_as_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_numba_counts_as_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     newest = {"0.61.2": False, "0.68.0": True, "1.0.0rc1": True}
     for version, expected in newest.items():
         monkeypatch.setattr("importlib.metadata.version", lambda _, version=version: version)
         assert dispatch.installed.__wrapped__("numba") is expected
 
 
-def test_an_unknown_backend_is_named_with_the_nearest() -> None:
+def test_error_for_unknown_backend_suggests_the_nearest() -> None:
     with (
         pytest.raises(
             ValueError, match=r"one of auto, torch, numpy, numba, triton, got 'numab'\. did you mean 'numba'\?"
@@ -74,7 +76,7 @@ def test_an_unknown_backend_is_named_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(("value", "expected"), [("torch", "torch"), ("fast", "ValueError")])
-def test_the_environment_sets_the_switch(value: str, expected: str) -> None:
+def test_environment_variable_sets_the_switch(value: str, expected: str) -> None:
     code = "import recsys_topk; print(recsys_topk.ops.current_backend())"
     environment = {**os.environ, dispatch.SWITCH: value}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
@@ -82,28 +84,28 @@ def test_the_environment_sets_the_switch(value: str, expected: str) -> None:
     assert (done.returncode == 0) == (expected != "ValueError")
 
 
-def test_transforms_and_compilation_take_the_reference(operation: Operation[[Tensor], str]) -> None:
+def test_transforms_use_the_reference(operation: Operation[[Tensor], str]) -> None:
     seen: list[str] = []
 
-    def spy(x: Tensor) -> Tensor:
+    def record_backend(x: Tensor) -> Tensor:
         seen.append(operation(x))
         return x.sum()
 
-    torch.func.grad(spy)(torch.ones(3))
-    torch.func.vmap(spy)(torch.ones(2, 3))
+    torch.func.grad(record_backend)(torch.ones(3))
+    torch.func.vmap(record_backend)(torch.ones(2, 3))
     assert seen == ["torch", "torch"]
-    spy(torch.ones(3))
+    record_backend(torch.ones(3))
     assert seen[-1] == "numba"
 
 
-def test_torch_means_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under "torch" no loss converts a tensor to numpy."""
+def test_torch_backend_does_not_use_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No loss converts a tensor to numpy on the backend "torch"."""
     from recsys_topk import losses
 
-    def refused(self: Tensor) -> None:
+    def raise_on_numpy(self: Tensor) -> None:
         raise AssertionError("a tensor was converted to numpy")
 
-    monkeypatch.setattr(Tensor, "numpy", refused)
+    monkeypatch.setattr(Tensor, "numpy", raise_on_numpy)
     x, y, mask = torch.randn(3, 12, requires_grad=True), torch.arange(12.0).expand(3, 12), torch.rand(3, 12) > 0.2
     with backend("torch"):
         for name in losses.available():
@@ -114,12 +116,12 @@ def test_torch_means_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", [1.0, -3.5, float("inf")])
 def test_fill_masked_fills_with_any_number(value: float) -> None:
-    """It filled with -inf whatever the number was, if it was not 0."""
+    """Regression: it filled with -inf for every value except 0."""
     x, mask = torch.tensor([[1.0, 2.0]]), torch.tensor([[True, False]])
     assert fill_masked(x, mask, value).tolist() == [[1.0, value]]
 
 
-def test_second_derivatives_of_loops_are_those_of_torch() -> None:
+def test_second_derivatives_of_loops_match_torch() -> None:
     requests, items = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
     candidates = torch.tensor([[0, 1], [1, 3]])
     found = []

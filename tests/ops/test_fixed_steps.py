@@ -1,4 +1,4 @@
-"""Thresholds found in a fixed number of steps, as off the CPU, on lists that are hard for them."""
+"""Thresholds found in a fixed number of steps, as on devices other than the CPU, on difficult lists."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from recsys_topk.ops import clip, laplace, logistic
 from recsys_topk.ops.dispatch import backend
 
 EPS = torch.finfo(torch.float32).eps
-CHANGED = (clip, laplace, logistic, neuralsort)
+MODULES = (clip, laplace, logistic, neuralsort)
 
 
 def hard_lists() -> Iterator[tuple[Tensor, Tensor]]:
-    """Scores and one k per list: any size, spread and offset; ties; steep and flat ends; long lists with extreme k."""
+    """Yield scores and one k per list: many sizes, scales and offsets, ties, steep and flat ends, extreme k."""
     draw = torch.Generator().manual_seed(0)
     for n in (2, 3, 17, 200, 3000):
         ks = torch.tensor([1, 2, n // 2, n - 2, n - 1, 1, n - 1, n // 3]).clamp(1, n - 1)
@@ -36,12 +36,12 @@ def hard_lists() -> Iterator[tuple[Tensor, Tensor]]:
 
 @pytest.mark.parametrize("tau", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize("name", ["lapsum", "sigmoid", "sparse"])
-def test_a_fixed_number_of_steps_is_enough(name: str, tau: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_number_of_steps_gives_exact_thresholds(name: str, tau: float, monkeypatch: pytest.MonkeyPatch) -> None:
     operator = operators.get(name, tau=tau)
     lists = list(hard_lists())
     with backend("torch"):
         expected = [operator(x.double(), k) for x, k in lists]
-        for module in CHANGED:
+        for module in MODULES:
             monkeypatch.setattr(module, "may_read", lambda _: False)
         for (x, k), exact in zip(lists, expected, strict=True):
             found, wide = operator(x, k), operator(x.double(), k)
@@ -52,7 +52,7 @@ def test_a_fixed_number_of_steps_is_enough(name: str, tau: float, monkeypatch: p
 
 
 @pytest.mark.parametrize("n", [2, 17, 3000])
-def test_fractions_need_no_look_either(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_number_of_steps_suffices_for_fractional_k(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laplace, "may_read", lambda _: False)
     x = torch.randn(7, n, generator=torch.Generator().manual_seed(0)) * 10
     k = torch.tensor([1e-30, 0.5, 1.0, n / 2, n - 1e-6, n - 0.5, n - 1 + 1e-6]).clamp_max(n - 2**-12)
@@ -61,7 +61,7 @@ def test_fractions_need_no_look_either(n: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("normalised", [True, False])
-def test_neuralsort_makes_the_same_masses_of_all_rows(normalised: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neuralsort_gives_the_same_result_from_all_rows(normalised: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 20, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
     mask = torch.arange(20) < torch.tensor([[20], [12], [5]])
     operator, k = operators.get("neuralsort", normalised=normalised), torch.tensor([3, 7, 4])

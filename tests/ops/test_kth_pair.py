@@ -20,7 +20,7 @@ from recsys_topk.ops.kth_pair import kth_largest, kth_pair, kth_values, pair_num
 from recsys_topk.ops.scan import scan
 from recsys_topk.ops.sorting import share_ties, sort_descending
 
-# Lists and depths that reach the SIMD sort, the partition of the smaller side, the group prefilter, and the sample.
+# Shapes that reach the SIMD sort, the partition of the smaller side, the group prefilter and the sample.
 SHAPES = [
     (3, 2, 1),
     (4, 17, 16),
@@ -33,7 +33,7 @@ SHAPES = [
 ]
 
 
-def by_sorting(x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def pair_by_sorting(x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     ordered = x.sort(1, descending=True).values
     return ordered.gather(1, k[:, None] - 1), ordered.gather(1, k[:, None])
 
@@ -41,25 +41,25 @@ def by_sorting(x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("rows", "n", "k"), SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("ties", [False, True])
-def test_equals_a_full_sort(rows: int, n: int, k: int, dtype: torch.dtype, ties: bool) -> None:
+def test_kth_pair_equals_full_sort(rows: int, n: int, k: int, dtype: torch.dtype, ties: bool) -> None:
     x = torch.randn(rows, n, dtype=dtype, generator=torch.Generator().manual_seed(n))
     x = (x * 2).round() / 2 if ties else x
     for depth in (k, torch.randint(1, k + 1, (rows,)), torch.randint(1, n, (rows,))):
-        expected = by_sorting(x, depth if isinstance(depth, Tensor) else torch.full((rows,), k))
+        expected = pair_by_sorting(x, depth if isinstance(depth, Tensor) else torch.full((rows,), k))
         for value, exact in zip(kth_pair(x, depth, full_mask(x)), expected, strict=True):
             assert torch.equal(value, exact)
     mask = torch.rand(rows, n) > 0.3
     mask[:, :2] = True
     some = torch.minimum(torch.randint(1, k + 1, (rows,)), mask.sum(1) - 1)
-    garbage = torch.where(mask, x, float("nan"))
-    expected = by_sorting(torch.where(mask, x, -math.inf), some)
-    for value, exact in zip(kth_pair(garbage, some, mask), expected, strict=True):
+    nan_padded = torch.where(mask, x, float("nan"))
+    expected = pair_by_sorting(torch.where(mask, x, -math.inf), some)
+    for value, exact in zip(kth_pair(nan_padded, some, mask), expected, strict=True):
         assert torch.equal(value, exact)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_equals_a_full_sort_on_any_list(data: st.DataObject) -> None:
+def test_kth_pair_equals_full_sort_on_random_lists(data: st.DataObject) -> None:
     n = data.draw(st.integers(2, 40))
     values = data.draw(st.lists(st.floats(-10, 10, width=32), min_size=n, max_size=n))
     k = data.draw(st.integers(1, n - 1))
@@ -69,13 +69,13 @@ def test_equals_a_full_sort_on_any_list(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), [(20, 4), (700, 300), (2000, 20), (30_000, 50)])
-def test_a_nan_ranks_above_every_number(n: int, k: int) -> None:
+def test_nan_ranks_above_every_number(n: int, k: int) -> None:
     x = torch.randn(2, n)
     x[0, [1, n // 2]] = float("nan")
     kept, cut = kth_values(x, k)
     clean = x[0][~x[0].isnan()].sort(descending=True).values
     assert (kept[0, 0], cut[0, 0]) == (clean[k - 3], clean[k - 2])
-    assert torch.equal(torch.cat(by_sorting(x[1:], torch.tensor([k]))), torch.cat((kept[1:], cut[1:])))
+    assert torch.equal(torch.cat(pair_by_sorting(x[1:], torch.tensor([k]))), torch.cat((kept[1:], cut[1:])))
     assert kth_values(x, 1)[0][0].isnan()
 
 
@@ -118,7 +118,7 @@ def test_fill_masked_equals_where(dtype: torch.dtype, value: float) -> None:
     assert torch.equal(strided, mask.to(dtype))
 
 
-def test_count_true() -> None:
+def test_count_true_equals_sum() -> None:
     for shape in ((3, 5), (1, 9), (2, 70_000), (4, 0), (0, 3)):
         mask = torch.rand(shape) > 0.5
         assert torch.equal(count_true(mask), mask.sum(1))
@@ -126,7 +126,7 @@ def test_count_true() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 97), (3, 50), (2, 1001), (40, 7), (0, 4)])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_scan_equals_a_loop_and_leaves_its_input_alone(shape: tuple[int, int], reverse: bool) -> None:
+def test_scan_equals_loop_and_does_not_change_its_input(shape: tuple[int, int], reverse: bool) -> None:
     a, b = torch.rand(shape, dtype=torch.float64), torch.rand(shape, dtype=torch.float64)
     kept = a.clone(), b.clone()
     expected, carried = torch.empty_like(b), torch.zeros(shape[0], dtype=torch.float64)
@@ -139,12 +139,12 @@ def test_scan_equals_a_loop_and_leaves_its_input_alone(shape: tuple[int, int], r
 
 
 @pytest.mark.parametrize("k", [(None, 3), (torch.tensor([1, 2]), 0)])
-def test_the_registered_operator_passes_torchs_checks(k: Any) -> None:
+def test_registered_operator_passes_opcheck(k: Any) -> None:
     torch.library.opcheck(torch.ops.recsys_topk.kth_largest.default, (torch.randn(2, 9), *k))
     assert kth_largest(torch.randn(2, 9), *k)[0].shape == (2, 1)
 
 
-def test_fake_tensors_do_not_touch_memory() -> None:
+def test_fake_tensors_give_shapes() -> None:
     with FakeTensorMode():
         kept, cut = kth_pair(torch.empty(4, 9), 3, full_mask(torch.empty(4, 9)))
         assert kept.shape == cut.shape == (4, 1)

@@ -1,7 +1,8 @@
-"""Vectors in compiled loops against numpy, and how the loops are kept on disk."""
+"""Vectors in compiled loops against numpy, and the cache of compiled loops."""
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,17 @@ from recsys_topk.ops.compiled.arithmetic import (  # noqa: E402
     number,
     ordered,
 )
+from recsys_topk.ops.compiled.dftopk import dftopk, dftopk_kernel  # noqa: E402
 from recsys_topk.ops.compiled.lanes import count, greatest, least, places, splat, total, where  # noqa: E402
+from recsys_topk.ops.compiled.losses import loss_kernel  # noqa: E402
 from recsys_topk.ops.compiled.memory import load, load_bits, load_where, store, store_where  # noqa: E402
+from recsys_topk.ops.compiled.selection import quantile  # noqa: E402
 
 F = np.float32
 
 
 @numba.njit(error_model="numpy")
-def functions(x: Any, n: Any, y: Any) -> None:
+def functions_by_lanes(x: Any, n: Any, y: Any) -> None:
     for i in range(0, n, 16):
         v = load(x, i)
         store(y, i, exp_negative(ZERO - magnitude(v)))
@@ -39,7 +43,7 @@ def functions(x: Any, n: Any, y: Any) -> None:
 
 
 @numba.njit(error_model="numpy")
-def one_by_one(x: Any, y: Any) -> None:
+def functions_by_item(x: Any, y: Any) -> None:
     for i in range(len(x)):
         y[0, i] = exp_negative(-abs(x[i]))
         y[1, i] = log1p_unit(exp_negative(-abs(x[i])))
@@ -49,7 +53,7 @@ def one_by_one(x: Any, y: Any) -> None:
 
 
 @numba.njit(error_model="numpy")
-def facts(x: Any, mask: Any, n: Any, y: Any) -> Any:
+def list_statistics(x: Any, mask: Any, n: Any, y: Any) -> Any:
     sums, low, high = splat(ZERO), splat(F(np.inf)), splat(F(-np.inf))
     positive, real = np.int32(0), np.int32(0)
     for i in range(0, n, 16):
@@ -64,16 +68,16 @@ def facts(x: Any, mask: Any, n: Any, y: Any) -> Any:
     return total(sums), least(low), greatest(high), positive, real
 
 
-def test_functions_are_within_units_of_the_last_place():
+def test_functions_are_accurate_to_a_few_units_in_the_last_place():
     magnitudes = np.concatenate([np.geomspace(1e-30, 79.0, 20_000), np.linspace(0.1, 80.0, 12_000)]).astype(F)
     x = magnitudes * np.where(np.arange(len(magnitudes)) % 2, F(1), F(-1))
     found, single = np.empty((5, len(x)), F), np.empty((5, len(x)), F)
-    functions(x.ctypes.data, len(x), found.ctypes.data)
-    one_by_one(x, single)
+    functions_by_lanes(x.ctypes.data, len(x), found.ctypes.data)
+    functions_by_item(x, single)
     wide = np.abs(x).astype(np.float64)
     exact = [np.exp(-wide), np.log1p(np.exp(-wide)), np.log(wide), np.log1p(wide)]
     for row, (values, other, expected, units) in enumerate(zip(found, single, exact, (1, 3, 4, 4), strict=False)):
-        size = np.maximum(np.abs(expected), 1.0) if row == 2 else expected  # the logarithm passes through 0
+        size = np.maximum(np.abs(expected), 1.0) if row == 2 else expected  # the logarithm is 0 at 1
         assert (np.abs(values - expected) / size).max() <= units * 2.0**-23
         assert (np.abs(other - expected) / size).max() <= units * 2.0**-23
     assert (found[4] == x).all()
@@ -81,13 +85,13 @@ def test_functions_are_within_units_of_the_last_place():
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 40])
-def test_a_list_of_any_length_is_read_and_written_within_its_bounds(n):
+def test_list_of_any_length_is_read_and_written_within_its_bounds(n):
     random = np.random.default_rng(n)
     x, mask = random.standard_normal(n + 40).astype(F), random.random(n + 40) < 0.7
     mask[0] = True
-    x[n:], mask[n:] = np.nan, True  # what lies behind the list
+    x[n:], mask[n:] = np.nan, True  # memory after the list
     y = np.full(n + 40, 7.0, F)
-    sums, low, high, positive, real = facts(x.ctypes.data, mask.ctypes.data, n, y.ctypes.data)
+    sums, low, high, positive, real = list_statistics(x.ctypes.data, mask.ctypes.data, n, y.ctypes.data)
     chosen = x[:n][mask[:n]]
     assert sums == pytest.approx(chosen.sum(dtype=np.float64), rel=1e-5, abs=1e-5)
     assert (low, high) == (chosen.min(), chosen.max())
@@ -96,13 +100,37 @@ def test_a_list_of_any_length_is_read_and_written_within_its_bounds(n):
     assert (y[n:] == 7.0).all()
 
 
-def test_the_key_of_kept_code_changes_with_every_file_of_the_package(monkeypatch):
-    """Numba's own key would miss a change in a file of which only a called function comes."""
+@numba.njit(error_model="numpy")
+def quantiles(p: Any, z: Any, density: Any) -> None:
+    for i in range(len(p)):
+        z[i], density[i] = quantile(p[i])
+
+
+def test_table_of_quantiles_matches_the_normal_distribution():
+    p = np.array([1e-9, 1e-6, 0.001, 0.05, 0.3, 0.49, 0.5, 0.51, 0.75, 0.999], F)
+    z, density = np.empty_like(p), np.empty_like(p)
+    quantiles(p, z, density)
+    law = NormalDist()
+    expected = np.array([-law.inv_cdf(max(one, 2.0**-24)) for one in p.tolist()])
+    np.testing.assert_allclose(z, expected, atol=0.02)
+    np.testing.assert_allclose(density, [law.pdf(one) for one in expected], rtol=0.02)
+
+
+def test_cache_key_changes_with_every_file_of_the_package(monkeypatch):
+    """Numba's own key does not change with the files of called functions."""
     from numba.core.registry import cpu_target
 
-    kept = build._PackageCache(facts.py_func)
+    kept = build._PackageCache(list_statistics.py_func)
     arguments = ((numba.int64,), cpu_target.target_context.codegen())
     before = kept._index_key(*arguments)
     assert before == kept._index_key(*arguments)
     monkeypatch.setattr(build, "FINGERPRINT", "another")
     assert before != kept._index_key(*arguments)
+
+
+def test_a_kernel_that_was_compiled_before_is_read_from_disk() -> None:
+    """The new kernel calls a new function of its closure, as the kernel of another process does."""
+    assert dftopk_kernel.address
+    again = loss_kernel(dftopk)
+    assert again.address != dftopk_kernel.address
+    assert again._made.cache_hits == 1

@@ -1,4 +1,4 @@
-"""Every operation on every backend against its torch reference, by discovery: values and gradients."""
+"""Every registered operation on every backend against its torch reference: values and gradients."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from recsys_topk.ops.dispatch import BACKENDS, Operation, backend, installed
 for module in pkgutil.iter_modules(ops.__path__):
     importlib.import_module(f"{ops.__name__}.{module.name}")
 
-# Operations of other packages, which may have been imported before, are compared only if they have a backend.
+# Operations outside recsys_topk.ops may have been imported before; they are compared only if they have a backend.
 OURS = {
     name: one
     for name, one in dispatch.operations.items()
     if name.startswith("recsys_topk.ops.") or (name.startswith("recsys_topk.") and one.implementations)
 }
 SAMPLED = sorted(dispatch.samples)
-# Triton's kernels are compared where they run (test_triton_kernels).
+# Triton kernels are compared in test_triton_kernels.
 HERE = [name for name in BACKENDS if installed(name) and name != "triton"]
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11}
 
 
 def tensors(values: Any) -> list[Tensor]:
-    """All tensors in nested tuples and lists, in order."""
+    """Return all tensors in nested tuples and lists, in order."""
     if isinstance(values, Tensor):
         return [values]
     if isinstance(values, bool):
@@ -42,8 +42,8 @@ def tensors(values: Any) -> list[Tensor]:
 
 
 def run(function: Callable[..., Any], arguments: Sequence[Any]) -> list[Tensor]:
-    """Outputs, then the gradients of a weighted sum of the floating ones."""
-    # A tensor that has a history may be overwritten; a leaf may not.
+    """Return the outputs, then the gradients of a weighted sum of the floating-point outputs."""
+    # Tensors with a grad_fn may be overwritten; leaves may not.
     copies = [x.clone() if isinstance(x, Tensor) and x.grad_fn is not None else x for x in arguments]
     before = [x.detach().clone() for x in tensors(arguments)]
     outputs = tensors(function(*copies))
@@ -60,7 +60,7 @@ def run(function: Callable[..., Any], arguments: Sequence[Any]) -> list[Tensor]:
 
 
 def compare(function: Callable[..., Any], samples: Iterable[Sequence[Any]], name: str) -> int:
-    """Compare a backend with the reference on all samples; return how many there were."""
+    """Compare a backend with the reference on all samples; return the number of samples."""
     number = 0
     for arguments in samples:
         number += 1
@@ -78,13 +78,13 @@ def compare(function: Callable[..., Any], samples: Iterable[Sequence[Any]], name
 
 @pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("function", SAMPLED, ids=lambda name: name.removeprefix("recsys_topk."))
-def test_a_backend_gives_what_torch_gives(function: str, name: str) -> None:
+def test_backend_matches_torch(function: str, name: str) -> None:
     call, samples = dispatch.samples[function]
     assert compare(call, samples(torch.Generator().manual_seed(0)), name) > 0
 
 
 @pytest.mark.parametrize("function", OURS, ids=lambda name: name.removeprefix("recsys_topk."))
-def test_every_backend_is_reached_by_a_sample(function: str) -> None:
+def test_samples_reach_every_backend(function: str) -> None:
     operation, (_, samples) = OURS[function], dispatch.samples[function]
     given = list(samples(torch.Generator().manual_seed(0)))
     with torch.no_grad():
@@ -93,8 +93,8 @@ def test_every_backend_is_reached_by_a_sample(function: str) -> None:
     assert not [one.backend for one in unserved if one.backend != "triton"]
 
 
-def test_a_wrong_backend_is_caught() -> None:
-    """Planted faults: a value, a gradient, a dtype, and a write into the input."""
+def test_comparison_detects_wrong_backends() -> None:
+    """Planted faults: a wrong value, gradient or dtype, and a write into the input."""
 
     def double(x: Tensor) -> Tensor:
         return x * 2.0

@@ -1,4 +1,4 @@
-"""How the lists of a task are divided among threads: the same numbers, whatever runs them."""
+"""Lists of a task are divided among threads, and the result does not depend on the threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def loss_and_gradient(scores: Tensor = SCORES) -> list[Tensor]:
     return [value.detach(), x.grad]
 
 
-def joint() -> list[Tensor]:
+def joint_terms_and_gradients() -> list[Tensor]:
     x = [SCORES.clone().requires_grad_(), SCORES.flip(1).clone().requires_grad_()]
     with backend("numba"):
         terms, survival = joint_terms(x, JointTask(LABELS, None, 20, (60, 30), 1.0, Law("dftopk", 0.5)))
@@ -46,9 +46,9 @@ def joint() -> list[Tensor]:
     return [terms.detach(), survival.detach(), *(one.grad for one in x)]
 
 
-@pytest.mark.parametrize("work", [loss_and_gradient, joint])
+@pytest.mark.parametrize("work", [loss_and_gradient, joint_terms_and_gradients])
 @pytest.mark.parametrize("team", [True, False], ids=["threads of torch", "threads of Python"])
-def test_numbers_do_not_depend_on_the_threads(work, team, threads, monkeypatch):
+def test_result_does_not_depend_on_the_threads(work, team, threads, monkeypatch):
     torch.set_num_threads(1)
     expected = work()
     if not team:
@@ -59,17 +59,17 @@ def test_numbers_do_not_depend_on_the_threads(work, team, threads, monkeypatch):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_a_view_with_other_strides_gives_the_same(threads):
+def test_view_with_other_strides_gives_the_same_result(threads):
     wide = torch.empty(401, 74).T[::2].copy_(SCORES)
     for one, other in zip(loss_and_gradient(wide), loss_and_gradient(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="the system cannot fork")
-def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent(threads):
+def test_forked_process_does_not_wait_for_the_threads_of_its_parent(threads):
     torch.set_num_threads(2)
     loss_and_gradient()
-    child = multiprocessing.get_context("fork").Process(target=_value)
+    child = multiprocessing.get_context("fork").Process(target=_compute_loss)
     child.start()
     child.join(60)
     waiting = child.is_alive()
@@ -78,6 +78,6 @@ def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent(threads):
     assert child.exitcode == 0
 
 
-def _value() -> None:
+def _compute_loss() -> None:
     with backend("numba"), torch.no_grad():
         losses.get("dftopk", k=20)(SCORES, LABELS)

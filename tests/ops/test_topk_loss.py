@@ -1,4 +1,4 @@
-"""The compiled losses of top-k memberships against loops over items in float64, and the states of autograd."""
+"""The compiled top-k losses against loops over items in float64, and their use with autograd."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ["dftopk", "sigmoid", "lapsum", "sparse", "sparse_fy"]
 
 
 def solve(total, k, low, high):
-    """The b at which the decreasing `total` is k, by bisection."""
+    """Return the b at which the decreasing function `total` is k, by bisection."""
     for _ in range(200):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if total(middle) > k else (low, middle)
@@ -29,7 +29,7 @@ def solve(total, k, low, high):
 
 
 def brute_force(x: list[float], y: list[float], k: int, above: float, law: Law) -> tuple[float, list[float]] | None:
-    """Loss and gradient of one list without masked items; None if it does not count."""
+    """Return loss and gradient of one list without masked items, or None if the list is skipped."""
     n = len(x)
     positive = [label > above for label in y]
     k = min(k, n)
@@ -108,18 +108,18 @@ def check(
         assert (counted is None or bool(counted[b])) == (found is not None)
         value, gradient = (0.0, [0.0] * len(row)) if found is None else found
         assert values[b].item() == pytest.approx(value, rel=3e-6, abs=3e-7)
-        # A clipped membership near 0 is a difference of scores, and its gradient 1 over that.
+        # A clipped membership p near 0 is a difference of scores, and its gradient is 1 / p.
         bound = (1e-4 if law.name == "clip" else 2e-6) * max(1.0, max((abs(g) for g in gradient), default=0.0))
         torch.testing.assert_close(x.grad[b][real].double(), torch.tensor(gradient).double(), rtol=0, atol=bound)
         assert not x.grad[b][~real].any()
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.name}-{law.alpha}")
-def test_values_and_gradients_are_those_of_loops_over_items(law):
+def test_values_and_gradients_equal_loops_over_items(law):
     generator = torch.Generator().manual_seed(0)
     for lists, n in ((40, 7), (20, 33), (3, 130)):
         x = torch.randn(lists, n, generator=generator)
-        # Ties everywhere, and eighths so that the sums of float32 and of the loops see the same numbers.
+        # Many ties, at multiples of 1/2.
         x[::2] = (x[::2] * 2).round() / 2
         x[1] = 0.25
         labels = torch.randint(0, 4, (lists, n), generator=generator).float()
@@ -132,7 +132,7 @@ def test_values_and_gradients_are_those_of_loops_over_items(law):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("offset", [0.0, 1e6, -3e7])
-def test_scores_far_from_0_lose_nothing(name, offset):
+def test_scores_far_from_0_keep_precision(name, offset):
     x = torch.arange(12.0).flip(0)[None] * 4 + offset
     labels = torch.zeros(1, 12)
     labels[0, [1, 2, 5]] = 1.0
@@ -148,7 +148,7 @@ def test_scores_far_from_0_lose_nothing(name, offset):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tau", [1e-4, 1e-2, 1e4])
-def test_extreme_temperatures_are_those_of_the_reference(name, tau):
+def test_extreme_temperatures_match_the_reference(name, tau):
     generator = torch.Generator().manual_seed(1)
     x, labels = torch.randn(20, 50, generator=generator).double(), torch.zeros(20, 50)
     labels[:, :5] = 1.0
@@ -166,7 +166,7 @@ def test_extreme_temperatures_are_those_of_the_reference(name, tau):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_the_compiled_loop_does_not_take_goes_to_the_other_path(name):
+def test_scores_that_the_compiled_loop_refuses_use_the_reference(name):
     labels = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     for bad in (math.nan, math.inf, 3e30):
         scores = torch.tensor([[0.5, bad, 0.0, -1.0]])
@@ -179,7 +179,7 @@ def test_what_the_compiled_loop_does_not_take_goes_to_the_other_path(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_a_kept_graph_gives_the_same_gradient_twice(name, reduction):
+def test_retained_graph_gives_the_same_gradient_twice(name, reduction):
     x = torch.randn(6, 30, generator=torch.Generator().manual_seed(2)).requires_grad_()
     labels = (torch.arange(30) < 4).float().expand(6, 30)
     value = losses.get(name, k=5, reduction=reduction)(x, labels).sum() * 3.0
@@ -190,8 +190,8 @@ def test_a_kept_graph_gives_the_same_gradient_twice(name, reduction):
     torch.testing.assert_close(second, kept, rtol=0, atol=0)
 
 
-def test_threads_share_the_lists():
-    x, labels = torch.randn(37, 1000), (torch.rand(37, 1000) < 0.3).float()  # enough items for more than one
+def test_result_does_not_depend_on_the_number_of_threads():
+    x, labels = torch.randn(37, 1000), (torch.rand(37, 1000) < 0.3).float()  # enough items for several threads
     loss = losses.get("dftopk", k=4, reduction="none")
     one = loss(x, labels)
     before = torch.get_num_threads()
@@ -203,7 +203,7 @@ def test_threads_share_the_lists():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_default_call_is_served_by_the_compiled_loop(name):
+def test_default_call_uses_the_compiled_loop(name):
     x, labels = torch.randn(3, 9), (torch.arange(9) < 3).float().expand(3, 9)
     law = losses.get(name, k=2)._law()
     with backend("auto"), warnings.catch_warnings():
@@ -211,7 +211,7 @@ def test_the_default_call_is_served_by_the_compiled_loop(name):
         assert topk_loss.backend_for(x, labels, None, 2, 0.0, law, True) == "numba"
 
 
-def test_an_operator_with_another_membership_has_no_law():
+def test_operator_with_another_membership_does_not_use_the_compiled_loop():
     from recsys_topk.operators.lapsum import LapSum
 
     class Halved(LapSum):

@@ -1,4 +1,4 @@
-"""Triton's kernels without a GPU: compiled for two kinds, interpreted in a process of its own, and their references."""
+"""Triton kernels without a GPU: compiled for two GPUs, interpreted in a new process, and their references."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 pytestmark = pytest.mark.skipif(not installed("triton"), reason="needs triton")
 
 ROOT = Path(__file__).parents[2]
-# The types of a kernel's arguments; the others are pointers to float32, and float32.
+# Types of kernel arguments; all others are float32 or pointers to float32.
 TYPES = {"mask_ptr": "*u8", "counted_ptr": "*u8", "ks_ptr": "*i64", "cuts_ptr": "*i64", "lists": "i32", "n": "i32"}
 TYPES |= {"k": "i32", "items_ptr": "*u8", "tiles": "i32"}
 MODULES = ("topk_loss", "long_lists", "joint_terms", "long_joint")
@@ -29,8 +29,8 @@ FILES = {"threshold_sums": "long_lists", "long_terms": "long_lists"}
 
 
 @pytest.mark.timeout(900)  # half a minute on an idle core
-def test_the_kernels_in_the_interpreter() -> None:
-    """TRITON_INTERPRET=1 must be set before triton is imported: all cases share one process."""
+def test_kernels_pass_their_tests_in_the_interpreter() -> None:
+    """TRITON_INTERPRET=1 must be set before triton is imported, so the tests run in a new process."""
     command = [sys.executable, "-m", "pytest", "tests/ops/test_triton_kernels.py", "-q", "-p", "no:cacheprovider"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
@@ -41,7 +41,7 @@ def test_the_kernels_in_the_interpreter() -> None:
 
 
 def kernels() -> list[Any]:
-    """Every kernel in all its kinds, with the options of short lists, and those of the longest in one."""
+    """Return every kernel for every law or kind, with options for short lists, and one for the longest lists."""
     found: list[tuple[str, dict[str, Any], int]] = []
     for law in range(5):
         options = {"LAW": law, "HAS_MASK": True, "HAS_KS": law > 0, "WANTS": True, "ROWS": 2, "BLOCK": 32}
@@ -49,7 +49,7 @@ def kernels() -> list[Any]:
         found.append(("threshold_sums", {"LAW": law, "BLOCK": 2048}, 8))
         found.append(("long_terms", {"LAW": law, "WRITES": law % 2 == 0, "BLOCK": 2048}, 8))
     found.append(("topk_loss", {**options, "HAS_MASK": False, "ROWS": 1, "BLOCK": 8192, "LAW": 0}, 16))
-    for law in range(3):
+    for law in range(4):
         options = {"LAW": law, "STAGES": law + 1, "HAS_MASK": True, "HAS_CUTS": law != 1, "ROWS": 2, "BLOCK": 32}
         found.append(("joint_terms", options, 1))
         found.append(("long_joint", {"LAW": law, "STAGES": law + 1, "WRITES": law > 0, "BLOCK": 2048}, 8))
@@ -66,7 +66,7 @@ def kernels() -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "options", "warps"), kernels())
-def test_a_kernel_compiles_for_a100_and_h100(
+def test_kernel_compiles_for_a100_and_h100(
     name: str, options: dict[str, Any], warps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import triton
@@ -91,8 +91,8 @@ def test_a_kernel_compiles_for_a100_and_h100(
         assert made.asm["cubin"][:4] == b"\x7fELF"
 
 
-def test_the_operators_on_a_cpu_are_the_references() -> None:
-    """What a graph with these operators computes when it runs on a CPU, and `torch.library.opcheck` of it."""
+def test_operators_on_a_cpu_match_the_references() -> None:
+    """A graph with these operators may run on a CPU; `torch.library.opcheck` checks them too."""
     from recsys_topk.ops.triton_kernels import joint_terms as joint
     from recsys_topk.ops.triton_kernels import pair_sums as pairs
     from recsys_topk.ops.triton_kernels import topk_loss as topk
@@ -127,8 +127,8 @@ def test_the_operators_on_a_cpu_are_the_references() -> None:
         torch.testing.assert_close(found, wanted)
 
 
-class _Silent:
-    """A kernel that is launched and does nothing."""
+class _NoOpKernel:
+    """A kernel that does nothing."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         assert all(isinstance(size, int) for size in grid)
@@ -136,11 +136,11 @@ class _Silent:
 
 
 @pytest.mark.parametrize("n", [40, 20_000])
-def test_what_stands_around_the_kernels_reads_nothing_on_the_host(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_launchers_read_no_values_on_the_host(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {name: importlib.import_module(f"recsys_topk.ops.triton_kernels.{name}") for name in MODULES}
     for module in files.values():
         for name in [one for one in vars(module) if one.endswith("_kernel")]:
-            monkeypatch.setattr(module, name, _Silent())
+            monkeypatch.setattr(module, name, _NoOpKernel())
     x, mask = torch.zeros(3, n, device=DEVICE), torch.ones(3, n, dtype=torch.bool, device=DEVICE)
     ks = torch.ones(3, dtype=torch.int64, device=DEVICE)
     with no_host_reads():
@@ -148,8 +148,6 @@ def test_what_stands_around_the_kernels_reads_nothing_on_the_host(n: int, monkey
             for given in ((None, None, 5), (mask, ks, 0), (mask, None, -1)):
                 _, _, gradient = files["topk_loss"].fused_topk_loss(x, x, *given, 0.0, law, 1.0, 0.5, True)
                 assert gradient.shape == x.shape
-        for cuts, k in (([30, 10], 5), ([], -1)):
-            made = files["joint_terms"].fused_joint_terms(
-                torch.stack([x, x]), x, mask, cuts, k, 0.0, "dftopk", 1.0, 0.5
-            )
+        for cuts, k, law in (([30, 10], 5, "dftopk"), ([], -1, "clip")):
+            made = files["joint_terms"].fused_joint_terms(torch.stack([x, x]), x, mask, cuts, k, 0.0, law, 1.0, 0.5)
             assert [one.shape[-1] for one in made] == [3, 3, n, n]

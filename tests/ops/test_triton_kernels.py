@@ -1,4 +1,4 @@
-"""Triton's kernels where they run: on a GPU, or on a CPU in the interpreter (test_triton starts a process for it)."""
+"""Triton kernels on a GPU, or on a CPU in the interpreter (in a process that test_triton starts)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(
         not installed("triton") or (DEVICE == "cpu" and not INTERPRETED), reason="no GPU, and not TRITON_INTERPRET=1"
     ),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # numpy, of lists that do not count
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # from numpy, for skipped lists
 ]
 
 KERNELS = {
@@ -40,32 +40,32 @@ PAIRWISE = ["ranknet", "lambdarank", "lambdaloss"]
 
 
 def longest() -> int:
-    """The items of a list that one program holds; longer ones go through in tiles."""
+    """Return the length of the longest list that one program holds; longer lists use tiles."""
     found: int = importlib.import_module(f"{FILES}.long_lists").LONGEST
     return found
 
 
-def there(value: Any) -> Any:
-    """Arguments on the device, new leaves for old ones."""
+def to_device(value: Any) -> Any:
+    """Return the arguments on the device, with new leaves."""
     if isinstance(value, Tensor):
         return value.detach().clone().to(DEVICE).requires_grad_(value.requires_grad)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(there, value))
-    return type(value)(map(there, value)) if isinstance(value, (list, tuple)) else value
+        return type(value)(*map(to_device, value))
+    return type(value)(map(to_device, value)) if isinstance(value, (list, tuple)) else value
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_gives_what_torch_gives(name: str) -> None:
+def test_kernel_matches_torch(name: str) -> None:
     call, samples = dispatch.samples[name]
-    given = [there(x) for x in samples(torch.Generator().manual_seed(0)) if len(test_parity.tensors(x)[0]) <= 8]
-    chosen = given[:: 5 if len(given) > 50 else 1]  # 5 has no factor in common with the number of variants of a shape
+    given = [to_device(x) for x in samples(torch.Generator().manual_seed(0)) if len(test_parity.tensors(x)[0]) <= 8]
+    chosen = given[:: 5 if len(given) > 50 else 1]  # 5 shares no factor with the number of variants per shape
     with backend("triton"):
         assert sum(KERNELS[name].backend_for(*x) == "triton" for x in chosen) > len(chosen) // 3
     assert test_parity.compare(call, chosen, "triton") > 10
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.name}-{law.alpha}")
-def test_values_and_gradients_are_those_of_loops_over_items(law: Law) -> None:
+def test_values_and_gradients_equal_loops_over_items(law: Law) -> None:
     generator = torch.Generator().manual_seed(0)
     for n in (7, 130):
         x = torch.randn(8, n, generator=generator)
@@ -73,7 +73,7 @@ def test_values_and_gradients_are_those_of_loops_over_items(law: Law) -> None:
         x[1] = 0.25
         labels = torch.randint(0, 4, (8, n), generator=generator).float()
         mask = torch.rand(8, n, generator=generator) > 0.3
-        mask[3], mask[4], mask[4, 2] = False, False, True  # nothing valid, one item
+        mask[3], mask[4], mask[4, 2] = False, False, True  # no valid item, one valid item
         labels[6] = 0.0
         ks = torch.tensor([2, 1, 3, 1, 1, 0, 2, n + 1])
         check(x.masked_fill(~mask, math.nan), labels.masked_fill(~mask, 9.0), mask, ks, 1.0, law, "triton", DEVICE)
@@ -81,8 +81,8 @@ def test_values_and_gradients_are_those_of_loops_over_items(law: Law) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_long_lists_and_extremes_are_those_of_float64(name: str) -> None:
-    """Temperatures that leave gaps of thousands of tau or none, scores far from 0, and the longest list."""
+def test_long_lists_and_extreme_scores_match_float64(name: str) -> None:
+    """Very small and very large temperatures, scores far from 0, and the longest list."""
     generator = torch.Generator().manual_seed(1)
     long = torch.randn(1, longest(), generator=generator)
     short = torch.randn(2, 50, generator=generator)
@@ -98,7 +98,7 @@ def test_long_lists_and_extremes_are_those_of_float64(name: str) -> None:
             found.sum().backward()
         torch.testing.assert_close(found.cpu().double(), expected, rtol=2e-4, atol=1e-5)
         size = exact.grad.abs().amax(1, keepdim=True).clamp_min(1e-6)
-        # A clipped membership near 0 is a difference of scores, and its gradient one over that.
+        # A clipped membership p near 0 is a difference of scores, and its gradient is 1 / p.
         bound = 2e-2 if tau < 1e-3 or name == "sparse" else 2e-3
         assert ((ours.grad.cpu().double() - exact.grad).abs() / size).max() < bound
 
@@ -147,36 +147,36 @@ def as_single(case: Any) -> Any:
 @pytest.mark.parametrize(
     ("compare", "file"),
     [
-        (peers.test_ranknet_is_a_mean_over_the_pairs_of_the_batch, "ranknet_allrank"),
-        (peers.test_ranknet_by_label_difference, "ranknet_weightdiff_allrank"),
-        (peers.test_lambdarank_is_rax, "lambda_dcg_norm_rax"),
-        (peers.test_lambdarank_at_k_is_rax, "lambda_dcg_norm_topn_rax"),
-        (peers.test_ndcg2_is_rax, "lambda_dcg2_norm_rax"),
-        (peers.test_ndcg2_at_k_is_rax, "lambda_dcg2_norm_topn_rax"),
+        (peers.test_ranknet_averaged_over_pairs_of_the_batch_matches_peer, "ranknet_allrank"),
+        (peers.test_ranknet_weighted_by_label_difference_matches_peer, "ranknet_weightdiff_allrank"),
+        (peers.test_lambdarank_matches_rax, "lambda_dcg_norm_rax"),
+        (peers.test_lambdarank_at_k_matches_rax, "lambda_dcg_norm_topn_rax"),
+        (peers.test_ndcg2_matches_rax, "lambda_dcg2_norm_rax"),
+        (peers.test_ndcg2_at_k_matches_rax, "lambda_dcg2_norm_topn_rax"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_pairwise_losses_are_those_of_their_peers(compare: Callable[[Any], None], file: str) -> None:
+def test_pairwise_losses_match_their_peers(compare: Callable[[Any], None], file: str) -> None:
     with backend("triton"):
         for case in cases(file):
             compare(as_single(case))
 
 
 @pytest.mark.parametrize("scheme", ["ndcgLoss1", "ndcgLoss2", "ndcgLoss2PP"])
-def test_lambdaloss_is_that_of_allrank(scheme: str) -> None:
+def test_lambdaloss_matches_allrank(scheme: str) -> None:
     with backend("triton"):
         for case in cases(f"lambdaloss_{scheme}_sum_binary_allrank"):
-            peers.test_lambdaloss_summed_is_allrank(scheme, as_single(case))
+            peers.test_lambdaloss_sum_matches_allrank(scheme, as_single(case))
 
 
-def test_dftopk_is_that_of_its_authors() -> None:
+def test_dftopk_matches_the_authors_code() -> None:
     for case in cases("loss_topkbce_dftopk_dftopkrepo"):
         with backend("triton"):
-            as_single(case).agrees(losses.get("dftopk", k=case.k)(case.scores, case.labels))
+            as_single(case).assert_agrees(losses.get("dftopk", k=case.k)(case.scores, case.labels))
 
 
 @pytest.mark.parametrize("name", [*NAMES, *PAIRWISE])
-def test_gradients_of_gradients_are_those_of_torch(name: str) -> None:
+def test_second_derivatives_match_torch(name: str) -> None:
     x = torch.randn(2, 6, generator=torch.Generator().manual_seed(3)).to(DEVICE).requires_grad_()
     labels = torch.tensor([[2.0, 0, 0, 1, 0, 0]], device=DEVICE).expand(2, 6)
     loss, found = losses.get(name, k=2, reduction="none"), []
@@ -188,8 +188,8 @@ def test_gradients_of_gradients_are_those_of_torch(name: str) -> None:
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
 
-def traced(function: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, list[str]]:
-    """The value under torch.compile(fullgraph=True), and the operators of the project in its graph."""
+def compile_and_list_operators(function: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, list[str]]:
+    """Return the value under torch.compile(fullgraph=True), and the operators of the project in its graph."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
@@ -205,7 +205,7 @@ def traced(function: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, li
 
 
 @pytest.mark.parametrize("name", ["lapsum", "lambdaloss", "joint"])
-def test_compilation_keeps_the_operator(name: str) -> None:
+def test_compiled_graph_contains_the_operator(name: str) -> None:
     x = torch.randn(3, 9, generator=torch.Generator().manual_seed(4)).to(DEVICE).requires_grad_()
     labels = (torch.arange(9, device=DEVICE) % 3).float().expand(3, 9)
     function: Callable[..., Tensor] = losses.get("dftopk" if name == "joint" else name, k=3)
@@ -215,15 +215,15 @@ def test_compilation_keeps_the_operator(name: str) -> None:
     operator = {"lapsum": "topk_loss", "lambdaloss": "pair_sums", "joint": "joint_terms"}[name]
     with backend("triton"):
         expected = function(x, labels)
-        value, seen = traced(function, x, labels)
+        value, seen = compile_and_list_operators(function, x, labels)
         assert [one for one in seen if f"fused_{operator}" in one]
         torch.testing.assert_close(value, expected)
         found, wanted = (torch.autograd.grad(one, x)[0] for one in (value, expected))
         torch.testing.assert_close(found, wanted)
 
 
-def test_the_operators_are_sound() -> None:
-    """`torch.library.opcheck`; what it says about compilation has a test of its own."""
+def test_operators_pass_opcheck() -> None:
+    """Compilation is tested separately."""
     kernels = "recsys_topk.ops.triton_kernels"
     x = torch.randn(3, 9, device=DEVICE, requires_grad=True)
     labels = (torch.arange(9, device=DEVICE) % 3).float().expand(3, 9).contiguous()
@@ -243,7 +243,7 @@ def test_the_operators_are_sound() -> None:
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every list goes through in tiles of 32 items."""
+    """Processes every list in tiles of 32 items."""
     monkeypatch.setattr(f"{FILES}.long_lists.LONGEST", 1)
     monkeypatch.setattr(f"{FILES}.long_joint.LONGEST", 1)
     monkeypatch.setattr(f"{FILES}.long_lists.TILE", 32)
@@ -251,13 +251,13 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("law", [LAWS[0], *LAWS[2:]], ids=lambda law: law.name)
-def test_tiles_of_lists_give_what_loops_over_items_give(law: Law) -> None:
+def test_tiles_equal_loops_over_items(law: Law) -> None:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(3, 40, generator=generator)
     x[0] = (x[0] * 2).round() / 2  # ties
     labels = torch.randint(0, 4, (3, 40), generator=generator).float()
     mask = torch.rand(3, 40, generator=generator) > 0.3
-    mask[1, :32], mask[2] = False, False  # a tile without an item, a list without one
+    mask[1, :32], mask[2] = False, False  # a tile without items, a list without items
     junk, grades = x.masked_fill(~mask, math.nan), labels.masked_fill(~mask, 9.0)
     check(junk, grades, mask, torch.tensor([5, 2, 1]), 1.0, law, "triton", DEVICE)
     check(x[1:2], labels[1:2], None, 7, 2.0, law, "triton", DEVICE)
@@ -267,7 +267,7 @@ def test_tiles_of_lists_give_what_loops_over_items_give(law: Law) -> None:
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("name", ["sigmoid", "sparse"])
-def test_tiles_of_extreme_scores_are_those_of_float64(name: str) -> None:
+def test_tiles_of_extreme_scores_match_float64(name: str) -> None:
     drawn = torch.randn(1, 50, generator=torch.Generator().manual_seed(1))
     labels = (torch.arange(50) < 5).float()[None]
     for x, tau in ((drawn * 2 + 1e6, 0.83), (drawn * 3e30, 1.0)):
@@ -283,13 +283,13 @@ def test_tiles_of_extreme_scores_are_those_of_float64(name: str) -> None:
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("law", ["dftopk", "logistic", "laplace"])
-def test_tiles_of_the_joint_objective_give_what_torch_gives(law: Any) -> None:
+@pytest.mark.parametrize("law", ["dftopk", "logistic", "laplace", "clip"])
+def test_tiles_of_the_joint_objective_match_torch(law: Any) -> None:
     generator = torch.Generator().manual_seed(6)
     x = torch.randn(2, 2, 40, generator=generator).to(DEVICE)
     labels = torch.randint(0, 4, (2, 40), generator=generator).float().to(DEVICE)
     mask = (torch.rand(2, 40, generator=generator) > 0.3).to(DEVICE)
-    mask[1, 15:] = False  # fewer items than the first stage lets through
+    mask[1, 15:] = False  # fewer items than the quota of the first stage
     tasks = [JointTask(labels, mask, 3, (20, 5), 1.0, Law(law, 0.7))]
     if law == "dftopk":
         tasks += [
@@ -308,7 +308,7 @@ def test_tiles_of_the_joint_objective_give_what_torch_gives(law: Any) -> None:
         torch.testing.assert_close(found[0], found[1], rtol=2e-5, atol=1e-6)
 
 
-def test_lists_too_long_for_a_program_go_through_in_tiles() -> None:
+def test_lists_too_long_for_a_program_use_tiles() -> None:
     n = longest() + 1
     x = torch.randn(1, n, generator=torch.Generator().manual_seed(7)).to(DEVICE).requires_grad_()
     labels = (torch.arange(n, device=DEVICE) % 1000 == 0).float()[None]

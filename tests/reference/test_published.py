@@ -21,15 +21,15 @@ from recsys_topk.reference import (
     PublishedJointRecall,
     PublishedRecall,
 )
-from tests.cascades.test_baseline_objectives import LOSS, softplus, world
+from tests.cascades.test_baseline_objectives import LOSS, lists_with_groups, softplus
 from tests.cascades.test_objectives import lists
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 
 
 @pytest.mark.parametrize(("loss_class", "file"), [(PublishedARF, "loss_arf_kwai"), (PublishedARFV2, "loss_arfv2_kwai")])
-def test_arf_with_padding(loss_class: type[PublishedARF], file: str) -> None:
-    """Conventions: k is the peer's support_m, `top` its top_k; its w = 1 is log_variance = 0."""
+def test_arf_with_padding_matches_the_published_code(loss_class: type[PublishedARF], file: str) -> None:
+    """The peer calls k support_m and `top` top_k; its w = 1 is log_variance = 0."""
     cases = json.loads((VECTORS / f"{file}.json").read_text())["cases"]
     assert {case["mask"] is None for case in cases} == {True, False}
     for case in cases:
@@ -43,14 +43,14 @@ def test_arf_with_padding(loss_class: type[PublishedARF], file: str) -> None:
             torch.testing.assert_close(x.grad, torch.tensor(case["grad"], dtype=torch.float64), atol=1e-9, rtol=1e-9)
 
 
-def test_published_classes_are_found_by_class_path_and_replace_nothing() -> None:
+def test_published_classes_are_found_by_class_path_only() -> None:
     assert registry.resolve("recsys_topk.reference.PublishedJoint") is PublishedJoint
     assert registry.resolve("joint") is JointObjective
     assert losses.registry.resolve("recsys_topk.reference.PublishedARFV2") is PublishedARFV2
 
 
 @pytest.mark.parametrize("name", ["neuralsort", "softsort"])
-def test_joint_reproduces_the_published_lcron_with_padding(name: str) -> None:
+def test_joint_with_padding_matches_the_published_lcron(name: str) -> None:
     file = {"neuralsort": "loss_lcron_neural_sort_kwai", "softsort": "loss_lcron_soft_sort_kwai"}[name]
     stored = json.loads((VECTORS / f"{file}.json").read_text())
     tolerance = stored["suggested_tolerance"]
@@ -67,18 +67,18 @@ def test_joint_reproduces_the_published_lcron_with_padding(name: str) -> None:
             torch.testing.assert_close(ranking.grad, torch.tensor(case["grad"]).double(), rtol=1e-7, atol=1e-8)
 
 
-def test_joint_lets_padding_take_part_for_other_operators() -> None:
+def test_joint_includes_padding_for_other_operators() -> None:
     scores, labels, mask = lists(2, seed=6)
-    quirky = PublishedJoint(DFTopKLoss(), 2).double()
+    published = PublishedJoint(DFTopKLoss(), 2).double()
     plain = JointObjective(DFTopKLoss(), 2).double()
-    one = quirky(scores, labels, mask, quotas=[4, 3], k=2).total
+    one = published(scores, labels, mask, quotas=[4, 3], k=2).total
     two = plain(scores, labels, quotas=[4, 3], k=2).total
     assert one.item() == pytest.approx(two.item(), abs=1e-12)
 
 
-def test_icc_with_the_published_cuts_and_pairs() -> None:
+def test_icc_equals_loop_with_the_published_cuts_and_pairs() -> None:
     """Two stages, no padding: cuts at the first quota twice, all pairs i < j, divided by N^2."""
-    scores, labels, _, _ = world(2, seed=4)
+    scores, labels, _, _ = lists_with_groups(2, seed=4)
     output = PublishedICC(LOSS, 2)(scores, labels, quotas=[6, 4], k=3)
     values = []
     for b in range(5):
@@ -99,7 +99,7 @@ def test_icc_with_the_published_cuts_and_pairs() -> None:
     assert output.total.item() == pytest.approx(sum(values) / 5, abs=1e-9)
 
 
-def test_recall_divides_by_k_lets_padding_compete_and_averages_batches() -> None:
+def test_recall_divides_by_k_includes_padding_and_averages_batches() -> None:
     metric = PublishedRecall(k=2, m=1)
     # One positive, ranked first among real items but behind padding; hits 0 of k = 2.
     metric.update(torch.tensor([[1.0, 0.0, 5.0]]), torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[True, True, False]]))
@@ -108,9 +108,9 @@ def test_recall_divides_by_k_lets_padding_compete_and_averages_batches() -> None
         torch.tensor([[2.0, 1.0, 0.0]] * 3), torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
     )
     assert metric.compute().item() == pytest.approx((0.0 + 0.5 / 3) / 2)
-    honest = RecallAt(k=2, m=1)
-    honest.update(torch.tensor([[1.0, 0.0, 5.0]]), torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[True, True, False]]))
-    assert honest.compute() == 1.0
+    exact = RecallAt(k=2, m=1)
+    exact.update(torch.tensor([[1.0, 0.0, 5.0]]), torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[True, True, False]]))
+    assert exact.compute() == 1.0
 
 
 def test_joint_recall_divides_by_k() -> None:

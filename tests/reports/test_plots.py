@@ -1,4 +1,4 @@
-"""Plots: texts and positions in the SVG, read back from the file."""
+"""Texts and positions in the SVG of plots."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ CURVES = {
 }
 
 
-def drawn_bars(*arguments: Any, **options: Any) -> str:
+def bars_svg(*arguments: Any, **options: Any) -> str:
     return plots.svg(plots.bars(*arguments, **options))
 
 
-def drawn_lines(*arguments: Any, **options: Any) -> str:
+def lines_svg(*arguments: Any, **options: Any) -> str:
     return plots.svg(plots.lines(*arguments, **options))
 
 
@@ -38,8 +38,8 @@ def texts(svg: str) -> list[str]:
     return ["".join(node.itertext()).strip() for node in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def filled(svg: str, colour: str) -> list[list[float]]:
-    """The x coordinates of every area with a colour."""
+def areas_of_colour(svg: str, colour: str) -> list[list[float]]:
+    """Return the x coordinates of every area with a colour."""
     paths = ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}path")
     return [
         [float(x) for x in re.findall(r"[ML] ([\d.]+) ", node.get("d", ""))]
@@ -49,41 +49,41 @@ def filled(svg: str, colour: str) -> list[list[float]]:
 
 
 def test_bars_have_the_length_and_label_of_their_values() -> None:
-    svg = drawn_bars(ROWS, "joint", "spread", title="Joint recall", reference={"popularity": 0.26})
+    svg = bars_svg(ROWS, "joint", "spread", title="Joint recall", reference={"popularity": 0.26})
     shown = texts(svg)
     assert [text for text in shown if text in {str(row["run"]) for row in ROWS}] == [row["run"] for row in ROWS]
     assert {"Joint recall", "0.5000", "0.2500", "popularity 0.2600"} <= set(shown)
-    (first,), (second,) = (filled(svg, plots.colour(name)) for name in ("dftopk", "listnet"))
+    (first,), (second,) = (areas_of_colour(svg, plots.colour(name)) for name in ("dftopk", "listnet"))
     assert max(first) - min(first) == pytest.approx(2 * (max(second) - min(second)), rel=1e-4)
 
 
 def test_days_are_in_calendar_order() -> None:
-    shown = texts(drawn_lines(CURVES, xlabel="day", ylabel="joint recall", title="By day"))
+    shown = texts(lines_svg(CURVES, xlabel="day", ylabel="joint recall", title="By day"))
     assert [text for text in shown if text.startswith("2024")] == ["2024-01-14", "2024-01-15", "2024-01-16"]
     assert {"day", "joint recall", "By day", "lapsum", "dftopk"} <= set(shown)
-    assert [t for t in texts(drawn_lines({"a": [("z", 1), ("b", 2)]})) if t in "zb"] == ["z", "b"]
+    assert [t for t in texts(lines_svg({"a": [("z", 1), ("b", 2)]})) if t in "zb"] == ["z", "b"]
 
 
-def test_a_dashed_line_and_a_band_are_there_only_if_asked_for() -> None:
-    plain = drawn_lines(CURVES)
-    special = drawn_lines(CURVES, dashed=["dftopk"], bands={"lapsum": ([0.2, 0.3], [0.4, 0.5])})
+def test_dashed_lines_and_bands_are_drawn_only_if_given() -> None:
+    plain = lines_svg(CURVES)
+    special = lines_svg(CURVES, dashed=["dftopk"], bands={"lapsum": ([0.2, 0.3], [0.4, 0.5])})
     assert "stroke-dasharray" not in plain
     assert "stroke-dasharray" in special
     assert "fill-opacity: 0.18" not in plain
     assert "fill-opacity: 0.18" in special
 
 
-def test_the_same_numbers_give_the_same_bytes_in_another_process() -> None:
+def test_same_numbers_give_the_same_bytes_in_another_process() -> None:
     code = (
-        "from tests.reports.test_plots import CURVES, ROWS, drawn_bars, drawn_lines;"
-        "import sys; sys.stdout.write(drawn_bars(ROWS, 'joint', 'spread') + drawn_lines(CURVES, logy=True))"
+        "from tests.reports.test_plots import CURVES, ROWS, bars_svg, lines_svg;"
+        "import sys; sys.stdout.write(bars_svg(ROWS, 'joint', 'spread') + lines_svg(CURVES, logy=True))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == drawn_bars(ROWS, "joint", "spread") + drawn_lines(CURVES, logy=True)
+    assert done.stdout == bars_svg(ROWS, "joint", "spread") + lines_svg(CURVES, logy=True)
     assert "<dc:date>" not in done.stdout
 
 
-def test_a_loss_has_one_colour_and_the_ten_named_ones_differ() -> None:
+def test_loss_has_one_colour_and_named_losses_have_different_colours() -> None:
     assert plots.colour("dftopk tau 500, eps 1e-15") == plots.colour("dftopk")
     assert plots.colour("dftopk, k at quotas") == plots.colour("dftopk (paper)") == plots.colour("dftopk")
     assert len({plots.colour(name) for name in plots.NAMED}) == len(plots.NAMED) == len(plots.PALETTE)
@@ -92,7 +92,7 @@ def test_a_loss_has_one_colour_and_the_ten_named_ones_differ() -> None:
     assert len({plots.colour(name) for name in names}) == min(len(names), len(plots.PALETTE) + len(plots.OTHERS))
 
 
-def test_png_is_a_picture_of_some_size() -> None:
+def test_png_is_wider_than_600_pixels() -> None:
     content = plots.png(plots.lines(CURVES))
     assert content.startswith(b"\x89PNG")
     assert int.from_bytes(content[16:20], "big") > 600  # width in the header
@@ -100,29 +100,29 @@ def test_png_is_a_picture_of_some_size() -> None:
 
 def test_invalid_input_of_plots_raises() -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
-        drawn_bars([], "joint")
+        bars_svg([], "joint")
     with pytest.raises(ValueError, match="nothing to draw"):
-        drawn_lines({"a": []})
+        lines_svg({"a": []})
     with pytest.raises(ValueError, match="logx needs positive numbers; 'a' has x = 0"):
-        drawn_lines({"a": [(0, 1.0)]}, logx=True)
+        lines_svg({"a": [(0, 1.0)]}, logx=True)
 
 
-def test_the_global_settings_of_matplotlib_are_not_changed_or_used() -> None:
+def test_plots_neither_change_nor_use_global_matplotlib_settings() -> None:
     import matplotlib
 
-    expected = drawn_lines(CURVES)
+    expected = lines_svg(CURVES)
     with matplotlib.rc_context({"font.size": 30, "axes.grid": False}):
-        assert drawn_lines(CURVES) == expected
+        assert lines_svg(CURVES) == expected
         assert matplotlib.rcParams["font.size"] == 30
 
 
-def test_without_matplotlib_the_error_names_the_extra() -> None:
+def test_error_without_matplotlib_names_the_extra() -> None:
     code = "import sys; sys.modules['matplotlib'] = None; from recsys_topk.reports.plots import bars; bars([{}], 'x')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "plots need matplotlib: pip install 'recsys-topk[plot]'" in done.stderr.splitlines()[-1]
 
 
-def test_a_file_is_complete_or_unchanged(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_plot(tmp_path: Path) -> None:
     path = tmp_path / "new" / "plot.svg"
     write_whole(path, "<svg/>")
     with pytest.raises(UnicodeEncodeError):

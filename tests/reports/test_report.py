@@ -1,4 +1,4 @@
-"""Reports: verdicts against hand-computed values, tables against the recorded results of a real run."""
+"""Report verdicts against values by hand, and report tables against recorded results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECORDED = Path(__file__).parent / "recorded"
 
 
 class Page(HTMLParser):
-    """The texts of a page's tables and paragraphs, and every address in it."""
+    """Collects the table cells, addresses, ids and tags of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def recorded(name: str, file: str) -> Any:
     return json.loads((RECORDED / name / file).read_text())
 
 
-def test_the_table_holds_the_means_of_the_runs_and_the_papers_figures(page_text: str) -> None:
+def test_table_holds_the_means_of_the_runs_and_the_paper_figures(page_text: str) -> None:
     head, *rows = Page(page_text).tables[0]
     runs = recorded("main-table", "comparison.json")["runs"]
     shown = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
@@ -90,7 +90,7 @@ def test_the_table_holds_the_means_of_the_runs_and_the_papers_figures(page_text:
     )
 
 
-def test_the_verdict_is_counted_from_the_runs(page_text: str) -> None:
+def test_verdict_follows_from_the_runs(page_text: str) -> None:
     runs = recorded("main-table", "comparison.json")["runs"]
     means = {
         n: statistics.fmean(r["metrics"]["test/joint_recall@10@20/200"] for r in found) for n, found in runs.items()
@@ -102,10 +102,10 @@ def test_the_verdict_is_counted_from_the_runs(page_text: str) -> None:
     assert re.search(r"methods that the paper also reports, dftopk ranks \d\w+ here and 1st in the paper", page_text)
 
 
-def test_a_page_is_self_contained_and_its_ids_are_its_own(page_text: str) -> None:
+def test_page_is_self_contained_and_its_ids_are_unique(page_text: str) -> None:
     page = Page(page_text)
     fetched = [a for a in page.addresses if not a.startswith(("#", "data:"))]
-    assert fetched == [paper_figures()["source"]["url"]]  # a link to read, not to load
+    assert fetched == [paper_figures()["source"]["url"]]  # a link that is not loaded
     assert not re.search(r"url\((?!#)|@import|<link[^>]+stylesheet|<script[^>]+src|<img|<iframe", page_text)
     assert len(page.ids) == len(set(page.ids))
     anchors = {address[1:] for address in page.addresses if address.startswith("#")}
@@ -114,7 +114,7 @@ def test_a_page_is_self_contained_and_its_ids_are_its_own(page_text: str) -> Non
     assert len(page_text) < 2_000_000
 
 
-def test_commands_differences_and_protocols_are_there(page_text: str) -> None:
+def test_page_shows_commands_and_differences_from_the_paper(page_text: str) -> None:
     text = page_text.replace("&#39;", "'").replace("&#34;", '"')
     for name in ("main-table", "tau"):
         (step,) = recorded(name, "experiment.json")["steps"]
@@ -130,7 +130,7 @@ def test_text_from_result_files_is_escaped(tmp_path: Path) -> None:
     assert "<script>x" not in (tmp_path / "r.html").read_text()
 
 
-def test_a_part_that_is_missing_is_named_and_the_rest_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_part_is_reported_and_the_rest_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(RECORDED / "runtime", tmp_path / "runtime")
     (tmp_path / "runtime" / "paper.json").unlink()
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
@@ -140,7 +140,7 @@ def test_a_part_that_is_missing_is_named_and_the_rest_shown(tmp_path: Path, caps
     assert "With a model, as in the paper, N" not in text
 
 
-def test_single_runs_and_benchmarks(tmp_path: Path) -> None:
+def test_single_runs_and_benchmarks_are_reported(tmp_path: Path) -> None:
     run = tmp_path / "mine"
     run.mkdir()
     (run / "config.yaml").write_text(
@@ -164,20 +164,22 @@ def test_single_runs_and_benchmarks(tmp_path: Path) -> None:
     [({}, "nothing to report in"), ({"notes.txt": "x"}, "looked for experiment.json"),
      ({"comparison.json": "{"}, "is not valid JSON")],
 )  # fmt: skip
-def test_bad_input_is_one_line(
+def test_invalid_input_exits_with_status_2_and_one_line(
     content: dict[str, str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, text in content.items():
         (tmp_path / name).write_text(text)
     page = tmp_path / "r.html"
     assert main(["report", str(tmp_path), "--out", str(page)]) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert words in output
+    assert output.count("\n") == 1
     assert not page.exists()
 
 
-def test_a_path_that_does_not_exist_or_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_input_or_folder_as_output_exits_with_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "no file or folder" in capsys.readouterr().err
     assert main(["report", str(RECORDED), "--out", str(tmp_path)]) == 2
@@ -188,7 +190,7 @@ def rows(**joint: float) -> list[dict[str, float | str | None]]:
     return [{"run": name.replace("_", " "), "joint": value, "+-": 0.01, "p": 0.2} for name, value in joint.items()]
 
 
-def test_table_verdict() -> None:
+def test_table_verdict_texts() -> None:
     found = table_verdict(
         rows(dftopk=0.3, lapsum=0.5, sparse=0.1, softsort=0.2, mine=0.6, dftopk_tau_1=0.4), "dftopk",
         {"dftopk": 0.9, "lapsum": 0.8, "sparse": 0.7, "softsort": 0.6}, faulty=["sparse"],
@@ -203,11 +205,13 @@ def test_table_verdict() -> None:
     assert "was not run here" in table_verdict(rows(lapsum=0.2), "dftopk", {})[0]
 
 
-def test_curve_verdicts() -> None:
-    said = peak_verdict({1.0: 0.5, 10.0: 0.4, 100.0: 0.1}, {1.0: 0.1, 10.0: 0.2, 100.0: 0.3}, "dftopk", "tau")
-    assert said[0].startswith("dftopk is best at tau 1 here (0.500) and worst at 100 (0.100); in the paper best at 100")
-    assert said[1] == "The best tau of the paper, 100, gives 0.100 here, 0.400 less."
-    assert said[2].endswith("-1.00.")
+def test_curve_verdict_texts() -> None:
+    output = peak_verdict({1.0: 0.5, 10.0: 0.4, 100.0: 0.1}, {1.0: 0.1, 10.0: 0.2, 100.0: 0.3}, "dftopk", "tau")
+    assert output[0].startswith(
+        "dftopk is best at tau 1 here (0.500) and worst at 100 (0.100); in the paper best at 100"
+    )
+    assert output[1] == "The best tau of the paper, 100, gives 0.100 here, 0.400 less."
+    assert output[2].endswith("-1.00.")
     curves = {"dftopk": {0.0: 0.3, 25.0: 0.2}, "lapsum": {0.0: 0.2, 25.0: 0.5}}
     grown = growth_verdict(curves, {"dftopk": {0.0: 0.4, 25.0: 0.56}}, "dftopk", "negatives")
     assert grown[0] == "From 0 to 25 negatives, joint recall rises for 1 of 2 methods here and for 1 of 1 in the paper."
@@ -218,13 +222,13 @@ def test_curve_verdicts() -> None:
     )
 
 
-def test_runtime_and_stream_verdicts() -> None:
-    said = runtime_verdict({"Alone": {"dftopk": {5.0: 1.0, 10.0: 2.0}, "lapsum": {10.0: 5.0}}},
+def test_runtime_and_stream_verdict_texts() -> None:
+    output = runtime_verdict({"Alone": {"dftopk": {5.0: 1.0, 10.0: 2.0}, "lapsum": {10.0: 5.0}}},
                            {"Alone": {"dftopk": {10.0: 10.0}, "lapsum": {10.0: 40.0}}}, "dftopk")  # fmt: skip
-    assert said[0] == (
+    assert output[0] == (
         "Alone, N = 10: dftopk takes 2 ms and ranks 1st of 2 here; in the paper it takes 10 ms and ranks 1st of 2."
     )
-    assert said[1] == "Time of the other methods divided by the time of dftopk (in the paper): lapsum 2.5 (4)."
+    assert output[1] == "Time of the other methods divided by the time of dftopk (in the paper): lapsum 2.5 (4)."
     days = {"dftopk": {"d1": 0.1, "d2": 0.4}, "lapsum": {"d1": 0.3, "d2": 0.35}}
     stream = stream_verdict(days, "dftopk")
     assert stream[0] == "dftopk ranks 2nd of 2 by mean joint recall over 2 days (0.250), and is first on 1 of them."
@@ -242,7 +246,7 @@ def test_two_way_results_are_pivoted_and_the_long_table_is_folded(page_text: str
     assert page_text.count("<summary>All values</summary>") == 1
 
 
-def test_no_column_of_a_table_is_empty_and_notes_are_about_its_rows(page_text: str) -> None:
+def test_tables_have_no_empty_columns_and_notes_name_their_rows(page_text: str) -> None:
     for head, *body in Page(page_text).tables:
         for place, column in enumerate(head):
             assert any(row[place] for row in body), column
@@ -258,7 +262,7 @@ def test_every_point_of_a_plot_shows_its_value_on_hover(page_text: str) -> None:
     assert len(re.findall(r"<title>dftopk: [\d.]+ at ", page_text)) >= len(points)
 
 
-def test_a_directory_of_test_is_titled_and_reproduced_as_a_test(tmp_path: Path) -> None:
+def test_test_run_is_titled_and_reproduced_as_a_test(tmp_path: Path) -> None:
     run = tmp_path / "test-mine"
     run.mkdir()
     (run / "config.yaml").write_text(
@@ -272,6 +276,6 @@ def test_a_directory_of_test_is_titled_and_reproduced_as_a_test(tmp_path: Path) 
     assert "recsys-topk fit" not in text
 
 
-def test_kendall_counts_ties_as_neither() -> None:
+def test_kendall_counts_ties_as_neither_agreement_nor_disagreement() -> None:
     assert kendall({"a": 1, "b": 1, "c": 2}, {"a": 1, "b": 2, "c": 3}) == pytest.approx(2 / 3)
     assert kendall({"a": 1}, {"a": 1}) is None

@@ -1,4 +1,4 @@
-"""Baselines beside a run's result, compared with `reference_recalls`, which ranks with NumPy."""
+"""Baselines shown with a run's result, compared with `reference_recalls`, which ranks with NumPy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def data(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> RecFlo
     return made
 
 
-def test_popularity_and_oracle_are_those_of_numpy_and_random_is_near_its_expectation(data: RecFlowDataModule) -> None:
+def test_popularity_and_oracle_match_numpy_and_random_is_near_its_expectation(data: RecFlowDataModule) -> None:
     found = measure_baselines(CascadeModule(data.schema), data, "test")
     assert found.requests == 120
     names = {"joint_recall@10@20": "joint", "retrieval_recall@10@30": "recall@10@30"}
@@ -36,7 +36,9 @@ def test_popularity_and_oracle_are_those_of_numpy_and_random_is_near_its_expecta
     assert list(found.metrics) == ["random", "popularity", "oracle"]
 
 
-def test_the_cost_is_bounded(data: RecFlowDataModule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_measured_and_counted_requests_is_limited(
+    data: RecFlowDataModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = CascadeModule(data.schema)
     assert measure_baselines(model, data, "val", 1).requests == 60
     monkeypatch.setattr(baselines, "MEASURED", 50)
@@ -46,7 +48,7 @@ def test_the_cost_is_bounded(data: RecFlowDataModule, monkeypatch: pytest.Monkey
     assert measure_baselines(model, data, "val").metrics["popularity"] != whole
 
 
-def test_popularity_is_left_out_with_a_word_if_there_are_no_training_data(
+def test_missing_baselines_are_reported_with_a_reason(
     data: RecFlowDataModule, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Configs: names, merging, and what typed options become."""
+"""Configs: names, merging and typed options."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def loss(*arguments: str) -> dict[str, Any]:
         (["--loss.init_args.tau", "3"], {"tau": "3"}),
     ],
 )
-def test_a_loss_is_named_in_many_ways(arguments: list[str], options: dict[str, str]) -> None:
+def test_loss_may_be_named_in_many_ways(arguments: list[str], options: dict[str, str]) -> None:
     assert loss(*arguments) == {"class_path": DFTOPK, "init_args": options}
 
 
-def test_what_is_typed_is_above_the_configs() -> None:
+def test_typed_options_override_configs() -> None:
     config = resolve(
         parse_options(["--loss.tau", "3", "--config", "loss: dftopk\nmodel: {lr: 0.1, k: 3}\n", "--model.k=5"])
     )
@@ -41,14 +41,14 @@ def test_what_is_typed_is_above_the_configs() -> None:
 
 
 @pytest.mark.parametrize("order", [["--loss", "lapsum", "--config", "C"], ["--config", "C", "--loss", "lapsum"]])
-def test_a_loss_chosen_by_name_gets_the_options_of_the_config_in_either_order(order: list[str]) -> None:
+def test_loss_by_name_gets_the_options_of_the_config_in_either_order(order: list[str]) -> None:
     config = "losses: {lapsum: {tau: 5}, dftopk: {tau: 500}}\nloss: dftopk\n"
     arguments = [config if argument == "C" else argument for argument in order]
     assert loss(*arguments) == {"class_path": LAPSUM, "init_args": {"tau": 5}}
     assert loss(*arguments, "--loss.tau", "7")["init_args"] == {"tau": "7"}
 
 
-def test_the_published_temperature_is_kept_in_either_order() -> None:
+def test_published_temperature_is_used_in_either_order() -> None:
     one = loss("--loss", "lapsum", "--config", "recflow-2stage")
     assert one == loss("--config", "recflow-2stage", "--loss", "lapsum")
     assert one["init_args"] == {"tau": 5}
@@ -61,13 +61,13 @@ def test_the_published_temperature_is_kept_in_either_order() -> None:
         ["--config", "recflow-2stage", "--config", "loss: sigmoid\n"],
     ],
 )
-def test_options_of_a_loss_that_is_replaced_do_not_reach_its_successor(arguments: list[str]) -> None:
-    """Sigmoid would train at DFTopK's tau of 500."""
+def test_options_of_a_replaced_loss_are_dropped(arguments: list[str]) -> None:
+    """Otherwise sigmoid would train with DFTopK's tau of 500."""
     assert loss(*arguments)["init_args"] == {}
     assert loss("--config", "recflow-2stage", "--loss", "dftopk")["init_args"] == {"tau": 500}
 
 
-def test_options_of_an_objective_that_is_not_named_go_to_the_one_that_the_loss_takes() -> None:
+def test_objective_options_without_a_name_apply_to_the_default_objective_of_the_loss() -> None:
     joint = resolve(parse_options(["--loss", "neuralsort", "--loss.eps", "1e-6", "--objective.eps", "1e-6"]))["model"]
     assert joint["objective"]["class_path"].endswith(".JointObjective")
     assert joint["objective"]["init_args"] == joint["loss"]["init_args"] == {"eps": "1e-6"}
@@ -75,14 +75,14 @@ def test_options_of_an_objective_that_is_not_named_go_to_the_one_that_the_loss_t
     assert alone["class_path"].endswith(".IndependentObjective")
 
 
-def test_data_are_a_flat_dict_or_a_class_with_options() -> None:
+def test_data_may_be_a_flat_dict_or_a_class_with_options() -> None:
     flat_form = resolve({"data": {"root": "x"}})["data"]
     assert flat_form == resolve({"data": {"class_path": "recflow", "init_args": {"root": "x"}}})["data"]
     assert flat_form == resolve(parse_options(["--data", "recflow", "--data.root", "x"]))["data"]
     assert flat_form["init_args"] == {"root": "x"}
 
 
-def test_appended_callbacks_have_their_options() -> None:
+def test_appended_callbacks_get_their_options() -> None:
     config = {"config": {"trainer": {"callbacks": ["a.A"]}}}
     config |= parse_options(
         ["--trainer.callbacks+=b.B", "--trainer.callbacks.every", "3", "--trainer.callbacks+", "c.C"]
@@ -92,12 +92,12 @@ def test_appended_callbacks_have_their_options() -> None:
     ]  # fmt: skip
 
 
-def test_a_resolved_config_stays_as_it_is() -> None:
+def test_resolving_a_resolved_config_changes_nothing() -> None:
     once = resolve(parse_options(["--config", "recflow-3stage", "--objective", "icc", "--data.root", "x"]))
     assert resolve(once) == once
 
 
-def test_typed_options_come_back() -> None:
+def test_as_options_restores_the_typed_options() -> None:
     arguments = ["--config", "simulated", "--loss", "dftopk", "--loss.tau", "9", "--data.world.users", "40"]
     assert flatten_config(parse_options(as_options(parse_options(arguments)))) == flatten_config(
         parse_options(arguments)
@@ -118,6 +118,6 @@ def test_typed_options_come_back() -> None:
         (["--data", "recflw"], "did you mean 'recflow'"),
     ],
 )
-def test_mistakes_are_named(arguments: list[str], words: str) -> None:
+def test_invalid_options_raise(arguments: list[str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         resolve(parse_options(arguments))

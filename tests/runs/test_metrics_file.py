@@ -1,4 +1,4 @@
-"""metrics.csv: new columns, a kill in the middle of a line, and going on."""
+"""metrics.csv: new columns, a kill in the middle of a line, and resuming."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from recsys_topk.runs.metrics_file import MetricsFile, read_rows
 
 
-def test_rows_are_on_disk_at_once_and_new_columns_keep_the_old_rows(tmp_path: Path) -> None:
+def test_rows_are_written_at_once_and_new_columns_keep_old_rows(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path)
     file.log_metrics({"b": torch.tensor(0.1), "epoch": 0}, step=0)
     assert (tmp_path / "metrics.csv").read_text() == f"b,epoch,step\n{torch.tensor(0.1).item()},0,0\n"
@@ -19,7 +19,7 @@ def test_rows_are_on_disk_at_once_and_new_columns_keep_the_old_rows(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
 
 
-def test_going_on_drops_what_will_be_logged_again(tmp_path: Path) -> None:
+def test_resume_drops_rows_that_will_be_logged_again(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path)
     for step in range(4):
         file.log_metrics({"x": float(step)}, step=step)
@@ -33,6 +33,6 @@ def test_going_on_drops_what_will_be_logged_again(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.csv").read_text() == "step,x\n0,0.0\n1,1.0\n2,20.0\n"
 
 
-def test_going_on_before_anything_was_logged(tmp_path: Path) -> None:
+def test_resume_before_anything_was_logged(tmp_path: Path) -> None:
     MetricsFile(tmp_path, keep_before=3).log_metrics({"x": 1.0}, step=3)
     assert (tmp_path / "metrics.csv").read_text() == "step,x\n3,1.0\n"

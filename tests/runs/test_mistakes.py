@@ -1,4 +1,4 @@
-"""Typical mistakes end in one line that names the option, what was given and what was expected."""
+"""Typical mistakes fail with one line that names the option, the given and the expected value."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TINY: dict[str, Any] = {
         ({"loss": {"class_path": "dftopk", "tau": "x"}}, "--loss.tau: expected float, got x"),
     ],
 )
-def test_a_wrong_value_is_one_line_without_the_parsers_types(config: dict[str, Any], message: str) -> None:
+def test_wrong_value_raises_one_line_without_parser_types(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         TrainingRun(config).options()
 
@@ -50,7 +50,7 @@ def test_a_wrong_value_is_one_line_without_the_parsers_types(config: dict[str, A
         ({"data": TINY, "model": {"warmup_steps": -1}}, "warmup_steps must not be negative, got -1"),
     ],
 )
-def test_a_value_that_a_class_refuses_is_one_line(
+def test_value_that_a_class_refuses_raises_one_line(
     config: dict[str, Any], message: str, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
@@ -59,7 +59,7 @@ def test_a_value_that_a_class_refuses_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_name_that_no_file_system_takes_is_refused(in_process: Callable[..., Result], tmp_path: Path) -> None:
+def test_too_long_run_name_exits_with_status_2(in_process: Callable[..., Result], tmp_path: Path) -> None:
     done = in_process(tmp_path, "fit", *TINY_WORLD, "--name", "x" * 300)
     assert done.returncode == 2
     assert "at most 200 characters" in done.stderr
@@ -75,7 +75,7 @@ def test_a_name_that_no_file_system_takes_is_refused(in_process: Callable[..., R
         ),
     ],
 )
-def test_a_refused_start_is_one_line_and_leaves_no_directory(
+def test_refused_start_prints_one_line_and_leaves_no_directory(
     options: list[str], parts: list[str], in_process: Callable[..., Result], tmp_path: Path
 ) -> None:
     done = in_process(tmp_path, "fit", *TINY_WORLD, *options)
@@ -85,7 +85,7 @@ def test_a_refused_start_is_one_line_and_leaves_no_directory(
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_a_reader_that_goes_away_ends_training_quietly(
+def test_closed_pipe_ends_training_without_a_traceback(
     in_process: Callable[..., Result], tmp_path: Path, environment: dict[str, str]
 ) -> None:
     process = subprocess.Popen(
@@ -102,12 +102,12 @@ def test_a_reader_that_goes_away_ends_training_quietly(
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_a_misspelt_option_suggests_the_short_ones_too() -> None:
+def test_misspelt_option_suggests_short_options_too() -> None:
     with pytest.raises(ValueError, match=r"no option --los; did you mean --loss\?"):
         TrainingRun({"los": "dftopk"}).options()
 
 
-def test_a_class_in_the_users_folder_is_found_if_it_is_typed_and_not_if_a_file_names_it(
+def test_class_in_the_working_directory_is_found_only_if_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "loss_of_mine.py").write_text(
@@ -124,14 +124,12 @@ def test_a_class_in_the_users_folder_is_found_if_it_is_typed_and_not_if_a_file_n
     assert sys.path[-1] == str(tmp_path)
 
 
-def test_the_help_of_an_option_names_the_option(in_process: Callable[..., Result], tmp_path: Path) -> None:
+def test_help_of_an_option_names_the_option(in_process: Callable[..., Result], tmp_path: Path) -> None:
     assert "--data.help NAME" in in_process(tmp_path, "fit", "--data.help").stdout
 
 
-def test_resume_last_passes_over_a_run_that_has_no_checkpoint(
-    in_process: Callable[..., Result], tmp_path: Path
-) -> None:
-    """A refused start is newer than the run that was stopped."""
+def test_resume_last_skips_a_run_without_checkpoint(in_process: Callable[..., Result], tmp_path: Path) -> None:
+    """The run without checkpoint is newer than the interrupted run."""
     import shutil
 
     from tests.test_old_files import FIXTURES
@@ -145,10 +143,10 @@ def test_resume_last_passes_over_a_run_that_has_no_checkpoint(
     assert "runs/plain" in done.stdout
 
 
-def test_a_cascade_trained_in_python_with_an_operator_is_tested_by_the_command(
+def test_test_command_loads_a_cascade_trained_in_python_with_an_operator(
     in_process: Callable[..., Result], tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loss has no name of its own: `TopKLoss` around an operator."""
+    """The loss is `TopKLoss` with an operator, which has no registered name."""
     from lightning.pytorch import Trainer
 
     from recsys_topk.datamodules import RecFlowDataModule, WorldConfig
@@ -169,7 +167,7 @@ def test_a_cascade_trained_in_python_with_an_operator_is_tested_by_the_command(
 
 
 @pytest.mark.parametrize("loss", ["lambdaloss", "lambdarank", "approx_ndcg", "listnet", "dftopk"])
-def test_a_loss_by_name_is_the_same_in_python_and_on_the_command_line(
+def test_loss_by_name_is_the_same_in_python_and_on_the_command_line(
     loss: str, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch

@@ -1,4 +1,4 @@
-"""The packaged recipes, each run on a tiny world, with what it changes measured."""
+"""Each packaged recipe runs on a tiny world and has its effect."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_cosine_schedule_ends_at_its_lowest_rate_for_fused_tables_too(here: Path
     recipe("cosine-schedule", model=options, trainer={"max_epochs": 2}).fit()
     saved = torch.load(here / "runs" / "cosine-schedule" / "checkpoints" / "last.ckpt", weights_only=True)
     state = saved["optimizer_states"][0]
-    # 8 steps, 2 of them the warm-up: the last one is 6 of 6 into the cosine, which ends at eta_min.
+    # 8 steps with 2 warm-up steps: the last step is the end of the cosine, where the rate is eta_min.
     assert state["dense"]["param_groups"][0]["lr"] == pytest.approx(1e-4)
     assert state["fused"]
     assert all(table["lr"] == pytest.approx(1e-4) for table in state["fused"].values())
@@ -52,7 +52,7 @@ def test_cosine_schedule_ends_at_its_lowest_rate_for_fused_tables_too(here: Path
     assert config["model"]["lr_scheduler"]["class_path"] == "torch.optim.lr_scheduler.CosineAnnealingLR"
 
 
-def test_a_scheduled_run_is_resumed_to_the_last_bit(here: Path) -> None:
+def test_resumed_run_with_a_schedule_gives_identical_weights(here: Path) -> None:
     options = [
         *TINY_WORLD, "--lr_scheduler=CosineAnnealingLR", "--lr_scheduler.T_max=9", "--model.warmup_steps=3",
         "--model.embedding_optimizer=rowwise_adagrad", "--baselines=false",
@@ -69,10 +69,14 @@ def test_a_scheduled_run_is_resumed_to_the_last_bit(here: Path) -> None:
 def test_early_stopping_stops_when_nothing_is_learned(here: Path) -> None:
     recipe("early-stopping", model={"lr": 0.0}).fit()
     facts = json.loads((here / "runs" / "early-stopping" / "run.json").read_text())
-    assert (facts["status"], facts["steps"], facts["epochs"]) == ("finished", 16, 4)  # the first, and three not better
+    assert (facts["status"], facts["steps"], facts["epochs"]) == (
+        "finished",
+        16,
+        4,
+    )  # one epoch, then three that are not better
 
 
-def test_early_stopping_on_a_metric_that_is_not_measured_is_refused(here: Path) -> None:
+def test_early_stopping_on_an_unknown_metric_raises(here: Path) -> None:
     with pytest.raises(ValueError, match=r"EarlyStopping monitors .*did you mean 'val/joint_recall@5@20'"):
         recipe("early-stopping", model={"k": 5}).fit()
     assert not list(here.glob("runs/*"))
@@ -92,7 +96,7 @@ def test_gradient_clipping_bounds_the_update(here: Path) -> None:
     assert moved[None] > 1.5
 
 
-def test_gradient_clipping_of_fused_tables_is_refused(here: Path) -> None:
+def test_gradient_clipping_of_fused_tables_raises(here: Path) -> None:
     with pytest.raises(ValueError, match="gradient clipping would not apply to them"):
         recipe("gradient-clipping", model={"embedding_optimizer": "rowwise_adagrad"}).fit()
     assert not list(here.glob("runs/*"))

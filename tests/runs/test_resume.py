@@ -1,4 +1,4 @@
-"""Kill, Ctrl-C and resume through the real command: the same final numbers as a run that nothing disturbed."""
+"""A run that is killed, interrupted and resumed ends like an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from tests.conftest import TINY_WORLD, Result
 
 Command = Callable[..., Result]
 
-# 48 steps an epoch, random negatives, shuffled days.
+# 48 steps per epoch, random negatives, shuffled days.
 OPTIONS = [*TINY_WORLD, "--data.batch_size=5", "--data.train_negatives=5", "--trainer.max_epochs=2"]
 
 
-def rows(run: Path) -> list[dict[str, str]]:
-    """metrics.csv without what a clock measured."""
+def metric_rows(run: Path) -> list[dict[str, str]]:
+    """Return the rows of metrics.csv without timings."""
     with (run / "metrics.csv").open() as file:
         return [{k: v for k, v in row.items() if k != "train/requests_per_second"} for row in csv.DictReader(file)]
 
 
 def assert_same_run(one: Path, two: Path) -> None:
-    assert rows(one) == rows(two)
+    assert metric_rows(one) == metric_rows(two)
     for name in ("last.ckpt", "best.ckpt"):
         a, b = (torch.load(run / "checkpoints" / name, weights_only=True) for run in (one, two))
         assert a["global_step"] == b["global_step"]
@@ -45,7 +45,7 @@ def assert_same_run(one: Path, two: Path) -> None:
 
 
 class Running:
-    """The real command, in the background, with a process group of its own, as a terminal gives it."""
+    """The command in the background, in a new process group, as a terminal starts it."""
 
     def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
         self.output = folder / "output.txt"
@@ -71,7 +71,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
-    """A run that nothing disturbs, in a terminal; terminal.txt holds what was seen there."""
+    """An uninterrupted run in a terminal; terminal.txt holds its output."""
     folder = tmp_path_factory.mktemp("whole")
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "recsys_topk", "fit", *OPTIONS]
@@ -91,7 +91,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
     return folder
 
 
-def test_killed_then_interrupted_then_resumed_ends_at_the_same_numbers(
+def test_killed_interrupted_and_resumed_run_gives_identical_weights(
     whole: Path, tmp_path: Path, environment: dict[str, str], recsys_topk: Command
 ) -> None:
     run = tmp_path / "runs" / "dftopk-tau1-neg5-s42"
@@ -101,16 +101,16 @@ def test_killed_then_interrupted_then_resumed_ends_at_the_same_numbers(
 
     resumed = Running([*arguments, "--resume", "last"], tmp_path, environment)
     assert resumed.signal_at(60, run / "metrics.csv", signal.SIGINT) == 130
-    said = resumed.output.read_text()
-    assert re.search(r"state +\d+ steps, 0 whole epochs, \d+ batches into epoch 1", said)
-    assert "DFTopKLoss(tau=1.0" in said
-    assert re.search(r"val/joint_recall@10@20 +0\.\d+", said)
-    assert "Traceback" not in said
-    at = int(re.findall(r"stopped after step (\d+); .*last.ckpt holds step \1\.", said)[0])
+    output = resumed.output.read_text()
+    assert re.search(r"state +\d+ steps, 0 whole epochs, \d+ batches into epoch 1", output)
+    assert "DFTopKLoss(tau=1.0" in output
+    assert re.search(r"val/joint_recall@10@20 +0\.\d+", output)
+    assert "Traceback" not in output
+    at = int(re.findall(r"stopped after step (\d+); .*last.ckpt holds step \1\.", output)[0])
     assert 60 < at < 96
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == at
 
-    (command,) = re.findall(r"recsys-topk (fit --resume \S+)", said)
+    (command,) = re.findall(r"recsys-topk (fit --resume \S+)", output)
     done = recsys_topk(*shlex.split(command))
     assert done.returncode == 0, done.stderr
     assert f"after step {at}" in done.stdout
@@ -118,7 +118,7 @@ def test_killed_then_interrupted_then_resumed_ends_at_the_same_numbers(
     assert_same_run(run, whole / "runs" / run.name)
 
 
-def test_a_terminal_shows_requests_per_second_recall_table_sizes_and_files(whole: Path) -> None:
+def test_terminal_shows_progress_recall_table_sizes_and_files(whole: Path) -> None:
     seen = (whole / "terminal.txt").read_text()
     assert re.search(r"epoch 1/2 [━╸ ]+ \d+/48  loss \d\.\d{3}  train recall \(45\) 0\.\d{3}", seen), seen
     assert re.search(r"epoch 2/2 [━╸ ]+ \d+/48  loss \d\.\d{3}  val recall \(80\) 0\.\d{3}", seen), seen
@@ -147,15 +147,17 @@ def finished(whole: Path, here: Path) -> Path:
     return Path("runs") / name
 
 
-def test_a_finished_run_is_said_to_be(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_of_a_finished_run_reports_that_it_has_finished(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["fit", "--resume", str(finished)]) == 0
     assert "has finished (2 epochs, 96 steps)" in capsys.readouterr().out
     assert main(["fit", "--resume", finished.name, "--trainer.max_epochs=2"]) == 2
     assert "has trained 2 epochs, and --trainer.max_epochs is 2" in capsys.readouterr().err
 
 
-def test_a_finished_run_trained_on_equals_a_longer_one(here: Path) -> None:
-    """With a random operator, fused tables, a warm-up that is not over and the directory moved in between."""
+def test_finished_run_resumed_with_more_epochs_equals_a_longer_run(here: Path) -> None:
+    """With a random operator, fused tables, an unfinished warm-up and a moved directory."""
     options = [*TINY_WORLD, "--loss=perturbed", "--model.embedding_optimizer=rowwise_adagrad", "--model.warmup_steps=8"]
     assert main(["fit", *options, "--name=long", "--trainer.max_epochs=2"]) == 0
     assert main(["fit", *options, "--name=short", "--trainer.max_epochs=1"]) == 0
@@ -167,7 +169,7 @@ def test_a_finished_run_trained_on_equals_a_longer_one(here: Path) -> None:
     assert saved["ckpt_path"] is None
 
 
-def test_a_run_is_trained_by_one_process_at_a_time(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_process_cannot_train_the_same_run(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FileLock(finished / ".lock"):
         assert main(["fit", "--resume", str(finished), "--trainer.max_epochs=4"]) == 2
     assert "is being trained by another process" in capsys.readouterr().err
@@ -192,7 +194,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(finished: Path, capsys: pytes
         (["--save_every_n_steps", "0", *TINY_WORLD], ["--save_every_n_steps must be at least 1, got 0"]),
     ],
 )
-def test_mistakes_get_one_line(
+def test_mistakes_exit_with_status_2_and_one_line(
     arguments: list[str], words: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("a_file").write_text("")
@@ -201,7 +203,7 @@ def test_mistakes_get_one_line(
     longer = ["--trainer.max_epochs=5"] if "RUN" in arguments else []
     try:
         status = main(["fit", *typed, *longer])
-    except SystemExit as stop:  # the parser's way
+    except SystemExit as stop:  # raised by the parser
         status = int(stop.code or 0)
     assert status == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
@@ -210,7 +212,7 @@ def test_mistakes_get_one_line(
     assert (finished / "metrics.csv").read_text() == before
 
 
-def test_a_run_without_a_checkpoint_cannot_be_resumed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_a_checkpoint_cannot_be_resumed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (finished / "checkpoints" / "last.ckpt").unlink()
     (finished / "run.json").write_text('{"status": "running"}')
     assert main(["fit", "--resume", "last"]) == 2
@@ -218,7 +220,9 @@ def test_a_run_without_a_checkpoint_cannot_be_resumed(finished: Path, capsys: py
 
 
 @pytest.mark.parametrize("content", ["half", "empty", "text", "weights", "stranger"])
-def test_unreadable_checkpoints_are_named(content: str, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_for_unreadable_checkpoint_names_it(
+    content: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = finished / "checkpoints" / "last.ckpt"
     whole = path.read_bytes()
     plain = torch.load(path, weights_only=True)
@@ -236,7 +240,7 @@ def test_unreadable_checkpoints_are_named(content: str, finished: Path, capsys: 
 
 
 @pytest.mark.parametrize("command", ["test", "fit"])
-def test_a_checkpoint_of_other_data_is_refused(
+def test_checkpoint_of_other_data_exits_with_status_2(
     command: str, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = str(finished / "checkpoints" / "best.ckpt")

@@ -1,4 +1,4 @@
-"""`TrainingRun` in Python: the numbers of the command line, and what goes wrong."""
+"""`TrainingRun` in Python gives the metrics of the command line; its errors."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str,
 
 
 def rows(run: Path) -> list[dict[str, str]]:
-    """metrics.csv without what a clock measured."""
+    """Return the rows of metrics.csv without timings."""
     with (run / "metrics.csv").open() as file:
         return [{k: v for k, v in row.items() if k != "train/requests_per_second"} for row in csv.DictReader(file)]
 
 
-def test_a_run_of_python_ends_at_the_numbers_of_the_command_line(
+def test_run_in_python_gives_the_weights_and_metrics_of_the_command_line(
     here: Path, recsys_topk: Callable[..., Result]
 ) -> None:
     run = TrainingRun({**CONFIG, "name": "python"})
@@ -62,21 +62,21 @@ def test_a_run_of_python_ends_at_the_numbers_of_the_command_line(
 
 
 def test_nothing_is_written_to_the_standard_streams(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     capfd.readouterr()
-    TrainingRun({**CONFIG, "trainer": {"limit_train_batches": 1, "limit_val_batches": 1}}, log_line=said.append).fit()
+    TrainingRun({**CONFIG, "trainer": {"limit_train_batches": 1, "limit_val_batches": 1}}, log_line=lines.append).fit()
     assert capfd.readouterr().out == ""
-    assert any("lapsum under joint" in line for line in said)
+    assert any("lapsum under joint" in line for line in lines)
 
 
-def test_the_options_are_those_that_are_saved(here: Path) -> None:
+def test_options_equal_the_saved_config(here: Path) -> None:
     run = TrainingRun({**CONFIG, "trainer": {"limit_train_batches": 1, "limit_val_batches": 1}, "name": "x"})
     options = run.options()
     assert options["model"]["loss"]["init_args"]["tau"] == 3.0
     assert not Path("runs").exists()
     run.fit()
     again = TrainingRun({"config": "runs/x/config.yaml"}).options()
-    # Which stages there are is the data's to say, so it is known when they have been opened.
+    # The default stages depend on the data, so they are known only after the data is opened.
     assert options["model"].pop("stages") is None
     assert [stage["kind"] for stage in again["model"].pop("stages")] == ["two_tower", "din"]
     assert {**again, "name": "x"} == options
@@ -93,7 +93,7 @@ def test_the_options_are_those_that_are_saved(here: Path) -> None:
         ({"name": "a\\b"}, "plain name"),
     ],
 )
-def test_mistakes_are_errors_of_one_line(config: dict[str, Any], words: str, here: Path) -> None:
+def test_mistakes_raise_one_line(config: dict[str, Any], words: str, here: Path) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         TrainingRun(config).fit()
     assert len(str(caught.value).splitlines()) == 1

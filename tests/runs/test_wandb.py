@@ -1,4 +1,4 @@
-"""W&B without an account: what an offline run holds, read back from its file; names of runs."""
+"""W&B without an account: the content of an offline run, read from its file; names of runs."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ ENVIRONMENT = ["environment", "file", "environment"]
         ("bce", {}, "fs_ranknet", 10, None, "fs_ranknet-neg10-unseeded"),
     ],
 )
-def test_names_tell_runs_apart(
+def test_run_name_contains_loss_objective_negatives_and_seed(
     loss: str, options: dict[str, Any], objective: str | None, negatives: int, seed: int | None, name: str
 ) -> None:
     model = CascadeModule(SCHEMA, STAGES, get(loss, **options), objective, k=3)
     assert run_name(model, RecFlowDataModule(train_negatives=negatives), seed) == name
 
 
-def test_a_resumed_run_keeps_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_keeps_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = RunDirectory(tmp_path, "x")
     first = make_wandb(run)
@@ -67,8 +67,8 @@ def test_a_resumed_run_keeps_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert make_wandb(RunDirectory(tmp_path, "x")).version != first.version
 
 
-def test_a_run_is_offline_whatever_the_process_did_before(tmp_path: Path) -> None:
-    """W&B reads its environment when it is first used; later runs asked for a key."""
+def test_run_is_offline_even_if_wandb_was_set_up_before(tmp_path: Path) -> None:
+    """Regression: W&B reads its environment at first use, and later runs asked for an API key."""
     code = (
         "import os, sys, wandb; wandb.setup(); os.environ['WANDB_MODE'] = 'offline'\n"
         "from pathlib import Path\n"
@@ -85,7 +85,7 @@ def test_a_run_is_offline_whatever_the_process_did_before(tmp_path: Path) -> Non
     assert list(tmp_path.glob("runs/x/wandb/offline-run-*"))
 
 
-def test_typed_options_of_wandb_win_over_the_environment_and_that_over_files(
+def test_typed_wandb_options_override_the_environment_which_overrides_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.yaml").write_text("wandb: {project: file, entity: file, notes: file}\nname: file\n")
@@ -103,7 +103,7 @@ def test_typed_options_of_wandb_win_over_the_environment_and_that_over_files(
     assert make_wandb(RunDirectory(tmp_path, "y"))._wandb_init["project"] == "recsys-topk"
 
 
-def test_runs_of_a_comparison_are_one_group_unless_something_else_is_said(
+def test_runs_of_a_comparison_are_one_group_unless_a_group_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.yaml").write_text("wandb: {project: file, group: file}\n")
@@ -126,7 +126,7 @@ def test_runs_of_a_comparison_are_one_group_unless_something_else_is_said(
     assert "name" not in options(config=file)
 
 
-def test_an_experiment_logs_where_it_is_told_to(tmp_path: Path) -> None:
+def test_experiment_uses_the_given_logger(tmp_path: Path) -> None:
     experiment = load("tau")
     for further, logger in (({}, "csv"), ({"logger": "wandb", "wandb": {"project": "p"}}, "wandb")):
         steps = experiment.steps("small", 1, [])
@@ -139,7 +139,7 @@ def test_an_experiment_logs_where_it_is_told_to(tmp_path: Path) -> None:
         assert trial.place["wandb"].get("project") == ("p" if further else None)
 
 
-def test_wandb_that_is_disabled_writes_nothing(
+def test_disabled_wandb_writes_nothing(
     in_process: Command, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -176,7 +176,7 @@ def read(run: Path) -> list[Any]:
     return wandb_files.records(file)
 
 
-def test_config_history_and_axes(logged: Path) -> None:
+def test_run_logs_config_history_and_axes(logged: Path) -> None:
     found = read(logged)
     assert [r.run.display_name for r in found if r.HasField("run")] == ["dftopk-tau3-neg0-s42"]
     assert len([r for r in found if r.HasField("config")]) == 1
@@ -194,7 +194,7 @@ def test_config_history_and_axes(logged: Path) -> None:
     assert not defined[JOINT].summary.max, "W&B would write {'max': value}, and a sweep finds no number there"
 
 
-def test_the_summary_has_the_best_recall_as_a_number_that_a_sweep_finds(logged: Path) -> None:
+def test_summary_holds_the_best_recall_as_a_number_for_sweeps(logged: Path) -> None:
     found = read(logged)
     values = [row[JOINT] for row in wandb_files.history(found) if JOINT in row]
     assert len(values) == 2
@@ -205,7 +205,7 @@ def test_the_summary_has_the_best_recall_as_a_number_that_a_sweep_finds(logged: 
     assert recalls == {name for row in wandb_files.history(found) for name in row if name.startswith("val/")}
 
 
-def test_the_summary_of_a_resumed_run_is_that_of_all_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_of_a_resumed_run_covers_all_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -218,20 +218,20 @@ def test_the_summary_of_a_resumed_run_is_that_of_all_its_parts(tmp_path: Path, m
         logger.log_metrics({"val/a": 0.45, "val/b": 0.2, "train/loss": 1.0}, 9)
         logger.log_metrics({"val/b": 0.15, "train/loss": 0.5}, 12)
         deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:  # W&B's own answer, which comes from another process
+        while time.monotonic() < deadline:  # the summary comes from another process
             answer = {name: logger.experiment.summary.get(name) for name in expected}
             if answer == expected:
                 break
             time.sleep(0.1)
     finally:
         logger.experiment.finish()
-        wandb.teardown()  # when it returns, the file is whole
+        wandb.teardown()  # completes the file
     assert answer == expected
     summary = wandb_files.summary(read(run.path))
     assert {name: summary.get(name) for name in expected} == expected
 
 
-def test_best_and_last_are_versions_with_aliases_and_nothing_to_run(logged: Path) -> None:
+def test_best_and_last_are_artifact_versions_with_weights_only(logged: Path) -> None:
     models = [artifact for artifact in wandb_files.artifacts(read(logged)) if artifact.type == "model"]
     facts = json.loads((logged / "run.json").read_text())
     assert {model.name for model in models} == {f"model-{facts['wandb_id']}"} == {facts["wandb_artifact"]}
@@ -246,14 +246,14 @@ def test_best_and_last_are_versions_with_aliases_and_nothing_to_run(logged: Path
         assert all(torch.equal(content["state_dict"][key], whole["state_dict"][key]) for key in whole["state_dict"])
 
 
-def test_the_data_are_an_input_by_reference(logged: Path, environment: dict[str, str]) -> None:
+def test_data_are_an_input_artifact_by_reference(logged: Path, environment: dict[str, str]) -> None:
     (data,) = [artifact for artifact in wandb_files.artifacts(read(logged)) if artifact.type == "dataset"]
     assert data.use_after_commit, "an input of the run, not an output"
     description, *files = sorted(data.manifest.contents, key=lambda entry: bool(entry.ref))
-    said = json.loads(Path(description.local_path).read_text())
-    assert said["options"]["world"]["users"] == 40
-    assert "batch_size" not in said["options"]
-    days = sorted({day for split in said["splits"].values() for day in split})
+    description_content = json.loads(Path(description.local_path).read_text())
+    assert description_content["options"]["world"]["users"] == 40
+    assert "batch_size" not in description_content["options"]
+    days = sorted({day for split in description_content["splits"].values() for day in split})
     assert len(files) == 3 * len(days) == 12
     for entry in files:
         assert not entry.local_path, "nothing is uploaded"
@@ -263,9 +263,7 @@ def test_the_data_are_an_input_by_reference(logged: Path, environment: dict[str,
         assert entry.size == path.stat().st_size
 
 
-def test_data_have_a_version_for_each_source_and_not_for_each_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_data_have_one_version_per_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("user,item,time\n" + "".join(f"{n % 9},{n % 7},{n}\n" for n in range(90)))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "wandb-cache"))
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "wandb-data"))
@@ -286,7 +284,7 @@ def test_data_have_a_version_for_each_source_and_not_for_each_run(
     assert changed[1] != first[1]
 
 
-def test_data_that_cannot_be_linked_do_not_end_a_run(
+def test_data_that_cannot_be_linked_only_warn(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
@@ -302,7 +300,7 @@ def test_data_that_cannot_be_linked_do_not_end_a_run(
     assert "read-only" in caplog.text
 
 
-def test_a_measurement_is_linked_to_the_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_test_run_is_linked_to_the_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     trained = RunDirectory(tmp_path, "trained")
     theirs = {"project": "p", "entity": "e", "group": "g", "tags": "a"}
@@ -320,30 +318,30 @@ def test_a_measurement_is_linked_to_the_training_run(tmp_path: Path, monkeypatch
     assert make_wandb(RunDirectory(tmp_path, "f"))._wandb_init["job_type"] == "train"
 
 
-def test_online_the_weights_are_an_input_of_the_measurement(caplog: pytest.LogCaptureFixture) -> None:
-    asked: list[tuple[str, str]] = []
+def test_weights_are_an_input_artifact_of_an_online_test_run(caplog: pytest.LogCaptureFixture) -> None:
+    artifacts_used: list[tuple[str, str]] = []
 
     class Online:
         offline = False
 
         def use_artifact(self, name: str, type: str) -> None:
-            asked.append((name, type))
-            if len(asked) == 2:
+            artifacts_used.append((name, type))
+            if len(artifacts_used) == 2:
                 raise ValueError("no such artifact")
 
     linked = {"project": "p", "entity": "e", "artifact": "model-7", "checkpoint": "last.ckpt"}
     for _ in range(2):
         use_weights(Online(), linked)
-    assert asked == [("e/p/model-7:last", "model")] * 2
+    assert artifacts_used == [("e/p/model-7:last", "model")] * 2
     assert "no such artifact" in caplog.text
     use_weights(Online(), {name: value for name, value in linked.items() if name != "artifact"})
-    assert len(asked) == 2, "nothing was uploaded, so nothing is looked up"
+    assert len(artifacts_used) == 2, "nothing was uploaded, so nothing is looked up"
 
 
-def test_test_logs_its_metrics_as_a_table(
+def test_test_command_logs_its_metrics_as_a_table(
     logged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
-    """From the weights of the artifact: they are all that `test` needs."""
+    """The command reads the weights of the artifact."""
     import wandb
 
     monkeypatch.chdir(tmp_path)
@@ -355,7 +353,7 @@ def test_test_logs_its_metrics_as_a_table(
     try:
         assert main(["test", "--ckpt_path", weights, "--logger", "wandb", "--name", "t"]) == 0
     finally:
-        wandb.teardown()  # when it returns, the file is whole
+        wandb.teardown()  # completes the file
     run = tmp_path / "runs" / "test-t"
     (file,) = (run / "wandb").glob("offline-run-*/files/media/table/tables/test_*.table.json")
     table = json.loads(file.read_text())
@@ -363,7 +361,7 @@ def test_test_logs_its_metrics_as_a_table(
     logged_values = wandb_files.history(read(run))[0]
     assert dict(table["data"]) == {name: value for name, value in logged_values.items() if name.startswith("test/")}
     assert "test/joint_recall@10@20/80" in dict(table["data"])
-    # The file of weights, which may have come from another machine, knows its training run.
+    # The file of weights names its training run, even on another machine.
     facts = json.loads((logged / "run.json").read_text())
     link = wandb_files.config(read(run))["training_run"]
     assert (link["id"], link["name"], link["artifact"]) == (facts["wandb_id"], logged.name, facts["wandb_artifact"])

@@ -36,14 +36,14 @@ def checkpoint(made_once: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def export(made_once: Callable[..., Path], checkpoint: Path) -> Path:
-    """Its export, made by the first command of docs/serving.md."""
+    """The export of `checkpoint`, made by the first command of docs/serving.md."""
     command = next(serving_commands(**{"runs/demo/checkpoints/best.ckpt": str(checkpoint)}))
     return made_once("serving-export", *command) / "export"
 
 
 @pytest.fixture(scope="session")
 def stream_checkpoint(made_once: Callable[..., Path]) -> Path:
-    """A checkpoint of two stages after a day of a stream, its tables updated inside backward."""
+    """A checkpoint of two stages after one day of a stream, with fused tables."""
     options = [option for option in TINY_WORLD if "log_every" not in option]
     stream = ("stream", "--losses", "dftopk", "--seeds", "1", *options, "--model.embedding_optimizer=rowwise_adagrad")
     folder = made_once("serving-stream", *stream, "--trainer.accelerator=cpu")
@@ -52,14 +52,14 @@ def stream_checkpoint(made_once: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def stream_export(made_once: Callable[..., Path], stream_checkpoint: Path) -> Path:
-    """Its export, without torch programs and with tables in float16."""
+    """The export of `stream_checkpoint`, without torch programs and with tables in float16."""
     options = ("--no-programs", "--half-tables")
     return made_once("stream-export", "export", "--ckpt_path", str(stream_checkpoint), "--out", "out", *options) / "out"
 
 
 @pytest.fixture(scope="session")
 def recommender(export: Path) -> CascadeRecommender:
-    """The export, opened."""
+    """A recommender of `export`."""
     return CascadeRecommender.from_export(export)
 
 

@@ -1,4 +1,4 @@
-"""Commands and services in a process of their own, in which only what requirements/serve.lock installs is found."""
+"""Runs commands and services in a new process that can import only the packages of requirements/serve.lock."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ LOCK = Path(__file__).parents[2] / "requirements" / "serve.lock"
 
 
 def not_locked() -> set[str]:
-    """Return the installed modules that requirements/serve.lock does not install, torch among them."""
-    locked = {_plain(name) for name in re.findall(r"^([A-Za-z0-9_.-]+)==", LOCK.read_text(), re.MULTILINE)}
-    owners = {module: {_plain(name) for name in names} for module, names in packages_distributions().items()}
+    """Return the installed modules that are not in requirements/serve.lock, such as torch."""
+    locked = {_normalised(name) for name in re.findall(r"^([A-Za-z0-9_.-]+)==", LOCK.read_text(), re.MULTILINE)}
+    owners = {module: {_normalised(name) for name in names} for module, names in packages_distributions().items()}
     found = {module for module, names in owners.items() if not names & {*locked, "recsys-topk"}}
     assert {"torch", "lightning", "datasets", "onnx"} <= found
     return found
 
 
-def _plain(name: str) -> str:
+def _normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-# As where the lock alone is installed: other modules cannot be imported.
+# Blocks the import of all modules that the lock does not install.
 BLOCK = f"""
 import importlib.abc, sys
 BLOCKED = {sorted(not_locked())!r}
@@ -46,11 +46,11 @@ from recsys_topk.cli.main import main
 
 
 class Running:
-    """A service that listens.
+    """A running service.
 
     Args:
-        process: Its process.
-        port: Its port.
+        process: The process of the service.
+        port: The port on which it listens.
     """
 
     def __init__(self, process: subprocess.Popen[str], port: int) -> None:
@@ -58,15 +58,15 @@ class Running:
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """The address of the service."""
         return f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> http.client.HTTPConnection:
-        """Return a connection."""
+        """Return a new connection."""
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
 
     def call(self, path: str, body: Any = None, raw: bytes | None = None) -> tuple[int, Any]:
-        """Return the status and the JSON of an answer."""
+        """Send a request; return the status and the JSON of the response."""
         connection = self.connect()
         with contextlib.closing(connection):
             content = raw if raw is not None else None if body is None else json.dumps(body).encode()
@@ -79,7 +79,7 @@ class Running:
 
 
 def run_blocked(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start a command of recsys-topk where torch cannot be imported."""
+    """Start a command of recsys-topk in a process that cannot import torch."""
     code = f"{BLOCK}\nraise SystemExit(main({list(arguments)!r}))"
     return subprocess.Popen(
         [sys.executable, "-c", code],
@@ -92,7 +92,7 @@ def run_blocked(*arguments: str, environment: dict[str, str] | None = None) -> s
 
 @contextlib.contextmanager
 def serving(export: Path, *options: str) -> Iterator[Running]:
-    """Run a service; it is stopped in the end."""
+    """Run a service, and stop it at the end."""
     process = run_blocked("serve", "--export", str(export), "--port", "0", *options)
     try:
         assert process.stdout is not None

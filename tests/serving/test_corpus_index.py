@@ -1,4 +1,4 @@
-"""Evaluation over the whole catalogue through an index, beside exact search."""
+"""Evaluation over the whole catalogue with an index and with exact search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recsys_topk.serving.index import build_index
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf"])
-def test_joint_recall_through_an_index_stands_beside_the_exact_one(
+def test_corpus_metrics_are_reported_with_an_index_and_with_exact_search(
     in_process: Callable[..., object], checkpoint: Path, export: Path, tmp_path: Path, kind: str
 ) -> None:
     build_index(export, tmp_path / "index", kind, effort=1)  # type: ignore[arg-type]
@@ -26,7 +26,7 @@ def test_joint_recall_through_an_index_stands_beside_the_exact_one(
         assert {name: metrics[f"{name}/index"] for name in names} == pytest.approx(
             {name: metrics[f"{name}/corpus"] for name in names}
         )
-    else:  # one list of 16 is visited, so most of the best items are not found
+    else:  # only one of 16 lists is searched, so most of the best items are missed
         assert metrics["retrieval_recall@5@40/index"] < metrics["retrieval_recall@5@40/corpus"]
 
 
@@ -38,7 +38,7 @@ def test_joint_recall_through_an_index_stands_beside_the_exact_one(
         (["--corpus", "--index"], "--index takes a folder"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: list[str], message: str) -> None:
+def test_incomplete_index_options_raise(options: list[str], message: str) -> None:
     from recsys_topk.cli.corpus_options import split_corpus_options
 
     with pytest.raises(ValueError, match=message):

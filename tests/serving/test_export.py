@@ -1,4 +1,4 @@
-"""Exported stages against the stages they were made of, at other sizes than they were traced with."""
+"""Exported stages against the trained_stage stages, for sizes other than the traced ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recsys_topk.cascades.stages import DIN, MLPStage, TwoTower
 from recsys_topk.serving.export import TOLERANCE, check, compare, models_of, onnx_scores, write_stage
 from recsys_topk.serving.manifest import ManifestError, read_manifest, write_manifest
 from tests.cascades.batches import mixed_schema, random_batch
-from tests.serving.test_twin import NUMERIC, trained
+from tests.serving.test_twin import NUMERIC, trained_stage
 
 SIZES = [(1, 40, 1, 1), (1, 60, 50, 3), (7, 90, 20, 30), (33, 200, 5, 2)]
 
@@ -21,9 +21,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory):
     schema = mixed_schema()
     options = {"batch_norm": 0.9, "activation": "prelu"}
     stages = {
-        "retrieval": trained(TwoTower, schema, **options),
-        "preranking": trained(MLPStage, schema),
-        "ranking": trained(DIN, schema, **options),
+        "retrieval": trained_stage(TwoTower, schema, **options),
+        "preranking": trained_stage(MLPStage, schema),
+        "ranking": trained_stage(DIN, schema, **options),
     }
     entries = tuple(
         write_stage(folder, name, stage.name, quota, models_of(stage, schema), programs=name == "ranking")
@@ -34,7 +34,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize("quotas", [{"retrieval": 4, "preranking": 3, "ranking": 2}, {"retrieval": 4, "ranking": 2}])
-def test_exported_stages_score_and_keep_as_the_trained_ones_at_any_size(exported, quotas: dict[str, int]) -> None:
+def test_exported_stages_match_the_trained_stages_at_any_size(exported, quotas: dict[str, int]) -> None:
     folder, schema, trained_stages = exported
     stages = {name: trained_stages[name] for name in quotas}
     manifest = read_manifest(folder)
@@ -51,24 +51,24 @@ def test_exported_stages_score_and_keep_as_the_trained_ones_at_any_size(exported
     check(agreement)
 
 
-def test_a_stage_with_other_weights_does_not_pass_the_check(exported) -> None:
+def test_check_fails_for_a_stage_with_other_weights(exported) -> None:
     folder, schema, stages = exported
     manifest = read_manifest(folder)
     scores = {entry.name: onnx_scores(folder, entry) for entry in manifest.stages}
-    other = {**stages, "preranking": trained(MLPStage, schema, hidden=(8,))}
+    other = {**stages, "preranking": trained_stage(MLPStage, schema, hidden=(8,))}
     agreement = compare(other, [4, 3, 2], lambda name, batch: scores[name](batch), [random_batch(schema)])
     with pytest.raises(RuntimeError, match="stage 'preranking' differs by"):
         check(agreement)
 
 
-def test_numbers_alone_export(tmp_path: Path) -> None:
-    stage = trained(TwoTower, NUMERIC)
+def test_numeric_features_alone_can_be_exported(tmp_path: Path) -> None:
+    stage = trained_stage(TwoTower, NUMERIC)
     entry = write_stage(tmp_path, "only", "two_tower", 3, models_of(stage, NUMERIC), programs=False)
     score = onnx_scores(tmp_path, entry)
     check(compare({"only": stage}, [3], lambda name, batch: score(batch), [random_batch(NUMERIC, 5)]))
 
 
-def test_a_torch_program_of_a_stage_gives_its_scores(exported) -> None:
+def test_torch_program_gives_the_scores_of_its_stage(exported) -> None:
     import torch
 
     from recsys_topk.serving.twin import ListScores
@@ -84,7 +84,7 @@ def test_a_torch_program_of_a_stage_gives_its_scores(exported) -> None:
     torch.testing.assert_close(found[batch.mask], wanted[batch.mask], rtol=0, atol=1e-5 * float(wanted.abs().max()))
 
 
-def test_free_lengths_have_names(exported) -> None:
+def test_dynamic_axes_have_names(exported) -> None:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(exported[0] / "ranking" / "scores.onnx")
@@ -95,7 +95,7 @@ def test_free_lengths_have_names(exported) -> None:
     assert session.get_outputs()[0].shape == ["batch", "items"]
 
 
-def test_each_stage_holds_its_own_tables_only(exported) -> None:
+def test_exported_model_holds_only_the_tables_it_reads(exported) -> None:
     import onnx
 
     folder, schema, _ = exported
@@ -108,7 +108,7 @@ def test_each_stage_holds_its_own_tables_only(exported) -> None:
 
 
 @pytest.mark.parametrize("name", ["ranking/scores.onnx", "retrieval/items.onnx", "ranking/scores.pt2"])
-def test_a_flipped_byte_is_refused(exported, tmp_path: Path, name: str) -> None:
+def test_flipped_byte_raises(exported, tmp_path: Path, name: str) -> None:
     import shutil
 
     folder = tmp_path / "copy"
@@ -121,7 +121,7 @@ def test_a_flipped_byte_is_refused(exported, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../outside.onnx", "/etc/passwd", "ranking/../../x", "..\\x"])
-def test_a_manifest_cannot_name_a_file_outside_its_folder(exported, tmp_path: Path, name: str) -> None:
+def test_manifest_that_names_a_file_outside_its_folder_raises(exported, tmp_path: Path, name: str) -> None:
     import json
 
     plain = json.loads((exported[0] / "manifest.json").read_text())
@@ -131,7 +131,7 @@ def test_a_manifest_cannot_name_a_file_outside_its_folder(exported, tmp_path: Pa
         read_manifest(tmp_path)
 
 
-def test_a_link_out_of_the_folder_is_refused(exported, tmp_path: Path) -> None:
+def test_link_out_of_the_folder_raises(exported, tmp_path: Path) -> None:
     import shutil
 
     folder = tmp_path / "copy"
@@ -143,7 +143,7 @@ def test_a_link_out_of_the_folder_is_refused(exported, tmp_path: Path) -> None:
         read_manifest(folder)
 
 
-def test_a_manifest_of_another_export_is_refused(exported, tmp_path: Path) -> None:
+def test_files_of_two_exports_mixed_raise(exported, tmp_path: Path) -> None:
     import shutil
 
     folder, _, _ = exported
@@ -155,13 +155,13 @@ def test_a_manifest_of_another_export_is_refused(exported, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 9}', '{"format": 1, "schema": 3}'])
-def test_a_damaged_manifest_is_one_clear_error(tmp_path: Path, text: str) -> None:
+def test_damaged_manifest_raises_an_error_that_names_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ManifestError, match=r"manifest\.json"):
         read_manifest(tmp_path)
 
 
-def test_one_stage_of_numbers_without_towers_is_exported_and_recommends(tmp_path: Path) -> None:
+def test_single_mlp_stage_with_numeric_features_is_exported_and_recommends(tmp_path: Path) -> None:
     import numpy as np
     import torch
 
@@ -177,14 +177,14 @@ def test_one_stage_of_numbers_without_towers_is_exported_and_recommends(tmp_path
     report = export_cascade(model, data, tmp_path / "export", programs=False)
     assert report.agreement.same_sets
     recommender = CascadeRecommender.from_export(tmp_path / "export")
-    found = recommender.funnel.run(_nobody(2))
+    found = recommender.funnel.run(_requests_without_features(2))
     with torch.no_grad():
         batch = next(iter(data.test_dataloader()))
         scores = model(batch.plain())[0]
-    # The score of an item depends on the item alone, so that of a list is that of the catalogue.
+    # Scores depend on the item alone here, so an item has the same score in a list and in the catalogue.
     wanted = {int(item): float(score) for item, score in zip(
         batch.item_id[batch.candidates][batch.mask], scores[batch.mask], strict=True)}  # fmt: skip
-    every = np.concatenate([scores[0] for _, scores in recommender.funnel.chunks(_nobody(1))])
+    every = np.concatenate([scores[0] for _, scores in recommender.funnel.chunks(_requests_without_features(1))])
     for item, score in wanted.items():
         assert every[item] == pytest.approx(score, rel=1e-4, abs=1e-5)
     best = np.argsort(-every, kind="stable")[:6]
@@ -195,7 +195,7 @@ def test_one_stage_of_numbers_without_towers_is_exported_and_recommends(tmp_path
         recommender.recommend([1])
 
 
-def _nobody(number: int):
+def _requests_without_features(number: int):
     import numpy as np
 
     from recsys_topk.serving.requests import Requests

@@ -1,4 +1,4 @@
-"""An export of own data: users and items by their original names, and requests with raw features."""
+"""An export of the user's own data keeps original user and item names, and takes requests with raw features."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recommender(tmp_path_factory: pytest.TempPathFactory) -> CascadeRecommender:
     return CascadeRecommender.from_export(folder / "export")
 
 
-def test_a_user_by_name_gets_what_the_same_features_and_history_get(recommender: CascadeRecommender) -> None:
+def test_user_by_name_and_user_by_features_get_the_same_items(recommender: CascadeRecommender) -> None:
     for row in USERS.itertuples():
         history = EVENTS[EVENTS.user == row.user].item.tolist()
         raw = {"user": row.user, "age": row.age, "history": history}
@@ -48,6 +48,6 @@ def test_a_user_by_name_gets_what_the_same_features_and_history_get(recommender:
         assert left <= set(EVENTS.item)
 
 
-def test_a_stranger_is_served(recommender: CascadeRecommender) -> None:
+def test_unknown_user_gets_recommendations(recommender: CascadeRecommender) -> None:
     assert len(recommender.recommend([{"user": "zoe", "age": None, "history": ["film 3", "no such film"]}])[0]) == 5
     assert len(recommender.recommend([{"history": []}])[0]) == 5

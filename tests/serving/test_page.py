@@ -49,14 +49,14 @@ def open_page(browser: Any, service: Running, width: int) -> None:
     assert browser.find_elements("css selector", "#stages section")
 
 
-def picture_of(browser: Any, name: str) -> None:
-    """Save what the page looks like, if somebody wants to see it."""
+def save_screenshot_if_asked(browser: Any, name: str) -> None:
+    """Save a screenshot in the folder $RECSYS_TOPK_PICTURES, if it is set."""
     if folder := os.environ.get("RECSYS_TOPK_PICTURES"):
         browser.save_screenshot(str(Path(folder) / name))
 
 
 @pytest.mark.parametrize("width", [1100, 360])
-def test_the_funnel_is_seen_and_followed_by_keyboard(
+def test_page_shows_the_funnel_and_works_by_keyboard(
     browser: Any, service: Running, recommender: CascadeRecommender, width: int
 ) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
@@ -76,7 +76,7 @@ def test_the_funnel_is_seen_and_followed_by_keyboard(
     def focused() -> Any:
         return browser.switch_to.active_element
 
-    # From the top of the page: the user, the item, the box, the button, by Tab alone.
+    # Tab moves from the top of the page to the user, the item, the box and the button.
     press(Keys.TAB)
     assert focused().get_attribute("id") == "user"
     press(*[Keys.BACKSPACE] * 12, str(user), Keys.ESCAPE, Keys.TAB, str(dropped), Keys.TAB)
@@ -103,10 +103,10 @@ def test_the_funnel_is_seen_and_followed_by_keyboard(
     labels = [one.rect for one in browser.find_elements("css selector", "#picture text:not(.number)")]
     ends = [one["x"] + one["width"] for one in labels]
     assert all(end <= one["x"] for end, one in zip(ends, labels[1:], strict=False)), "labels overlap"
-    picture_of(browser, f"page-{width}.png")
+    save_screenshot_if_asked(browser, f"page-{width}.png")
 
 
-def test_a_user_who_is_not_there_is_said(browser: Any, service: Running) -> None:
+def test_page_shows_an_error_for_an_unknown_user(browser: Any, service: Running) -> None:
     from selenium.webdriver.common.keys import Keys
     from selenium.webdriver.support.wait import WebDriverWait
 
@@ -118,7 +118,7 @@ def test_a_user_who_is_not_there_is_said(browser: Any, service: Running) -> None
     assert browser.find_element("id", "message").get_attribute("class") == "error"
 
 
-def test_nothing_comes_from_elsewhere_and_nothing_fails(browser: Any, service: Running) -> None:
+def test_page_loads_no_external_resource_and_logs_no_error(browser: Any, service: Running) -> None:
     browser.get_log("performance")
     browser.get_log("browser")
     open_page(browser, service, 1100)

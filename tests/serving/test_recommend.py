@@ -1,4 +1,4 @@
-"""What an export recommends, against the checkpoint and hard inference in torch, over all items."""
+"""Recommendations of an export against the checkpoint with hard inference in torch, over all items."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from recsys_topk.serving.manifest import ManifestError
 from recsys_topk.serving.recommend import CascadeRecommender, UnknownUserError, search_exactly
 
 
-def everything(recommender: CascadeRecommender, rows: list[int], mask: np.ndarray | None = None) -> CascadeBatch:
-    """A batch in which each of some users has the whole catalogue as its list."""
+def whole_catalogue_batch(
+    recommender: CascadeRecommender, rows: list[int], mask: np.ndarray | None = None
+) -> CascadeBatch:
+    """Return a batch in which the list of each user is the whole catalogue."""
     users, items = recommender.users, recommender.items
     assert users is not None
     number, size = len(rows), len(items.names)
@@ -36,8 +38,10 @@ def everything(recommender: CascadeRecommender, rows: list[int], mask: np.ndarra
     )
 
 
-def wanted_items(model: CascadeModule, recommender: CascadeRecommender, batch: CascadeBatch) -> list[list[object]]:
-    """The names that survive, best first, by the checkpoint and `cascades.inference`."""
+def items_kept_by_checkpoint(
+    model: CascadeModule, recommender: CascadeRecommender, batch: CascadeBatch
+) -> list[list[object]]:
+    """Return the names of the kept items, best first, by the checkpoint and `cascades.inference`."""
     with torch.no_grad():
         result = apply_quotas(model.eval()(batch), batch.mask, model.cascade.quotas)
     found = []
@@ -57,21 +61,21 @@ def names_of(recommender: CascadeRecommender, rows: list[int]) -> list[object]:
     return recommender.users.names[rows].tolist()
 
 
-def test_the_kept_items_are_those_of_the_checkpoint(model: CascadeModule, recommender: CascadeRecommender) -> None:
+def test_recommendations_match_the_checkpoint(model: CascadeModule, recommender: CascadeRecommender) -> None:
     rows = [0, 3, 7, 20]
-    wanted = wanted_items(model, recommender, everything(recommender, rows))
+    wanted = items_kept_by_checkpoint(model, recommender, whole_catalogue_batch(recommender, rows))
     found = recommender.recommend(names_of(recommender, rows), recommender.most)
     assert [[one.item for one in own] for own in found] == wanted
     assert [one.rank for one in found[0]] == list(range(1, 11))
     with torch.no_grad():
-        scores = model.eval()(everything(recommender, rows[:1]))
+        scores = model.eval()(whole_catalogue_batch(recommender, rows[:1]))
     for one in found[0]:
         row = recommender.items.index.rows([one.item])[0]
         assert one.scores == pytest.approx({name: float(own[0, row]) for name, own in zip(
             ("retrieval", "preranking", "ranking"), scores, strict=True)}, rel=1e-4, abs=1e-5)  # fmt: skip
 
 
-def test_what_is_seen_blocked_or_not_allowed_does_not_compete(
+def test_seen_blocked_and_disallowed_items_are_excluded_before_the_first_stage(
     model: CascadeModule, recommender: CascadeRecommender
 ) -> None:
     users, items = recommender.users, recommender.items
@@ -89,12 +93,12 @@ def test_what_is_seen_blocked_or_not_allowed_does_not_compete(
             if "exclude_seen" in options:
                 assert len(users.seen_of(row))
                 own[users.seen_of(row)] = False
-        wanted = wanted_items(model, recommender, everything(recommender, rows, mask))
+        wanted = items_kept_by_checkpoint(model, recommender, whole_catalogue_batch(recommender, rows, mask))
         found = recommender.recommend(names_of(recommender, rows), recommender.most, **options)
         assert [[one.item for one in own] for own in found] == wanted, options
 
 
-def test_a_user_given_by_features_gets_what_the_user_of_the_export_gets(recommender: CascadeRecommender) -> None:
+def test_user_given_by_features_is_encoded_like_the_user_of_the_export(recommender: CascadeRecommender) -> None:
     users, items, encoder = recommender.users, recommender.items, recommender.encoder
     assert users is not None
     assert encoder is not None
@@ -112,19 +116,21 @@ def test_a_user_given_by_features_gets_what_the_user_of_the_export_gets(recommen
     assert len(recommender.recommend([{**raw, "history": items.names[:3].tolist()}])[0]) == 5
 
 
-def test_explain_names_the_stage_and_the_distance(model: CascadeModule, recommender: CascadeRecommender) -> None:
-    batch = everything(recommender, [2])
+def test_explain_names_the_stage_and_the_distance_to_its_cut(
+    model: CascadeModule, recommender: CascadeRecommender
+) -> None:
+    batch = whole_catalogue_batch(recommender, [2])
     with torch.no_grad():
         scores = [own[0] for own in model.eval()(batch)]
     user = names_of(recommender, [2])[0]
     alive = torch.ones(len(recommender.items.names), dtype=torch.bool)
-    fates = {}
+    first_dropped = {}
     for name, own, quota in zip(("retrieval", "preranking", "ranking"), scores, model.cascade.quotas, strict=True):
         ordered = own.masked_fill(~alive, -torch.inf).argsort(descending=True, stable=True)
         passed = torch.zeros_like(alive).index_fill(0, ordered[:quota], True)
-        fates[name] = (int(ordered[quota]), float(own[ordered[quota - 1]] - own[ordered[quota]]), quota + 1)
+        first_dropped[name] = (int(ordered[quota]), float(own[ordered[quota - 1]] - own[ordered[quota]]), quota + 1)
         alive &= passed
-    for number, (stage, (row, distance, rank)) in enumerate(fates.items()):
+    for number, (stage, (row, distance, rank)) in enumerate(first_dropped.items()):
         verdicts = recommender.explain(user, recommender.items.names[row].item())
         assert [one.passed for one in verdicts] == [True] * number + [False]
         assert verdicts[-1].stage == stage
@@ -134,7 +140,7 @@ def test_explain_names_the_stage_and_the_distance(model: CascadeModule, recommen
     assert [one.passed for one in recommender.explain(user, best)] == [True, True, True]
 
 
-def test_invalid_requests_raise_one_clear_error(recommender: CascadeRecommender) -> None:
+def test_invalid_requests_raise(recommender: CascadeRecommender) -> None:
     first = names_of(recommender, [0])[0]
     with pytest.raises(UnknownUserError, match="has no user 'nobody'"):
         recommender.recommend(["nobody"])
@@ -156,7 +162,7 @@ def test_invalid_requests_raise_one_clear_error(recommender: CascadeRecommender)
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
-def test_an_index_agrees_with_exact_search(export: Path, tmp_path: Path, kind: str) -> None:
+def test_index_agrees_with_exact_search(export: Path, tmp_path: Path, kind: str) -> None:
     facts = build_index(export, tmp_path / "index", kind, effort=100)  # type: ignore[arg-type]
     assert facts.recall > {"flat": 0.9999, "ivf": 0.9999, "hnsw": 0.95}[kind]
     assert facts.items == 285
@@ -167,9 +173,7 @@ def test_an_index_agrees_with_exact_search(export: Path, tmp_path: Path, kind: s
     assert shared >= (0.9 if kind == "hnsw" else 1) * sum(map(len, found[0]))
 
 
-def test_an_index_of_another_export_or_a_damaged_one_is_refused(
-    export: Path, stream_export: Path, tmp_path: Path
-) -> None:
+def test_damaged_index_or_index_of_another_export_raises(export: Path, stream_export: Path, tmp_path: Path) -> None:
     build_index(stream_export, tmp_path / "other")
     with pytest.raises(ManifestError, match="built for a different export"):
         CascadeRecommender.from_export(export, tmp_path / "other")
@@ -179,7 +183,7 @@ def test_an_index_of_another_export_or_a_damaged_one_is_refused(
         CascadeRecommender.from_export(stream_export, tmp_path / "other")
 
 
-def test_a_stream_day_with_half_tables_keeps_almost_what_the_checkpoint_keeps(
+def test_export_with_half_tables_keeps_90_percent_of_the_items_of_the_checkpoint(
     stream_checkpoint: Path, stream_export: Path
 ) -> None:
     recommender = CascadeRecommender.from_export(stream_export)
@@ -188,7 +192,7 @@ def test_a_stream_day_with_half_tables_keeps_almost_what_the_checkpoint_keeps(
     assert abs(facts["recalls"]["export"] - facts["recalls"]["checkpoint"]) < 0.02
     model = CascadeModule.load_from_checkpoint(stream_checkpoint, map_location="cpu")
     rows = [0, 3, 7, 20]
-    wanted = wanted_items(model, recommender, everything(recommender, rows))
+    wanted = items_kept_by_checkpoint(model, recommender, whole_catalogue_batch(recommender, rows))
     found = recommender.recommend(names_of(recommender, rows), recommender.most)
     shared = [len({x.item for x in one} & set(other)) for one, other in zip(found, wanted, strict=True)]
     assert sum(shared) >= 0.9 * sum(map(len, wanted))

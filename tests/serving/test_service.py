@@ -24,7 +24,7 @@ from tests.serving.running import Running, run_blocked, serving
 
 @pytest.fixture(scope="module")
 def exports(export: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A link to an export, and another export, which asks for 3 items where the first asks for 5."""
+    """A link to an export with k = 5, and another export with k = 3."""
     folder = tmp_path_factory.mktemp("published")
     other = folder / "second"
     shutil.copytree(export, other)
@@ -47,7 +47,7 @@ def user(recommender: CascadeRecommender) -> Any:
     return recommender.users.names[4].item()
 
 
-def test_the_service_answers_as_the_recommender(service: Running, recommender: CascadeRecommender, user: Any) -> None:
+def test_service_answers_like_the_recommender(service: Running, recommender: CascadeRecommender, user: Any) -> None:
     status, answer = service.call("/recommend", {"users": [user, user + 0], "number": 7, "exclude_seen": True})
     assert status == 200
     assert answer["export"] == recommender.identity
@@ -63,7 +63,7 @@ def test_the_service_answers_as_the_recommender(service: Running, recommender: C
     assert f'recsys_topk_export_info{{export="{recommender.identity}"}} 1.0' in metrics
 
 
-def test_a_wrong_request_gets_its_status_and_the_service_stays_up(service: Running, user: Any) -> None:
+def test_invalid_requests_get_an_error_status_and_the_service_stays_up(service: Running, user: Any) -> None:
     cases: list[tuple[Any, int, str]] = [
         ({"users": ["nobody"]}, 404, "no user"),
         ({"users": [10**30]}, 404, "no user"),
@@ -96,11 +96,11 @@ def test_a_wrong_request_gets_its_status_and_the_service_stays_up(service: Runni
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_a_body_of_ten_megabytes_is_refused(service: Running, announced: bool) -> None:
+def test_body_of_ten_megabytes_gets_413(service: Running, announced: bool) -> None:
     connection = service.connect()
     chunks = (b"x" * 65536 for _ in range(160))
     headers = {"Content-Length": str(160 * 65536)} if announced else {"Transfer-Encoding": "chunked"}
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the service does not wait for the rest
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the service closes the connection early
         connection.request("POST", "/recommend", chunks, headers, encode_chunked=not announced)
     try:
         assert connection.getresponse().status == 413
@@ -109,13 +109,13 @@ def test_a_body_of_ten_megabytes_is_refused(service: Running, announced: bool) -
     connection.close()
 
 
-def test_a_slow_client_is_cut_off(service: Running) -> None:
+def test_slow_client_gets_408(service: Running) -> None:
     with socket.create_connection(("127.0.0.1", service.port), timeout=60) as slow:
         slow.sendall(b"POST /recommend HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{")
         assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
-async def _ask(port: int, body: bytes) -> int:
+async def _post_recommend(port: int, body: bytes) -> int:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /recommend HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
     writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
@@ -124,11 +124,11 @@ async def _ask(port: int, body: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-def test_five_hundred_connections_at_once_are_all_answered(exports: tuple[Path, Path], user: Any) -> None:
+def test_500_concurrent_connections_are_all_answered(exports: tuple[Path, Path], user: Any) -> None:
     body = json.dumps({"users": [user]}).encode()
 
     async def all_at_once(port: int) -> list[int]:
-        return await asyncio.gather(*(_ask(port, body) for _ in range(500)))
+        return await asyncio.gather(*(_post_recommend(port, body) for _ in range(500)))
 
     with serving(exports[0], "--timeout", "60") as running:
         statuses = asyncio.run(all_at_once(running.port))
@@ -136,12 +136,10 @@ def test_five_hundred_connections_at_once_are_all_answered(exports: tuple[Path, 
         assert running.call("/health")[0] == 200
         batches = running.call("/metrics")[1]
     calls = next(line for line in batches.splitlines() if line.startswith("recsys_topk_batch_requests_count"))
-    assert float(calls.split()[1]) < 250  # requests were answered together
+    assert float(calls.split()[1]) < 250  # requests were batched
 
 
-def test_a_new_export_is_loaded_without_a_failed_request(
-    exports: tuple[Path, Path], service: Running, user: Any
-) -> None:
+def test_new_export_is_loaded_without_a_failed_request(exports: tuple[Path, Path], service: Running, user: Any) -> None:
     link, other = exports
     old, new = read_manifest(link).identity, read_manifest(other).identity
     answers: list[tuple[int, Any]] = []
@@ -166,7 +164,7 @@ def test_a_new_export_is_loaded_without_a_failed_request(
     assert {answer["export"] for _, answer in answers} <= {old, new}
     assert answers[-1][1]["export"] == new
     assert len(answers[-1][1]["recommendations"][0]) == 3
-    # An export that is damaged does not replace the one that works.
+    # A damaged export does not replace the loaded one.
     broken = link.with_name("broken")
     shutil.copytree(other, broken)
     (broken / "items.arrow").write_bytes(b"?")
@@ -179,9 +177,9 @@ def test_a_new_export_is_loaded_without_a_failed_request(
     assert service.call("/recommend", {"users": [user]})[1]["export"] == new
 
 
-def test_a_stopped_service_finishes_its_requests(export: Path, user: Any) -> None:
+def test_stopped_service_finishes_its_requests(export: Path, user: Any) -> None:
     found: list[int] = []
-    # Requests wait for others for a second, so that they are running when the signal comes.
+    # Each batch waits one second for more requests, so all requests are open when the signal arrives.
     with serving(export, "--batch-wait", "1") as running:
         threads = [
             threading.Thread(target=lambda: found.append(running.call("/recommend", {"users": [user]})[0]))
@@ -197,32 +195,32 @@ def test_a_stopped_service_finishes_its_requests(export: Path, user: Any) -> Non
     assert found == [200] * 4
 
 
-def test_the_commands_of_the_serving_page_run_without_torch(
+def test_commands_of_the_serving_page_run_without_torch(
     export: Path, tmp_path: Path, user: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "users.csv").write_text("user_id,history\n3,\n4,7 8 9\n")
     _, index, recommend, serve = serving_commands(**{"export": str(export), "7": str(user)})
     from_file = ["recommend", "--export", str(export), "--users", "users.csv", "--out", "found.jsonl"]
-    said = {}
+    outputs = {}
     for arguments in (index, recommend, from_file):
         process = run_blocked(*arguments)
-        said[len(said)], complained = process.communicate(timeout=240)
-        assert process.returncode == 0, complained
-    assert "recall 1.0000 against exact search" in said[0]
-    assert len(json.loads(said[1])["items"]) == 5
+        outputs[len(outputs)], errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
+    assert "recall 1.0000 against exact search" in outputs[0]
+    assert len(json.loads(outputs[1])["items"]) == 5
     assert len((tmp_path / "found.jsonl").read_text().splitlines()) == 2
     assert serve[0] == "serve"
     with serving(export, *serve[3:]) as running:
         status, answer = running.call("/recommend", {"users": [user]})
     assert status == 200
     assert [one["item"] for one in answer["recommendations"][0]] == [
-        one["item"] for one in json.loads(said[1])["items"]
+        one["item"] for one in json.loads(outputs[1])["items"]
     ]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_random_requests_against_the_openapi_document_find_nothing(service: Running) -> None:
+def test_random_requests_conform_to_the_openapi_document(service: Running) -> None:
     import schemathesis
     from hypothesis import HealthCheck, Phase, given, settings
     from schemathesis.checks import not_a_server_error
@@ -232,19 +230,19 @@ def test_random_requests_against_the_openapi_document_find_nothing(service: Runn
         status_code_conformance,
     )
 
-    # What is a valid name depends on the export, so valid requests may be refused.
+    # The valid names depend on the export, so requests that fit the document may still get an error status.
     checks = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
     schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
-    tried = 0
+    requests_sent = 0
     for operation in schema.get_all_operations():
 
         @settings(max_examples=15, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
                   suppress_health_check=list(HealthCheck))  # fmt: skip
         @given(case=operation.ok().as_strategy())
         def check(case: Any) -> None:
-            nonlocal tried
-            tried += 1
+            nonlocal requests_sent
+            requests_sent += 1
             case.call_and_validate(checks=checks)
 
         check()
-    assert tried > 30
+    assert requests_sent > 30

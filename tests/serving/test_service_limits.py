@@ -21,25 +21,25 @@ from recsys_topk.serving.service import ServiceOptions, make_app
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Answers come when the event is set."""
+    """Delays all answers until the event is set."""
     gate = threading.Event()
     answer = service.answer_together
 
-    def late(asked: Sequence[Any]) -> Any:
+    def late(requests: Sequence[Any]) -> Any:
         gate.wait(60)
-        return answer(asked)
+        return answer(requests)
 
     monkeypatch.setattr(service, "answer_together", late)
     return gate
 
 
-def test_a_request_that_is_not_answered_in_time_gets_504(export: Path, slow: threading.Event) -> None:
+def test_request_that_times_out_gets_504(export: Path, slow: threading.Event) -> None:
     with TestClient(make_app(export, options=ServiceOptions(timeout=0.3, watch=0))) as client:
         assert client.post("/recommend", json={"rows": [{}]}).status_code == 504
         slow.set()
 
 
-def test_a_full_queue_gets_503_and_the_others_are_answered(export: Path, slow: threading.Event) -> None:
+def test_requests_beyond_a_full_queue_get_503_and_the_others_are_answered(export: Path, slow: threading.Event) -> None:
     options = ServiceOptions(timeout=60, queue=2, batch=1, batch_wait=0, watch=0)
     found: list[tuple[int, str | None]] = []
 
@@ -65,7 +65,7 @@ def test_a_full_queue_gets_503_and_the_others_are_answered(export: Path, slow: t
     assert statuses.count(200) + statuses.count(503) == 9
 
 
-def test_memory_is_flat_over_ten_thousand_requests(export: Path, recommender: CascadeRecommender) -> None:
+def test_memory_does_not_grow_over_ten_thousand_requests(export: Path, recommender: CascadeRecommender) -> None:
     assert recommender.users is not None
     names = recommender.users.names.tolist()
     app = make_app(export, options=ServiceOptions(batch=64, watch=0))
@@ -93,13 +93,13 @@ def test_memory_is_flat_over_ten_thousand_requests(export: Path, recommender: Ca
             for rounds in (2000, 8000):
                 for start in range(0, rounds, 250):
                     await asyncio.gather(*(ask(start + one) for one in range(250)))
-                sizes.append(_resident())
+                sizes.append(_resident_bytes())
             return sizes[0], sizes[1]
 
     before, after = asyncio.run(run())
     assert after - before < 8 << 20
 
 
-def _resident() -> int:
+def _resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

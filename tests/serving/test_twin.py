@@ -17,8 +17,8 @@ NUMERIC = Schema((), (Feature("age", kind="numeric"),), (), (Feature("picture", 
 SCHEMAS = {"recflow": recflow_like_schema(), "mixed": mixed_schema(), "numeric": NUMERIC}
 
 
-def trained(kind: type[Stage], schema: Schema, **options: object) -> Stage:
-    """Return a stage whose batch norm has statistics of its own, in evaluation mode."""
+def trained_stage(kind: type[Stage], schema: Schema, **options: object) -> Stage:
+    """Return a stage in evaluation mode whose batch norm has non-default statistics."""
     torch.manual_seed(0)
     stage = kind(FeatureEmbedding(schema, dim=4), **options)
     with torch.no_grad():
@@ -45,9 +45,9 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind.name}-{name}" for kind, name in CASES])
 @pytest.mark.parametrize("options", [{}, {"batch_norm": 0.9, "activation": "prelu"}], ids=["plain", "batch_norm"])
-def test_a_twin_scores_as_its_stage(kind: type[Stage], options: dict[str, object], name: str) -> None:
+def test_export_copy_gives_the_scores_of_its_stage(kind: type[Stage], options: dict[str, object], name: str) -> None:
     schema = SCHEMAS[name]
-    stage = trained(kind, schema, **options)
+    stage = trained_stage(kind, schema, **options)
     batch = random_batch(schema, seed=5)
     with torch.no_grad():
         wanted = stage(batch)[batch.mask]
@@ -57,8 +57,8 @@ def test_a_twin_scores_as_its_stage(kind: type[Stage], options: dict[str, object
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_towers_apart_give_the_scores_of_the_stage_and_hold_their_own_tables_only(schema: Schema) -> None:
-    stage = trained(TwoTower, schema)
+def test_separate_towers_give_the_scores_of_the_stage_and_hold_only_their_tables(schema: Schema) -> None:
+    stage = trained_stage(TwoTower, schema)
     batch = random_batch(schema, seed=5)
     requests, items = RequestVectors(stage, schema), ItemVectors(stage, schema)
     with torch.no_grad():
@@ -73,8 +73,8 @@ def test_towers_apart_give_the_scores_of_the_stage_and_hold_their_own_tables_onl
     assert not any(name.startswith("stage.user_tower") for name in items.state_dict())
 
 
-def test_a_twin_shares_the_tables_of_its_stage() -> None:
-    stage = trained(DIN, SCHEMAS["recflow"])
+def test_export_copy_shares_the_tables_of_its_stage() -> None:
+    stage = trained_stage(DIN, SCHEMAS["recflow"])
     addresses = {weight.data_ptr() for weight in stage.embedding.parameters()}
     assert {
         weight.data_ptr() for weight in ListScores(stage, SCHEMAS["recflow"]).stage.embedding.parameters()

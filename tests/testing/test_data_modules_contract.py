@@ -1,4 +1,4 @@
-"""Every registered data module keeps the contract, and so does one of tensors in memory with all kinds of features."""
+"""Every registered data module keeps the contract, and so does one with all kinds of features."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def recflow(tmp_path_factory):
     return lambda **options: RecFlowDataModule(**shared, **options)
 
 
-def test_every_registered_data_module_is_checked_somewhere():
+def test_every_registered_data_module_has_a_contract_test():
     checked = {"recflow": __file__, "interactions": "test_interactions.py", "lists": "test_lists.py"}
     assert set(registry.available()) == set(checked)
     for name in ("interactions", "lists"):
@@ -31,7 +31,7 @@ def test_recflow_keeps_the_contract(recflow, layout):
     check_data_module(lambda: recflow(layout=layout, history_length=7))
 
 
-def test_a_data_module_of_all_kinds_of_features_keeps_the_contract():
+def test_data_module_with_all_kinds_of_features_keeps_the_contract():
     check_data_module(InMemory)
 
 

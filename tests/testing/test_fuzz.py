@@ -14,7 +14,7 @@ from recsys_topk.testing.fuzz import Findings, fuzz, fuzz_loss, fuzz_operator
 from recsys_topk.testing.random_lists import DTYPES, TEMPERATURES, random_lists
 
 
-class OverflowsAtGreatScores(SoftmaxLoss):
+class OverflowsAtLargeScores(SoftmaxLoss):
     def per_list(self, scores, labels, mask, k):
         x = torch.where(mask, scores, -torch.inf)
         return (x.exp().sum(-1).log() - scores.amax(-1)).clamp_min(0.0)
@@ -32,7 +32,7 @@ class LosesMass(LapSum):
         return SoftSelection(selection.log_p - 1e-3, selection.log_q, mask)
 
 
-class HasABadGradient(SigmoidTopK):
+class HasANonFiniteGradient(SigmoidTopK):
     def select(self, scores, k, mask):
         return super().select(scores + 0.0 * scores.abs().sqrt(), k, mask)  # 0 times inf at a score of 0
 
@@ -40,13 +40,13 @@ class HasABadGradient(SigmoidTopK):
 @pytest.mark.parametrize(
     ("run", "faulty", "kind"),
     [
-        (fuzz_loss, OverflowsAtGreatScores, "not_finite"),
+        (fuzz_loss, OverflowsAtLargeScores, "not_finite"),
         (fuzz_loss, FailsOnOneItem, "exceptions"),
         (fuzz_operator, LosesMass, "not_k"),
-        (fuzz_operator, HasABadGradient, "not_finite"),
+        (fuzz_operator, HasANonFiniteGradient, "not_finite"),
     ],
 )
-def test_a_planted_fault_is_found_and_the_list_is_named(run, faulty, kind):
+def test_planted_fault_is_found_with_its_list(run, faulty, kind):
     found: Findings = run(faulty, lists=5_000)
     others = {"not_finite", "not_k", "exceptions"} - {kind}
     assert found.lists == 5_000
@@ -56,7 +56,7 @@ def test_a_planted_fault_is_found_and_the_list_is_named(run, faulty, kind):
     assert "tau=" in found.first
 
 
-def test_every_loss_and_operator_is_clean():
+def test_losses_and_operators_of_the_package_have_no_findings():
     faults = [f"{row.subject}: {row.first}" for row in fuzz(lists=2_000, seed=3) if not row.clean]
     assert not faults
 
@@ -66,12 +66,12 @@ def test_equal_seeds_give_equal_findings():
     assert fuzz_operator(LosesMass, 600, seed=7).first != fuzz_operator(LosesMass, 600, seed=8).first
 
 
-def test_an_unknown_name_is_refused():
+def test_unknown_name_raises():
     with pytest.raises(UnknownNameError, match="did you mean 'dftopk'"):
         fuzz(["dftpk"], lists=10)
 
 
-def test_the_command_counts_and_fails_if_something_was_found(tmp_path, capsys, monkeypatch):
+def test_command_counts_lists_and_fails_if_a_fault_is_found(tmp_path, capsys, monkeypatch):
     from recsys_topk.cli.main import main
 
     target = tmp_path / "findings.json"
@@ -89,14 +89,14 @@ def test_the_command_counts_and_fails_if_something_was_found(tmp_path, capsys, m
 
     monkeypatch.setattr(LapSum, "select", wrong)
     assert main(["fuzz", "lapsum", "--lists", "600"]) == 1
-    said = capsys.readouterr()
-    assert "faults in operator lapsum" in said.out
-    assert "not_k: scores=[" in said.err
+    output = capsys.readouterr()
+    assert "faults in operator lapsum" in output.out
+    assert "not_k: scores=[" in output.err
     assert main(["fuzz", "lapsun"]) == 2
     assert "did you mean 'lapsum'" in capsys.readouterr().err
 
 
-def test_an_interrupted_command_resumes_to_the_findings_of_one_run(tmp_path, capsys, monkeypatch):
+def test_interrupted_command_resumes_to_the_findings_of_one_run(tmp_path, capsys, monkeypatch):
     from recsys_topk.cli.main import main
     from recsys_topk.testing import fuzz as module
 
@@ -114,22 +114,22 @@ def test_an_interrupted_command_resumes_to_the_findings_of_one_run(tmp_path, cap
 
     monkeypatch.setattr(LapSum, "select", wrong)
     whole, part = tmp_path / "whole.json", tmp_path / "part.json"
-    asked = ["fuzz", "lapsum", "--lists", "3000", "--seed", "2", "--json"]
-    assert main([*asked, str(whole)]) == 1
+    command = ["fuzz", "lapsum", "--lists", "3000", "--seed", "2", "--json"]
+    assert main([*command, str(whole)]) == 1
     draw = module.random_lists
     monkeypatch.setattr(module, "random_lists", interrupted)
-    assert main([*asked, str(part)]) == 130
+    assert main([*command, str(part)]) == 130
     assert "(interrupted)" in capsys.readouterr().out
     kept = json.loads(part.read_text())["rows"]
     assert sum(row["batches"] for row in kept) == 4
-    assert main([*asked, str(part), "--resume"]) == 1
+    assert main([*command, str(part), "--resume"]) == 1
     assert json.loads(part.read_text()) == json.loads(whole.read_text())
     drawn = len(calls)
-    assert main([*asked, str(part), "--resume"]) == 1  # nothing is left to try
+    assert main([*command, str(part), "--resume"]) == 1  # all lists are done
     assert len(calls) == drawn
 
 
-def test_a_file_of_other_lists_is_not_resumed(tmp_path, capsys):
+def test_resume_with_other_options_or_without_a_file_fails(tmp_path, capsys):
     from recsys_topk.cli.main import main
 
     file = tmp_path / "findings.json"
@@ -145,7 +145,7 @@ def test_a_file_of_other_lists_is_not_resumed(tmp_path, capsys):
     assert "holds no findings" in capsys.readouterr().err
 
 
-def test_long_lists_are_fewer_where_they_cost_more_and_every_kind_is_drawn():
+def test_random_lists_bound_the_cost_of_long_lists_and_draw_every_kind():
     batches = [random_lists(0, number, cost="n^2") for number in range(64, 364)]
     assert {batch.scores.dtype for batch in batches} == set(DTYPES)
     assert {batch.tau for batch in batches} == set(TEMPERATURES)

@@ -11,7 +11,7 @@ from recsys_topk.testing import check_data_module
 
 
 class Faulty(InMemory):
-    """Changes the batches that its shards make."""
+    """A data module whose batches a subclass can change."""
 
     @staticmethod
     def change(batch):
@@ -196,12 +196,12 @@ FAULTS = {
 }
 
 
-def test_without_a_fault_it_passes():
+def test_data_module_without_a_fault_passes():
     check_data_module(Faulty)
 
 
 @pytest.mark.parametrize(("faulty", "rule"), FAULTS.items(), ids=[cls.__name__ for cls in FAULTS])
-def test_a_fault_in_a_data_module_is_named(faulty, rule):
+def test_fault_in_a_data_module_is_reported(faulty, rule):
     with pytest.raises(AssertionError) as caught:
         check_data_module(faulty, rules=[rule])
     assert f"rule '{rule}'" in str(caught.value)

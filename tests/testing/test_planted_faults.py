@@ -94,7 +94,7 @@ class _Unpicklable:
 
 
 class FailsOnEmptyLists(RankingLoss):
-    """Overrides what the base does for lists without positives, as a hand-written loss would."""
+    """Overrides the handling of lists without positives in the base class."""
 
     label_kind, family, cost = "binary", "listwise", "n"
 
@@ -164,31 +164,31 @@ LOSSES = {
 }
 
 
-def test_a_sound_loss_passes():
+def test_loss_without_a_fault_passes():
     check_loss(Sound)
 
 
 @pytest.mark.parametrize(("faulty", "rule"), LOSSES.items(), ids=[cls.__name__ for cls in LOSSES])
-def test_a_fault_in_a_loss_is_named(faulty, rule):
+def test_fault_in_a_loss_is_reported(faulty, rule):
     with pytest.raises(AssertionError) as caught:
         check_loss(faulty, rules=[rule])
     assert f"rule '{rule}'" in str(caught.value)
     assert faulty.__name__ in str(caught.value)
 
 
-def test_all_broken_rules_are_named_at_once():
+def test_all_broken_rules_are_reported_at_once():
     with pytest.raises(AssertionError) as caught:
         check_loss(CouplesLists)
     for rule in ("lists do not influence each other", "masked items have no effect"):
         assert f"rule '{rule}'" in str(caught.value)
 
 
-def test_an_unknown_rule_is_an_error():
+def test_unknown_rule_raises():
     with pytest.raises(ValueError, match="unknown rules"):
         check_loss(Sound, rules=["ties are nice"])
 
 
-def test_the_offending_input_is_shown():
+def test_report_shows_the_input():
     with pytest.raises(AssertionError, match=r"scores=\[\[.*labels=.*mask=.*k=3"):
         check_loss(IsNegative, [ordinary()])
 
@@ -210,7 +210,7 @@ class IsNotTieFair(SoundOperator):
         return SoftSelection(F.logsigmoid(z), F.logsigmoid(-z), mask)
 
 
-class GivesTheThresholdToOneOfTheTied(SoundOperator):
+class GivesTheGradientToOneTiedItem(SoundOperator):
     def select(self, scores, k, mask):
         top = torch.where(mask, scores, -math.inf).max(-1, keepdim=True)
         z = (scores - scores.gather(1, top.indices)) / self.tau
@@ -269,7 +269,7 @@ OPERATORS = {
     HasASilentSecondDerivativeToo: "second derivatives are correct or raise",
     WorksOutsideTransformsOnly: "torch func transforms agree",
     IsNotTieFair: "ties are fair",
-    GivesTheThresholdToOneOfTheTied: "order of items does not matter",
+    GivesTheGradientToOneTiedItem: "order of items does not matter",
     DoesNotSumToK: "membership is a probability",
     HasInconsistentLogs: "membership is a probability",
     LetsPaddingCompete: "masked items have no effect",
@@ -278,12 +278,12 @@ OPERATORS = {
 }
 
 
-def test_a_sound_operator_passes():
+def test_operator_without_a_fault_passes():
     check_operator(SoundOperator)
 
 
 @pytest.mark.parametrize(("faulty", "rule"), OPERATORS.items(), ids=[cls.__name__ for cls in OPERATORS])
-def test_a_fault_in_an_operator_is_named(faulty, rule):
+def test_fault_in_an_operator_is_reported(faulty, rule):
     with pytest.raises(AssertionError) as caught:
         check_operator(faulty, rules=[rule])
     assert f"rule '{rule}'" in str(caught.value)
@@ -350,24 +350,24 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_a_sound_objective_passes(stages):
+def test_objective_without_a_fault_passes(stages):
     check_objective(SoundObjective, stages)
 
 
 @pytest.mark.parametrize(("faulty", "rule"), OBJECTIVES.items(), ids=[cls.__name__ for cls in OBJECTIVES])
-def test_a_fault_in_an_objective_is_named(faulty, rule):
+def test_fault_in_an_objective_is_reported(faulty, rule):
     with pytest.raises(AssertionError) as caught:
         check_objective(faulty, 2)
     assert f"rule '{rule}'" in str(caught.value)
     assert faulty.__name__ in str(caught.value)
 
 
-def test_long_lists_are_named_by_their_shape():
+def test_long_lists_are_shown_as_their_shape():
     many = Lists(torch.zeros(9, 20), torch.zeros(9, 20), torch.ones(9, 20, dtype=torch.bool), k=3)
     assert str(many) == "lists of shape (9, 20) (float32) k=3"
 
 
-def test_junk_keeps_the_real_items_in_order():
+def test_with_junk_keeps_the_real_items_in_order():
     lists = ordinary()
     wide, where = lists.with_junk()
     assert torch.equal(wide.scores[:, where], lists.scores)

@@ -50,7 +50,7 @@ class DIN(Stage):
         dims = embedding.dims
         if not dims["history"]:
             raise ValueError(
-                f"the stage {self.name!r} attends to the user's history and the schema has no history features; "
+                f"the stage {self.name!r} attends to the user's history, but the schema has no history features; "
                 f"use the stage 'mlp'"
             )
         self.query_dim = embedding.shared_dim or dims["items"]

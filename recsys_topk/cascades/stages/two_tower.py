@@ -43,8 +43,8 @@ class TwoTower(Stage):
         dims = embedding.dims
         if not dims["request"] + dims["history"]:
             raise ValueError(
-                f"the stage {self.name!r} compares a request with items and the schema has neither request nor history "
-                f"features; use the stage 'mlp'"
+                f"the stage {self.name!r} needs request or history features, but the schema has neither; "
+                f"use the stage 'mlp'"
             )
         self.user_tower = MLP([dims["request"], dims["history"]], hidden, activation, batch_norm, initialisation)
         self.item_tower = MLP([dims["items"]], hidden, activation, batch_norm, initialisation)

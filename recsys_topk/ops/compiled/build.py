@@ -26,11 +26,12 @@ FINGERPRINT = hashlib.sha256(b"".join(file.read_bytes() for file in _sources)).h
 class _PackageCache(FunctionCache):
     """Compiled code on disk under a key that changes with every one of the sources.
 
-    Numba's own key changes with the file of a function, and not with the files of the functions that it calls.
+    Numba's own key changes with the file of a function, but not with the files of the functions that it calls. For a
+    function that calls one of its closure, numba's key differs in every process.
     """
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (*super()._index_key(sig, codegen), FINGERPRINT)  # type: ignore[no-untyped-call]
+        return (sig, codegen.magic_tuple(), FINGERPRINT)
 
 
 def _kept(made: Any, function: Any) -> Any:

@@ -15,17 +15,18 @@ from recsys_topk.ops.compiled.arithmetic import (
     i32,
     log1p_positive,
 )
-from recsys_topk.ops.compiled.build import inlined, native
+from recsys_topk.ops.compiled.build import inlined
 from recsys_topk.ops.compiled.lanes import count, places, splat, total, where
-from recsys_topk.ops.compiled.memory import load, store, store_where, write
-from recsys_topk.ops.compiled.selection import begin_list
-from recsys_topk.ops.compiled.tasks import buffer_of, end_list, rows_of, take, task_at, wanted_of
+from recsys_topk.ops.compiled.losses import loss_kernel, loss_rows
+from recsys_topk.ops.compiled.memory import load, store, store_where
 from recsys_topk.ops.task import WIDTH
 
 
 @inlined
-def dftopk_list(task: Any, b: Any, buffer: Any) -> Any:
-    """Write the loss of list b and its gradient; return the state of `begin_list`, and the loss.
+def dftopk(
+    task: Any, buffer: Any, gradient: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any, z: Any
+) -> Any:
+    """Return the loss of a list and write its gradient (see `loss_kernel`).
 
     With u = (x - b) / tau and t = s u, s = -1 for the true items and 1 for the others, the loss of an item is
     softplus(t) and its derivative s m / tau, m in [0, 1]: nothing cancels. The items at x_[k] and x_[k+1] receive
@@ -34,13 +35,7 @@ def dftopk_list(task: Any, b: Any, buffer: Any) -> Any:
     The sum of log(1 + e_i) is log(1 + c), with 1 + c the product of the 1 + e_i.
     """
     n, size, steep = task.items, task.size, ONE / task.tau
-    normal, v, s, w = buffer, buffer + 64, buffer + 64 + 4 * size, buffer + 64 + 8 * size
-    x, y, mask, gradient = rows_of(task, b)
-    state, _, valid, kept, cut, _, _ = begin_list(
-        task.law, x, y, mask, n, size, wanted_of(task, b), -1, task.above, v, s, w, normal
-    )
-    if state != 1:
-        return state, 0.0
+    v, s, _ = loss_rows(buffer, size)
     alpha = task.alpha
     base = cut + alpha * (kept - cut)
     value, pull, kepts, cuts = 0.0, 0.0, i32(0), i32(0)
@@ -67,21 +62,7 @@ def dftopk_list(task: Any, b: Any, buffer: Any) -> Any:
             at = load(v, i)
             moved = load(s, i) + where(at == kept, at_kept, ZERO) + where(at == cut, at_cut, ZERO)
             store_where(gradient, i, where(at > -INFINITY, moved * rate, ZERO), places(i32(i)) < i32(n))
-    return state, value / valid
+    return value / valid
 
 
-@native
-def dftopk_lists(address: Any) -> None:
-    """Do the lists of a task, as one of its threads."""
-    task, buffer = task_at(address), buffer_of(address)
-    while True:
-        part, first, last = take(address)
-        if part < 0:
-            break
-        counted, whole = 0.0, 0.0
-        for b in range(first, last):
-            state, loss = dftopk_list(task, b, buffer)
-            counted += end_list(task, b, state, loss)
-            whole += loss
-        write(task.results, 2 * part, counted)
-        write(task.results, 2 * part + 1, whole)
+dftopk_kernel = loss_kernel(dftopk)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from recsys_topk.ops.compiled.arithmetic import (
+    CLIP,
     DFTOPK,
     HALF,
     INFINITY,
@@ -24,28 +25,30 @@ from recsys_topk.ops.compiled.arithmetic import (
     log_positive,
     magnitude,
 )
-from recsys_topk.ops.compiled.build import inlined, native
+from recsys_topk.ops.compiled.build import inlined
+from recsys_topk.ops.compiled.clip import clip_stage, clip_survival
 from recsys_topk.ops.compiled.lanes import count, places, splat, total, where
 from recsys_topk.ops.compiled.memory import load, read, store, store_where, write
 from recsys_topk.ops.compiled.selection import begin_list
-from recsys_topk.ops.compiled.tasks import buffer_of, clear, take, task_at
+from recsys_topk.ops.compiled.stages import (
+    AT_CUT,
+    AT_KEPT,
+    COUNTED,
+    CUT,
+    KEPT,
+    PULL,
+    SHARE,
+    is_counted,
+    stage_rows,
+)
+from recsys_topk.ops.compiled.tasks import clear, over_lists
 from recsys_topk.ops.compiled.thresholds import distance, threshold
 from recsys_topk.ops.task import WIDTH
-
-STAGE_ROWS = 6  # of a buffer, for each stage; one more for all
-COUNTED, KEPT, CUT, AT_KEPT, AT_CUT, SHARE, PULL = 0, 1, 2, 3, 4, 5, 6  # places in the facts of a stage
-
-
-@inlined
-def stage_rows(buffer: Any, size: Any, m: Any) -> Any:
-    """Return the addresses of the scores, logits, slopes, rises, shares of the density and facts of stage m."""
-    start, row = buffer + 64 + 4 * size * (1 + STAGE_ROWS * m), 4 * size
-    return start, start + row, start + 2 * row, start + 3 * row, start + 4 * row, start + 5 * row
 
 
 @inlined
 def stage_term(
-    task: Any, buffer: Any, m: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any
+    task: Any, buffer: Any, m: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any, z: Any
 ) -> Any:
     """Write the logits, slopes, rises, shares and facts of a stage; return the losses of all and of the true items.
 
@@ -62,15 +65,15 @@ def stage_term(
         cut: x_[k+1].
         mean: Of the scores.
         variance: Of the scores.
+        z: Normal quantile of k.
     """
     size, law, tau, alpha = task.size, task.law, task.tau, task.alpha
     v, u, d, r, w, facts = stage_rows(buffer, size, m)
-    s, steep = buffer + 64, ONE / tau
+    s, steep = buffer, ONE / tau
     base, at, near = cut, ZERO, ZERO
     if law == DFTOPK:
         base = cut + alpha * (kept - cut)
     else:
-        z = read(buffer, 2, f32)
         at, near = threshold(law, v, size, valid, rank, cut, kept - cut, mean, variance, z, tau)
     unit = f32(math.exp(-near))
     whole, own, pull, weight = 0.0, 0.0, 0.0, 0.0
@@ -131,12 +134,12 @@ def survival_loss(task: Any, buffer: Any) -> Any:
     -log q, with the derivative p / q d log p_m / du_m.
     """
     size, law, stages = task.size, task.law, task.stages
-    s, losses = buffer + 64, splat(ZERO)
+    s, losses = buffer, splat(ZERO)
     for i in range(0, size, WIDTH):
         low = splat(INFINITY)
         for m in range(stages):
             _, u, _, _, _, facts = stage_rows(buffer, size, m)
-            if read(facts, COUNTED, f32) > ZERO:
+            if is_counted(facts):
                 logit = load(u, i)
                 low = where(logit < low, logit, low)
         true = load(s, i) < ZERO
@@ -146,7 +149,7 @@ def survival_loss(task: Any, buffer: Any) -> Any:
             p, q = splat(ONE), splat(ZERO)
             for m in range(stages):
                 _, _, d, r, _, facts = stage_rows(buffer, size, m)
-                if read(facts, COUNTED, f32) > ZERO:
+                if is_counted(facts):
                     q = q + load(r, i) * p
                     p = p * load(d, i)
             odds = p / q
@@ -172,7 +175,7 @@ def survivors(law: Any, buffer: Any, size: Any, stages: Any, i: Any, low: Any) -
     p, q = splat(ONE), splat(ZERO)
     for m in range(stages):
         _, u, _, r, _, facts = stage_rows(buffer, size, m)
-        if read(facts, COUNTED, f32) > ZERO:
+        if is_counted(facts):
             logit = load(u, i)
             up = logit > ZERO
             share = exp_negative(low - magnitude(logit))
@@ -221,7 +224,7 @@ def joint_list(task: Any, b: Any, buffer: Any) -> Any:
 
     For an item that is true, the loss of surviving all stages is the sum of its losses in the stages.
     """
-    n, size, stages, lists = task.items, task.size, task.stages, task.lists
+    n, size, stages, lists, law = task.items, task.size, task.stages, task.lists, task.law
     share, joint = 0.0, 0.0
     y = task.labels + 4 * b * n
     mask = task.mask + b * n if task.mask != 0 else 0
@@ -229,21 +232,24 @@ def joint_list(task: Any, b: Any, buffer: Any) -> Any:
         v, _, _, _, w, facts = stage_rows(buffer, size, m)
         x = read(task.scores, m, np.int64) + 4 * b * n
         quota = read(task.quotas, m, np.int64) if task.quotas != 0 else -1
-        state, rank, valid, kept, cut, mean, variance = begin_list(
-            task.law, x, y, mask, n, size, task.k, quota, task.above, v, buffer + 64, w, buffer
+        state, rank, valid, kept, cut, mean, variance, z = begin_list(
+            law, x, y, mask, n, size, task.k, quota, task.above, v, buffer, w
         )
         if state < 0:
-            return np.nan
+            return np.nan, 0.0
         write(facts, COUNTED, ONE if state == 1 else ZERO)
         write(task.counted, m * lists + b, np.uint8(1 if state == 1 else 0))
         loss = 0.0
         if state == 1:
             share = 1.0 / valid
-            loss, own = stage_term(task, buffer, m, rank, valid, kept, cut, mean, variance)
+            if law == CLIP:
+                loss, own = clip_stage(task, buffer, m, rank, kept, cut)
+            else:
+                loss, own = stage_term(task, buffer, m, rank, valid, kept, cut, mean, variance, z)
             joint += own
         write(task.losses, m * lists + b, f32(loss * share))
     if share > 0.0:
-        joint += survival_loss(task, buffer)
+        joint += clip_survival(task, buffer) if law == CLIP else survival_loss(task, buffer)
     write(task.losses, stages * lists + b, f32(joint * share))
     write(task.counted, stages * lists + b, np.uint8(1 if share > 0.0 else 0))
     if task.gradient != 0:
@@ -251,24 +257,12 @@ def joint_list(task: Any, b: Any, buffer: Any) -> Any:
         for m in range(stages):
             before = 4 * n * (m * lists + b)
             _, _, _, _, _, facts = stage_rows(buffer, size, m)
-            if read(facts, COUNTED, f32) > ZERO:
+            if is_counted(facts):
                 write_gradients(task, buffer, m, rate, task.gradient + before, task.joint_gradient + before)
             else:
                 clear(task.gradient + before, n)
                 clear(task.joint_gradient + before, n)
-    return 1.0
+    return 1.0, joint * share
 
 
-@native
-def joint_lists(address: Any) -> None:
-    """Do the lists of a task, as one of its threads."""
-    task, buffer = task_at(address), buffer_of(address)
-    while True:
-        part, first, last = take(address)
-        if part < 0:
-            break
-        done = 0.0
-        for b in range(first, last):
-            done += joint_list(task, b, buffer)
-        write(task.results, 2 * part, done)
-        write(task.results, 2 * part + 1, 0.0)
+joint_kernel = over_lists(joint_list)

@@ -7,6 +7,7 @@ loop then needs the mask, or has a remainder. Arrays are given by their address.
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,15 @@ from recsys_topk.ops.compiled.arithmetic import (
     HALF,
     INFINITY,
     ONE,
-    TWO,
     ZERO,
-    exp_negative,
     f32,
     i32,
-    log_positive,
     number,
     ordered,
 )
 from recsys_topk.ops.compiled.build import inlined
-from recsys_topk.ops.compiled.lanes import count, greatest, least, places, splat, total, where
-from recsys_topk.ops.compiled.memory import load, load_bits, load_where, read, store, write
+from recsys_topk.ops.compiled.lanes import bits_of, count, greatest, least, places, splat, total, where
+from recsys_topk.ops.compiled.memory import load, load_bits, load_where, read, store
 from recsys_topk.ops.task import WIDTH
 
 
@@ -62,15 +60,31 @@ def copy_list(x: Any, y: Any, mask: Any, n: Any, size: Any, above: Any, v: Any, 
     return valid, positives, least(low), greatest(high), shift + mean, total(squares) * share - mean * mean
 
 
+SMALLEST_TAIL = f32(2.0**-24)
+DROPPED = i32(18)  # bits of a float32 that the table ignores; it keeps 5 bits of the mantissa
+FIRST = i32(SMALLEST_TAIL.view(i32) >> DROPPED)
+
+
+def _quantiles() -> Any:
+    """Return z with P(Z > z) = p of a standard normal Z, and the density at z, for 32 values of p per factor of 2."""
+    bits = np.arange(FIRST, (HALF.view(i32) >> DROPPED) + 1, dtype=i32) << DROPPED
+    middles = (bits + (i32(1) << (DROPPED - i32(1)))).view(f32).astype(np.float64)
+    middles[-1] = 0.5
+    law = NormalDist()
+    z = [-law.inv_cdf(p) for p in middles.tolist()]
+    return np.array([[one, law.pdf(one)] for one in z], f32)
+
+
+QUANTILES = _quantiles()
+
+
 @inlined
 def quantile(p: Any) -> Any:
-    """Return (z, density at z) of the standard normal law with P(Z > z) = p, to three digits."""
-    tail = min(p, ONE - p)
-    t = f32(math.sqrt(-TWO * log_positive(max(tail, f32(1e-7)))))
-    top = f32(2.515517) + t * (f32(0.802853) + t * f32(0.010328))
-    z = t - top / (ONE + t * (f32(1.432788) + t * (f32(0.189269) + t * f32(0.001308))))
-    density = f32(0.39894228) * exp_negative(-HALF * z * z)
-    return (z if p < HALF else -z), density
+    """Return (z, density at z) of the standard normal law with P(Z > z) = p, for a p that is up to 2% away."""
+    tail = max(min(p, ONE - p), SMALLEST_TAIL)
+    place = (bits_of(tail) >> DROPPED) - FIRST
+    z = QUANTILES[place, 0]
+    return (z if p < HALF else -z), QUANTILES[place, 1]
 
 
 @inlined
@@ -173,8 +187,7 @@ def keep_best(y: Any, n: Any, size: Any, k: Any, positives: Any, s: Any, w: Any)
 
 @inlined
 def begin_list(
-    law: Any, x: Any, y: Any, mask: Any, n: Any, size: Any, wanted: Any, quota: Any, above: Any, v: Any, s: Any, w: Any,
-    normal: Any,
+    law: Any, x: Any, y: Any, mask: Any, n: Any, size: Any, wanted: Any, quota: Any, above: Any, v: Any, s: Any, w: Any
 ) -> Any:  # fmt: skip
     """Copy a list and find its k-th pair.
 
@@ -191,19 +204,18 @@ def begin_list(
         v: Receives the scores, -inf where masked.
         s: Receives -1 for the true items and 1 for the others.
         w: Overwritten.
-        normal: (4,) float32, k, number of items, quantile and density of the last call, which is often the next.
 
     Returns:
         0 for a list that does not count, 1 for one that does, 2 for one that does but has nothing to tell apart, and -1
-        for one with a score, or a squared score, that is not finite; then k, the number of items, x_[k], x_[k+1], mean
-        and variance.
+        for one with a score, or a squared score, that is not finite; then k, the number of items, x_[k], x_[k+1], the
+        mean and variance of the scores, and the normal quantile of k.
     """
     valid, positives, low, high, mean, variance = copy_list(x, y, mask, n, size, above, v, s)
     rank = i32(min(wanted if wanted >= 0 else np.int64(positives), np.int64(valid)))
     state = i32(positives > 0 and 0 < rank < valid)
     if not (abs(mean) + variance < f32(1e37)):
         state = i32(-1)
-    kept, cut = ZERO, ZERO
+    kept, cut, z = ZERO, ZERO, ZERO
     if state > 0:
         if positives > rank:
             keep_best(y, n, size, rank, positives, s, w)
@@ -216,14 +228,9 @@ def begin_list(
         if rank == valid:  # tied labels make every item true, or the quota lets every item through
             state = i32(2)
         else:
-            if f32(rank) != read(normal, 0, f32) or f32(valid) != read(normal, 1, f32):
-                z, density = quantile(f32(rank) / f32(valid))
-                write(normal, 0, f32(rank))
-                write(normal, 1, f32(valid))
-                write(normal, 2, z)
-                write(normal, 3, density)
+            z, density = quantile(f32(rank) / f32(valid))
             variance = max(variance, ZERO)
             deviation = f32(math.sqrt(variance))
-            slope = deviation / (f32(valid) * read(normal, 3, f32))
-            kept, cut = kth_pair(v, size, valid, rank, low, high, mean + read(normal, 2, f32) * deviation, slope)
-    return state, rank, valid, kept, cut, mean, variance
+            slope = deviation / (f32(valid) * density)
+            kept, cut = kth_pair(v, size, valid, rank, low, high, mean + z * deviation, slope)
+    return state, rank, valid, kept, cut, mean, variance, z

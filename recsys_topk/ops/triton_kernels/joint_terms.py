@@ -47,7 +47,7 @@ def joint_terms_kernel(
         above: Items with a label above this are positive.
         tau: Temperature.
         alpha: Of the dftopk law.
-        LAW: DFTOPK, LOGISTIC or LAPLACE.
+        LAW: DFTOPK, LOGISTIC, LAPLACE or CLIP.
         STAGES: Number of stages.
         HAS_MASK: Whether there is a mask.
         HAS_CUTS: Whether the stages cut at their own quotas.

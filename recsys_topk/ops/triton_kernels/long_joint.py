@@ -60,7 +60,7 @@ def long_joint_kernel(
         tiles: Tiles of a list.
         n: Items of a list.
         tau: Temperature.
-        LAW: DFTOPK, LOGISTIC or LAPLACE.
+        LAW: DFTOPK, LOGISTIC, LAPLACE or CLIP.
         STAGES: Number of stages.
         WRITES: Whether the sums are known, and the gradients are written.
         BLOCK: Items of a tile.

@@ -93,11 +93,25 @@ def true_items(y, positive, positives, k, ROWS: tl.constexpr):  # noqa: N803
 
 
 @triton.jit
+def clamp(p):
+    """Return a clipped membership as it enters a cross-entropy."""
+    return tl.minimum(tl.maximum(p, CLAMP), 1.0 - CLAMP)
+
+
+@triton.jit
 def tails(u, LAW: tl.constexpr):  # noqa: N803
-    """Return log p, log q, d log p / du and -d log q / du of the LOGISTIC (also DFTOPK) or LAPLACE law at u."""
+    """Return log p, log q, d log p / du and -d log q / du at u, q = 1 - p; DFTOPK has the tails of LOGISTIC.
+
+    Under CLIP p is clamped to [1e-6, 1 - 1e-6], and clamped items have the derivative 0.
+    """
     e = tl.exp(-tl.abs(u))
     up = u > 0.0
-    if LAW == LAPLACE:
+    if LAW == CLIP:
+        p, q = clamp(u), clamp(1.0 - u)
+        free = (p == u) & (q == 1.0 - u)
+        log_p, log_q = tl.log(p), tl.log(q)
+        rise, fall = tl.where(free, 1.0 / p, 0.0), tl.where(free, 1.0 / q, 0.0)
+    elif LAW == LAPLACE:
         smaller, larger = -tl.abs(u) - LOG_2, tl.log(1.0 - 0.5 * e)
         slope = e / (2.0 - e)
         log_p, log_q = tl.where(up, larger, smaller), tl.where(up, smaller, larger)
@@ -277,7 +291,7 @@ def law_terms(u, real, true, tau, LAW: tl.constexpr):  # noqa: N803
     elif LAW == CLIP:
         p = tl.minimum(tl.maximum(u, 0.0), 1.0)
         chosen = tl.where(true, p, 1.0 - p)
-        clamped = tl.minimum(tl.maximum(chosen, CLAMP), 1.0 - CLAMP)
+        clamped = clamp(chosen)
         item = -tl.log(clamped)
         d = tl.where((chosen == clamped) & (u > 0.0) & (u < 1.0), sign / clamped, 0.0)
     else:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from recsys_topk.ops.triton_kernels.rows import LAPLACE, log1p_unit, tails
+from recsys_topk.ops.triton_kernels.rows import CLIP, LAPLACE, log1p_unit, tails
 
 
 @triton.jit
 def one_stage_more(u, survived, failed, LAW: tl.constexpr):  # noqa: N803
     """Return log prod_m p_m and log(1 - prod_m p_m) with a stage at u after those of `survived` and `failed`."""
     log_p, log_q, _, _ = tails(u, LAW)
+    if LAW == CLIP:  # a stage that lets all items through has no clamped memberships
+        log_p, log_q = tl.where(u < 1e38, log_p, 0.0), tl.where(u < 1e38, log_q, -1e38)
     fails = tl.maximum(log_q, -1e38) + survived
     more, less = tl.maximum(failed, fails), tl.minimum(failed, fails)
     return survived + log_p, more + log1p_unit(tl.exp(less - more))
@@ -28,8 +30,11 @@ def loss_of_surviving(survived, failed):
 def slope_of_surviving(u, true, survived, failed, LAW: tl.constexpr):  # noqa: N803
     """Return the derivative of the loss of surviving with respect to u of a stage; 0 if u says that it lets all in."""
     log_p, log_q, rise, _ = tails(u, LAW)
-    log_rise = log_q
-    if LAW == LAPLACE:
-        log_rise = tl.where(u > 0.0, log_q - log_p, 0.0)
-    d = tl.where(true, -rise, tl.exp(tl.minimum(survived - failed + log_rise, 0.0)))
+    if LAW == CLIP:  # p is at least 1e-6 in every stage, so nothing overflows
+        d = tl.where(true, -1.0, tl.exp(survived - failed)) * rise
+    else:
+        log_rise = log_q
+        if LAW == LAPLACE:
+            log_rise = tl.where(u > 0.0, log_q - log_p, 0.0)
+        d = tl.where(true, -rise, tl.exp(tl.minimum(survived - failed + log_rise, 0.0)))
     return tl.where(u < 1e38, d, 0.0)

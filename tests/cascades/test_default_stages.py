@@ -46,9 +46,9 @@ def test_default_stages_can_be_built_and_learn_from_every_part(
     model = CascadeModule(schema, k=2)
     assert [config.kind for config in model.cascade.configs] == kinds
     sum(scores.sum() for scores in model(random_batch(schema))).backward()  # type: ignore[union-attr]
-    idle = [name for name, p in model.cascade.named_parameters() if p.requires_grad and p.grad is None]
-    assert idle == []
-    # The table of what can be built is the stages' own: the default takes no stage that refuses these features.
+    untrained_parameters = [name for name, p in model.cascade.named_parameters() if p.requires_grad and p.grad is None]
+    assert untrained_parameters == []
+    # Stages that the default leaves out refuse these features.
     for kind in ("two_tower", "din"):
         refused = kind not in kinds and not (kind == "two_tower" and (request_features or history))
         if refused:
@@ -58,7 +58,7 @@ def test_default_stages_can_be_built_and_learn_from_every_part(
     assert [config.kind for config in default_stages(schema)] == kinds
 
 
-def test_an_explicit_choice_wins() -> None:
+def test_explicit_stages_replace_the_default() -> None:
     schema = Schema(TABLES, (USER,), (ITEM,), (ITEM,))
     model = CascadeModule(schema, [StageConfig("mlp", "only", 4)], k=2)
     assert [config.kind for config in model.cascade.configs] == ["mlp"]
@@ -71,13 +71,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_numbers_alone_train_resume_test_and_predict(here: Path) -> None:
-    said: list[str] = []
+def test_numeric_features_alone_train_resume_test_and_predict(here: Path) -> None:
+    lines: list[str] = []
     loss = "dftopk"
     model = {**CONFIG["model"], "embedding_optimizer": "rowwise_adagrad", "share_embeddings": True, "warmup_steps": 3}
-    whole = TrainingRun({**CONFIG, "loss": loss, "model": model, "name": "whole"}, log_line=said.append)
+    whole = TrainingRun({**CONFIG, "loss": loss, "model": model, "name": "whole"}, log_line=lines.append)
     metrics = whole.fit()
-    assert "no embedding tables" in "\n".join(said)
+    assert "no embedding tables" in "\n".join(lines)
     untrained = {**CONFIG, "loss": loss, "model": {**model, "lr": 0.0}, "name": "untrained"}
     assert metrics["val/ranking_ndcg@3"] > TrainingRun(untrained).fit()["val/ranking_ndcg@3"] + 0.1
     assert "kind: mlp" in (whole.directory.path / "config.yaml").read_text()
@@ -101,7 +101,7 @@ def test_numbers_alone_train_resume_test_and_predict(here: Path) -> None:
 
 
 @pytest.mark.parametrize("quota", [2, 3, 50])
-def test_one_stage_keeps_its_quota_whatever_k_is(quota: int) -> None:
+def test_single_stage_keeps_its_quota_for_any_k(quota: int) -> None:
     data = NumericOnly()
     model = CascadeModule(data.schema, [StageConfig("mlp", "only", quota)], k=3)
     batch = next(iter(data.test_dataloader()))

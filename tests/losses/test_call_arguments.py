@@ -1,4 +1,4 @@
-"""Calls as people write them: any integer as k, and errors that say what to type."""
+"""Losses accept any integer type as k, and errors name the right call."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ Y = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]])
 
 
 @pytest.mark.parametrize("k", [np.int64(2), np.uint8(2), torch.tensor(2), torch.tensor(2, dtype=torch.int32)])
-def test_any_integer_is_k(k):
+def test_k_may_be_any_integer_type(k):
     expected = DFTopKLoss(k=2)(X, Y)
     assert torch.equal(DFTopKLoss(k=k)(X, Y), expected)
     assert torch.equal(DFTopKLoss(k=1)(X, Y, k=k), expected)
@@ -25,7 +25,7 @@ def test_k_is_described_as_a_plain_int():
     assert type(describe(LapSumLoss(k=torch.tensor(2)))["init_args"]["k"]) is int
 
 
-def test_a_scalar_tensor_is_k_under_compilation():
+def test_k_may_be_a_scalar_tensor_under_compilation():
     torch.compiler.reset()
     compiled = torch.compile(DFTopKLoss(), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(X, Y, k=torch.tensor(2)), DFTopKLoss(k=2)(X, Y))
@@ -34,7 +34,7 @@ def test_a_scalar_tensor_is_k_under_compilation():
 @pytest.mark.parametrize(
     "k", [2.5, np.float64(2.0), torch.tensor(2.5), "two", True, np.bool_(True), torch.tensor(True)]
 )
-def test_a_k_that_is_not_an_integer_raises(k):
+def test_non_integer_k_raises(k):
     with pytest.raises((TypeError, ValueError), match="k must"):
         DFTopKLoss(k=k)
     with pytest.raises(TypeError, match="k must"):
@@ -42,14 +42,14 @@ def test_a_k_that_is_not_an_integer_raises(k):
 
 
 @pytest.mark.parametrize("k", [np.int64(-1), torch.tensor(-1)])
-def test_negative_integers_are_refused(k):
+def test_negative_k_raises(k):
     with pytest.raises(ValueError, match=r"non-negative int.*got -1"):
         DFTopKLoss(k=k)
     with pytest.raises(ValueError, match="must not be negative, got -1"):
         DFTopKLoss()(X, Y, k=k)
 
 
-def test_the_error_for_class_indices_names_one_hot():
+def test_error_for_class_indices_names_one_hot():
     with pytest.raises(
         ValueError, match=r"index of one positive item per list, pass torch.nn.functional.one_hot\(labels, 4\)"
     ):
@@ -65,7 +65,7 @@ def test_the_error_for_class_indices_names_one_hot():
         ((), r"scores\[None, :\]"),
     ],
 )
-def test_the_error_for_other_shapes_names_the_right_call(shape, hint):
+def test_error_for_wrong_shapes_names_the_right_call(shape, hint):
     with pytest.raises(ValueError, match=hint):
         DFTopKLoss(k=1)(torch.zeros(shape), torch.zeros(shape))
     with pytest.raises(ValueError, match=hint):
@@ -74,7 +74,7 @@ def test_the_error_for_other_shapes_names_the_right_call(shape, hint):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
-def test_nested_tensors_are_refused_with_the_call_that_works(layout):
+def test_error_for_nested_tensors_names_the_right_call(layout):
     rows = [torch.tensor([0.3, -0.2, 0.5]), torch.tensor([1.0, 2.0])]
     scores = torch.nested.nested_tensor(rows, layout=layout)
     with pytest.raises(TypeError, match=r"loss\(scores.values\(\), labels.values\(\), lengths=scores.offsets\(\).diff"):
@@ -85,7 +85,7 @@ def test_nested_tensors_are_refused_with_the_call_that_works(layout):
         torch.testing.assert_close(value, torch.stack(alone).mean())
 
 
-def test_a_misspelt_option_names_the_class_and_the_nearest():
+def test_error_for_misspelt_option_names_the_class_and_a_suggestion():
     with pytest.raises(TypeError, match="DFTopKLoss has no option 'taau'; did you mean 'tau'"):
         DFTopKLoss(taau=1)
     with pytest.raises(TypeError, match="LapSumLoss has no option 'reductoin'; did you mean 'reduction'"):

@@ -56,7 +56,7 @@ def feed(metric, scores, labels, mask):
 
 @pytest.mark.parametrize("name", METRICS)
 @pytest.mark.parametrize("size", [1, 4, 36, 37])
-def test_the_result_does_not_depend_on_the_batch_size(name, size):
+def test_result_does_not_depend_on_the_batch_size(name, size):
     whole, parts = METRICS[name](), METRICS[name]()
     feed(whole, *data())
     for batch in zip(*(t.split(size) for t in data()), strict=True):
@@ -67,7 +67,7 @@ def test_the_result_does_not_depend_on_the_batch_size(name, size):
     assert whole.compute().dtype == torch.float32
 
 
-def test_the_mean_is_over_the_lists_counted():
+def test_result_is_the_mean_over_counted_lists():
     scores, labels, mask = data()
     values, counted = functional.recall_at(scores, labels, mask, k=3, m=4)
     metric = RecallAt(3, 4)
@@ -92,7 +92,7 @@ def test_metrics_can_be_reset_pickled_and_copied(name):
 
 
 def test_float64_sums_do_not_drift():
-    """A float32 sum of 3e7 ones stops growing; here the state is fed such a sum."""
+    """A float32 sum of ones stops growing at 2^24; the state starts above that."""
     metric = RecallAt(1, 1)
     metric.update(torch.ones(1, 1), torch.ones(1, 1))
     metric.total.fill_(2.0**25)
@@ -101,7 +101,7 @@ def test_float64_sums_do_not_drift():
     assert metric.total == 2.0**25 + 1
 
 
-def test_without_any_list_the_result_is_nan():
+def test_result_without_counted_lists_is_nan():
     metric = RecallAt(1, 1)
     metric.update(torch.ones(2, 3), torch.zeros(2, 3))
     assert metric.compute().isnan()
@@ -109,14 +109,14 @@ def test_without_any_list_the_result_is_nan():
 
 
 @pytest.mark.parametrize("file", ["metric_recall_atk_rax", "metric_precision_atk_rax"])
-def test_recall_is_rax(file):
-    """Rax divides by the number of positives: k large. With as many positives as places, precision is the same."""
+def test_recall_matches_rax(file):
+    """Rax divides by the number of positives, which a large k does here. Precision is equal in these cases."""
     for case in cases(file):
         values, _ = functional.recall_at(case.scores, case.labels, case.mask, k=10**6, m=case.k)
         assert values.tolist() == pytest.approx(case.raw["per_list"], abs=case.tolerance)
 
 
-def test_recall_of_everything_is_one():
+def test_recall_of_all_items_matches_rax():
     for case in cases("metric_recall_rax"):
         values, _ = functional.recall_at(case.scores, case.labels, case.mask, k=10**6, m=10**6)
         assert values.tolist() == pytest.approx(case.raw["per_list"], abs=case.tolerance)
@@ -132,8 +132,8 @@ BY_RAX = {
 
 @pytest.mark.parametrize("cut", [True, False])
 @pytest.mark.parametrize("name", BY_RAX)
-def test_each_list_is_rax(name, cut):
-    """Rax has no list without a positive here; without a cut, precision is that of the whole list."""
+def test_rank_metrics_match_rax(name, cut):
+    """All lists of these cases have a positive. Without a cut, precision is that of the whole list."""
     for case in cases(f"{name}_atk_rax" if cut else f"{name}_rax"):
         k = case.k if cut else case.scores.shape[1] if name == "metric_precision" else None
         values, counted = BY_RAX[name](case.scores, case.labels, case.mask, k=k)
@@ -142,7 +142,7 @@ def test_each_list_is_rax(name, cut):
 
 
 @pytest.mark.parametrize("file", ["metric_ndcg_rax", "metric_ndcg_atk_rax", "metric_ndcg_atk_tfr"])
-def test_ndcg_is_rax_and_tfr(file):
+def test_ndcg_matches_rax_and_tfr(file):
     for case in cases(file):
         cut = case.k if "atk" in file else None
         values, _ = functional.ndcg_at(case.scores, case.labels, case.mask, k=cut)
@@ -155,7 +155,7 @@ WORKER = """
 import sys
 import torch
 import torch.distributed as dist
-from tests.metrics.test_shells import METRICS, data, feed
+from tests.metrics.test_classes import METRICS, data, feed
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

@@ -1,4 +1,4 @@
-"""Warnings and errors of losses: bad labels raise with `validate`, and batches of skipped lists warn once."""
+"""Bad labels raise with `validate`, and a batch in which all lists are skipped warns once."""
 
 import math
 import warnings
@@ -20,7 +20,9 @@ def test_validation_names_bad_labels(name, bad):
     loss = get(name, k=2, validate=True)
     with pytest.raises(ValueError, match=r"labels must be finite and >= 0.*labels\[1, 2\] = (nan|-1|inf)"):
         loss(SCORES, labels)
-    loss(SCORES, labels, torch.tensor([[True] * 6, [True, True, False, True, True, True]]))  # a masked one may be bad
+    loss(
+        SCORES, labels, torch.tensor([[True] * 6, [True, True, False, True, True, True]])
+    )  # masked labels are not checked
 
 
 @pytest.mark.parametrize("bad", [math.nan, -1.0])
@@ -40,7 +42,7 @@ def test_validation_names_bad_weights(bad):
     ],
     ids=["nan", "negative", "masked", "covered", "both"],
 )
-def test_a_batch_of_skipped_lists_warns_once_with_the_reason(labels, mask, message):
+def test_batch_of_skipped_lists_warns_once_with_the_reason(labels, mask, message):
     loss = DFTopKLoss(k=3)
     with pytest.warns(UserWarning, match=message):
         assert loss(SCORES, labels, mask) == 0.0
@@ -49,7 +51,7 @@ def test_a_batch_of_skipped_lists_warns_once_with_the_reason(labels, mask, messa
         loss(SCORES, labels, mask)
 
 
-def test_a_k_that_covers_every_list_warns():
+def test_k_that_covers_every_list_warns():
     with pytest.warns(UserWarning, match=r"DFTopKLoss skipped every list.*choose 1 <= k < 6") as caught:
         assert DFTopKLoss(k=100)(SCORES, LABELS) == 0.0
     assert caught[0].filename == __file__
@@ -61,7 +63,7 @@ def test_labels_below_the_threshold_warn():
 
 
 @pytest.mark.parametrize("name", registry.available())
-def test_a_batch_with_some_skipped_lists_does_not_warn(name):
+def test_batch_with_some_skipped_lists_does_not_warn(name):
     labels = LABELS * torch.tensor([[1.0], [0.0]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -71,7 +73,7 @@ def test_a_batch_with_some_skipped_lists_does_not_warn(name):
 
 @pytest.mark.filterwarnings("ignore:.*skipped every list")
 @pytest.mark.parametrize("name", registry.available())
-def test_counted_lists_are_the_lists_with_a_loss(name):
+def test_counted_lists_are_the_lists_that_enter_the_mean(name):
     draw = torch.Generator().manual_seed(0)
     scores, mask = torch.randn(400, 5, generator=draw), torch.rand(400, 5, generator=draw) < 0.6
     labels = torch.randint(0, 3, (400, 5), generator=draw) * (torch.rand(400, 5, generator=draw) < 0.4)
@@ -80,7 +82,7 @@ def test_counted_lists_are_the_lists_with_a_loss(name):
     counted = loss.counted_lists(labels, mask, k=k)
     assert 20 < counted.sum() < 380
     assert (loss(scores, labels, mask, k=k)[~counted] == 0.0).all()
-    # The others make up the mean.
+    # The mean is over the counted lists.
     loss.reduction = "mean"
     torch.manual_seed(0)
     if loss.operator is None or loss.operator.deterministic:

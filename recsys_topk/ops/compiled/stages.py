@@ -1,0 +1,25 @@
+"""Where the kernel of the joint objective keeps the numbers of each stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recsys_topk.ops.compiled.arithmetic import ZERO, f32
+from recsys_topk.ops.compiled.build import inlined
+from recsys_topk.ops.compiled.memory import read
+
+STAGE_ROWS = 6  # rows of a buffer per stage; one more row holds the signs of the items
+COUNTED, KEPT, CUT, AT_KEPT, AT_CUT, SHARE, PULL = 0, 1, 2, 3, 4, 5, 6  # places in the facts of a stage
+
+
+@inlined
+def stage_rows(buffer: Any, size: Any, m: Any) -> Any:
+    """Return the addresses of the scores, logits, slopes, rises, shares of the density and facts of stage m."""
+    start, row = buffer + 4 * size * (1 + STAGE_ROWS * m), 4 * size
+    return start, start + row, start + 2 * row, start + 3 * row, start + 4 * row, start + 5 * row
+
+
+@inlined
+def is_counted(facts: Any) -> Any:
+    """Return whether the list counts in the stage with these facts."""
+    return read(facts, COUNTED, f32) > ZERO
