@@ -17,7 +17,7 @@ from torch import Tensor
 from recsys_topk.numerics import at_least_float32, float32_island
 from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
-from recsys_topk.ops.parallel import add_up, checked, number_of_parts, over_lists
+from recsys_topk.ops.parallel import add_up, checked, number_of_parts, run_parts
 from recsys_topk.ops.pooled_dot import gather
 
 # On a CPU a block should fit the L2 cache (measured: 640 KB to 1.3 MB is best); on a GPU it has to fit the memory.
@@ -49,7 +49,7 @@ class _Compiled(torch.autograd.Function):
         ctx.save_for_backward(history, items, weight, candidates, lengths)
         logits = history.new_empty(*candidates.shape, history.shape[1])
         arrays = [x.numpy() for x in (history, lengths, items, candidates, weight, logits)]
-        over_lists(lambda _, first, last: attention_forward(first, last, *arrays), len(history))
+        run_parts(attention_forward, len(history), *arrays)
         return logits
 
     @staticmethod
@@ -63,13 +63,9 @@ class _Compiled(torch.autograd.Function):
         parts = number_of_parts(len(history))
         grad_history = torch.zeros_like(history)
         grad_items, grad_weight = items.new_zeros(parts, *items.shape), weight.new_zeros(parts, *weight.shape)
-        arrays = [x.numpy() for x in (history, lengths, items, candidates, weight, grad.contiguous(), grad_history)]
-
-        def run(part: int, first: int, last: int) -> None:
-            own = (grad_items[part].numpy(), grad_weight[part].numpy())  # lists share items: one sum per part
-            attention_backward(first, last, *arrays, *own)
-
-        over_lists(run, len(history))
+        inputs = (history, lengths, items, candidates, weight, grad.contiguous())
+        outputs = (grad_history, grad_items, grad_weight)
+        run_parts(attention_backward, len(history), *(x.numpy() for x in (*inputs, *outputs)))
         summed = add_up(grad_items)
         whole_weight = grad_weight.sum(0) + (summed * items).sum(0)
         return grad_history, summed.mul_(weight), whole_weight, None, None
@@ -159,6 +155,7 @@ def _textbook(history: Tensor, items: Tensor, weight: Tensor) -> Tensor:
 
 @jit
 def attention_forward(
+    part: int,
     first: int,
     last: int,
     history: Floats,
@@ -197,6 +194,7 @@ def attention_forward(
 
 @jit
 def attention_backward(
+    part: int,
     first: int,
     last: int,
     history: Floats,
@@ -213,7 +211,7 @@ def attention_backward(
 
     grad_history = weight sum_n s. grad_items is stored without the factor weight (sum_l s, summed over the lists).
     grad_weight gets only the contribution of the history to sum s (history + items). The caller completes both from
-    the sums.
+    the sums. Lists share items and weight, so that each part adds to its own grad_items[part] and grad_weight[part].
     """
     width, number = history.shape[2], candidates.shape[1]
     sums = np.empty((4, width), np.float32)
@@ -242,13 +240,13 @@ def attention_backward(
                     a3[h] += s3
                     out[h] += (s0 + s1) + (s2 + s3)
             for i in range(min(4, number - n)):
-                target, total = grad_items[candidates[b, n + i]], sums[i]
+                target, total = grad_items[part, candidates[b, n + i]], sums[i]
                 for h in range(width):
                     target[h] += total[h]
         for l in range(lengths[b]):  # noqa: E741
             view, out = history[b, l], grad_history[b, l]
             for h in range(width):
-                grad_weight[h] += out[h] * view[h]
+                grad_weight[part, h] += out[h] * view[h]
                 out[h] *= weight[h]
 
 

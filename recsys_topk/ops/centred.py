@@ -1,4 +1,4 @@
-"""Lists moved so that their k-th pair lies at 0, where floating point is finest, and where their threshold lies."""
+"""Shift lists so that their k-th pair is near 0, where rounding errors are smallest, and bound their threshold."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from recsys_topk.ops.kth_pair import kth_values
 
 
 def centred(filled: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
-    """Return x - x_[k+1], (B, N), and x_[k] - x_[k+1], (B, 1); the shift is a constant for the gradient.
+    """Return x - x_[k+1], (B, N), and x_[k] - x_[k+1], (B, 1). The shift has no gradient.
 
-    A threshold near 1e7 has a rounding error of 1/2 in float32, however close together the scores are. The difference
-    of two scores has none, or one relative to itself. For a membership that does not change when all scores of a list
-    are shifted, the gradient is the same.
+    A threshold near 1e7 has a rounding error of 1/2 in float32, even if all scores are close together. The difference
+    of two scores has a small relative error. The gradient is correct for a membership that does not change when all
+    scores of a list are shifted.
 
     Args:
         filled: (B, N), -inf where masked.
@@ -33,13 +33,15 @@ def centred(filled: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
 def threshold_bracket(gap: Tensor, k: Tensor, count: Tensor, tau: Tensor | float) -> tuple[Tensor, Tensor]:
     """Return bounds of the threshold b at which sum_i F((x_i - b) / tau) = k, (B, 1) each.
 
-    F is the logistic or the Laplace distribution function: symmetric, with (log F)' at most 1 everywhere and at least
-    1/2 on the left half, so that (log F)'(u) + (log F)'(v) >= 1 for u + v <= 0. With centred lists (x_[k] = gap,
-    x_[k+1] = 0) and tau = 1, what the others take, between F(-b) and (n - k) F(-b), equals what the first k lack,
-    between F(b - gap) and k F(b - gap). The log of F(-b) / F(b - gap) is 0 at gap / 2 and falls by 1 at least per unit
-    of b, hence gap / 2 - log k <= b <= gap / 2 + log(n - k).
+    F is the logistic or the Laplace distribution function. F is symmetric, and (log F)' is at most 1 everywhere and at
+    least 1/2 for negative arguments, so that (log F)'(u) + (log F)'(v) >= 1 for u + v <= 0. Let the list be centred
+    (x_[k] = gap, x_[k+1] = 0) and tau = 1. The sum of F over the other items is between F(-b) and (n - k) F(-b). It
+    equals the sum of 1 - F over the first k items, which is between F(b - gap) and k F(b - gap). The log of
+    F(-b) / F(b - gap) is 0 at gap / 2 and decreases by at least 1 per unit of b. Hence
+    gap / 2 - log k <= b <= gap / 2 + log(n - k).
 
-    For a fraction m < k < m + 1, with x_[m+1] = 0: (n - m) F(-b) >= k - m and (m + 1) F(b) >= m + 1 - k, F Laplace's.
+    For a fractional k, m < k < m + 1, with x_[m+1] = 0 and the Laplace F: (n - m) F(-b) >= k - m and
+    (m + 1) F(b) >= m + 1 - k.
 
     Args:
         gap: (B, 1).
@@ -64,9 +66,10 @@ def threshold_bracket(gap: Tensor, k: Tensor, count: Tensor, tau: Tensor | float
 
 
 def halvings(items: int, k: Tensor, dtype: torch.dtype) -> int:
-    """Return how often to halve the bracket of `threshold_bracket` until its middle is within tau / 2 of the threshold.
+    """Return the number of bisections of `threshold_bracket` after which its middle is within tau / 2 of the threshold.
 
-    The bracket is tau (log k + log(n - k)) <= 2 tau log(n / 2) wide; a fraction adds the log of the smallest number.
+    The width of the bracket is tau (log k + log(n - k)) <= 2 tau log(n / 2). A fractional k adds the log of the
+    smallest positive float.
     """
     width = 2.0 * math.log(max(items, 2) / 2.0)
     if k.is_floating_point():

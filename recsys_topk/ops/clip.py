@@ -14,8 +14,9 @@ from recsys_topk.ops.dispatch import closed_form, may_read, operation, sampled, 
 from recsys_topk.ops.from_threshold import from_threshold
 
 MAX_STEPS = 100
-# Steps where nobody may look whether t still moves. The bracket is less than 2 wide, or the first guess is exact (the
-# k-th pair is 1 or more apart). Halved once per bit, its middle is within eps / 2 of t, and the sum within N eps / 2.
+# Newton steps after the bisections, where values may not be read. Either the first guess is exact (z_[k] - z_[k+1] is 1
+# or more), or the bracket is less than 2 wide. After one bisection per bit its middle is within eps / 2 of t, and the
+# sum within N eps / 2 of k.
 LAST_STEPS = 2
 
 
@@ -68,7 +69,7 @@ def clip_threshold(z: Tensor, gap: Tensor, k: Tensor) -> Tensor:
     """Return t with sum_i clip(z_i - t, 0, 1) = k for each list, (B, 1), without gradient.
 
     Newton's method from the midpoint of the k-th pair, inside a bracket. The sum is piecewise linear in t, so a step
-    is exact once no item becomes, or stops being, fractional. Where values may not be read, the number of steps is
+    is exact once no item becomes, or stops being, fractional. If values may not be read, the number of steps is
     fixed: the bracket is halved down to the precision of t.
 
     Args:

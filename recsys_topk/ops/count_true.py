@@ -1,4 +1,4 @@
-"""How many entries of each row are true."""
+"""Count the true entries of each row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recsys_topk.ops.dispatch import is_real, operation, sampled
 
 @operation
 def count_true(mask: Tensor) -> Tensor:
-    """Return how many entries of each row of a boolean (B, N) tensor are true, (B,) int64.
+    """Return the number of true entries of each row of a boolean (B, N) tensor, (B,) int64.
 
     Example:
         >>> count_true(torch.tensor([[True, False, True]]))
@@ -30,7 +30,7 @@ def _numpy(mask: Tensor) -> Tensor:
 
 @operation
 def every(x: Tensor) -> bool:
-    """Return whether no entry is zero (reads the tensor)."""
+    """Return whether all entries are nonzero. This reads the tensor."""
     return bool(x.all())
 
 
@@ -40,7 +40,7 @@ def _every_numpy(x: Tensor) -> bool:
 
 
 def count_rows(a: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return how many entries of each row are true: the narrower the sum, the more bytes numpy adds at once."""
+    """Return the number of true entries of each row. numpy adds faster in a narrower integer type."""
     if len(a) == 1:
         return np.array([np.count_nonzero(a)])
     narrow = np.uint16 if a.shape[1] < 2**16 else np.uint32

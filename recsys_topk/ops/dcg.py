@@ -1,4 +1,4 @@
-"""The pieces of (N)DCG that losses and metrics share: gains of labels, discounts of ranks, the ideal DCG."""
+"""The parts of (N)DCG that losses and metrics share: gains of labels, discounts of ranks, the ideal DCG."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LogBase = Literal["2", "e"]
 
 
 def check_gain(gain: str) -> Gain:
-    """Return `gain`, or raise unless it is one of the two."""
+    """Return `gain`. Raise if it is unknown."""
     if gain == "linear":
         return "linear"
     if gain == "exponential":
@@ -26,7 +26,7 @@ def check_gain(gain: str) -> Gain:
 def gains(labels: Tensor, gain: Gain) -> Tensor:
     """Return g(y) = y (linear) or 2^y - 1 (exponential), the shape of `labels`.
 
-    An exponential gain is for small grades (0 to 4, say): a label of 29 would weigh half a billion times one of 0.
+    Use the exponential gain for small grades, e.g. 0 to 4. A label of 29 has a gain of half a billion.
 
     Example:
         >>> gains(torch.tensor([0.0, 1.0, 3.0]), "exponential")
@@ -46,7 +46,7 @@ def discount(ranks: Tensor, dtype: torch.dtype, base: float = 2.0) -> Tensor:
 
 
 def rank_discounts(n: int, k: int | Tensor | None, like: Tensor, base: float = 2.0) -> Tensor:
-    """Return D(1..n), 0 beyond rank k: (n,), or (B, n) for one k per list."""
+    """Return D(1), ..., D(n) with 0 after rank k: (n,), or (B, n) for one k per list."""
     ranks = torch.arange(1, n + 1, device=like.device)
     values = discount(ranks, like.dtype, base)
     if k is None:
@@ -59,7 +59,7 @@ def ideal_dcg(label_gains: Tensor, k: int | Tensor | None = None, base: float = 
 
     Args:
         label_gains: (B, N), 0 where masked.
-        k: Where to cut, an int or one int per list; None = nowhere.
+        k: Number of ranks that count, an int or one int per list; None = all.
         base: Base of the logarithm.
     """
     ordered = sorted_descending(label_gains)
@@ -69,8 +69,8 @@ def ideal_dcg(label_gains: Tensor, k: int | Tensor | None = None, base: float = 
 def normalised_gains(labels: Tensor, gain: Gain, mask: Tensor, k: int | Tensor | None = None) -> Tensor:
     """Return g(y_i) / ideal DCG@k of each list, (B, N); 0 where masked, and in lists whose ideal DCG is 0.
 
-    The exponential gain is taken relative to the largest label of its list, which the division undoes, so that no
-    label overflows.
+    Exponential gains are computed relative to the largest label of the list, so that they cannot overflow. This does
+    not change the quotient.
 
     Example:
         >>> normalised_gains(torch.tensor([[200.0, 0.0]]), "exponential", torch.ones(1, 2, dtype=torch.bool))

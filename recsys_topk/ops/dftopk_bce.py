@@ -16,10 +16,11 @@ from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.kth_pair import Array, Bools, add_shared, kth_pair, pair_numpy, scratch
 from recsys_topk.ops.logistic import logistic_logs
 
-# Up to this many items in the batch the number of calls decides, and beyond it the number of passes over memory.
+# The time of batches of at most this many items depends on the number of calls, that of larger ones on the number of
+# passes over memory.
 SHORT = 4096
 
-# Halves of rows shorter than this are not worth folding.
+# Rows are folded as long as their halves have this many items.
 FOLD_FROM = 64
 
 
@@ -50,7 +51,7 @@ def dftopk_bce(
     """
     valid = full_mask(scores) if mask is None else mask
     x = scores
-    if counted is not None:  # lists that are left out become lists of equal scores
+    if counted is not None:  # lists that do not count are replaced by equal scores
         row = counted[:, None]
         x, target, k = torch.where(row, x, 0.0), target & row, torch.where(counted, k, 1)
         valid = valid if mask is None else valid | ~row
@@ -71,7 +72,7 @@ def _numpy(scores: Tensor, *rest: Any) -> Tensor:
 
 
 class _Task(NamedTuple):
-    """All that the fused loss needs besides the scores (every argument of a Function's `apply` costs time)."""
+    """The arguments of the fused loss other than the scores; every argument of ``Function.apply`` takes time."""
 
     target: Tensor
     mask: Tensor | None
@@ -87,7 +88,7 @@ class _FusedBCE(torch.autograd.Function):
 
     With s_i = 1 - 2 y_i and t_i = s_i (x_i - theta) / tau the loss of an item is softplus(t_i) and its derivative
     g_i = s_i sigmoid(t_i) / tau, free of cancellation for both targets; the items at x_[k] and x_[k+1] then receive
-    -alpha and -(1 - alpha) times the sum of g. Masked scores are -inf here, and drop out of every term by themselves.
+    -alpha and -(1 - alpha) times the sum of g. Masked scores are -inf here, so all their terms are 0.
     """
 
     @staticmethod
@@ -107,7 +108,7 @@ class _FusedBCE(torch.autograd.Function):
         items = a.shape[1] if task.items is None else np.maximum(task.items.numpy(), 1).astype(a.dtype)
         ctx.short = a.size <= SHORT
         terms = _short_terms if ctx.short else _long_terms
-        with np.errstate(invalid="ignore", over="ignore"):  # of scores that are not finite
+        with np.errstate(invalid="ignore", over="ignore"):  # scores may be infinite or NaN
             theta = cut + a.dtype.type(alpha) * (kept - cut)
             total, gradient = terms(a, theta, target, tau, ctx.needs_input_grad[0])
         if gradient is not None:
@@ -126,13 +127,13 @@ class _FusedBCE(torch.autograd.Function):
         scores, gradient = ctx.saved_tensors
         if wants_graph():
             return through_reference(lambda x: dftopk_bce.reference(x, *ctx.task), [scores], [grad])[0], None
-        if not ctx.short:  # a short one has been divided already
+        if not ctx.short:  # the gradient of a short batch is already divided
             grad = grad / (ctx.items if isinstance(ctx.items, int) else torch.from_numpy(ctx.items))
         return gradient * (grad if grad.shape[0] == 1 else grad.unsqueeze(1)), None
 
 
 def _short_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradient: bool) -> tuple[Array, Array | None]:
-    """Return the sum of the item losses of each list, (B,), and s sigmoid(t) / tau, (B, N): few calls, in numpy."""
+    """Return the sum of the item losses of each list, (B,), and s sigmoid(t) / tau, (B, N), with few calls of numpy."""
     sign = (0.5 - target.astype(a.dtype)) * a.dtype.type(2.0 / tau)
     t = (a - theta) * sign
     e = np.exp(-np.abs(t))
@@ -141,7 +142,7 @@ def _short_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradien
 
 
 def _long_terms(a: Array, theta: Array, target: Bools, tau: float, with_gradient: bool) -> tuple[Array, Array | None]:
-    """Return what `_short_terms` returns: few passes, in place, in torch."""
+    """Return the same as `_short_terms`, with few passes over memory, in place, in torch."""
     sign, e = (torch.from_numpy(buffer) for buffer in scratch(a, 2))
     np.copyto(sign.numpy(), target)
     sign.mul_(-2.0 / tau).add_(1.0 / tau)

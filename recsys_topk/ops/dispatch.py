@@ -1,15 +1,17 @@
-"""Which implementation of an operation serves a call: one switch, one dispatcher, one rule for gradients of gradients.
+"""Select the implementation of an operation.
 
-An operation is a function of tensors with a torch reference and, beside it, faster backends. A call goes to the first
-backend that serves it; the reference serves everything else: other devices and dtypes, `torch.compile`, `torch.func`.
+An operation is a function of tensors with a torch reference and faster backends. A call goes to the first backend that
+supports its arguments. The reference handles all other calls: other devices and dtypes, `torch.compile`, `torch.func`.
 
-The switch is the environment variable ``RECSYS_TOPK_BACKEND``, read when the package is imported, or `backend`:
+The environment variable ``RECSYS_TOPK_BACKEND``, read when the package is imported, or the context manager `backend`
+restricts the choice:
 
-- ``auto`` (default): the fastest backend that serves the call;
-- ``torch``: the references alone;
-- ``numpy``, ``numba``, ``triton``: that backend where an operation has it and it serves the call, else the reference.
+- ``auto`` (default): the fastest backend that supports the call.
+- ``torch``: only the references.
+- ``numpy``, ``numba``, ``triton``: this backend if the operation has it and it supports the call, otherwise the
+  reference.
 
-Under `torch.compile` the switch is read when a function is traced, and only the backends that say so are taken.
+Under `torch.compile` the setting is read when a function is traced, and only backends with ``traced=True`` are used.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ from recsys_topk.registry import suggest
 SWITCH = "RECSYS_TOPK_BACKEND"
 BACKENDS = ("numpy", "numba", "triton")
 MODES = ("auto", "torch", *BACKENDS)
-OLDEST_NUMBA = (0, 68)  # the compiled loops name LLVM's instructions as this version does
+OLDEST_NUMBA = (0, 68)  # the compiled loops use the names of LLVM instructions of this version
 INSTALL = {"numba": "pip install 'recsys-topk[fast]'", "triton": "pip install triton", "numpy": "pip install numpy"}
 
-# Triton's interpreter runs kernels on the CPU, slowly. It is chosen before triton is imported, and for tests.
+# Triton's interpreter runs kernels on the CPU, slowly. The tests use it. It must be set before triton is imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 P = ParamSpec("P")
@@ -69,7 +71,7 @@ _mode: ContextVar[str] = ContextVar("backend", default=_from_environment)
 
 
 def current_backend() -> str:
-    """Return what the switch is set to."""
+    """Return the backend that is set."""
     return _mode.get()
 
 
@@ -80,7 +82,7 @@ def _traced_mode() -> str:
 
 @contextlib.contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Set the switch inside a ``with`` block, for this thread.
+    """Set the backend inside a ``with`` block, for this thread.
 
     Args:
         name: ``"auto"``, ``"torch"``, ``"numpy"``, ``"numba"`` or ``"triton"``.
@@ -98,7 +100,7 @@ def backend(name: str) -> Iterator[None]:
 
 
 def is_eager() -> bool:
-    """Return whether code runs as written: outside `torch.compile` and outside the transforms of `torch.func`."""
+    """Return whether code runs eagerly: neither in `torch.compile` nor in a transform of `torch.func`."""
     return not torch.compiler.is_compiling() and not _transforms_active()
 
 
@@ -113,19 +115,19 @@ def is_real(x: Tensor) -> bool:
 
 
 def is_float32(*tensors: Tensor) -> bool:
-    """Return whether all are real float32 tensors on the CPU. For predicates of backends."""
+    """Return whether all tensors are ordinary float32 tensors on the CPU. For predicates of backends."""
     return all(is_real(x) and x.dtype == torch.float32 for x in tensors)
 
 
 def runs_triton(*tensors: Tensor) -> bool:
-    """Return whether all are real tensors of at most 32 bits where Triton's kernels run. For predicates of backends."""
+    """Return whether Triton kernels support all tensors: at most 32 bits, on CUDA or in Triton's interpreter."""
     return all(
         type(x) in _PLAIN and (x.is_cuda or (INTERPRETED and x.is_cpu)) and x.dtype != torch.float64 for x in tensors
     )
 
 
 def may_read(x: Tensor) -> bool:
-    """Return whether reading the values of `x` on the host is free: real memory on the CPU, in eager mode."""
+    """Return whether the host can read the values of `x` without waiting: on the CPU, in eager mode."""
     return is_real(x) and is_eager()
 
 
@@ -134,9 +136,9 @@ class Implementation(NamedTuple):
 
     Attributes:
         backend: Its name.
-        serves: Called with the arguments in eager mode; whether `function` can take them.
-        function: Called with the arguments.
-        traced: Whether `torch.compile` can trace both.
+        serves: Takes the arguments of a call and returns whether `function` supports them.
+        function: The implementation.
+        traced: Whether `torch.compile` can trace `serves` and `function`.
     """
 
     backend: str
@@ -148,16 +150,17 @@ class Implementation(NamedTuple):
 Samples = Callable[[torch.Generator], Iterable[tuple[Any, ...]]]
 S = TypeVar("S", bound=Samples)
 
-# By dotted name: all operations, and the functions that the parity test calls with the arguments it calls them with.
+# By dotted name: all operations, and the functions with the sample arguments of the parity test.
 operations: dict[str, Operation[..., Any]] = {}
 samples: dict[str, tuple[Callable[..., Any], Samples]] = {}
 
 
 def sampled(function: Callable[..., Any]) -> Callable[[S], S]:
-    """Return a decorator of a generator of arguments, on which the parity test compares the backends.
+    """Return a decorator that registers a generator of sample arguments for the parity test of the backends.
 
     Args:
-        function: An operation, or a function that calls some. Arguments that require a gradient get one.
+        function: An operation, or a function that calls operations. The test also compares the gradients of arguments
+            that require one.
     """
 
     def decorate(arguments: S) -> S:
@@ -176,10 +179,10 @@ class Operation(Generic[P, T]):
 
     Args:
         reference: The function in torch.
-        fake: The same arguments; returns empty tensors of the right shape and dtype. Given for a reference that should
-            not be traced (it loops, or reads values on the CPU): the operation is then registered with `torch.library`,
-            and takes that way under `torch.compile` and `torch.func`. Every tensor argument must have one row per list,
-            and no gradient may be asked of it. Off the CPU no reference may read values.
+        fake: Takes the same arguments and returns empty tensors of the right shape and dtype. Required for a reference
+            that must not be traced, because it loops or reads values on the CPU. The operation is then registered with
+            `torch.library`, and called through it under `torch.compile` and `torch.func`. Every tensor argument must
+            have one row per list, and must not require a gradient. A reference must not read values off the CPU.
 
     Attributes:
         implementations: The backends, in order of preference.
@@ -197,11 +200,12 @@ class Operation(Generic[P, T]):
     def backend(
         self, name: str, serves: Callable[..., bool], *, traced: bool = False
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a decorator that adds a backend; those added first are preferred.
+        """Return a decorator that adds a backend. Backends that were added first are preferred.
 
         Args:
             name: ``"numpy"``, ``"numba"`` or ``"triton"``.
-            serves: Whether the backend can take given arguments. Called in eager mode, and while tracing if `traced`.
+            serves: Returns whether the backend supports given arguments. Called in eager mode, and in tracing if
+                `traced`.
             traced: Whether `torch.compile` can trace `serves` and the function.
         """
         if name not in BACKENDS:
@@ -215,7 +219,7 @@ class Operation(Generic[P, T]):
         return decorate
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the first backend that serves the arguments under the switch, else the reference."""
+        """Call the first allowed backend that supports the arguments, otherwise the reference."""
         found = self.implementation_for(*args, **kwargs)
         if found is not None:
             served: T = found.function(*args, **kwargs)
@@ -223,7 +227,7 @@ class Operation(Generic[P, T]):
         return self.reference(*args, **kwargs) if is_eager() else self._traced(*args, **kwargs)
 
     def implementation_for(self, *args: P.args, **kwargs: P.kwargs) -> Implementation | None:
-        """Return the backend that a call with these arguments would take; None = the reference."""
+        """Return the backend that a call with these arguments would use; None = the reference."""
         if torch.compiler.is_compiling():
             return self._serving_traced(*args, **kwargs)
         if not _transforms_active():
@@ -233,7 +237,7 @@ class Operation(Generic[P, T]):
         return None
 
     def backend_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Return the name of the backend that a call with these arguments would take; ``"torch"`` is the reference."""
+        """Return the name of the backend that a call with these arguments would use; ``"torch"`` = the reference."""
         found = self.implementation_for(*args, **kwargs)
         return "torch" if found is None else found.backend
 
@@ -270,7 +274,7 @@ class Operation(Generic[P, T]):
 
 
 def _fold(function: Callable[..., Any], size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Any:
-    """Call a function of lists with the lists of all examples at once: (V, B, ...) becomes (V B, ...) and back."""
+    """Implement vmap for a function of lists: fold (V, B, ...) into (V B, ...), call it, and unfold the result."""
     folded = [
         (x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)).flatten(0, 1)
         if isinstance(x, Tensor)
@@ -291,17 +295,17 @@ def operation(*, fake: Callable[..., Any]) -> Callable[[Callable[P, T]], Operati
 
 
 def operation(reference: Callable[..., Any] | None = None, *, fake: Callable[..., Any] | None = None) -> Any:
-    """Make an `Operation` of its torch reference; used as ``@operation`` or ``@operation(fake=...)``."""
+    """Make an `Operation` from its torch reference; used as ``@operation`` or ``@operation(fake=...)``."""
     if reference is not None:
         return Operation(reference)
     return lambda function: Operation(function, fake)
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """Call a `torch.autograd.Function`, in eager mode without what ``Function.apply`` does for transforms.
+    """Call a `torch.autograd.Function`. In eager mode this skips the part of ``Function.apply`` for transforms.
 
-    ``Function.apply`` unwraps its arguments and binds them to the signature of a function with `setup_context` (which
-    `torch.func` needs). That takes longer than the selection of a short list.
+    For a function with `setup_context`, which `torch.func` needs, ``Function.apply`` unwraps its arguments and binds
+    them to the signature. For a short list this takes longer than the operation itself.
     """
     if is_eager():
         return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
@@ -317,26 +321,26 @@ def closed_form(function: type[torch.autograd.Function], reference: Callable[...
 
 
 def wants_graph() -> bool:
-    """Return, inside a backward, whether its result must be differentiable (``create_graph=True``) or vectorised.
+    """Return whether the result of the current backward must be differentiable (``create_graph=True``) or vectorised.
 
-    A closed-form backward is then replaced by `through_reference`.
+    A closed-form backward then uses `through_reference`.
     """
     return (torch.is_grad_enabled() or _transforms_active()) and not torch.compiler.is_compiling()
 
 
 def is_last_backward() -> bool:
-    """Return, inside a backward, whether the graph is freed after it: what was saved may then be overwritten."""
+    """Return whether the graph is freed after the current backward, so that it may overwrite saved tensors."""
     return not _keeps_graph()
 
 
 def through_reference(
     reference: Callable[..., Any], inputs: Sequence[Any], grads: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of `reference`, differentiable again: what a backward returns under ``create_graph=True``.
+    """Return differentiable gradients of `reference`, for a backward under ``create_graph=True``.
 
     Args:
         reference: The function in differentiable torch.
-        inputs: The inputs of the forward as `ctx.saved_tensors` returns them, and what is not a tensor.
+        inputs: The inputs of the forward: tensors as `ctx.saved_tensors` returns them, and other arguments.
         grads: Gradients of the outputs.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A constant in place of masked entries."""
+"""Replace masked entries by a constant."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from recsys_topk.ops.dispatch import apply, is_real, operation, sampled
 
 @operation
 def fill_masked(x: Tensor, mask: Tensor, value: float) -> Tensor:
-    """Return `x` with `value` where `mask` is false; masked entries, NaN included, get zero gradient.
+    """Return `x` with `value` where `mask` is False. Masked entries get a gradient of 0, also if they are NaN.
 
-    `torch.where` reads a scattered mask one branch at a time; on a CPU the entries are replaced by arithmetic on their
-    bits instead, three to four times faster.
+    On a CPU the entries are replaced by arithmetic on their bits. This is three to four times faster than
+    `torch.where`, which branches on every entry of the mask.
 
     Args:
         x: (B, N), float32 or float64.
-        mask: Boolean, the shape of `x`.
-        value: Any number, infinity and NaN included.
+        mask: Boolean, same shape as `x`.
+        value: Any number; may be infinite or NaN.
 
     Example:
         >>> fill_masked(torch.tensor([[1.0, float("nan")]]), torch.tensor([[True, False]]), 0.0)

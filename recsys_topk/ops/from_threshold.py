@@ -1,4 +1,4 @@
-"""Scores less the threshold at which a membership sums to k, with the implicit derivative of that threshold."""
+"""Scores minus the threshold at which a membership sums to k, with the implicit derivative of that threshold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def from_threshold(filled: Tensor, threshold: Tensor, tau: Tensor | float, law: 
 
     Args:
         filled: (B, N), -inf where masked.
-        threshold: b, (B, 1); its gradient is not that of whatever made it, but the one above.
+        threshold: b, (B, 1). Its gradient is the one above, whatever computed it.
         tau: Temperature, one number or (B, 1); a constant for the gradient.
         law: Which law.
     """
@@ -50,7 +50,7 @@ class _FromThreshold(torch.autograd.Function):
 
 
 def shares(z: Tensor, law: Law) -> Tensor:
-    """Return f(z_i) / sum_j f(z_j), (B, N), for items however far from the threshold; 0 where z is -inf."""
+    """Return f(z_i) / sum_j f(z_j), (B, N); finite for any distance from the threshold, and 0 where z is -inf."""
     if law == "uniform":
         inside = ((z > 0.0) & (z < 1.0)).to(z.dtype)
         return inside / inside.sum(1, keepdim=True).clamp_min(1.0)

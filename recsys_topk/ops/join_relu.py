@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
-from recsys_topk.ops.parallel import add_up, checked, number_of_parts, over_lists
+from recsys_topk.ops.parallel import add_up, checked, number_of_parts, run_parts
 from recsys_topk.ops.pooled_dot import gather
 
 
@@ -50,7 +50,7 @@ class _JoinRelu(torch.autograd.Function):
             hidden = own
             ctx.mark_dirty(own)
         arrays = [x.numpy() for x in (hidden.detach(), items, candidates, requests)]
-        over_lists(lambda _, first, last: join_forward(first, last, *arrays), len(requests))
+        run_parts(join_forward, len(requests), *arrays)
         ctx.save_for_backward(hidden, candidates)
         return hidden
 
@@ -65,17 +65,15 @@ class _JoinRelu(torch.autograd.Function):
         grad_own = torch.empty_like(hidden)
         grad_items = grad.new_zeros(number_of_parts(size), *ctx.pool)
         grad_requests = grad.new_zeros(size, width)
-        arrays = [x.numpy() for x in (hidden.detach(), candidates, grad.contiguous(), grad_own)]
-
-        def run(part: int, first: int, last: int) -> None:
-            join_backward(first, last, *arrays, grad_items[part].numpy(), grad_requests.numpy())
-
-        over_lists(run, size)
+        inputs, outputs = (hidden.detach(), candidates, grad.contiguous()), (grad_own, grad_items, grad_requests)
+        run_parts(join_backward, size, *(x.numpy() for x in (*inputs, *outputs)))
         return grad_own if ctx.needs_input_grad[0] else None, grad_requests, add_up(grad_items), None
 
 
 @jit
-def join_forward(first: int, last: int, hidden: Floats, items: Floats, candidates: Integers, requests: Floats) -> None:
+def join_forward(
+    part: int, first: int, last: int, hidden: Floats, items: Floats, candidates: Integers, requests: Floats
+) -> None:
     """hidden[b, n] = relu(hidden[b, n] + items[candidates[b, n]] + requests[b]), in place, for first <= b < last."""
     width = hidden.shape[2]
     for b in range(first, last):
@@ -89,6 +87,7 @@ def join_forward(first: int, last: int, hidden: Floats, items: Floats, candidate
 
 @jit
 def join_backward(
+    part: int,
     first: int,
     last: int,
     hidden: Floats,
@@ -98,13 +97,13 @@ def join_backward(
     grad_items: Floats,
     grad_requests: Floats,
 ) -> None:
-    """Write grad [hidden > 0] to grad_hidden, and sum it by pool item and by request."""
+    """Write grad [hidden > 0] to grad_hidden, and add it to the sums by pool item, grad_items[part], and by request."""
     width = hidden.shape[2]
     for b in range(first, last):
         request = grad_requests[b]
         for n in range(candidates.shape[1]):
             value, upstream, target = hidden[b, n], grad[b, n], grad_hidden[b, n]
-            item = grad_items[candidates[b, n]]
+            item = grad_items[part, candidates[b, n]]
             for h in range(width):
                 s = upstream[h] if value[h] > ZERO else ZERO
                 target[h] = s

@@ -35,15 +35,15 @@ LAWS = ("dftopk", "logistic", "laplace", "clip")
 
 
 class JointTask(NamedTuple):
-    """What the terms depend on besides the scores.
+    """The arguments of `joint_terms` other than the scores.
 
     Attributes:
         labels: (B, N), the dtype of the scores.
         mask: Boolean (B, N); None = all items are real.
         k: How many items are wanted; None = each list's number of positives.
-        quotas: Where each stage cuts; None = at k.
+        quotas: How many items each stage passes on; None = k.
         above: Items with a label above this are positive.
-        law: The membership.
+        law: Which membership.
     """
 
     labels: Tensor
@@ -58,12 +58,13 @@ class JointTask(NamedTuple):
 def joint_terms(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy of each stage's membership, (M,), and of surviving all stages, a scalar.
 
-    Each is the mean over the lists that count: those with a positive and 0 < k < number of valid items; for a stage,
-    also with more items than it lets through. A stage lets the lists that it does not count through whole.
+    Each value is a mean over the lists that count. A list counts if it has a positive item and 0 < k < number of valid
+    items. In the term of a stage it must also have more valid items than the stage passes on; otherwise all of its
+    items survive that stage.
 
     Args:
         scores: M tensors (B, N), N >= 2; masked places may hold anything.
-        task: The rest.
+        task: The other arguments.
     """
     losses, counted = joint_losses(scores, task)
     means = losses.sum(1) / divisor(counted.sum(1), losses.dtype)
@@ -71,7 +72,7 @@ def joint_terms(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tens
 
 
 def joint_losses(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
-    """Return what `joint_terms` takes the means of, and where that counts, (M + 1, B) each; survival last."""
+    """Return the losses of the lists and which lists count, (M + 1, B) each: one row per stage, then survival."""
     labels, mask, k, quotas, above, law = task
     positive, positives = find_positives(labels, mask, above)
     items = torch.full_like(positives, labels.shape[1]) if mask is None else count_true(mask)
@@ -144,7 +145,7 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
         scale=1.0 / lists,
     )
     done, _ = run(joint_kernel, whole, STAGE_ROWS * stages + 1)
-    if done != lists:  # scores are not finite, or too large to square
+    if done != lists:  # a score is not finite, or its square overflows
         return joint_terms.reference(scores, task)
     numbers_counted = divisors(counted.sum(1).tolist())
     means = torch.from_numpy((losses.sum(1, dtype=np.float64) / numbers_counted).astype(np.float32))
@@ -168,7 +169,14 @@ def _triton(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
 
 
 class _Result(NamedTuple):
-    """What the loop returned: the means, the gradients of the terms and of the survival, and what these still lack."""
+    """The result of the compiled kernel.
+
+    Attributes:
+        means: (M + 1,), the terms of the stages, then survival.
+        gradients: (2, M, B, N): of the terms of the stages, and of survival.
+        factors: One number per term, by which its gradient must be multiplied.
+        task: The arguments.
+    """
 
     means: Tensor
     gradients: Tensor
@@ -195,7 +203,7 @@ class _WithGradients(torch.autograd.Function):
             return None, *through_reference(formula, scores, [grad])
         *own, joint = (value * factor for value, factor in zip(grad.tolist(), ctx.factors, strict=True))
         made = gradients[1] if is_last_backward() else gradients[1].clone()
-        if joint != 1.0:  # it is 1 in the objective where all lists count: one pass less
+        if joint != 1.0:  # it is 1 in the objective if all lists count
             made.mul_(joint)
         return None, *(
             made[m].add_(gradients[0, m], alpha=own[m]) if x.requires_grad else None for m, x in enumerate(scores)

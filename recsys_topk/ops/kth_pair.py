@@ -34,7 +34,7 @@ def kth_pair(scores: Tensor, k: int | Tensor, mask: Tensor) -> tuple[Tensor, Ten
 
     The gradient of an order statistic is shared evenly among the valid items that are equal to it. A NaN among the
     valid scores ranks above every number, as in `torch.sort`. O(N) per list on a CPU (a SIMD sort for N <= 512, else a
-    partition of the items that a prefilter leaves); `torch.topk` or a sort elsewhere.
+    partition of the items that pass a filter); `torch.topk` or a sort elsewhere.
 
     Args:
         scores: (B, N), float32 or float64.
@@ -142,7 +142,7 @@ def add_shared(out: Array, a: Array, value: Array, amount: Array) -> None:
         amount: (B,).
     """
     where = (a == value).reshape(-1).nonzero()[0]
-    if where.size == a.shape[0]:  # no ties: one item a row, in the order of the rows
+    if where.size == a.shape[0]:  # no ties: one item per row, in the order of the rows
         out.reshape(-1)[where] += amount
         return
     rows = where // a.shape[1]
@@ -151,7 +151,7 @@ def add_shared(out: Array, a: Array, value: Array, amount: Array) -> None:
 
 
 class _Buffers(threading.local):
-    """Memory that one thread's selections write to again and again: fresh pages cost more than the arithmetic."""
+    """Memory that the selections of a thread reuse, because new pages cost more than the arithmetic."""
 
     def __init__(self) -> None:
         self.memory = np.empty(0, np.uint8)
@@ -161,9 +161,9 @@ _buffers = _Buffers()
 
 
 def scratch(like: Array, count: int) -> Array:
-    """Return `count` arrays of the shape and dtype of `like`, stacked, with anything in them.
+    """Return `count` uninitialised arrays of the shape and dtype of `like`, stacked.
 
-    Up to 64 MB they lie in memory that the thread keeps for its next call, so they must not outlive this one.
+    Arrays of up to 64 MB are in memory that the next call of the thread reuses, so use them only until then.
     """
     size = count * like.size * like.itemsize
     if size > SCRATCH_LIMIT:
@@ -184,7 +184,7 @@ def pair_numpy(a: Array, k: int | Array, reuse: bool = False) -> tuple[Array, Ar
             return a[:, 0].copy(), a[:, 0].copy()
         low, high = int(k.min()), int(k.max())
         if low != high:
-            # Rows with different k: order only as deep as the largest k needs.
+            # The rows have different k: only the items that the largest k needs are sorted.
             shallow = n > SORT_UP_TO and 2 * (high + 1) < n
             top = _sorted(_largest(a, high + 1), reuse) if shallow else _sorted(a, reuse)
             place = top.shape[1] - k[:, None]
@@ -224,7 +224,7 @@ def _largest(a: Array, count: int) -> Array:
 
 
 def _prefilter_groups(a: Array, count: int) -> Array:
-    """Keep the `count` strided groups with the largest maxima: the `count` largest entries are among them."""
+    """Return the items of the `count` strided groups with the largest maxima; the `count` largest are among them."""
     rows, n = a.shape
     groups = n // GROUP
     body = a[:, : groups * GROUP].reshape(rows, GROUP, groups)
@@ -234,13 +234,13 @@ def _prefilter_groups(a: Array, count: int) -> Array:
 
 
 def _largest_of_long_row(row: Array, count: int) -> Array:
-    """Take a lower bound from a strided sample, keep what is not below it, and partition that (exact)."""
+    """Return the `count` largest entries: those not below a bound from a strided sample are partitioned (exact)."""
     sample = row[:: max(1, row.size // SAMPLE)]
     expected = count / row.size * sample.size
     rank = int(expected + 4.0 * math.sqrt(expected) + 4.0)
     if rank < sample.size:
         bound = np.partition(sample, sample.size - rank)[sample.size - rank]
-        candidates = row[~(row < bound)]  # a NaN is kept: it ranks above every number
+        candidates = row[~(row < bound)]  # NaN is kept, because it ranks above every number
         if candidates.size >= count:
             row = candidates
     return np.partition(row, row.size - count)[row.size - count :]

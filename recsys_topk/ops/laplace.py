@@ -25,9 +25,9 @@ from recsys_topk.ops.dispatch import (
 from recsys_topk.ops.from_threshold import from_threshold
 
 MAX_STEPS = 100
-# Steps where nobody may look whether an item still changes side. The slope of the sum changes by a factor e^(d / tau)
-# at most over a distance d, in truth and while no item changes side, so a step from a distance e tau ends within
-# 2 e^e (cosh e - 1) tau: from 1/2 (see `halvings`) .421, .274, .0991, .0109, 1.2e-4, 1.5e-8, 2e-16.
+# Steps after the bisections, where values may not be read. Over a distance d the slope of the sum changes by at most a
+# factor e^(d / tau), so a step from a distance e tau ends within 2 e^e (cosh e - 1) tau. From 1/2 (see `halvings`) the
+# distances are .421, .274, .0991, .0109, 1.2e-4, 1.5e-8, 2e-16.
 LAST_STEPS = 8
 
 
@@ -68,7 +68,7 @@ class _LaplaceLogs(torch.autograd.Function):
         if wants_graph():
             return through_reference(_reference, (x, threshold, ctx.tau), (grad_p, grad_q))
         far = u.abs()
-        # Scaled by the nearest item, so that the shares exist however far all items are from the threshold.
+        # Relative to the nearest item, so that the shares are finite however far all items are from the threshold.
         near = far.amin(1, keepdim=True)
         share = torch.exp((near - far).clamp_min_(LOWEST_EXPONENT[u.dtype]))
         e = share * torch.exp(-near)
@@ -95,7 +95,7 @@ def sum_where(x: Tensor, chosen: Tensor) -> Tensor:
     return torch.where(chosen, x, 0.0).sum(1, keepdim=True)
 
 
-# bincount adds one after another in float64. For float64 entries that rounds N times, and equal entries to one side.
+# bincount adds sequentially in float64. A sum of float64 entries would be rounded N times, so it takes the reference.
 @sum_where.backend("numpy", lambda x, chosen: is_real(x) and x.dtype == torch.float32)
 def _sum_numpy(x: Tensor, chosen: Tensor) -> Tensor:
     places = chosen.numpy().reshape(-1).nonzero()[0]
@@ -113,8 +113,8 @@ def laplace_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: float) -> Tensor:
 
     From a guess b, with A the sum of exp(-(x_i - b) / tau) over the items above it, C the sum of exp(-(b - x_i) / tau)
     over the others and w = #{x_i > b} - k, the b that satisfies the equation while no item changes side is
-    b + tau log t with A t^2 - 2 w t - C = 0. The step never overshoots, and is exact once no item changes side. Where
-    values may not be read, the number of steps is fixed: the bracket is halved until such steps surely converge.
+    b + tau log t with A t^2 - 2 w t - C = 0. The step never overshoots, and is exact once no item changes side. If
+    values may not be read, the number of steps is fixed: the bracket is halved until the steps are known to converge.
 
     Args:
         x: (B, N), with x_[k+1] = 0 (see `centred`); -inf where masked.

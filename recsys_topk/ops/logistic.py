@@ -14,9 +14,9 @@ from recsys_topk.ops.centred import centred, halvings, threshold_bracket
 from recsys_topk.ops.dispatch import apply, may_read, operation, sampled
 
 MAX_STEPS = 80
-# Steps where nobody may look at the distance left. The slope of the sum changes by a factor e^(d / tau) at most over a
-# distance d, so Newton's step from a distance e tau ends within (e^e - 1 - e) tau: from 1/2 (see `halvings`) .149,
-# .0117, 6.8e-5, 2.3e-9, 2.7e-18.
+# Newton steps after the bisections, where values may not be read. Over a distance d the slope of the sum changes by at
+# most a factor e^(d / tau), so a step from a distance e tau ends within (e^e - 1 - e) tau. From 1/2 (see `halvings`)
+# the distances are .149, .0117, 6.8e-5, 2.3e-9, 2.7e-18.
 LAST_STEPS = 6
 
 
@@ -36,7 +36,7 @@ class _LogisticLogs(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor) -> tuple[Tensor, Tensor]:
-        # exp underflows slowly on CPU; beyond the bound log1p(exp) is below the smallest normal number anyhow.
+        # exp is slow on a CPU where it underflows; below the bound log1p(exp) is smaller than any normal number.
         soft = torch.log1p(torch.exp(torch.clamp_min(-z.abs(), LOWEST_EXPONENT[z.dtype])))
         return torch.clamp_max(z, 0.0) - soft, torch.clamp_max(-z, 0.0) - soft
 
@@ -58,10 +58,10 @@ def _fake_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor:
 def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     """Return b with sum_i sigmoid((x_i - b) / tau) = k for each list, (B, 1), without gradient.
 
-    Newton's method inside a bracket that holds the root (`threshold_bracket`). Where Newton leaves it, the items above
-    b are taken to lose, and those below to gain, exponentially: a step that is exact for items far from b and never
-    overshoots. Where values may not be read, the number of steps is fixed: the bracket is halved until Newton's method
-    surely converges.
+    Newton's method inside a bracket that holds the root (`threshold_bracket`). A step that leaves the bracket is
+    replaced by one that takes both tails as exponential. It is exact for items far from b and never overshoots. If
+    values may not be read, the number of steps is fixed: the bracket is halved until Newton's method is known to
+    converge.
 
     Args:
         x: (B, N), with x_[k+1] = 0 (see `centred`); -inf where masked.
@@ -77,7 +77,7 @@ def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor
     b = torch.minimum(torch.maximum(0.5 * gap, low), high) if readable else 0.5 * (low + high)
     tiny, eps = torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).eps
     for number in range(MAX_STEPS if readable else halved + LAST_STEPS):
-        # The smaller of p and 1 - p on either side of b: k is met by their balance, without cancellation.
+        # `small` is the smaller of p and 1 - p. The sum is k if the two sides of b balance; nothing cancels.
         z = (x - b).div_(tau)
         above = z > 0
         small = z.abs_().neg_().sigmoid_()
@@ -91,7 +91,7 @@ def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor
             continue
         slope = torch.addcmul(small, small, small, value=-1.0).sum(1, keepdim=True) / tau
         step = b + excess / slope.clamp_min(tiny)
-        if not readable:  # the root is inside, so that the nearest point of the bracket is nearer to it
+        if not readable:  # clipping a step to the bracket moves it closer to the root
             b = torch.minimum(torch.maximum(step, low), high)
             continue
         outside = ~((step >= low) & (step <= high))

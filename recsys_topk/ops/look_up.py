@@ -1,4 +1,4 @@
-"""Embedding look-ups of tables on a CPU, without bags, offsets or sorting.
+"""Embedding look-up on a CPU, without bags, offsets or sorting.
 
 The tables remain TorchRec's (`EmbeddingBagCollection`, or the fused one). This module reads the unsharded tables, and
 updates those with a fused optimizer, without TorchRec's kernels, whose backward pass sorts the ids of every table.
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
-from recsys_topk.ops.parallel import at_once
-from recsys_topk.ops.row_update import RowUpdate, number_rows
+from recsys_topk.ops.parallel import Call, run_chains
+from recsys_topk.ops.row_update import RowUpdate, clear_rows, number_rows
 
 
 @dataclass(frozen=True)
@@ -111,22 +111,23 @@ class _LookUp(torch.autograd.Function):
         widths = [sum(slot.dim for slot in slots if slot.kind == kind) for kind in range(len(ids))]
         made = tuple(tables[0].new_empty(rows.shape[0], width) for rows, width in zip(ids, widths, strict=True))
         numbers, weights, outputs = ([x.detach().numpy() for x in group] for group in (ids, tables, made))
-        counts = None if lengths is None else lengths.numpy()
-
-        def read(slot: Slot) -> None:
+        counts = None if lengths is None else lengths.contiguous().numpy()
+        wrong = np.full(len(slots), -1)
+        calls = []
+        for number, slot in enumerate(slots):
             source = numbers[slot.kind]
-            passed = (slot.column, weights[slot.table], slot.padding, outputs[slot.kind], slot.start)
-            wrong = (
-                embed_rows(source, *passed)
-                if counts is None or source.ndim == 2
-                else embed_means(source, counts, *passed)
-            )
-            if wrong >= 0:
-                seen, rows = source[wrong, ..., slot.column], len(weights[slot.table])
+            passed = (slot.column, weights[slot.table], slot.padding, outputs[slot.kind], slot.start, number, wrong)
+            if counts is None or source.ndim == 2:
+                calls.append(Call(embed_rows, (source, *passed)))
+            else:
+                calls.append(Call(embed_means, (source, counts, *passed)))
+        calls.sort(key=lambda call: -call.arguments[0].size)
+        run_chains([[call] for call in calls])
+        for slot, row in zip(slots, wrong, strict=True):
+            if row >= 0:
+                seen, rows = numbers[slot.kind][row, ..., slot.column], len(weights[slot.table])
                 found = seen[(seen < 0) | (seen >= rows)].flat[0]
                 raise IndexError(f"{slot.name}: id {found} is not in the table, which has the ids 0 to {rows - 1}")
-
-        at_once(read, slots)
         ctx.slots, ctx.numbers, ctx.counts, ctx.updates = slots, numbers, counts, updates
         ctx.weights = [None if update is None else weight for update, weight in zip(updates, weights, strict=True)]
         ctx.shapes = [table.shape for table in tables]
@@ -146,21 +147,22 @@ class _LookUp(torch.autograd.Function):
             torch.zeros(shape) if update is None else None
             for shape, update in zip(ctx.shapes, ctx.updates, strict=True)
         ]
-
-        def add(table: int) -> None:
-            """Add all gradients of one table, feature by feature. No two threads write to the same table."""
+        chains: list[tuple[int, list[Call]]] = []  # one per table, so that no two threads write to the same table
+        for table, (gradient, update) in enumerate(zip(made, ctx.updates, strict=True)):
             slots = [slot for slot in ctx.slots if slot.table == table and upstream[slot.kind] is not None]
             uses = [(ctx.numbers[slot.kind], slot.column, slot.padding) for slot in slots]
-            gradient, update = made[table], ctx.updates[table]
             if gradient is not None:
-                _add(slots, uses, ctx.counts, upstream, gradient.numpy())
-            elif uses:
-                rows, numbered = number_rows(ctx.shapes[table][0], uses)
-                sums = np.zeros((len(rows), ctx.shapes[table][1]), np.float32)
-                _add(slots, [(numbers, 0, -1) for numbers in numbered], ctx.counts, upstream, sums)
-                update.apply(rows, sums, ctx.weights[table])
-
-        at_once(add, range(len(made)))
+                chain = _add(slots, uses, ctx.counts, upstream, gradient.numpy())
+            else:
+                found = number_rows(ctx.shapes[table][0], uses)
+                sums = np.empty((len(found.rows), ctx.shapes[table][1]), np.float32)
+                numbered = [(numbers, 0, -1) for numbers in found.numbers]
+                added = _add(slots, numbered, ctx.counts, upstream, sums)
+                apply_update = update.call(found, sums, ctx.weights[table])
+                chain = [*found.calls, Call(clear_rows, (found.count, sums)), *added, apply_update]
+            chains.append((sum(ids[..., 0].size for ids, _, _ in uses), chain))
+        chains.sort(key=lambda entry: -entry[0])
+        run_chains([chain for _, chain in chains])
         return (None, None, None, None, *made)
 
 
@@ -170,15 +172,19 @@ def _add(
     counts: Integers | None,
     upstream: Sequence[Any],
     target: Floats,
-) -> None:
-    """Add the gradients of all features of one table to `target`. Each use has ids, their column, and padding."""
+) -> list[Call]:
+    """Return calls that add the gradients of all features of one table to `target`.
+
+    Each use has ids, their column, and the padding id.
+    """
+    calls = []
     for slot, (ids, column, padding) in zip(slots, uses, strict=True):
-        grad = upstream[slot.kind]
-        if ids.ndim == 3:
-            assert counts is not None
-            embed_means_backward(ids, counts, column, padding, grad, slot.start, target)
-        else:
-            embed_rows_backward(ids, column, padding, grad, slot.start, target)
+        rest = (column, padding, upstream[slot.kind], slot.start, target)
+        means = ids.ndim == 3
+        calls.append(
+            Call(embed_means_backward, (ids, counts, *rest)) if means else Call(embed_rows_backward, (ids, *rest))
+        )
+    return calls
 
 
 # Loops over D take four columns at a time and index the arrays directly. The compiler does not know D; in this form it
@@ -186,10 +192,12 @@ def _add(
 
 
 @jit
-def embed_rows(ids: Integers, column: int, table: Floats, padding: int, out: Floats, start: int) -> int:
+def embed_rows(
+    ids: Integers, column: int, table: Floats, padding: int, out: Floats, start: int, number: int, wrong: Integers
+) -> None:
     """out[r, start:start + D] = table[ids[r, column]], or 0 for the padding id.
 
-    Return the first row whose id is not in the table, or -1. Nothing is read outside the table.
+    Set wrong[number] to the first row whose id is not in the table, and stop there.
     """
     rows, dim = table.shape
     whole = dim - dim % 4
@@ -199,7 +207,8 @@ def embed_rows(ids: Integers, column: int, table: Floats, padding: int, out: Flo
         for r in range(begin, end):
             i = ids[r, column]
             if i < 0 or i >= rows:
-                return r
+                wrong[number] = r
+                return
             out[r, start] = table[i, 0]
         for r in range(begin, end):
             i = ids[r, column]
@@ -212,7 +221,6 @@ def embed_rows(ids: Integers, column: int, table: Floats, padding: int, out: Flo
                         out[r, start + d] = table[i, d]
                 for d in range(whole, dim):
                     out[r, start + d] = table[i, d]
-    return -1
 
 
 @jit
@@ -232,11 +240,19 @@ def embed_rows_backward(ids: Integers, column: int, padding: int, grad: Floats, 
 
 @jit
 def embed_means(
-    ids: Integers, lengths: Integers, column: int, table: Floats, padding: int, out: Floats, start: int
-) -> int:
+    ids: Integers,
+    lengths: Integers,
+    column: int,
+    table: Floats,
+    padding: int,
+    out: Floats,
+    start: int,
+    number: int,
+    wrong: Integers,
+) -> None:
     """out[b, start:start + D] = mean of table[ids[b, l, column]] over l < lengths[b]; padding ids count as 0.
 
-    Return the first request with an id that is not in the table, or -1.
+    Set wrong[number] to the first request with an id that is not in the table, and stop there.
     """
     rows, dim = table.shape
     for b in range(ids.shape[0]):
@@ -245,7 +261,8 @@ def embed_means(
         for l in range(lengths[b]):  # noqa: E741
             i = ids[b, l, column]
             if i < 0 or i >= rows:
-                return b
+                wrong[number] = b
+                return
             if i != padding:
                 source = table[i]
                 for d in range(dim):
@@ -253,7 +270,6 @@ def embed_means(
         share = np.float32(1.0) / np.float32(max(lengths[b], 1))
         for d in range(dim):
             target[d] *= share
-    return -1
 
 
 @jit

@@ -41,9 +41,9 @@ class PairWeights(NamedTuple):
         second: Values of the items j, (B, N); inf where masked.
         kind: g_ij is 1 if first_i > second_j (``"ones"``), max(first_i - second_j, 0) (``"differences"``), or first_i
             for all valid j (``"rows"``).
-        discounts: D_i, (B, N); None = that part is 0.
-        ranks: r_i, (B, N), multiples of 1/2; None = that part is 0.
-        mu: Weight of the part from ranks.
+        discounts: D_i, (B, N); None = the first part is 0.
+        ranks: r_i, (B, N), multiples of 1/2; None = the second part is 0.
+        mu: Weight of the second part.
         k: One int, one int per list, (B,), or None: no cut.
     """
 
@@ -79,7 +79,7 @@ class PairWeights(NamedTuple):
 
 def distance_weight(a: Tensor, b: Tensor, k: int | Tensor | None) -> Tensor:
     """Return delta of two ranks, see `PairWeights`; the shapes broadcast."""
-    # Different items are half a rank apart at least; equal ones have equal gains, and any finite weight will do.
+    # Different items are at least half a rank apart. Equal items have equal gains, so any finite weight is correct.
     distance = (a - b).abs().clamp_min(0.5)
     delta = discount(distance, distance.dtype) - discount(distance + 1.0, distance.dtype)
     if k is None:
@@ -92,7 +92,7 @@ def distance_weight(a: Tensor, b: Tensor, k: int | Tensor | None) -> Tensor:
 def pair_sums(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
     """Return sum over pairs of w_ij log(1 + exp(-sigma (x_i - x_j))) for each list, (B,).
 
-    The weights are constants. The reference needs B N^2 memory; `recsys_topk.losses.pairs` has a form by blocks.
+    The weights are constants. The reference stores B N^2 numbers; `recsys_topk.losses.pairs` computes blocks of them.
 
     Args:
         scores: (B, N), finite.
@@ -137,7 +137,7 @@ def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
         failed.append(pairs.pair_lists(begin, end, kind, *arrays, scratch(like, 7), losses, out))
 
     over_lists(run, lists)
-    if any(failed):  # by scores that are not finite
+    if any(failed):  # a score is not finite
         return pair_sums.reference(scores, weights, sigma)
     value = torch.from_numpy(losses)
     if not wants:
@@ -181,7 +181,7 @@ class _WithGradient(torch.autograd.Function):
 
 @operation
 def count_pairs(first: Tensor, second: Tensor) -> Tensor:
-    """Return the number of pairs with first_i > second_j of each list, (B,) int64; -inf is in no pair as the first."""
+    """Return the number of pairs with first_i > second_j in each list, (B,) int64; first_i = -inf is in no pair."""
     below = torch.searchsorted(second.sort(-1).values, first.contiguous())
     return below.sum(-1)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
-from recsys_topk.ops.parallel import add_up, checked, number_of_parts, over_lists
+from recsys_topk.ops.parallel import add_up, checked, number_of_parts, run_parts
 
 
 def gather(pool: Tensor, candidates: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class _Dot(torch.autograd.Function):
         ctx.save_for_backward(requests, items, candidates)
         scores = requests.new_empty(candidates.shape)
         arrays = [x.numpy() for x in (requests, items, candidates, scores)]
-        over_lists(lambda _, first, last: dot_forward(first, last, *arrays), len(requests))
+        run_parts(dot_forward, len(requests), *arrays)
         return scores
 
     @staticmethod
@@ -57,16 +57,15 @@ class _Dot(torch.autograd.Function):
             return through_reference(dot.reference, ctx.saved_tensors, [grad])
         grad_requests = torch.zeros_like(requests)
         grad_items = items.new_zeros(number_of_parts(len(requests)), *items.shape)
-        arrays = [x.numpy() for x in (requests, items, candidates, grad.contiguous(), grad_requests)]
-        over_lists(
-            lambda part, first, last: dot_backward(first, last, *arrays, grad_items[part].numpy()),
-            len(requests),
-        )
+        arrays = [x.numpy() for x in (requests, items, candidates, grad.contiguous(), grad_requests, grad_items)]
+        run_parts(dot_backward, len(requests), *arrays)
         return grad_requests, add_up(grad_items), None
 
 
 @jit
-def dot_forward(first: int, last: int, requests: Floats, items: Floats, candidates: Integers, scores: Floats) -> None:
+def dot_forward(
+    part: int, first: int, last: int, requests: Floats, items: Floats, candidates: Integers, scores: Floats
+) -> None:
     """scores[b, n] = requests[b] . items[candidates[b, n]] for first <= b < last."""
     for b in range(first, last):
         request = requests[b]
@@ -80,6 +79,7 @@ def dot_forward(first: int, last: int, requests: Floats, items: Floats, candidat
 
 @jit
 def dot_backward(
+    part: int,
     first: int,
     last: int,
     requests: Floats,
@@ -89,11 +89,11 @@ def dot_backward(
     grad_requests: Floats,
     grad_items: Floats,
 ) -> None:
-    """Add the gradients of `dot_forward`."""
+    """Add the gradients of `dot_forward`, those of the items to grad_items[part]."""
     for b in range(first, last):
         request, own = requests[b], grad_requests[b]
         for n in range(candidates.shape[1]):
-            item, target, g = items[candidates[b, n]], grad_items[candidates[b, n]], grad[b, n]
+            item, target, g = items[candidates[b, n]], grad_items[part, candidates[b, n]], grad[b, n]
             for h in range(request.shape[0]):
                 own[h] += g * item[h]
                 target[h] += g * request[h]

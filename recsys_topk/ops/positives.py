@@ -1,4 +1,4 @@
-"""Which items of a list are positive, and how many."""
+"""Find and count the positive items of each list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recsys_topk.ops.dispatch import is_real, operation, sampled
 
 @operation
 def find_positives(labels: Tensor, mask: Tensor | None, above: float) -> tuple[Tensor, Tensor]:
-    """Return which items are valid and have a label above `above`, boolean (B, N), and how many, (B,) int64.
+    """Return whether each item is valid with a label above `above`, boolean (B, N), and their number, (B,) int64.
 
     Example:
         >>> find_positives(torch.tensor([[2.0, 0.0, 1.0]]), None, 0.0)
@@ -25,7 +25,7 @@ def find_positives(labels: Tensor, mask: Tensor | None, above: float) -> tuple[T
 
 @find_positives.backend("numpy", lambda labels, mask, above: is_real(labels) and (mask is None or is_real(mask)))
 def _numpy(labels: Tensor, mask: Tensor | None, above: float) -> tuple[Tensor, Tensor]:
-    # numpy compares and counts bytes several times faster than torch does on a CPU.
+    # On a CPU numpy compares and counts bytes several times faster than torch.
     found = labels.detach().numpy() > above
     if mask is not None:
         found &= mask.numpy()

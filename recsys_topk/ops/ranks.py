@@ -1,4 +1,4 @@
-"""Orders and ranks of lists with ties resolved against the model, shared by losses and metrics."""
+"""Orders and ranks of lists. Among equal scores the lower label ranks first. Losses and metrics use them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from recsys_topk.ops.sorting import sort_descending
 def descending_order(scores: Tensor, mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
     """Return the indices that sort each list by descending score, masked items last, (B, N).
 
-    Equal scores stay in list order; with `labels`, the one with the lower label comes first. NaN ranks last of all
-    valid items.
+    Equal scores keep their order in the list. With `labels`, the item with the lower label comes first. NaN ranks last
+    among the valid items.
 
     Example:
         >>> descending_order(torch.tensor([[1.0, 2.0, 1.0]]), labels=torch.tensor([[1.0, 0.0, 0.0]]))
@@ -41,9 +41,9 @@ def descending_order(scores: Tensor, mask: Tensor | None = None, labels: Tensor 
 def tie_ranks(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     """Return 1-based ranks by descending score that do not depend on the order of the items, (B, N).
 
-    Among equal scores the lower label ranks first, so that a positive tied with negatives is still worth pushing up
-    (mid-ranks would give all pairs of a constant model the same rank, and LambdaRank a zero gradient). Items equal in
-    both share the middle of their places. Masked items rank behind all others; their ranks mean nothing.
+    Among equal scores the lower label ranks first, so that a positive that ties with negatives still gets a gradient.
+    (With mid-ranks, all items of a constant model would have the same rank, and LambdaRank a gradient of 0.) Items with
+    equal score and label get the mean of their ranks. Masked items rank last; their ranks have no meaning.
 
     Example:
         >>> ones = torch.ones(1, 4, dtype=torch.bool)
@@ -85,10 +85,10 @@ def _numba(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
 
 
 def tie_groups(changes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first and the last place (from 0) of each place's group of neighbours that tie, (B, N) each.
+    """Return the first and last position, from 0, of the group of ties at each position of a sorted list, (B, N) each.
 
     Args:
-        changes: Boolean (B, N - 1), whether an item of a sorted list differs from the one before it.
+        changes: Boolean (B, N - 1), whether an item differs from the item before it.
 
     Example:
         >>> tie_groups(torch.tensor([[False, True]]))

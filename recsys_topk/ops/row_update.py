@@ -1,7 +1,7 @@
-"""Optimizers that update the rows of a table inside backward: no gradient of the size of the table, no sorting.
+"""Optimizers that update rows of a table inside backward, without a gradient of the size of the table.
 
 `look_up` uses them for tables that have a `RowUpdate`: it numbers the rows that a batch reads (`number_rows`), adds up
-the gradient of each of them, and updates each of them once (`RowUpdate.apply`).
+the gradient of each of them, and updates each of them once (`RowUpdate.call`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from recsys_topk.ops.jit import ZERO, Floats, Integers, jit
+from recsys_topk.ops.parallel import Call
 
 Rule = Literal["sgd", "adagrad", "rowwise_adagrad"]
 
@@ -40,56 +41,78 @@ class RowUpdate:
     eps: float = 1e-10
     state: Tensor | None = None
 
-    def apply(self, rows: Integers, sums: Floats, table: Floats) -> None:
-        """Update some rows of a table in place.
+    def call(self, found: NumberedRows, sums: Floats, table: Floats) -> Call:
+        """Return the call that updates some rows of a table in place.
 
         Args:
-            rows: Their numbers, (K,), each once.
-            sums: Their gradients, (K, D).
+            found: The rows.
+            sums: Their gradients, (K, D) or longer. They are overwritten.
             table: The weights, (rows, D).
 
         Example:
+            >>> from recsys_topk.ops.parallel import run_chains
             >>> table = np.zeros((3, 2), np.float32)
-            >>> RowUpdate("sgd", lambda: 0.5).apply(np.array([1]), np.ones((1, 2), np.float32), table)
+            >>> found = number_rows(3, [(np.array([[1], [1]]), 0, 0)])
+            >>> update = RowUpdate("sgd", lambda: 0.5).call(found, np.ones((1, 2), np.float32), table)
+            >>> run_chains([[*found.calls, update]])
             >>> table[:, 0]
             array([ 0. , -0.5,  0. ], dtype=float32)
         """
         rate, eps = np.float32(self.rate()), np.float32(self.eps)
+        given = (found.rows, found.count, sums, table)
         if self.state is None:
-            sgd(rows, sums, table, rate)
-        elif self.rule == "adagrad":
-            adagrad(rows, sums, table, self.state.numpy(), rate, eps)
-        else:
-            rowwise_adagrad(rows, sums, table, self.state.numpy(), rate, eps)
+            return Call(sgd, (*given, rate))
+        loop = adagrad if self.rule == "adagrad" else rowwise_adagrad
+        return Call(loop, (*given, self.state.numpy(), rate, eps))
 
 
-def number_rows(size: int, uses: Sequence[tuple[Integers, int, int]]) -> tuple[Integers, list[Integers]]:
+@dataclass(frozen=True)
+class NumberedRows:
+    """The distinct rows that a batch reads from one table. The arrays are filled when `calls` have run in order.
+
+    Attributes:
+        calls: Fill the arrays.
+        rows: Row numbers in the table, in the order in which they first occur. Only the first K are set.
+        count: K, as an array of one element.
+        numbers: For each use of the table the indices of its rows in `rows`, (..., 1), with -1 for padding.
+    """
+
+    calls: list[Call]
+    rows: Integers
+    count: Integers
+    numbers: list[Integers]
+
+
+def number_rows(size: int, uses: Sequence[tuple[Integers, int, int]]) -> NumberedRows:
     """Number the distinct rows that a batch reads from one table.
 
     Args:
         size: Number of rows of the table.
-        uses: Ids (..., columns), the column that holds those of this table, and the id that is padding.
-
-    Returns:
-        The rows, (K,), in the order in which they first occur; and of each use the numbers of its rows, (..., 1), with
-        -1 for padding.
+        uses: For each feature that uses the table: ids (..., columns), the column of the feature, and the padding id.
 
     Example:
-        >>> number_rows(9, [(np.array([[7], [0], [5], [7]]), 0, 0)])
-        (array([7, 5]), [array([[ 0],
-               [-1],
-               [ 1],
-               [ 0]])])
+        >>> from recsys_topk.ops.parallel import run_chains
+        >>> found = number_rows(9, [(np.array([[7], [0], [5], [7]]), 0, 0)])
+        >>> run_chains([found.calls])
+        >>> found.rows[: found.count[0]]
+        array([7, 5])
+        >>> found.numbers[0].ravel()
+        array([ 0, -1,  1,  0])
     """
     numbers = [np.empty((*ids.shape[:-1], 1), np.int64) for ids, _, _ in uses]
     distinct = max(1, min(size, sum(part.size for part in numbers)))
-    rows, count = np.empty(distinct, np.int64), 0
-    # At most half of the places are taken, so that an id is found after one or two looks.
+    rows, count = np.empty(distinct, np.int64), np.zeros(1, np.int64)
+    # At most half of the places are taken, so that an id is found after one or two tries.
     bits = (2 * distinct - 1).bit_length()
     places = np.zeros(1 << bits, np.int64)
-    for (ids, column, padding), part in zip(uses, numbers, strict=True):
-        count = find_rows(ids.reshape(-1, ids.shape[-1]), column, padding, size, places, 64 - bits, rows, count, part)
-    return rows[:count], numbers
+    calls = [
+        Call(
+            find_rows,
+            (ids.reshape(-1, ids.shape[-1]), column, padding, size, places, 64 - bits, rows, count, part.reshape(-1)),
+        )
+        for (ids, column, padding), part in zip(uses, numbers, strict=True)
+    ]
+    return NumberedRows(calls, rows, count, numbers)
 
 
 @jit
@@ -101,20 +124,19 @@ def find_rows(
     places: Integers,
     shift: int,
     rows: Integers,
-    count: int,
+    count: Integers,
     numbers: Integers,
-) -> int:
-    """numbers[r] = n with rows[n] = ids[r, column], or -1 for padding and what is not in the table.
+) -> None:
+    """numbers[r] = n with rows[n] = ids[r, column], or -1 for padding and for ids that are not in the table.
 
-    A hash table: places[h] = n + 1 for the id whose hash is h, or is a little before h; 0 = nothing. New ids are
-    added to it and to `rows`, which holds `count` of them. Returns how many it holds then.
+    `places` is a hash table with linear probing: it holds n + 1 for the id rows[n], and 0 where it is empty. New ids
+    are added to it and to `rows`. count[0] is the number of rows.
     """
-    last = len(places) - 1
-    found = numbers.reshape(-1)
+    last, known = len(places) - 1, count[0]
     for r in range(ids.shape[0]):
         i = ids[r, column]
         if i == padding or i < 0 or i >= size:
-            found[r] = -1
+            numbers[r] = -1
             continue
         h = np.int64((np.uint64(i) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(shift))
         n = places[h] - 1
@@ -122,39 +144,48 @@ def find_rows(
             h = (h + 1) & last
             n = places[h] - 1
         if n < 0:
-            n = count
-            count += 1
-            places[h], rows[n] = count, i
-        found[r] = n
-    return count
+            n = known
+            known += 1
+            places[h], rows[n] = known, i
+        numbers[r] = n
+    count[0] = known
 
 
-# The rows lie anywhere in a table that may be far larger than the cache. So that many of them are on their way at once,
-# those of the next _AHEAD updates are read first, and used for nothing but a sum that is returned.
+@jit
+def clear_rows(count: Integers, sums: Floats) -> None:
+    """sums[n] = 0 for all rows."""
+    sums[: count[0]] = ZERO
+
+
+# The rows are scattered over a table that may be far larger than the cache. A first loop reads a number of each of the
+# next _AHEAD rows, so that the processor fetches them at the same time. The loops write the sum of these numbers to
+# sums[0, 0], which is not used any more, because the compiler would remove reads without an effect.
 _AHEAD = 64
 
 
 @jit
-def sgd(rows: Integers, sums: Floats, table: Floats, rate: float) -> float:
+def sgd(rows: Integers, count: Integers, sums: Floats, table: Floats, rate: float) -> None:
     """table[rows[n]] -= rate sums[n]."""
     read = ZERO
-    for first in range(0, len(rows), _AHEAD):
-        last = min(first + _AHEAD, len(rows))
+    for first in range(0, count[0], _AHEAD):
+        last = min(first + _AHEAD, count[0])
         for n in range(first, last):
             read += table[rows[n], 0]
         for n in range(first, last):
             row, total = table[rows[n]], sums[n]
             for d in range(table.shape[1]):
                 row[d] -= rate * total[d]
-    return float(read)
+    sums[0, 0] = read
 
 
 @jit
-def adagrad(rows: Integers, sums: Floats, table: Floats, state: Floats, rate: float, eps: float) -> float:
+def adagrad(
+    rows: Integers, count: Integers, sums: Floats, table: Floats, state: Floats, rate: float, eps: float
+) -> None:
     """state[rows[n]] += sums[n]^2, then table[rows[n]] -= rate sums[n] / (sqrt(state[rows[n]]) + eps)."""
     read = ZERO
-    for first in range(0, len(rows), _AHEAD):
-        last = min(first + _AHEAD, len(rows))
+    for first in range(0, count[0], _AHEAD):
+        last = min(first + _AHEAD, count[0])
         for n in range(first, last):
             read += table[rows[n], 0] + state[rows[n], 0]
         for n in range(first, last):
@@ -162,15 +193,17 @@ def adagrad(rows: Integers, sums: Floats, table: Floats, state: Floats, rate: fl
             for d in range(table.shape[1]):
                 squares[d] += total[d] * total[d]
                 row[d] -= rate * total[d] / (np.sqrt(squares[d]) + eps)
-    return float(read)
+    sums[0, 0] = read
 
 
 @jit
-def rowwise_adagrad(rows: Integers, sums: Floats, table: Floats, state: Floats, rate: float, eps: float) -> float:
+def rowwise_adagrad(
+    rows: Integers, count: Integers, sums: Floats, table: Floats, state: Floats, rate: float, eps: float
+) -> None:
     """state[rows[n]] += mean of sums[n]^2, then table[rows[n]] -= rate sums[n] / (sqrt(state[rows[n]]) + eps)."""
     dim, read = table.shape[1], ZERO
-    for first in range(0, len(rows), _AHEAD):
-        last = min(first + _AHEAD, len(rows))
+    for first in range(0, count[0], _AHEAD):
+        last = min(first + _AHEAD, count[0])
         for n in range(first, last):
             read += table[rows[n], 0] + state[rows[n]]
         for n in range(first, last):
@@ -182,4 +215,4 @@ def rowwise_adagrad(rows: Integers, sums: Floats, table: Floats, state: Floats, 
             step = rate / (np.sqrt(state[rows[n]]) + eps)
             for d in range(dim):
                 row[d] -= step * total[d]
-    return float(read)
+    sums[0, 0] = read

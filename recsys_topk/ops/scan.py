@@ -14,8 +14,9 @@ from recsys_topk.ops.dispatch import apply, operation, sampled
 def scan(a: Tensor, b: Tensor, reverse: bool = False) -> Tensor:
     """Return s with s_i = a_i s_{i-1} + b_i along rows (from the end with `reverse`), (B, N), differentiable.
 
-    Rows are cut into about sqrt(N / B) pieces that advance together, and the last values of the pieces are then carried
-    over: O(N) work in O(sqrt(B N)) or fewer steps. The gradient is a recurrence in the other direction.
+    Each row is divided into about sqrt(N / B) pieces, which are computed in parallel. Then the last value of each piece
+    is carried over to the next one. This takes O(N) work per row in O(sqrt(B N)) or fewer steps. The gradient is a
+    recurrence in the other direction.
 
     Example:
         >>> scan(torch.full((1, 3), 0.5), torch.ones(1, 3))
@@ -31,7 +32,7 @@ def _fake_recurrence(a: Tensor, b: Tensor, reverse: bool) -> Tensor:
 
 @operation(fake=_fake_recurrence)
 def recurrence(a: Tensor, b: Tensor, reverse: bool) -> Tensor:
-    """Return what `scan` returns, without gradient."""
+    """Return the result of `scan`, without a gradient."""
     if reverse:
         a, b = a.flip(1), b.flip(1)
     rows, n = b.shape
@@ -41,7 +42,7 @@ def recurrence(a: Tensor, b: Tensor, reverse: bool) -> Tensor:
     padding = pieces * length - n
     if padding:
         a, b = torch.nn.functional.pad(a, (0, padding)), torch.nn.functional.pad(b, (0, padding))
-    # Step by step in memory order: (length, rows * pieces).
+    # The values of one step are adjacent in memory: (length, rows * pieces).
     factor = a.reshape(rows * pieces, length).t().contiguous()
     total = b.reshape(rows * pieces, length).t().clone(memory_format=torch.contiguous_format)
     for i in range(1, length):

@@ -1,4 +1,4 @@
-"""Sinkhorn's iteration: factors that make the rows and columns of a matrix sum to 1."""
+"""Sinkhorn iteration: factors with which the rows and columns of a matrix sum to 1."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor
 
 from recsys_topk.ops.dispatch import closed_form, may_read, operation, sampled, through_reference, wants_graph
 
-# A list stops after the round that leaves all its sums this close to 1.
+# The iteration of a list stops when all its sums differ from 1 by less than this.
 TOLERANCE = 1e-6
-# Sums below this count as this. Those of a relaxed permutation are larger, but for the rounding of enormous scores.
+# Lower bound of the sums. Sums of a relaxed permutation are larger, except for rounding errors of very large scores.
 LEAST = 1e-10
 
 
 def sinkhorn_scaling(matrix: Tensor, rows: Tensor, columns: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
-    """Return u and v with which u_r M_ri v_i has rows and columns that sum to 1, (B, N) each.
+    """Return u and v such that the rows and columns of u_r M_ri v_i sum to 1, (B, N) each.
 
-    Each round scales the columns, then the rows. A list stops by itself, after the round that leaves it within 1e-6 of
-    both, and after `rounds` at the latest. The gradient is that of the iteration as it was run. O(N^2) time per round;
-    beside the matrix, O(rounds N) memory per list.
+    Each round scales the columns, then the rows. The iteration of a list stops when all its sums are within 1e-6 of 1,
+    or after `rounds` rounds. The gradient is that of the executed rounds. A round takes O(N^2) time. In addition to the
+    matrix, a list takes O(rounds N) memory.
 
     Args:
         matrix: M, (B, N, N), not negative; 0 outside of `rows` and `columns`.
-        rows: Boolean (B, N), the rows that count; as many as columns.
-        columns: Boolean (B, N).
+        rows: Boolean (B, N), the valid rows; as many as valid columns.
+        columns: Boolean (B, N), the valid columns.
         rounds: Largest number of rounds, at least 1.
 
     Example:
@@ -52,7 +52,7 @@ def _reference(matrix: Tensor, rows: Tensor, columns: Tensor, rounds: int) -> tu
 
 
 def _unfinished(matrix: Tensor, u: Tensor, v: Tensor, columns: Tensor) -> Tensor:
-    """Return which lists are not there yet, (B, 1): rows are exact after their own turn, columns are looked at."""
+    """Return which lists have not converged, (B, 1). A round ends with the rows, so that only columns can be off."""
     return ((v * _times(matrix.mT, u) - columns.to(v.dtype)).abs() >= TOLERANCE).any(1, keepdim=True)
 
 
@@ -65,7 +65,7 @@ def _inverse(sums: Tensor, counted: Tensor) -> Tensor:
 
 
 class _Scaling(torch.autograd.Function):
-    """Keeps the factors of every round; the matrix gets its gradient in one product at the end."""
+    """Save the factors of every round, and compute the gradient of the matrix in one product at the end."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, rows: Tensor, columns: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
@@ -92,9 +92,9 @@ def _fake_history(matrix: Tensor, rows: Tensor, columns: Tensor, rounds: int) ->
 
 @operation(fake=_fake_history)
 def scaling_history(matrix: Tensor, rows: Tensor, columns: Tensor, rounds: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return u and v after every round, (B, rounds, N) each, and how many rounds each list took, (B,).
+    """Return u and v after every round, (B, rounds, N) each, and the number of rounds of each list, (B,).
 
-    What follows a list's last round is 0. Arguments as for `sinkhorn_scaling`; no gradient.
+    The values after the last round of a list are 0. The arguments are those of `sinkhorn_scaling`, without a gradient.
     """
     lists, n = rows.shape
     us, vs = matrix.new_zeros(lists, rounds, n), matrix.new_zeros(lists, rounds, n)
@@ -122,7 +122,7 @@ def _fake_gradient(
 def scaling_gradient(
     matrix: Tensor, first: Tensor, us: Tensor, vs: Tensor, steps: Tensor, grad_u: Tensor, grad_v: Tensor
 ) -> Tensor:
-    """Return the gradient of the matrix, (B, N, N), from those of the last u and v.
+    """Return the gradient of the matrix, (B, N, N), from the gradients of the last u and v.
 
     Args:
         matrix: (B, N, N).
@@ -147,7 +147,7 @@ def scaling_gradient(
 
 
 def _square(inverse: Tensor) -> Tensor:
-    """Return minus the derivative of 1 / s at its value; 0 where s was too small to count."""
+    """Return 1 / s^2 for given 1 / s; 0 where s is at its lower bound."""
     return torch.where(inverse * LEAST < 1.0, inverse * inverse, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Sorting with indices, and gradients that treat equal scores alike."""
+"""Sort with indices, and share gradients between equal scores."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from recsys_topk.ops.dispatch import apply, is_real, may_read, operation, sample
 
 @operation
 def sort_descending(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return values and indices by descending value, equal values in their order of appearance; no gradient.
+    """Return values and indices by descending value. Equal values keep their order. There is no gradient.
 
-    On a CPU a float32 and its index are packed into one 64-bit integer, whose SIMD sort is several times faster than a
-    sort that carries indices along.
+    On a CPU a float32 and its index are packed into one 64-bit integer. The SIMD sort of integers is several times
+    faster than a sort with indices.
 
     Example:
         >>> sort_descending(torch.tensor([[1.0, 3.0, 1.0]]))
@@ -30,9 +30,9 @@ def sort_descending(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @sort_descending.backend("numpy", lambda x: is_real(x) and x.dtype == torch.float32 and x.shape[1] < 2**31)
 def _sort_numpy(x: Tensor) -> tuple[Tensor, Tensor]:
-    a = np.add(x.detach().numpy(), np.float32(0.0), order="C")  # -0 becomes 0, to which it is equal
+    a = np.add(x.detach().numpy(), np.float32(0.0), order="C")  # -0 becomes 0, which compares equal
     bits = a.view(np.int32)
-    key = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))  # integers in the order of the floats
+    key = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))  # integers with the same order as the floats
     packed = np.invert(key).astype(np.int64) << 32
     packed |= np.arange(a.shape[1])
     packed.sort(axis=1)
@@ -42,7 +42,7 @@ def _sort_numpy(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @operation
 def sorted_descending(x: Tensor) -> Tensor:
-    """Return the values of each row by descending value; no gradient.
+    """Return the values of each row in descending order, without a gradient.
 
     Example:
         >>> sorted_descending(torch.tensor([[1.0, 3.0, 2.0]]))
@@ -59,17 +59,17 @@ def _sorted_numpy(x: Tensor) -> Tensor:
 
 
 def share_ties(x: Tensor) -> Tensor:
-    """Return `x`; on the way back, equal entries of a row share their gradient evenly.
+    """Return `x`. In backward, equal entries of a row get the mean of their gradients.
 
-    Where a formula follows the sort order, equal scores receive different subgradients. Their average is a
-    subgradient too, and does not depend on the order of the items.
+    A formula that uses the sort order gives equal scores different subgradients. Their mean is also a subgradient, and
+    does not depend on the order of the items.
     """
     shared: Tensor = apply(_ShareTies, x)
     return shared
 
 
 def average_ties(ordered: Tensor, grad: Tensor) -> Tensor:
-    """Return `grad` averaged over runs of equal values in rows that are sorted.
+    """Return the mean of `grad` over each run of equal values in sorted rows.
 
     Args:
         ordered: (B, N), sorted along the rows.
@@ -87,7 +87,7 @@ def average_ties(ordered: Tensor, grad: Tensor) -> Tensor:
 
 @operation
 def has_ties(x: Tensor) -> bool:
-    """Return whether two entries of a row are equal (reads the tensor)."""
+    """Return whether two entries of a row are equal. This reads the tensor."""
     ordered = x.sort(dim=1).values
     return bool((ordered[:, 1:] == ordered[:, :-1]).any())
 

@@ -1,4 +1,4 @@
-"""Random subsets of k items: how likely each item is in one, as two logarithms."""
+"""Probability that a random subset of k items contains an item, as two logarithms."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from recsys_topk.ops.dispatch import may_read, sampled
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.logistic import logistic_logs, logistic_threshold
 
-# Stands for log 0. Finite, so that no difference of two is NaN; far below every sum of scores in float32.
+# Used for log 0. It is finite, so that differences are not NaN, and far below every sum of scores in float32.
 NEVER = -1e34
 
 
 def subset_logs(scores: Tensor, k: int | Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return log p and log(1 - p), p_i the probability that item i is in a random subset of k items, (B, N) each.
 
-    A subset A has the weight exp(sum of its scores), so p_i = exp(x_i) e_{k-1}(without i) / e_k, with e_j the j-th
-    elementary symmetric polynomial of exp(x). Sums of products are built in a tree over the items (the polynomials of
-    two halves multiply), and its reverse pass leaves one item out at a time. Everything is a logarithm, relative to
-    independent draws with the same expected number k, whose probability of exactly k items is never small: no
-    cancellation, no overflow. O(k N) time and memory in O(log N) steps; differentiable to any order.
+    A subset has the weight exp(sum of its scores), so p_i = exp(x_i) e_{k-1}(without i) / e_k, with e_j the j-th
+    elementary symmetric polynomial of exp(x). The polynomials are multiplied in a tree over the items. A second pass,
+    from the root to the leaves, computes the product without each item. All values are logarithms relative to
+    independent draws with the same expected number k. Such draws give exactly k items with a probability that is never
+    small, so that nothing cancels or overflows. This takes O(k N) time and memory in O(log N) steps, and is
+    differentiable to any order.
 
     Args:
         scores: (B, N), float32 or float64, 0 where masked.
-        k: One int, or (B,) int64, with 1 <= k < number of valid items. Where reading a tensor would wait for the
-            device, the cost is that of k = N.
+        k: One int, or (B,) int64, with 1 <= k < number of valid items. A tensor off the CPU is not read, and the cost
+            is then that of k = N.
         mask: Boolean (B, N).
 
     Example:
@@ -42,7 +43,7 @@ def subset_logs(scores: Tensor, k: int | Tensor, mask: Tensor) -> tuple[Tensor, 
     degree = k if not isinstance(k, Tensor) else int(k.max()) if may_read(k) else scores.shape[1] - 1
     filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
     x, gap = centred(filled, ks)
-    # The threshold is a shift of the whole list, which changes nothing: it is a constant for the gradient.
+    # The threshold shifts the whole list, which does not change the result. It needs no gradient.
     threshold = logistic_threshold(x.detach(), gap, ks, torch.ones_like(gap)).detach()
     inside, outside = logistic_logs(torch.clamp_min(x - threshold, NEVER))
     leaves = torch.stack((outside, inside), -1)
@@ -53,7 +54,7 @@ def subset_logs(scores: Tensor, k: int | Tensor, mask: Tensor) -> tuple[Tensor, 
     levels = [leaves]
     while levels[-1].shape[1] > 1:
         levels.append(_product(levels[-1][:, ::2], levels[-1][:, 1::2], degree))
-    # rest[j] is the coefficient k - j of the product of everything outside a node; outside the root there is 1.
+    # rest[j] is the coefficient k - j of the product of all items outside a node. Outside the root this product is 1.
     places = torch.arange(levels[-1].shape[2], device=x.device)
     rest = torch.where(places == ks[:, None], 0.0, torch.full_like(levels[-1][:, 0], NEVER))[:, None]
     for below in reversed(levels[:-1]):

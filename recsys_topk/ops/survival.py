@@ -14,7 +14,7 @@ from recsys_topk.ops.dispatch import sampled
 def survival_logs(log_p: Sequence[Tensor], log_q: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return log prod_m p_m and log(1 - prod_m p_m), the shape of each input.
 
-    The complement is accumulated as q = a + b (1 - a), in logarithms, which keeps its digits where every q_m is tiny.
+    The complement is accumulated as q = a + b (1 - a), in logarithms. It stays accurate if every q_m is tiny.
 
     Args:
         log_p: log p_m of each stage.

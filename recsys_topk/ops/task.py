@@ -1,31 +1,27 @@
-"""A batch of lists as the compiled loops take it, and how its lists are divided among threads."""
+"""Run a compiled loop over the lists of a batch, on the threads of torch."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 import struct
 import threading
-from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple, Protocol, get_type_hints
+from typing import NamedTuple, Protocol, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.parallel import at_once
+from recsys_topk.ops.parallel import run_team
 
-# Floats of a vector of the loops; lists are padded to a multiple of it.
+# Number of floats in a vector of the loops. Buffers for a list are padded to a multiple of it.
 WIDTH = 16
 
-# Items below which waking another thread takes longer than the loop.
+# With fewer items than this, one thread is faster than several.
 ALONE = 1 << 13
 
-# Lists are taken by threads in at most this many parts, whatever their number, so that sums do not depend on it.
+# Lists are divided into at most this many parts for any number of threads, so that sums do not depend on the threads.
 PARTS = 16
 
-# Bytes up to which a thread keeps its buffers for the next call.
+# A thread keeps buffers of at most this many bytes for the next call.
 KEPT = 64 << 20
 
 
@@ -34,33 +30,33 @@ class Kernel(Protocol):
 
     @property
     def address(self) -> int:
-        """Where the machine code is."""
+        """Address of the machine code."""
 
 
 class Task(NamedTuple):
-    """What a loop is told. Addresses are those of contiguous arrays, which must outlive the call.
+    """The arguments of a loop. Addresses are those of contiguous arrays, which must exist until the call returns.
 
     Attributes:
         lists: B.
         items: N.
-        scores: Address of (B, N) float32; of the joint objective, of one such address per stage.
+        scores: Address of (B, N) float32. For the joint objective: of an array with one such address per stage.
         labels: Address of (B, N) float32.
-        mask: Address of (B, N) bool; 0 = all items are real.
-        ks: Address of (B,) int64; 0 = `k` is the k of all.
-        k: -1 = each list's number of positives.
+        mask: Address of (B, N) bool; 0 = all items are valid.
+        ks: Address of (B,) int64, one k per list; 0 = all lists have the same `k`.
+        k: Number of items to select; -1 = the number of positives of each list.
         stages: Number of stages M of the joint objective.
-        quotas: Address of (M,) int64, where each stage cuts; 0 = at k.
-        losses: Address of (B,) float32, written, with 0 for lists that do not count; of the joint objective (M + 1, B),
-            survival last.
-        counted: Address of (B,) bool, written; of the joint objective (M + 1, B).
-        gradient: Address of (B, N) float32, written; 0 = not wanted. Of the joint objective (M, B, N): of the losses of
-            the stages.
-        joint_gradient: Address of (M, B, N) float32, written: of the loss of survival.
-        law: Its code.
+        quotas: Address of (M,) int64, the number of items that each stage keeps; 0 = all stages keep k.
+        losses: Address of (B,) float32 for the losses, with 0 for skipped lists. For the joint objective (M + 1, B):
+            one row per stage, then the survival term.
+        counted: Address of (B,) bool for whether a list counts. For the joint objective (M + 1, B).
+        gradient: Address of (B, N) float32 for the gradient; 0 = no gradient. For the joint objective (M, B, N): the
+            gradients of the stage terms.
+        joint_gradient: Address of (M, B, N) float32 for the gradient of the survival term.
+        law: Code of the law.
         above: Items with a label above this are positive.
         tau: Temperature.
-        alpha: Of the dftopk law.
-        scale: What gradients are multiplied by.
+        alpha: Parameter of the dftopk law.
+        scale: Factor of the gradients.
     """
 
     lists: int
@@ -84,12 +80,13 @@ class Task(NamedTuple):
 
 
 def address_of(x: Tensor | None) -> int:
-    """Return where the numbers of a contiguous tensor are; 0 for none."""
+    """Return the address of the values of a contiguous tensor; 0 for None."""
     return 0 if x is None else x.data_ptr()
 
 
-# What `run` adds in front: the first part that no thread has taken, the number of threads that have begun, the number
-# of parts, the items rounded up to a multiple of WIDTH, and the addresses and the size of the buffers and the results.
+# Fields that `run` puts before those of the task: the number of parts that were taken, the number of threads that have
+# started, the number of parts, the items rounded up to a multiple of WIDTH, the address of the buffers, the size of one
+# buffer, and the address of the results.
 ADDED = ("next", "workers", "parts", "size", "buffers", "buffer", "results")
 TASK = np.dtype(
     [(name, np.int64) for name in ADDED]
@@ -104,7 +101,7 @@ _BUFFERS = _RESULTS + _SUMS.size  # bytes before the buffers
 
 
 class _Memory(threading.local):
-    """Memory of a thread for a task, its results and its buffers."""
+    """Memory of one Python thread for a task, its results and its buffers."""
 
     def __init__(self) -> None:
         self.record = memoryview(b"")
@@ -112,7 +109,7 @@ class _Memory(threading.local):
 
     def grow(self, size: int) -> None:
         whole = np.zeros(size + 64, np.uint8)
-        skipped = -whole.ctypes.data % 64  # vectors that cross lines of the cache take longer
+        skipped = -whole.ctypes.data % 64  # vectors that cross cache lines are slower
         self.record = whole[skipped : skipped + size].data
         self.address = whole.ctypes.data + skipped
 
@@ -121,19 +118,19 @@ _memory = _Memory()
 
 
 def run(kernel: Kernel, task: Task, rows: int) -> tuple[float, float]:
-    """Run a loop over the lists of a task, on as many threads as torch has.
+    """Run a loop over the lists of a task, on as many threads as torch uses.
 
     Args:
         kernel: The loop.
         task: The task.
-        rows: Number of float32 arrays of the length of a padded list that the loop needs as a buffer.
+        rows: Number of rows of the buffer of the loop. A row holds a padded list of float32.
 
     Returns:
-        The number of lists that count and the sum of their losses; NaN if a score is not finite, or its square.
+        The number of lists that count and the sum of their losses; NaN if a score or its square is not finite.
     """
     lists, items = task[:2]
     parts = min(lists, PARTS)
-    threads = 1 if _forked or lists * items < ALONE else min(torch.get_num_threads(), parts)
+    threads = 1 if lists * items < ALONE else min(torch.get_num_threads(), parts)
     size = -(-items // WIDTH) * WIDTH
     buffer = 4 * rows * size
     memory, needed = _memory, _BUFFERS + threads * buffer
@@ -142,52 +139,6 @@ def run(kernel: Kernel, task: Task, rows: int) -> tuple[float, float]:
         memory.grow(needed)
     record, start = memory.record, memory.address
     _RECORD.pack_into(record, 0, 0, 0, parts, size, start + _BUFFERS, buffer, start + _RESULTS, *task)
-    if threads == 1:
-        _function(kernel.address)(start)
-    else:
-        _fork(kernel.address, start, threads)
+    run_team(kernel.address, start, threads)
     sums = _SUMS.unpack_from(record, _RESULTS)
     return sum(sums[0 : 2 * parts : 2]), sum(sums[1 : 2 * parts : 2])
-
-
-@cache
-def _function(address: int) -> Callable[[int], None]:
-    return ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)
-
-
-def _fork(code: int, task: int, threads: int) -> None:
-    """Call the C function at `code` on some threads at once; they take parts of the task until none is left."""
-    team = _team()
-    if team is None:
-        at_once(lambda _: _function(code)(task), range(threads))
-    else:
-        team(code, task, threads, 0)
-
-
-@cache
-def _team() -> Callable[[int, int, int, int], None] | None:
-    """Return the function with which torch starts a parallel region; None if torch was built with another library.
-
-    Its threads wait actively for the next region, which then begins within 2 microseconds. A thread of Python takes 50
-    to begin beside them, as long as the loop.
-    """
-    try:
-        library = ctypes.CDLL("libgomp.so.1", mode=getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0))
-    except OSError:
-        return None
-    start: Any = library.GOMP_parallel
-    start.argtypes, start.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-    found: Callable[[int, int, int, int], None] = start
-    return found
-
-
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True  # the threads of the team do not live on in a forked process
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -37,18 +37,18 @@ from recsys_topk.processes import divisor, divisors
 
 LawName = Literal["dftopk", "logistic", "laplace", "clip", "fenchel_young"]
 
-# Memberships of exactly 0 and 1 enter a cross-entropy as this and one minus this.
+# A cross-entropy replaces memberships of exactly 0 and 1 by this and one minus this.
 CLAMP = 1e-6
 
 
 class Law(NamedTuple):
-    """Which membership, and which loss of it.
+    """A membership and its loss.
 
     Attributes:
         name: ``"dftopk"``, ``"logistic"`` (sums to k), ``"laplace"``, ``"clip"``: the cross-entropy of that membership;
             ``"fenchel_young"``: the Fenchel-Young loss of ``"clip"``, with the number of true items as k.
         tau: Temperature.
-        alpha: Of ``"dftopk"``: where the threshold lies between x_[k+1] (0) and x_[k] (1).
+        alpha: Only for ``"dftopk"``: where the threshold lies between x_[k+1] (0) and x_[k] (1).
     """
 
     name: LawName
@@ -72,17 +72,17 @@ def topk_loss(
         k: One int, one int per list, (B,), or None: each list's number of positives.
         above: Items with a label above this are positive.
         law: Which membership and loss.
-        mean: Return the mean over the lists that count, 0 if none does.
+        mean: Return the mean over the lists that count; 0 if no list counts.
 
     Returns:
-        The losses or their mean, and a boolean (B,), or None where it is known that all lists count.
+        The losses or their mean, and a boolean (B,); None if all lists are known to count.
     """
     positive, positives = find_positives(labels, mask, above)
     items = torch.full_like(positives, scores.shape[1]) if mask is None else count_true(mask)
     wanted = positives if k is None else k.long() if isinstance(k, Tensor) else torch.full_like(items, k)
     wanted = torch.minimum(wanted, items)
     counted = (positives > 0) & (wanted > 0) & (wanted < items)
-    # Lists that are left out become lists of equal scores.
+    # Lists that do not count are replaced by lists of equal scores.
     row = counted[:, None]
     valid = full_mask(scores) if mask is None else mask | ~row
     x = torch.where(row if mask is None else mask & row, scores, 0.0)
@@ -183,7 +183,7 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
         scale=1.0 / lists if mean else 1.0,
     )
     number, total = run(kernel, task, 3)
-    if number != number:  # of scores that are not finite, or too large to square
+    if number != number:  # a score is not finite, or its square overflows
         return topk_loss.reference(scores, *rest)
     which = None if number == lists else counted
     (divided_by,) = divisors([int(number)]) if mean else (1.0,)
@@ -211,7 +211,7 @@ def _triton(*args: Any) -> tuple[Tensor, Tensor | None]:
 
 @cache
 def compiled_law(name: LawName) -> tuple[Kernel, int]:
-    """Return the compiled loop of a law, and its code there."""
+    """Return the compiled kernel of a law, and the number of the law in the kernel."""
     from recsys_topk.ops.compiled import arithmetic as codes
     from recsys_topk.ops.compiled.clip import clip_kernel
     from recsys_topk.ops.compiled.dftopk import dftopk_kernel
@@ -227,7 +227,13 @@ def compiled_law(name: LawName) -> tuple[Kernel, int]:
 
 
 class _Result(NamedTuple):
-    """What the loops returned: a mean or the losses, what the gradient is still to be multiplied by, the arguments."""
+    """The result of a compiled kernel.
+
+    Attributes:
+        value: The mean, or the losses, (B,).
+        factor: The number by which the gradient must be multiplied.
+        arguments: Those of `topk_loss` after the scores.
+    """
 
     value: Tensor
     factor: float
@@ -238,7 +244,7 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, result: _Result, gradient: list[Tensor]) -> Tensor:
         ctx.save_for_backward(scores)
-        # In a list, from which the last backward takes it: a gradient that nothing else holds need not be copied.
+        # The last backward takes the gradient out of the list. Autograd does not copy a tensor with no other reference.
         ctx.result, ctx.gradient = result, gradient
         value: Tensor = result.value
         return value

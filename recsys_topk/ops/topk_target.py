@@ -53,10 +53,10 @@ def _numpy(labels: Tensor, positive: Tensor, k: int | Tensor, positives: Tensor 
 
 
 def _best_numpy(labels: Array, positive: Bools, k: int | Tensor, positives: Array | None) -> Bools:
-    """Return `positive` itself if no list has more than k positives.
+    """Return which positive items are in the top k; `positive` itself if no list has more than k positives.
 
-    Labels are looked at only in lists with more positives than k, and selected among only if they differ, so binary
-    labels cost a pass of counting.
+    Labels are compared only in lists with more positives than k, and only if they differ. Binary labels thus cost one
+    pass that counts.
     """
     ks: Array | int = k.numpy() if isinstance(k, Tensor) else k
     target: Bools = positive

@@ -1,7 +1,7 @@
 """Stages, metrics, negatives, steps, optimizers and flat lists read no values on the host, so they never wait.
 
-The contract suite checks losses, operators and objectives. Tables with fused optimizers are not checked: their kernels
-do not run on the test device.
+The contract suite checks losses, operators and objectives. Tables with fused optimizers are checked except for FBGEMM's
+kernels, which do not run on the test device.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.sparse import jagged_tensor
 
 from recsys_topk import losses, operators
 from recsys_topk.cascades import layers
@@ -22,9 +24,10 @@ from recsys_topk.cascades.learning_check import LearningCheck
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.objectives import base
 from recsys_topk.cascades.objectives.base import registry as objectives
-from recsys_topk.cascades.optimizers import OPTIMIZERS
+from recsys_topk.cascades.optimizers import OPTIMIZERS, fused_optimizer
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.stage import registry as stages
+from recsys_topk.cascades.tables import FUSED, configs_of, is_fused
 from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.metrics.mean import registry as metrics
@@ -159,6 +162,64 @@ def test_optimizer_schedule_and_clipping_read_no_values(name: Any, clip: str, mo
             optimizer.step()
             schedule.step()
     assert len(optimizer.state) == len(list(model.parameters())) or name == "sgd"
+
+
+def without_kernel(common: Any, *_: Any, **__: Any) -> torch.Tensor:
+    """Return zeros with the shape and the graph of the result of an FBGEMM kernel."""
+    bags = (common.offsets.numel() - 1) // (common.D_offsets.numel() - 1)
+    return common.placeholder_autograd_tensor.sum() + common.indice_weights.new_zeros(bags, common.total_D)
+
+
+def given_length_per_key(*_: Any, length_per_key: list[int] | None, **__: Any) -> list[int]:
+    """Replace a function of TorchRec that invents lengths on this device, and reads them on other devices."""
+    if length_per_key is None:
+        raise HostReadError("TorchRec reads the lengths on the host")
+    return length_per_key
+
+
+def fuse_on_device(model: CascadeModule, rule: Any) -> None:
+    """Replace the tables of a model on the device, which are plain, by tables with a fused optimizer."""
+    fused = fused_optimizer(rule, 0.1)
+    assert fused is not None
+    for embedding in (part for part in model.modules() if isinstance(part, FeatureEmbedding)):
+        for name, plain in embedding.collections.items():
+            made = FusedEmbeddingBagCollection(
+                configs_of(plain), fused.optimizer, dict(fused.options), is_weighted=True, device=DEVICE
+            )
+            for kernel in made._emb_modules:
+                # At the first step of a process FBGEMM reads a counter of steps that may come from a checkpoint.
+                kernel._emb_module.iter_cpu.fill_(1)
+            embedding.collections[name], embedding._weighted[name] = made, True
+
+
+@pytest.mark.usefixtures("fused_optimizers_on_device")
+@pytest.mark.parametrize("source", ["in_batch", "uniform"])
+@pytest.mark.parametrize("rule", FUSED)
+def test_tables_with_a_fused_optimizer_read_no_values(rule: Any, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = "fbgemm_gpu.split_embedding_codegen_lookup_invokers.lookup_"
+    monkeypatch.setattr(importlib.import_module(kernels + rule), "invoke", without_kernel)
+    monkeypatch.setattr(jagged_tensor, "_maybe_compute_length_per_key", given_length_per_key)
+    data = InMemory(train_negatives=25, negative_source=source)
+    chosen = [StageConfig("two_tower", "a", 9), StageConfig("din", "b", 6), StageConfig("mlp", "c", 5)]
+    model = CascadeModule(data.schema, chosen, k=3, validate=True, embedding_optimizer=rule, warmup_steps=2).to(DEVICE)
+    fuse_on_device(model, rule)
+    model.trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
+    monkeypatch.setattr(model, "log", lambda *_, **__: None)
+    made = model.configure_optimizers()
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    for step in range(2):
+        batch = device_batch(data, training=True)
+        with no_host_reads():
+            optimizer.sync_tables()
+            optimizer.zero_grad()
+            model.training_step(batch, step).backward()
+            optimizer.step()
+            schedule.step()
+    evaluated = device_batch(data, training=False)
+    with no_host_reads(), torch.no_grad():
+        model.eval().validation_step(evaluated, 0)
+    embeddings = [part for part in model.modules() if isinstance(part, FeatureEmbedding)]
+    assert all(is_fused(part) for embedding in embeddings for part in embedding.collections.values())
 
 
 @pytest.mark.parametrize("lists", [{"lengths": [3, 0, 1, 4]}, {"list_ids": torch.tensor([2, 0, 2, 7, 7, 2, 7, 7])}])

@@ -16,6 +16,7 @@ from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.schema import Feature, Schema, Table
 from recsys_topk.ops.dispatch import backend
+from recsys_topk.ops.parallel import run_chains
 from recsys_topk.ops.row_update import number_rows
 from tests.cascades.batches import random_batch
 
@@ -141,17 +142,20 @@ def test_number_rows_numbers_each_row_once(size: int, number: int) -> None:
     one = rng.integers(0, size, (number, 2))
     # Multiples of a power of two and consecutive ids, which collide under a poor hash.
     other = np.stack([np.arange(60) * 2**10 % size, np.arange(60) % size], 1).reshape(20, 3, 2)
-    rows, numbers = number_rows(size, [(one, 1, 3), (other, 0, 5)])
+    found = number_rows(size, [(one, 1, 3), (other, 0, 5)])
+    run_chains([found.calls])
+    rows = found.rows[: found.count[0]]
     assert sorted(rows.tolist()) == sorted(
         (set(one[:, 1].tolist()) - {3}) | (set(other[..., 0].ravel().tolist()) - {5})
     )
-    for ids, found, padding in ((one[:, 1], numbers[0], 3), (other[..., 0], numbers[1], 5)):
-        assert found.shape == (*ids.shape, 1)
+    for ids, numbers, padding in ((one[:, 1], found.numbers[0], 3), (other[..., 0], found.numbers[1], 5)):
+        assert numbers.shape == (*ids.shape, 1)
         expected = np.where(ids == padding, -1, ids)
-        np.testing.assert_array_equal(np.where(found[..., 0] < 0, -1, rows[found[..., 0]]), expected)
+        np.testing.assert_array_equal(np.where(numbers[..., 0] < 0, -1, rows[numbers[..., 0]]), expected)
 
 
 def test_number_rows_skips_ids_outside_the_table() -> None:
-    rows, (numbers,) = number_rows(4, [(np.array([[-1], [4], [2], [2**60]]), 0, 0)])
-    assert rows.tolist() == [2]
-    assert numbers.ravel().tolist() == [-1, -1, 0, -1]
+    found = number_rows(4, [(np.array([[-1], [4], [2], [2**60]]), 0, 0)])
+    run_chains([found.calls])
+    assert found.rows[: found.count[0]].tolist() == [2]
+    assert found.numbers[0].ravel().tolist() == [-1, -1, 0, -1]

@@ -15,7 +15,6 @@ from recsys_topk.cascades.stages.two_tower import TwoTower
 from recsys_topk.ops.attention import attention_logits
 from recsys_topk.ops.dispatch import backend
 from recsys_topk.ops.join_relu import join_relu
-from recsys_topk.ops.parallel import over_lists
 from recsys_topk.ops.pooled_dot import dot
 from tests.cascades.batches import random_batch, recflow_like_schema
 
@@ -96,13 +95,6 @@ def test_error_for_id_outside_its_table_names_the_id(identity: int, kind: str, f
     ids[place] = identity
     with pytest.raises(IndexError, match=rf"{SCHEMA.history[0].table}: id {identity} is not in the table"):
         FeatureEmbedding(SCHEMA, 4)(batch.replace(**{kind: ids}), history=form)
-
-
-def test_over_lists_covers_every_list_once(threads: int) -> None:
-    for size in (1, 2, 7):
-        seen: list[int] = []
-        over_lists(lambda _, first, last, into=seen: into.extend(range(first, last)), size)
-        assert sorted(seen) == list(range(size))
 
 
 @pytest.mark.parametrize("stage_class", [TwoTower, DIN, MLPStage])

@@ -31,7 +31,9 @@ def lists() -> tuple[Tensor, Tensor, Tensor]:
     return scores, labels, mask
 
 
-def outcome(objective: JointObjective, scores: Tensor, labels: Tensor, mask: Tensor | None, dtype: torch.dtype):
+def terms_and_gradients(
+    objective: JointObjective, scores: Tensor, labels: Tensor, mask: Tensor | None, dtype: torch.dtype
+):
     leaves = [x.to(dtype).requires_grad_() for x in scores]
     output = objective(leaves, labels.to(dtype), mask, quotas=QUOTAS, k=3)
     (output.total + 0.3 * output.terms["stage1"]).backward()
@@ -41,25 +43,25 @@ def outcome(objective: JointObjective, scores: Tensor, labels: Tensor, mask: Ten
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("k", [None, 4, "positives"])
 @pytest.mark.parametrize("stage_k", ["k", "quota"])
-def test_the_objective_is_fused_and_equals_the_path_through_the_operator(name, k, stage_k, monkeypatch):
+def test_objective_is_fused_and_equals_the_path_through_the_operator(name, k, stage_k, monkeypatch):
     scores, labels, mask = lists()
     objective = JointObjective(losses.get(name, k=k, tau=1.5), 2, weighting="fixed", stage_k=stage_k)
     cases = [(scores, None), (scores.masked_fill(~mask, 7.0), mask)]
     with backend("torch"):
-        expected = [outcome(objective, x, labels, real, torch.float64) for x, real in cases]
+        expected = [terms_and_gradients(objective, x, labels, real, torch.float64) for x, real in cases]
 
     def fail(*_):
         raise AssertionError("the operator was called")
 
     monkeypatch.setattr(objective.loss.operator, "select", fail)
     with backend("numba"):
-        found = [outcome(objective, x, labels, real, torch.float32) for x, real in cases]
+        found = [terms_and_gradients(objective, x, labels, real, torch.float32) for x, real in cases]
     # A clipped membership is a difference of scores, and 1 / p amplifies its rounding.
     torch.testing.assert_close(found, expected, rtol=1e-4 if name == "sparse" else 2e-5, atol=1e-6)
     assert not found[1][-1][~mask].any()
 
 
-def test_the_objective_of_sparse_equals_a_loop_over_items():
+def test_objective_of_sparse_equals_loop_over_items():
     scores, labels, mask = lists()
     tau, k, stages, joint = 1.5, 3, [[], []], []
     for b in range(len(labels)):
@@ -85,7 +87,7 @@ def test_the_objective_of_sparse_equals_a_loop_over_items():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_second_derivatives_are_those_of_the_reference(name):
+def test_second_derivatives_match_the_reference(name):
     scores, labels, mask = lists()
     objective, found = JointObjective(losses.get(name, tau=1.5), 2), []
     for mode in ("numba", "torch"):
@@ -99,7 +101,7 @@ def test_second_derivatives_are_those_of_the_reference(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_scores_that_are_not_finite_take_the_reference(name):
+def test_scores_that_are_not_finite_use_the_reference(name):
     scores, labels, _ = lists()
     scores[1, 0, 2] = math.nan
     objective, found = JointObjective(losses.get(name), 2), []

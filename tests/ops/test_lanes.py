@@ -128,7 +128,7 @@ def test_cache_key_changes_with_every_file_of_the_package(monkeypatch):
     assert before != kept._index_key(*arguments)
 
 
-def test_a_kernel_that_was_compiled_before_is_read_from_disk() -> None:
+def test_compiled_kernel_is_read_from_disk() -> None:
     """The new kernel calls a new function of its closure, as the kernel of another process does."""
     assert dftopk_kernel.address
     again = loss_kernel(dftopk)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk import losses
-from recsys_topk.ops import task
+from recsys_topk.ops import parallel
 from recsys_topk.ops.dispatch import backend, installed
 from recsys_topk.ops.joint_terms import JointTask, joint_terms
 from recsys_topk.ops.topk_loss import Law
@@ -52,7 +52,7 @@ def test_result_does_not_depend_on_the_threads(work, team, threads, monkeypatch)
     torch.set_num_threads(1)
     expected = work()
     if not team:
-        monkeypatch.setattr(task, "_team", lambda: None)
+        monkeypatch.setattr(parallel, "_team", lambda: None)
     for number in (2, 3):
         torch.set_num_threads(number)
         for one, other in zip(work(), expected, strict=True):

@@ -1,1 +1,1 @@
-"""Loops that numba compiles. The modules here import it at the top, so they are imported only where it is installed."""
+"""Kernels that numba compiles. Their modules import numba at the top, so import them only where it is installed."""

@@ -1,4 +1,4 @@
-"""Constants, and the functions that loops need and LLVM does not vectorise, for one number and for 16 (`lanes`)."""
+"""Constants, and functions that LLVM does not vectorise. They take one number or 16 of them (see `lanes`)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from recsys_topk.ops.task import WIDTH
 f32, i32 = np.float32, np.int32
 ZERO, HALF, ONE, TWO = f32(0.0), f32(0.5), f32(1.0), f32(2.0)
 INFINITY = f32(np.inf)
-LOWEST = f32(-80.0)  # exp of less is not a normal number
+LOWEST = f32(-80.0)  # the exponential of smaller numbers is not a normal number
 EPS = f32(1.1920929e-07)
 LOG_2 = f32(0.6931472)
 SIGN, EXPONENT, BIAS = i32(31), i32(23), i32(127)
 MAGNITUDE = i32(0x7FFFFFFF)
 SMALLEST, LARGEST = i32(-0x80000000), i32(0x7FFFFFFF)
-PRODUCT = 96 * WIDTH  # items whose terms are summed in float32, and whose factors of at most 2 are multiplied
+PRODUCT = 96 * WIDTH  # number of items whose terms are added, and whose factors of at most 2 are multiplied, in float32
 
-DFTOPK, LOGISTIC, LAPLACE, CLIP, FENCHEL_YOUNG = 0, 1, 2, 3, 4  # the laws
+DFTOPK, LOGISTIC, LAPLACE, CLIP, FENCHEL_YOUNG = 0, 1, 2, 3, 4  # numbers of the laws
 
 # The exponential on [-log(2) / 2, log(2) / 2], to 3e-9 (a minimax fit); log(2) is subtracted in two parts.
 LOG2_E, LOG2_HIGH, LOG2_LOW = f32(1.44269504), f32(0.693359375), f32(-2.12194440e-4)
 E2, E3, E4 = f32(0.49999994), f32(0.16666521), f32(0.04166839)
 E5, E6 = f32(0.0083687166), f32(0.0013814599)
-# Added to a number of less than 2**22 it rounds that to an integer, whose low bits, plus the bias, are then those of
-# the sum.
+# Adding it to a number below 2**22 rounds the number to an integer. The low bits of the sum are that integer plus the
+# bias of the exponent.
 ROUNDING = f32(1.5 * 2.0**23 + 127.0)
 
 # log(1 + x) / x on [0, 1], with a relative error of 3e-8 (a weighted least-squares fit).
@@ -38,7 +38,7 @@ L5, L6, L7, L8 = f32(-0.13663214), f32(0.07822556), f32(-0.029504986), f32(0.005
 
 @inlined
 def exp_negative(x: Any) -> Any:
-    """Return exp(x) for x <= 0, to 1 unit in the last place; exp(-80) for less."""
+    """Return exp(x) for x <= 0, to 1 unit in the last place; exp(-80) for x < -80."""
     x = where(x < LOWEST, LOWEST, x)
     shifted = x * LOG2_E + ROUNDING
     n = shifted - ROUNDING

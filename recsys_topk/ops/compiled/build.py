@@ -1,4 +1,4 @@
-"""How the loops of this package are compiled and kept on disk."""
+"""How the functions of this package are compiled and cached on disk."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from recsys_topk.ops import task
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-# Of this package, and of the record that its loops read.
+# The files of this package, and the one that defines the record that the kernels read.
 _sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(task.__file__)]
 FINGERPRINT = hashlib.sha256(b"".join(file.read_bytes() for file in _sources)).hexdigest()
 
 
 class _PackageCache(FunctionCache):
-    """Compiled code on disk under a key that changes with every one of the sources.
+    """A cache on disk whose key changes with every source file of the package.
 
-    Numba's own key changes with the file of a function, but not with the files of the functions that it calls. For a
-    function that calls one of its closure, numba's key differs in every process.
+    The key of numba depends on the file of a function, but not on the files of the functions that it calls. If a
+    function calls a function of its closure, the key of numba differs in every process.
     """
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
@@ -35,13 +35,13 @@ class _PackageCache(FunctionCache):
 
 
 def _kept(made: Any, function: Any) -> Any:
-    """Return something compiled of a function that from now on is kept on disk."""
+    """Return a compiled function after giving it the cache on disk."""
     made._cache = _PackageCache(function)  # type: ignore[no-untyped-call]
     return made
 
 
 class native:  # noqa: N801  # used as a decorator
-    """A function of the address of a task that is compiled to a C function, which any thread can call without Python.
+    """A function of the address of a task, compiled to a C function that any thread can call without Python.
 
     Args:
         function: Takes an int64 and returns nothing.
@@ -53,7 +53,7 @@ class native:  # noqa: N801  # used as a decorator
 
     @cached_property
     def address(self) -> int:
-        """Where the machine code is; compiled, or read from disk, at the first access."""
+        """Address of the machine code. The first access compiles it or reads it from disk."""
         options = {"fastmath": {"contract", "arcp"}, "error_model": "numpy"}
         made = _kept(CFunc(self.function, ((types.int64,), types.void), locals={}, options=options), self.function)
         made.compile()
@@ -62,13 +62,13 @@ class native:  # noqa: N801  # used as a decorator
 
 
 def compiled(function: F) -> F:
-    """Compile at the first call, without the GIL, and keep the result on disk. Sums may be reordered, NaN is kept."""
+    """Compile at the first call and cache on disk. Runs without the GIL; sums may be reordered, NaN is preserved."""
     flags = {"reassoc", "contract", "nsz", "arcp"}
     return cast(F, _kept(numba.njit(nogil=True, fastmath=flags, error_model="numpy")(function), function))
 
 
 def inlined(function: F) -> F:
-    """Compile a helper into its callers, without reordering what it computes: its roundings matter."""
+    """Compile a function into its callers. Its operations are not reordered, because their rounding matters."""
     make: Any = numba.njit
     flags = {"contract", "arcp"}
     return cast(F, make(fastmath=flags, error_model="numpy", forceinline=True, no_cpython_wrapper=True)(function))

@@ -43,7 +43,7 @@ def clip_terms(
         at: The threshold above `cut`, in units of tau.
         steep: 1 / tau.
         d: Receives the derivatives of the losses with respect to (x - b) / tau; may be s.
-        w: Receives 1 for the fractional items, which move the threshold, and 0 for the others.
+        w: Receives 1 for the items with 0 < p < 1, on which the threshold depends, and 0 for the others.
         memberships: Receives the clamped memberships, 0 where masked; 0 = not wanted.
         rises: Receives the derivatives of log p; 0 = not wanted.
     """
@@ -110,7 +110,7 @@ clip_kernel = loss_kernel(clip)
 
 @inlined
 def clip_stage(task: Any, buffer: Any, m: Any, rank: Any, kept: Any, cut: Any) -> Any:
-    """Do what `recsys_topk.ops.compiled.joint.stage_term` does for the CLIP law, with memberships for logits."""
+    """The `stage_term` of the joint objective for the CLIP law; memberships take the place of logits."""
     size, steep = task.size, ONE / task.tau
     v, u, d, r, w, facts = stage_rows(buffer, size, m)
     at, inside = clip_threshold(v, size, rank, cut, (kept - cut) * steep, steep)
@@ -122,7 +122,7 @@ def clip_stage(task: Any, buffer: Any, m: Any, rank: Any, kept: Any, cut: Any) -
 
 @inlined
 def clip_survival(task: Any, buffer: Any) -> Any:
-    """Do what `recsys_topk.ops.compiled.joint.survival_loss` does for the CLIP law."""
+    """The `survival_loss` of the joint objective for the CLIP law."""
     size, stages = task.size, task.stages
     s, value = buffer, 0.0
     for start in range(0, size, PRODUCT):

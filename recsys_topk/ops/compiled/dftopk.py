@@ -1,4 +1,4 @@
-"""The loop of the DFTopK loss."""
+"""The kernel of the DFTopK loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop of the joint objective: the losses of all stages, the loss of surviving them, and all gradients."""
+"""The kernel of the joint objective: the losses of all stages, the loss of survival, and all gradients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from recsys_topk.ops.compiled.stages import (
     is_counted,
     stage_rows,
 )
-from recsys_topk.ops.compiled.tasks import clear, over_lists
+from recsys_topk.ops.compiled.tasks import clear, list_kernel
 from recsys_topk.ops.compiled.thresholds import distance, threshold
 from recsys_topk.ops.task import WIDTH
 
@@ -50,21 +50,21 @@ from recsys_topk.ops.task import WIDTH
 def stage_term(
     task: Any, buffer: Any, m: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any, z: Any
 ) -> Any:
-    """Write the logits, slopes, rises, shares and facts of a stage; return the losses of all and of the true items.
+    """Write the rows of a stage (see `stage_rows`); return the summed losses of all items and of the true items.
 
     With p the membership and u the logit of an item, its slope is the derivative of its loss with respect to u, and
     its rise d log p / du.
 
     Args:
         task: The task.
-        buffer: Of the thread.
-        m: The stage.
+        buffer: The buffer of the thread.
+        m: Index of the stage.
         rank: k.
         valid: Number of items.
         kept: x_[k].
         cut: x_[k+1].
-        mean: Of the scores.
-        variance: Of the scores.
+        mean: Mean of the scores.
+        variance: Variance of the scores.
         z: Normal quantile of k.
     """
     size, law, tau, alpha = task.size, task.law, task.tau, task.alpha
@@ -128,7 +128,7 @@ def stage_term(
 
 @inlined
 def survival_loss(task: Any, buffer: Any) -> Any:
-    """Return the summed losses of surviving of the items that are not true; put the slopes of survival over the rises.
+    """Return the summed survival losses of the items that are not true; replace the rises by the slopes of that loss.
 
     With p_m the membership of stage m, p = prod_m p_m and q = 1 - p = sum_m (1 - p_m) prod_{l < m} p_l, the loss is
     -log q, with the derivative p / q d log p_m / du_m.
@@ -144,8 +144,8 @@ def survival_loss(task: Any, buffer: Any) -> Any:
                 low = where(logit < low, logit, low)
         true = load(s, i) < ZERO
         if law != LAPLACE and count(where(true, -ONE, low) > ZERO) == 0:
-            # Every item is below the threshold of a stage. The slope of an item that is not true is its membership, and
-            # its rise one minus that.
+            # Every item that is not true is below the threshold of some stage. The slope of such an item is its
+            # membership, and its rise one minus the membership.
             p, q = splat(ONE), splat(ZERO)
             for m in range(stages):
                 _, _, d, r, _, facts = stage_rows(buffer, size, m)
@@ -168,8 +168,8 @@ def survival_loss(task: Any, buffer: Any) -> Any:
 def survivors(law: Any, buffer: Any, size: Any, stages: Any, i: Any, low: Any) -> Any:
     """Return p / q and -log q of 16 items, and write their rises, in units of exp(-low).
 
-    `low` is the smallest logit of an item if that is above 0, else 0. q in these units keeps the digits of memberships
-    near 1.
+    `low` is the smallest logit of an item, or 0 if that is negative. In these units q is accurate for memberships near
+    1.
     """
     unit = exp_negative(ZERO - low)
     p, q = splat(ONE), splat(ZERO)
@@ -196,7 +196,7 @@ def survivors(law: Any, buffer: Any, size: Any, stages: Any, i: Any, low: Any) -
 
 @inlined
 def write_gradients(task: Any, buffer: Any, m: Any, rate: Any, own: Any, joint: Any) -> None:
-    """Write the gradients of the loss of stage m and of survival: the slopes less what the threshold moves."""
+    """Write the gradients of the loss of stage m and of survival: the slopes, corrected for the moving threshold."""
     n, size, law = task.items, task.size, task.law
     v, _, d, r, w, facts = stage_rows(buffer, size, m)
     kept, cut, pull = read(facts, KEPT, f32), read(facts, CUT, f32), read(facts, PULL, f32)
@@ -220,9 +220,9 @@ def write_gradients(task: Any, buffer: Any, m: Any, rate: Any, own: Any, joint: 
 
 @inlined
 def joint_list(task: Any, b: Any, buffer: Any) -> Any:
-    """Write the losses of list b and their gradients; return 1, or NaN if a score, or its square, is not finite.
+    """Write the losses of list b and their gradients; return 1 (NaN if the square of a score overflows) and one loss.
 
-    For an item that is true, the loss of surviving all stages is the sum of its losses in the stages.
+    The survival loss of a true item is the sum of its losses in the stages.
     """
     n, size, stages, lists, law = task.items, task.size, task.stages, task.lists, task.law
     share, joint = 0.0, 0.0
@@ -265,4 +265,4 @@ def joint_list(task: Any, b: Any, buffer: Any) -> Any:
     return 1.0, joint * share
 
 
-joint_kernel = over_lists(joint_list)
+joint_kernel = list_kernel(joint_list)

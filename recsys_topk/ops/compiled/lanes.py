@@ -1,7 +1,7 @@
-"""Vectors of 16 numbers as values of compiled loops: one operation for 16 items, whatever LLVM makes of a loop.
+"""Vectors of 16 numbers as values in kernels, so that the vectorisation does not depend on LLVM.
 
-A loop over a list takes `load(v, i)` (see `memory`) for i = 0, 16, 32, ... A machine with shorter vectors does each
-operation in parts. Arithmetic and comparisons are written as for numbers; a number stands for 16 equal ones.
+A loop over a list calls `load(v, i)` (see `memory`) for i = 0, 16, 32, ... A machine with shorter vectors splits each
+operation. Arithmetic and comparisons are written as for numbers. A number is treated as 16 equal ones.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from recsys_topk.ops.task import WIDTH
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Make a function of compiled code of one that returns its signature and a generator of instructions."""
+    """Make a function for compiled code from one that returns its signature and a generator of instructions."""
     return extending.intrinsic(function)
 
 
 class Lanes(types.Type):
-    """The type of 16 numbers of one type: float32, int32 or boolean."""
+    """The type of 16 numbers, all float32, int32 or boolean."""
 
     def __init__(self, element: Any) -> None:
         self.element = element
@@ -59,7 +59,7 @@ def _places(count: int) -> Any:
 
 
 def _common(a: Any, b: Any) -> Any:
-    """Return the type of lanes that two operands make, one of which may be a number; None = they do not."""
+    """Return the type of lanes of two operands, one of which may be a number; None = they do not fit."""
     lanes = a if isinstance(a, Lanes) else b
     if isinstance(lanes, Lanes) and a in (lanes, lanes.element) and b in (lanes, lanes.element):
         return lanes
@@ -148,7 +148,7 @@ def places(context: Any, start: Any) -> Any:
 
 @intrinsic
 def where(context: Any, bits: Any, first: Any, second: Any) -> Any:
-    """Return `first` where `bits`, else `second`; either may be one number. Of one bit and two numbers, one of them."""
+    """Return `first` where `bits`, else `second`; either may be one number. Also takes one bit and two numbers."""
     lanes = bits == BITS
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the kernels of the top-k losses share: everything but the formula of a law."""
+"""The common part of the kernels of the top-k losses: all but the formula of a law."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from recsys_topk.ops.compiled.build import inlined, native
 from recsys_topk.ops.compiled.memory import read, write
 from recsys_topk.ops.compiled.selection import begin_list
-from recsys_topk.ops.compiled.tasks import clear, over_lists
+from recsys_topk.ops.compiled.tasks import clear, list_kernel
 
 
 @inlined
@@ -50,4 +50,4 @@ def loss_kernel(list_loss: Callable[..., Any]) -> native:
         return np.nan if state < 0 else np.float64(state > 0), loss
 
     one_list.__name__ = one_list.__qualname__ = list_loss.__name__
-    return over_lists(inlined(one_list))
+    return list_kernel(inlined(one_list))

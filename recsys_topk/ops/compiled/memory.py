@@ -1,7 +1,7 @@
-"""How compiled loops read and write arrays: 16 items, or one.
+"""How kernels read and write arrays: 16 items at once, or one.
 
-Arrays are given by their address, an int64. A view of a numpy array would be counted, by an atomic addition and
-subtraction for each view, which takes longer than the loop over a short list.
+Arrays are given by their address, an int64. Views of numpy arrays have reference counts, whose atomic updates take
+longer than the loop over a short list.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from recsys_topk.ops.task import WIDTH
 
 
 def _at(builder: Any, arguments: Any, element: Any, vector: Any = None) -> Any:
-    """Return a pointer to an item, or to a vector of items, from the address of an array and a place in it."""
+    """Return a pointer to an item, or to a vector of items, from the address of an array and a position."""
     start = builder.inttoptr(arguments[0], element.as_pointer())
     pointer = builder.gep(start, [arguments[1]])
     return pointer if vector is None else builder.bitcast(pointer, vector.as_pointer())
@@ -37,7 +37,7 @@ _BIT_VECTOR = ir.VectorType(ir.IntType(1), WIDTH)
 
 @intrinsic
 def load(context: Any, address: Any, place: Any) -> Any:
-    """Return 16 items, from a place on, of the float32 array at an address."""
+    """Return the 16 items that start at a position of the float32 array at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load(_at(builder, arguments, ir.FloatType(), _FLOAT_VECTOR), align=4)
@@ -47,7 +47,7 @@ def load(context: Any, address: Any, place: Any) -> Any:
 
 @intrinsic
 def load_where(context: Any, address: Any, place: Any, bits: Any) -> Any:
-    """Return what `load` returns where `bits`, and 0 elsewhere, without reading there."""
+    """Return the same as `load` where `bits`, and 0 elsewhere, where nothing is read."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _load_where(builder, arguments, _FLOAT_VECTOR, 4)
@@ -57,7 +57,7 @@ def load_where(context: Any, address: Any, place: Any, bits: Any) -> Any:
 
 @intrinsic
 def load_bits(context: Any, address: Any, place: Any, bits: Any) -> Any:
-    """Return 16 items, from a place on, of the boolean array at an address where `bits`, and False elsewhere."""
+    """Return 16 items of the boolean array at an address where `bits`, and False elsewhere, where nothing is read."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         found = _load_where(builder, arguments, _BYTE_VECTOR, 1)
@@ -75,7 +75,7 @@ def _load_where(builder: Any, arguments: Any, vector: Any, align: int) -> Any:
 
 @intrinsic
 def store(context: Any, address: Any, place: Any, lanes: Any) -> Any:
-    """Write 16 items, from a place on, of the float32 array at an address."""
+    """Write the 16 items that start at a position of the float32 array at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.store(arguments[2], _at(builder, arguments, ir.FloatType(), _FLOAT_VECTOR), align=4)
@@ -86,7 +86,7 @@ def store(context: Any, address: Any, place: Any, lanes: Any) -> Any:
 
 @intrinsic
 def store_where(context: Any, address: Any, place: Any, lanes: Any, bits: Any) -> Any:
-    """Write what `store` writes where `bits`."""
+    """Write the items of `store` where `bits`, and nothing elsewhere."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = _at(builder, arguments, ir.FloatType(), _FLOAT_VECTOR)
@@ -121,7 +121,7 @@ def write(context: Any, address: Any, place: Any, item: Any) -> Any:
 
 @intrinsic
 def claim(context: Any, address: Any) -> Any:
-    """Return the int64 at an address and add 1 to it, in one step for all threads."""
+    """Return the int64 at an address and add 1 to it, atomically."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         counter = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())

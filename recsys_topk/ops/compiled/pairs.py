@@ -9,7 +9,7 @@ import numpy as np
 from recsys_topk.ops.compiled.arithmetic import INFINITY, ONE, TWO, ZERO, exp_negative, i32, log1p_unit
 from recsys_topk.ops.compiled.build import compiled
 
-PAIR_ONES, PAIR_DIFFERENCES, PAIR_ROWS = 0, 1, 2  # the weights of pairs
+PAIR_ONES, PAIR_DIFFERENCES, PAIR_ROWS = 0, 1, 2  # kinds of weights
 WIDTH = 32  # lists are padded to a multiple of this, so that loops have no remainder
 
 
@@ -66,10 +66,10 @@ def pair_lists(
         second: Values of the items j, (B, N) float32; inf where masked.
         discounts: (B, N) float32, or (0, 0): none.
         ranks: (B, N) float32, multiples of 1/2, or (0, 0): none.
-        mu: Weight of the part from ranks; 0 without ranks.
-        ks: Where that part is cut, (B,) float32.
-        near: That part by twice the distance of two ranks.
-        deep: What it is multiplied by beyond the cut, by twice the rank.
+        mu: Weight of delta (see `recsys_topk.ops.pair_sums.PairWeights`); 0 without ranks.
+        ks: k of delta, (B,) float32.
+        near: delta, indexed by twice the distance of two ranks.
+        deep: Factor of delta for ranks beyond k, indexed by twice the rank.
         sigma: Steepness.
         wants: Whether to write gradients.
         buffers: (7, N rounded up to a multiple of WIDTH) float32, overwritten.
@@ -123,7 +123,7 @@ def pair_lists(
 
 @compiled
 def count_lists(begin: Any, end: Any, first: Any, second: Any, counts: Any) -> None:
-    """Write the number of pairs with first_i > second_j for lists begin <= b < end; -inf is in no pair as the first."""
+    """Write the number of pairs with first_i > second_j for lists begin <= b < end; first_i = -inf is in no pair."""
     n = first.shape[1]
     for b in range(begin, end):
         found = 0

@@ -12,7 +12,7 @@ from recsys_topk.ops.compiled.build import compiled
 
 @compiled
 def pack_lists(begin: Any, end: Any, x: Any, mask: Any, packed: Any) -> Any:
-    """Write integers whose ascending order is that of descending scores, masked items last, with their index below.
+    """Write integers that sort the items by descending score, masked items last; the lower 32 bits are the index.
 
     Returns:
         Whether all valid scores are finite.

@@ -1,7 +1,7 @@
 """A list of a batch, copied and padded, and its k-th pair of scores.
 
-Each list is first copied into a buffer, its masked items as -inf, padded with -inf to a multiple of `WIDTH`. No later
-loop then needs the mask, or has a remainder. Arrays are given by their address.
+Each list is first copied into a buffer. Masked items become -inf, and the list is padded with -inf to a multiple of
+`WIDTH`, so that later loops need no mask and have no remainder. Arrays are given by their address.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ def kth_pair(v: Any, size: Any, valid: Any, k: Any, low: Any, high: Any, guess: 
         v: Scores, -inf where masked.
         size: Length of v.
         valid: Number of valid scores.
-        k: Which.
+        k: Rank of the first score of the pair.
         low: Smallest score.
         high: Largest score.
         guess: The first bound.
-        slope: How far to move the bound for each score too many above it.
+        slope: How far to move the bound per score that is above it in excess of k.
     """
     below, above = np.int64(ordered(low)) - 1, np.int64(ordered(high))
-    over, under = valid, i32(0)  # how many are above the two
+    over, under = valid, i32(0)  # number of scores above each of the two
     t = guess
     found = False
     for step in range(64):
@@ -130,7 +130,7 @@ def kth_pair(v: Any, size: Any, valid: Any, k: Any, low: Any, high: Any, guess: 
         else:
             a, c = max(number(i32(below)), low), number(i32(above))
             t = a + (c - a) * (HALF if step % 3 == 2 else f32(over - k) / f32(over - under))
-    if not found:  # no number lies between the bounds: both scores are the upper one
+    if not found:  # no number lies between the bounds, so both scores are equal to the upper bound
         value = number(i32(above))
         return value, value
     kept, cut = splat(INFINITY), splat(-INFINITY)
@@ -144,14 +144,14 @@ def kth_pair(v: Any, size: Any, valid: Any, k: Any, low: Any, high: Any, guess: 
 
 @inlined
 def keep_best(y: Any, n: Any, size: Any, k: Any, positives: Any, s: Any, w: Any) -> None:
-    """Leave only the k of more positives of a list with the largest labels in s, ties at the boundary included.
+    """Keep in s only the k positives of a list with the largest labels, ties at the boundary included.
 
     Args:
         y: Labels, (n,).
         n: Number of places.
         size: Length of s and w.
-        k: How many.
-        positives: How many there are.
+        k: Number of positives to keep, less than `positives`.
+        positives: Number of positives.
         s: -1 for the positives and 1 for the others, changed in place.
         w: Overwritten.
     """
@@ -165,7 +165,7 @@ def keep_best(y: Any, n: Any, size: Any, k: Any, positives: Any, s: Any, w: Any)
     low, high = least(lows), greatest(highs)
     if low == high:  # all tie
         return
-    # The k-th largest label: of grades one of the first few different ones; places need a search.
+    # The k-th largest label. Grades have few different values, which are tried in turn; other labels need a search.
     label, reached = high, i32(0)
     for step in range(6):
         below = splat(-INFINITY)
@@ -199,16 +199,16 @@ def begin_list(
         n: Number of places.
         size: Length of v, s and w: n rounded up to a multiple of WIDTH.
         wanted: k; -1 = the number of positives.
-        quota: Which pair to find instead of the k-th; -1 = the k-th.
+        quota: Rank of the pair to find instead of the k-th; -1 = the k-th.
         above: Items with a label above this are positive.
         v: Receives the scores, -inf where masked.
         s: Receives -1 for the true items and 1 for the others.
         w: Overwritten.
 
     Returns:
-        0 for a list that does not count, 1 for one that does, 2 for one that does but has nothing to tell apart, and -1
-        for one with a score, or a squared score, that is not finite; then k, the number of items, x_[k], x_[k+1], the
-        mean and variance of the scores, and the normal quantile of k.
+        The state, k, the number of items, x_[k], x_[k+1], the mean and variance of the scores, and the normal quantile
+        of k. The state is 0 if the list does not count, 1 if it does, 2 if it counts but has no k-th pair because k is
+        its number of items, and -1 if a score is not finite or its square overflows.
     """
     valid, positives, low, high, mean, variance = copy_list(x, y, mask, n, size, above, v, s)
     rank = i32(min(wanted if wanted >= 0 else np.int64(positives), np.int64(valid)))
@@ -225,7 +225,7 @@ def begin_list(
                 rank += count(load(s, i) < ZERO)
         if quota >= 0:
             rank = i32(min(quota, np.int64(valid)))
-        if rank == valid:  # tied labels make every item true, or the quota lets every item through
+        if rank == valid:  # every item is true because of tied labels, or the quota is not smaller than the list
             state = i32(2)
         else:
             z, density = quantile(f32(rank) / f32(valid))

@@ -1,4 +1,4 @@
-"""Where the kernel of the joint objective keeps the numbers of each stage."""
+"""The layout of the buffer of the joint objective: six rows per stage."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from recsys_topk.ops.compiled.build import inlined
 from recsys_topk.ops.compiled.memory import read
 
 STAGE_ROWS = 6  # rows of a buffer per stage; one more row holds the signs of the items
-COUNTED, KEPT, CUT, AT_KEPT, AT_CUT, SHARE, PULL = 0, 1, 2, 3, 4, 5, 6  # places in the facts of a stage
+COUNTED, KEPT, CUT, AT_KEPT, AT_CUT, SHARE, PULL = 0, 1, 2, 3, 4, 5, 6  # positions in the facts of a stage
 
 
 @inlined
 def stage_rows(buffer: Any, size: Any, m: Any) -> Any:
-    """Return the addresses of the scores, logits, slopes, rises, shares of the density and facts of stage m."""
+    """Return the addresses of the rows of stage m: scores, logits, slopes, rises, shares of the density, facts.
+
+    The slope of an item is the derivative of its loss with respect to its logit u, and the rise d log p / du.
+    """
     start, row = buffer + 4 * size * (1 + STAGE_ROWS * m), 4 * size
     return start, start + row, start + 2 * row, start + 3 * row, start + 4 * row, start + 5 * row
 

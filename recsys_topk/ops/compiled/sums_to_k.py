@@ -32,9 +32,9 @@ def sums_to_k(
 ) -> Any:
     """Return the loss of a list under the LOGISTIC or LAPLACE law and write its gradient (see `loss_kernel`).
 
-    The loss of an item is softplus(t), or -log F(-t) for the Laplace law. The threshold b moves with an item by its
-    share of the density, w_i / sum_j w_j. Distances are taken from that of the nearest item, so that the shares exist
-    however far all items are.
+    The loss of an item is softplus(t), or -log F(-t) for the Laplace law. The derivative of the
+    threshold b with respect to a score is the share of the item in the density, w_i / sum_j w_j. Distances are relative
+    to the nearest item, so that the shares are finite however far all items are.
     """
     n, size, law, tau = task.items, task.size, task.law, task.tau
     v, s, w = loss_rows(buffer, size)

@@ -1,4 +1,4 @@
-"""How a compiled loop reads its task, takes parts of it and writes results. See `recsys_topk.ops.task`."""
+"""How a kernel reads its task, takes parts of it and writes results. See `recsys_topk.ops.task`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ NEXT, WORKERS = (TASK.names.index(name) * 8 for name in ("next", "workers"))  # 
 
 @inlined
 def buffer_of(address: Any) -> Any:
-    """Return the address of a buffer for the thread that calls this, once."""
+    """Return the address of a new buffer. Each thread calls this once."""
     task = task_at(address)
     return task.buffers + claim(address + WORKERS) * task.buffer
 
 
 @inlined
 def take(address: Any) -> Any:
-    """Return a part that no thread has taken, its first list, and the one past its last; (-1, 0, 0) = none is left."""
+    """Return a part that no thread has taken, its first list and the end of its lists; (-1, 0, 0) if none is left."""
     task = task_at(address)
     part = claim(address + NEXT)
     if part >= task.parts:
@@ -54,12 +54,12 @@ def clear(address: Any, n: Any) -> None:
         store_where(address, i, splat(np.float32(0.0)), places(np.int32(i)) < np.int32(n))
 
 
-def over_lists(one_list: Callable[[Any, Any, Any], Any]) -> native:
-    """Make a kernel from a function of one list. The kernel runs as one of the threads of a task.
+def list_kernel(one_list: Callable[[Any, Any, Any], Any]) -> native:
+    """Make a kernel from a function of one list. Every thread of a task runs the kernel.
 
     Args:
-        one_list: An inlined function of the task, the number of a list and the buffer of the thread. Returns two
-            numbers; `recsys_topk.ops.task.run` returns their sums over the lists.
+        one_list: An inlined function of the task, the index of a list and the buffer of the thread. It returns two
+            numbers, and `recsys_topk.ops.task.run` returns their sums over the lists.
     """
 
     def kernel(address: Any) -> None:
@@ -76,6 +76,6 @@ def over_lists(one_list: Callable[[Any, Any, Any], Any]) -> native:
             write(task.results, 2 * part, counted)
             write(task.results, 2 * part + 1, whole)
 
-    # The name of the file on disk that keeps the machine code.
+    # Part of the name of the file in the cache.
     kernel.__name__ = kernel.__qualname__ = f"{one_list.__name__}_kernel"
     return native(kernel)

@@ -28,7 +28,7 @@ from recsys_topk.ops.task import WIDTH
 
 @inlined
 def distance(x: Any, base: Any, b: Any) -> Any:
-    """Return (x - base) - b; base + b would be rounded to the spacing of numbers at x."""
+    """Return (x - base) - b. The sum base + b would be rounded."""
     return (x - base) - b
 
 
@@ -47,9 +47,9 @@ def balanced_step(spare: Any, missing: Any, leaking: Any, near: Any, tau: Any) -
     """Return the step of b that solves spare = missing t - leaking / t, t = exp(step / tau).
 
     Args:
-        spare: Items above b less those wanted.
-        missing: What the items above b lack, in units of exp(-near).
-        leaking: What the items below b have, in the same units.
+        spare: Number of items above b minus k.
+        missing: Sum of 1 - p over the items above b, in units of exp(-near).
+        leaking: Sum of p over the items below b, in the same units.
         near: Distance of the nearest item.
         tau: Temperature.
     """
@@ -76,8 +76,8 @@ def threshold(
         k: 1 <= k < valid.
         base: x_[k+1].
         gap: x_[k] - x_[k+1].
-        mean: Of the scores.
-        variance: Of the scores.
+        mean: Mean of the scores.
+        variance: Variance of the scores.
         z: Normal quantile of k.
         tau: Temperature.
     """
@@ -86,7 +86,7 @@ def threshold(
     # The bracket holds the root.
     low, high = -tau * f32(math.log(f32(k))), gap + tau * f32(math.log(f32(valid) - f32(k)))
     b = min(max(guess, low), high)
-    if gap > f32(20.0) * tau:  # else no item that matters is more than 40 tau away
+    if gap > f32(20.0) * tau:  # otherwise the items that matter are within 40 tau
         b = HALF * gap
     if law == LOGISTIC:
         return logistic_threshold(v, size, valid, k, base, b, low, high, tau)
@@ -95,11 +95,11 @@ def threshold(
 
 @inlined
 def logistic_threshold(v: Any, size: Any, valid: Any, k: Any, base: Any, b: Any, low: Any, high: Any, tau: Any) -> Any:
-    """Do what `threshold` does for the logistic law, from b inside low <= b <= high.
+    """Return the result of `threshold` for the logistic law, starting from b inside low <= b <= high.
 
-    Newton's method on the logarithm of the sum. A step that leaves the bracket is replaced by the exponential one (see
-    `balanced_step`), and a step that is not half of the one before it by a bisection, so the steps or the bracket halve
-    each time. It ends after a step below 1e-4 tau: the error squares.
+    Newton's method on the logarithm of the sum. A step that leaves the bracket is replaced by `balanced_step`. A step
+    longer than half of the previous one is replaced by a bisection, so that the step or the bracket halves each time.
+    The search ends after a step below 1e-4 tau, because each step squares the error.
     """
     steep, wanted = ONE / tau, f32(k)
     last = INFINITY
@@ -147,10 +147,10 @@ def logistic_threshold(v: Any, size: Any, valid: Any, k: Any, base: Any, b: Any,
 
 @inlined
 def laplace_threshold(v: Any, size: Any, k: Any, base: Any, b: Any, tau: Any) -> Any:
-    """Do what `threshold` does for the Laplace law, from b.
+    """Return the result of `threshold` for the Laplace law, starting from b.
 
-    The step that would be exact if no item changed side (see `recsys_topk.ops.laplace.laplace_threshold`): it never
-    overshoots, and ends when no item changes side.
+    Each step would be exact if no item changed side (see `recsys_topk.ops.laplace.laplace_threshold`). It never
+    overshoots. The search ends when no item changes side.
     """
     steep, previous = ONE / tau, i32(-1)
     for _ in range(100):
@@ -176,7 +176,7 @@ def clip_threshold(v: Any, size: Any, k: Any, base: Any, gap: Any, steep: Any) -
     """Return t with sum_i clip((x_i - base) / tau - t, 0, 1) = k, base = x_[k+1], and the number of fractional items.
 
     Newton's method inside the bracket [-1, gap], exact once no item becomes, or stops being, fractional. From the
-    tenth step on every other step is a bisection, so it ends.
+    tenth step on, every other step is a bisection, so that the search ends.
     """
     wanted = f32(k)
     low, high = -ONE, gap

@@ -1,5 +1,5 @@
-"""Kernels for GPUs in Triton, one file per operation, each registered with `torch.library`.
+"""Triton kernels for GPUs, one file per operation, each registered with `torch.library`.
 
-Imported at the first call that they serve: CUDA tensors with triton installed. Compiled for sm_80 and sm_90 and run in
-Triton's interpreter by the tests; not run on a GPU.
+They are imported at the first call with CUDA tensors, if triton is installed. The tests compile them for sm_80 and
+sm_90 and run them in Triton's interpreter. They were not run on a GPU.
 """

@@ -26,32 +26,32 @@ def joint_terms_kernel(
     alpha, LAW: tl.constexpr, STAGES: tl.constexpr, HAS_MASK: tl.constexpr, HAS_CUTS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """Write the losses of ROWS lists in each stage and of surviving all of them, which count, and the gradients.
+    """Write the stage losses and survival losses of ROWS lists, which lists count, and the gradients.
 
-    For an item that is true, the loss of surviving is -sum_m log p_m; for another one -log q, q = 1 - prod_m p_m, with
-    the derivative prod_m p_m / q d log p_m / du_m. q is accumulated in logarithms: q becomes q + q_m prod_{l<m} p_l.
+    The survival loss of a true item is -sum_m log p_m. That of any other item is -log q, q = 1 - prod_m p_m, with the
+    derivative prod_m p_m / q d log p_m / du_m. q is the sum of q_m prod_{l<m} p_l, accumulated in logarithms.
 
     Args:
         x_ptr: Scores, (STAGES, lists, n).
         y_ptr: Labels, (lists, n).
         mask_ptr: Bytes, (lists, n); read if HAS_MASK.
-        cuts_ptr: Where each stage cuts, (STAGES,) int64; read if HAS_CUTS, else the stages cut at k.
+        cuts_ptr: How many items each stage passes on, (STAGES,) int64; read if HAS_CUTS, else it is k.
         loss_ptr: (STAGES + 1, lists) float32, written.
         counted_ptr: (STAGES + 1, lists) bytes, written.
         own_ptr: (STAGES, lists, n) float32, written: the gradient of the loss of a stage.
-        joint_ptr: (STAGES, lists, n) float32, written: the gradient of the loss of surviving.
+        joint_ptr: (STAGES, lists, n) float32, written: the gradient of the survival loss.
         moves_ptr: (STAGES, lists, n) float32, overwritten.
         lists: Number of lists.
-        n: Items of a list.
+        n: Number of items of a list.
         k: How many items are wanted; -1 = each list's number of positives.
         above: Items with a label above this are positive.
         tau: Temperature.
-        alpha: Of the dftopk law.
+        alpha: Position of the threshold of the DFTOPK law.
         LAW: DFTOPK, LOGISTIC, LAPLACE or CLIP.
         STAGES: Number of stages.
         HAS_MASK: Whether there is a mask.
-        HAS_CUTS: Whether the stages cut at their own quotas.
-        ROWS: Lists of a program.
+        HAS_CUTS: Whether each stage has its own quota.
+        ROWS: Number of lists of a program.
         BLOCK: A power of 2, at least n.
     """
     row, at = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
@@ -86,7 +86,7 @@ def joint_terms_kernel(
         anywhere |= here.to(tl.int32)
         moved = (d - w * tl.sum(d, axis=1)[:, None]) * rate
         tl.store(own_ptr + there, tl.where(here[:, None] & real, moved, 0.0), mask=inside)
-        # Kept for the second pass. A stage that does not count lets its items through.
+        # For the second pass. All items survive a stage in which the list does not count.
         u = tl.where(here[:, None] & real, tl.minimum(u, 1e37), 3e38)
         tl.store(joint_ptr + there, u, mask=inside)
         tl.store(moves_ptr + there, tl.where(here[:, None], w, 0.0), mask=inside)
@@ -95,7 +95,7 @@ def joint_terms_kernel(
     some = anywhere > 0
     tl.store(loss_ptr + STAGES * lists + row, tl.where(some, joint * share, 0.0), mask=row < lists)
     tl.store(counted_ptr + STAGES * lists + row, some.to(tl.uint8), mask=row < lists)
-    tl.debug_barrier()  # what is loaded now was stored by other threads
+    tl.debug_barrier()  # the next loads read what other threads have stored
     for stage in range(STAGES):
         there = stage * stride + place
         u = tl.load(joint_ptr + there, mask=inside, other=3e38)
@@ -109,14 +109,14 @@ def fused_joint_terms(
     scores: Tensor, labels: Tensor, mask: Tensor | None, cuts: list[int], k: int, above: float, law: str,
     tau: float, alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return losses and which lists count, (M + 1, B), and the gradients of stages and survival, (M, B, N) each."""
+    """Return losses and which lists count, (M + 1, B), and the gradients of stages and survival, (M, B, N)."""
     stages, lists, n = scores.shape
     if n > long_joint.LONGEST:
         return long_joint.long_joint_terms(scores, labels, mask, cuts, k, above, law, tau, alpha)
     losses, counted, own, joint = _fake(scores)
     x, y, tile = scores.contiguous(), labels.contiguous(), tiling(n)
     at = torch.empty(len(cuts), dtype=torch.int64, device=x.device)
-    for stage, cut in enumerate(cuts):  # by kernels: a copy from the host would wait
+    for stage, cut in enumerate(cuts):  # with kernels, because a copy from the host would synchronise
         at[stage].fill_(cut)
     if lists:
         joint_terms_kernel[(triton.cdiv(lists, tile["ROWS"]),)](
@@ -168,7 +168,7 @@ fused = registered(fused_joint_terms, _fake, _on_cpu, _setup, _backward)
 
 
 def joint_terms_triton(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
-    """Do what `recsys_topk.ops.joint_terms.joint_terms` does."""
+    """Return the result of `recsys_topk.ops.joint_terms.joint_terms`."""
     labels, mask, k, quotas, above, law = task
     stacked, one = torch.stack(list(scores)), -1 if k is None else k
     losses, counted, _, _ = fused(stacked, labels, mask, list(quotas or ()), one, above, law.name, law.tau, law.alpha)

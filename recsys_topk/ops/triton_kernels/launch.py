@@ -1,4 +1,4 @@
-"""How a kernel becomes an operator of `torch.library`."""
+"""Registration of kernels as operators of `torch.library`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Function = Callable[..., Any]
 
 
 def registered(launch: Function, fake: Function, on_cpu: Function, setup: Function, backward: Function) -> Any:
-    """Return the operator ``recsys_topk::NAME``, NAME that of `launch`.
+    """Return the operator ``recsys_topk::NAME``, where NAME is the name of `launch`.
 
     Args:
-        launch: Allocates, launches the kernel and returns the results; serves CUDA.
+        launch: Allocates the results, launches the kernel and returns them; used for CUDA tensors.
         fake: Returns empty results of the same shapes.
-        on_cpu: The torch reference; serves the CPU, unless Triton interprets the kernels there.
+        on_cpu: The torch reference; used for CPU tensors, unless Triton interprets the kernels.
         setup: Saves what `backward` needs.
-        backward: The gradients; those of the reference where they must be differentiable themselves.
+        backward: Returns the gradients; through the reference if they must be differentiable.
     """
 
     def on_its_device(*args: Any) -> Any:
@@ -41,9 +41,9 @@ def registered(launch: Function, fake: Function, on_cpu: Function, setup: Functi
 
 
 def value_and_gradient(function: Function, scores: Tensor) -> tuple[Any, Tensor]:
-    """Return what a torch reference returns in float32, and the gradient of the sum of its first result.
+    """Return the results of a torch reference in float32, and the gradient of the sum of the first one.
 
-    For the inside of an operator, where autograd is off.
+    To be called inside an operator, where autograd is off.
     """
     key = torch._C.DispatchKey.AutogradFunctionality
     with torch._C._SetExcludeDispatchKeyGuard(key, False), torch.enable_grad():

@@ -1,4 +1,4 @@
-"""The joint objective of lists that are too long for one program: thresholds of each stage, then tiles of all."""
+"""The joint objective of lists that are too long for one program, which are split into tiles."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from recsys_topk.ops.triton_kernels.long_lists import (
 from recsys_topk.ops.triton_kernels.rows import LAWS, bytes_of, law_terms
 from recsys_topk.ops.triton_kernels.survival import loss_of_surviving, one_stage_more, slope_of_surviving
 
-# Items of a list that one program holds, for each of its stages.
+# Number of items per stage that one program holds.
 LONGEST = 4096
 
-# Numbers of a list in a stage, after those of `long_lists`: the sum of the derivatives of the loss of surviving.
+# A number of a list in a stage, after those of `long_lists`: the sum of the derivatives of the survival loss.
 JOINT_TOTAL = tl.constexpr(NUMBERS)
 STAGE_NUMBERS = tl.constexpr(NUMBERS + 1)
 
 
 @triton.jit
 def stage_at(x_ptr, place, inside, numbers_ptr, lists, real, tau):
-    """Return the scores of a tile in a stage, u, and u where the stage counts; 3e38 where it lets its items through."""
+    """Return the scores of a tile in a stage, u, and u with 3e38 in lists that do not count in the stage."""
     x = tl.load(x_ptr + place, mask=inside, other=float("-inf"))
     u = (x - tl.load(numbers_ptr + CUT * lists)[:, None]) / tau - tl.load(numbers_ptr + AT * lists)[:, None]
     here = tl.load(numbers_ptr + RATE * lists) > 0.0
@@ -52,18 +52,18 @@ def long_joint_kernel(
         x_ptr: Scores, (STAGES, lists, n) float32, -inf where masked.
         items_ptr: (lists, n) bytes: 0 = masked, 1 = valid, 2 = true.
         numbers_ptr: Numbers of the lists, (STAGES, STAGE_NUMBERS, lists) float32.
-        sums_ptr: (3 STAGES + 1, lists, tiles) float32, written unless WRITES: for each stage the losses, their
-            derivatives and those of the loss of surviving; last that loss.
+        sums_ptr: (3 STAGES + 1, lists, tiles) float32, written unless WRITES: per stage the sums of the losses, of
+            their derivatives and of the derivatives of the survival loss; then the sums of the survival loss.
         own_ptr: (STAGES, lists, n) float32, written if WRITES: the gradient of the loss of a stage.
-        joint_ptr: (STAGES, lists, n) float32, written if WRITES: the gradient of the loss of surviving.
+        joint_ptr: (STAGES, lists, n) float32, written if WRITES: the gradient of the survival loss.
         lists: Number of lists.
-        tiles: Tiles of a list.
-        n: Items of a list.
+        tiles: Number of tiles of a list.
+        n: Number of items of a list.
         tau: Temperature.
         LAW: DFTOPK, LOGISTIC, LAPLACE or CLIP.
         STAGES: Number of stages.
-        WRITES: Whether the sums are known, and the gradients are written.
-        BLOCK: Items of a tile.
+        WRITES: Whether to write the gradients; the sums must be known.
+        BLOCK: Number of items of a tile.
     """
     row = tl.program_id(0) + tl.arange(0, 1)
     place, inside = tile_of(row, n, BLOCK)
@@ -107,7 +107,7 @@ def long_joint_terms(
     scores: Tensor, labels: Tensor, mask: Tensor | None, cuts: list[int], k: int, above: float, law: str,
     tau: float, alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Do what `recsys_topk.ops.triton_kernels.joint_terms.fused_joint_terms` does."""
+    """Return the result of `recsys_topk.ops.triton_kernels.joint_terms.fused_joint_terms`."""
     stages, lists, n = scores.shape
     _, items, rank, valid, counted = long_lists(scores[0], labels, mask, None, k, above)
     real, share = items > 0, 1.0 / valid.clamp_min(1)

@@ -1,8 +1,8 @@
-"""Lists that are too long for one program: `torch.topk` for the k-th pair, and tiles of a list for everything else.
+"""Top-k losses of lists that are too long for one program: `torch.topk` finds the k-th pair, tiles do the rest.
 
-A kernel runs once per list and tile, and writes sums over its tile; torch adds those up, always in the same order. The
-threshold takes a fixed number of such steps, so that nothing is read on the host. Numbers of all lists are rows of
-one tensor, (NUMBERS, lists).
+A kernel runs once per list and tile and writes sums over its tile. Torch adds the sums in a fixed order. The threshold
+takes a fixed number of such steps, so that the host reads nothing. The numbers of all lists are the rows of one tensor,
+(NUMBERS, lists).
 """
 
 from __future__ import annotations
@@ -34,32 +34,33 @@ from recsys_topk.ops.triton_kernels.rows import (
     nearest,
 )
 
-# Items of a list that one program holds, and those of a tile of a longer list.
+# Number of items of a list that one program holds, and of a tile of a longer list.
 LONGEST = 8192
 TILE = 2048
 
-# Numbers of a list: x_[k], x_[k+1], its threshold above x_[k+1] in units of tau, the share of T of the items that tie
-# for the k-th place (see `balance`), the nearest item to the threshold, and what the threshold moves with an item: per
-# item equal to x_[k] and per item equal to x_[k+1] (DFTOPK), or per density. Then the sum of the derivatives, and what
-# these are multiplied by; 0 for a list that does not count.
+# Numbers of a list:
+# - x_[k], x_[k+1], and the threshold above x_[k+1] in units of tau;
+# - the share of the items equal to x_[k] that is in T (see `balance`), and the distance of the nearest item;
+# - the derivative of the threshold: for items equal to x_[k] and to x_[k+1] (DFTOPK), or per unit of density;
+# - the sum of the derivatives of the losses, and their factor, which is 0 for a list that does not count.
 KEPT, CUT, AT, PART = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 NEAR, PER_KEPT, PER_CUT = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
 TOTAL, RATE = tl.constexpr(7), tl.constexpr(8)
 NUMBERS = 9
 
-# Halvings of the error in `balance`: log n is less than 20 for n < 2^28, and less than .16 is left of it.
+# Number of steps of `balance` that halve the error. It is at most log n < 20 for n < 2^28, and then less than .16.
 HALVING = 7
-# Sums that a kernel writes at most for one step of a threshold.
+# Maximum number of sums that a kernel writes per step of a threshold.
 SUMS = 7
 
 
 class LongLists(NamedTuple):
-    """Lists as the kernels of tiles take them.
+    """Lists in the form that the kernels take.
 
     Attributes:
         scores: (B, N) float32, -inf where masked; 0 in lists that do not count.
         items: (B, N) bytes: 0 = masked, 1 = valid, 2 = true.
-        rank: (B,) int64, where to cut, 1 <= rank < number of valid items; 1 in lists that do not count.
+        rank: (B,) int64, k of each list, 1 <= k < number of valid items; 1 in lists that do not count.
         valid: (B,) int64, the number of valid items.
         counted: Boolean (B,).
     """
@@ -73,14 +74,14 @@ class LongLists(NamedTuple):
 
 @triton.jit
 def tile_of(row, n, BLOCK: tl.constexpr):  # noqa: N803
-    """Return the places of a tile of a list in tensors (lists, n), and which are inside of it, (1, BLOCK) each."""
+    """Return the offsets of the items of a tile in a tensor (lists, n), and which of them exist, (1, BLOCK) each."""
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     return row.to(tl.int64)[:, None] * n + at[None, :], (at < n)[None, :]
 
 
 @triton.jit
 def moves_of(x, u, real, numbers_ptr, lists, LAW: tl.constexpr):  # noqa: N803
-    """Return how far the threshold of a list moves with each item, in units of the item's move."""
+    """Return the derivative of the threshold of a list with respect to its scores."""
     per_kept = tl.load(numbers_ptr + PER_KEPT * lists)
     if LAW == DFTOPK:
         w = tl.where(x == tl.load(numbers_ptr + KEPT * lists)[:, None], per_kept[:, None], 0.0)
@@ -95,18 +96,18 @@ def moves_of(x, u, real, numbers_ptr, lists, LAW: tl.constexpr):  # noqa: N803
 def threshold_sums_kernel(
     x_ptr, numbers_ptr, sums_ptr, lists, tiles, n, tau, LAW: tl.constexpr, BLOCK: tl.constexpr  # noqa: N803
 ):  # fmt: skip
-    """Write the sums over a tile from which a threshold is improved, and those of what it moves with.
+    """Write the sums over a tile that a step of the threshold needs, and those of its derivative.
 
     Args:
         x_ptr: Scores, (lists, n) float32, -inf where masked.
         numbers_ptr: Numbers of the lists, (NUMBERS, lists) float32.
         sums_ptr: (SUMS, lists, tiles) float32, written.
         lists: Number of lists.
-        tiles: Tiles of a list.
-        n: Items of a list.
+        tiles: Number of tiles of a list.
+        n: Number of items of a list.
         tau: Temperature.
         LAW: A value of `LAWS`.
-        BLOCK: Items of a tile.
+        BLOCK: Number of items of a tile.
     """
     row = tl.program_id(0) + tl.arange(0, 1)
     place, inside = tile_of(row, n, BLOCK)
@@ -154,12 +155,12 @@ def long_terms_kernel(
         sums_ptr: (2, lists, tiles) float32, written unless WRITES.
         gradient_ptr: (lists, n) float32, written if WRITES.
         lists: Number of lists.
-        tiles: Tiles of a list.
-        n: Items of a list.
+        tiles: Number of tiles of a list.
+        n: Number of items of a list.
         tau: Temperature.
         LAW: A value of `LAWS`.
-        WRITES: Whether the sums are known, and the gradient is written.
-        BLOCK: Items of a tile.
+        WRITES: Whether to write the gradient; the sums must be known.
+        BLOCK: Number of items of a tile.
     """
     row = tl.program_id(0) + tl.arange(0, 1)
     place, inside = tile_of(row, n, BLOCK)
@@ -189,7 +190,7 @@ def grid_of(lists: int, n: int) -> tuple[tuple[int, int], dict[str, Any]]:
 def long_lists(
     scores: Tensor, labels: Tensor, mask: Tensor | None, ks: Tensor | None, k: int, above: float
 ) -> LongLists:
-    """Find the positives, which lists count and which items are true, as `recsys_topk.ops.topk_loss.topk_loss` says."""
+    """Return which items are true and which lists count, as `recsys_topk.ops.topk_loss.topk_loss` defines them."""
     n = scores.shape[1]
     positive, positives = find_positives(labels, mask, above)
     valid = torch.full_like(positives, n) if mask is None else mask.sum(1)
@@ -204,24 +205,24 @@ def long_lists(
 
 
 def filled(scores: Tensor, real: Tensor, counted: Tensor) -> Tensor:
-    """Return scores in float32, -inf where masked; 0 in lists that do not count, which have a k-th pair then."""
+    """Return scores in float32, -inf where masked; 0 in lists that do not count, so that they have a k-th pair."""
     return torch.where(counted[:, None], torch.where(real, scores.float(), -torch.inf), 0.0).contiguous()
 
 
 def depth_of(n: int, k: int | None) -> int:
-    """Return how many of the n largest to look at: one more than k if it is known on the host, else all."""
+    """Return how many of the largest of n items to find: k + 1 if k is known on the host, else all."""
     return n if k is None else max(2, min(k + 1, n))
 
 
 def numbers_of(x: Tensor, rank: Tensor, depth: int, tau: float, alpha: float, law: str) -> Tensor:
-    """Return the numbers of the lists, (NUMBERS, B): the k-th pair, the threshold, what it moves with, and zeros.
+    """Return the numbers of the lists, (NUMBERS, B): the k-th pair, the threshold and its derivative; the rest is 0.
 
     Args:
         x: (B, N), -inf where masked.
         rank: (B,), 1 <= rank < number of valid items and `depth`.
-        depth: How many of the largest scores to look at.
+        depth: How many of the largest scores to find.
         tau: Temperature.
-        alpha: Of ``"dftopk"``.
+        alpha: Only for ``"dftopk"``.
         law: A name of `LAWS`.
     """
     lists, n = x.shape
@@ -273,12 +274,12 @@ def long_topk_loss(
     scores: Tensor, labels: Tensor, mask: Tensor | None, ks: Tensor | None, k: int, above: float, law: str, tau: float,
     alpha: float, wants: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Do what `recsys_topk.ops.triton_kernels.topk_loss.fused_topk_loss` does."""
+    """Return the result of `recsys_topk.ops.triton_kernels.topk_loss.fused_topk_loss`."""
     lists, n = scores.shape
     x, items, rank, valid, counted = long_lists(scores, labels, mask, ks, k, above)
     depth, proper = depth_of(n, None if ks is not None or k < 0 else k), counted
     if law == "fenchel_young":
-        true = (items == 2).sum(1)  # more than k if labels tie, all if they all do
+        true = (items == 2).sum(1)  # more than k if labels tie
         proper, depth = counted & (true < valid), n
         rank = torch.where(proper, true, 1)
     numbers = numbers_of(x, rank, depth, tau, alpha, law)

@@ -1,4 +1,4 @@
-"""The logistic loss over weighted pairs of a list on a GPU, block by block: nothing of size N^2 is stored."""
+"""The logistic loss over weighted pairs of a list on a GPU, in blocks. Nothing of size N^2 is stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recsys_topk.ops.triton_kernels.rows import LOG_2, OPTIONS, log1p_unit
 KINDS = {"ones": 0, "differences": 1, "rows": 2}
 ONES, DIFFERENCES, WHOLE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
-# Items i and j of the pairs that are formed at once.
+# Numbers of items i and j whose pairs are computed at once.
 BLOCK_I, BLOCK_J = 32, 64
 
 
@@ -57,8 +57,8 @@ def pair_sums_kernel(
 ):  # fmt: skip
     """Write the losses of the pairs (i, j), and the derivatives with respect to x_i, for BLOCK_I items i of a list.
 
-    An item is the first of some pairs and the second of others. Both are formed here, so that no program writes what
-    another one writes: the sums do not depend on the order of the programs.
+    An item is the first of some pairs and the second of others. A program computes both, so no two programs write to
+    the same place, and the sums do not depend on the order of the programs.
 
     Args:
         x_ptr: Scores, (lists, n).
@@ -66,21 +66,21 @@ def pair_sums_kernel(
         second_ptr: Values of the items as the second of a pair, (lists, n) float32.
         discounts_ptr: (lists, n) float32; read if HAS_DISCOUNTS.
         ranks_ptr: (lists, n) float32; read if HAS_RANKS.
-        ks_ptr: One k for each list, int64; read if HAS_KS.
+        ks_ptr: One k per list, int64; read if HAS_KS.
         loss_ptr: (lists, programs of a list) float32, written.
         gradient_ptr: (lists, n) float32, written if WANTS.
-        n: Items of a list.
-        k: One for all; read if HAS_K and not HAS_KS.
-        mu: Weight of the part from ranks.
+        n: Number of items of a list.
+        k: The k of all lists; read if HAS_K and not HAS_KS.
+        mu: Weight of delta.
         sigma: Steepness.
         KIND: A value of `KINDS`.
         HAS_DISCOUNTS: Whether there are discounts.
         HAS_RANKS: Whether there are ranks.
-        HAS_K: Whether the part from ranks is cut.
+        HAS_K: Whether delta has a k.
         HAS_KS: Whether each list has its own k.
         WANTS: Whether to write the gradient.
-        BLOCK_I: Items i of a program.
-        BLOCK_J: Items j at once.
+        BLOCK_I: Number of items i of a program.
+        BLOCK_J: Number of items j at once.
     """
     row, part = tl.program_id(0), tl.program_id(1)
     start = row.to(tl.int64) * n
@@ -125,7 +125,7 @@ def fused_pair_sums(
     scores: Tensor, first: Tensor, second: Tensor, discounts: Tensor | None, ranks: Tensor | None, ks: Tensor | None,
     k: int, mu: float, kind: str, sigma: float, wants: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the sums, (B,), and the gradient, (B, N), or (B, 0) if it is not wanted; k = -1 is no cut."""
+    """Return the sums, (B,), and the gradient, (B, N), or (B, 0) if it is not wanted; k = -1 means no k."""
     lists, n = scores.shape
     _, gradient = _fake(scores, wants)
     parts = triton.cdiv(n, BLOCK_I)
@@ -177,7 +177,7 @@ fused = registered(fused_pair_sums, _fake, _on_cpu, _setup, _backward)
 
 
 def pair_sums_triton(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
-    """Do what `recsys_topk.ops.pair_sums.pair_sums` does."""
+    """Return the result of `recsys_topk.ops.pair_sums.pair_sums`."""
     first, second, discounts, ranks = (
         None if one is None else one.detach().float()
         for one in (weights.first, weights.second, weights.discounts, weights.ranks)

@@ -1,6 +1,6 @@
-"""What the kernels of lists share: a program holds some lists, (ROWS, BLOCK), and reduces over their items.
+"""Functions for kernels in which a program holds some whole lists, (ROWS, BLOCK), and reduces over their items.
 
-Lists have masked items and are padded to BLOCK; both are -inf among the scores and have no key. Numbers of a list are
+Lists are padded to BLOCK. The scores of masked and padded items are -inf, and their key is 0. Numbers of a list are
 (ROWS,) vectors. All arithmetic is in float32, and every loop has a fixed number of steps.
 """
 
@@ -15,17 +15,17 @@ LAWS = {"dftopk": 0, "logistic": 1, "laplace": 2, "clip": 3, "fenchel_young": 4}
 DFTOPK, LOGISTIC, LAPLACE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 CLIP, FENCHEL_YOUNG = tl.constexpr(3), tl.constexpr(4)
 
-# Steps of `balance` that at least halve the error, and those that square it after that.
+# Number of steps of `balance` that at least halve the error, and of the following steps, which square it.
 HALVING, SQUARING = tl.constexpr(5), tl.constexpr(5)
 BISECTIONS = tl.constexpr(25)
 CLAMP = tl.constexpr(1e-6)  # as in recsys_topk.ops.topk_loss
 LOG_2 = tl.constexpr(0.6931471805599453)
-LEAST = tl.constexpr(0.25)  # the density of the nearest item, at least
+LEAST = tl.constexpr(0.25)  # lower bound of the density of the nearest item
 
-# Options of the compiler; its default for this one differs between versions.
+# Options of the compiler. The default of this one differs between versions.
 OPTIONS = {"enable_fp_fusion": True}
 
-# Items of all lists of a program, at least; each longer list has its own program.
+# Short lists share a program up to this many items; each longer list has its own program.
 TOGETHER = 512
 
 
@@ -37,7 +37,7 @@ def tiling(n: int) -> dict[str, int]:
 
 
 def bytes_of(x: Tensor) -> Tensor:
-    """Return a boolean tensor as the bytes that it is."""
+    """Return a view of a boolean tensor as bytes."""
     return x.contiguous().view(torch.uint8)
 
 
@@ -56,7 +56,7 @@ def log1p_unit(x):
 
 @triton.jit
 def order_key(x):
-    """Return a uint32 whose order is that of the float32 numbers; it is above 0."""
+    """Return uint32 numbers above 0 in the order of the float32 numbers."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0
     return tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True)
 
@@ -74,7 +74,7 @@ def kth_key(key, k, ROWS: tl.constexpr):  # noqa: N803
 
 @triton.jit
 def kth_pair(x, real, k, ROWS: tl.constexpr):  # noqa: N803
-    """Return x_[k] and x_[k+1], (ROWS,) each, for 1 <= k < number of valid items; else anything."""
+    """Return x_[k] and x_[k+1], (ROWS,) each, for 1 <= k < number of valid items; undefined for other k."""
     key = tl.where(real, order_key(x), 0)
     found = kth_key(key, k, ROWS)[:, None]
     kept = tl.max(tl.where(key == found, x, float("-inf")), axis=1)
@@ -130,7 +130,7 @@ def balance(z, real, tied, larger, gap, k, LAW: tl.constexpr):  # noqa: N803
     With T the k largest items and R the others (items that tie for the k-th place are in both, in part), the sum is k
     where h(b) = log sum_R p_i - log sum_T (1 - p_i) is 0. -h' is the mean of 1 - p over R plus that of p over T
     (LAPLACE: of f / p and f / (1 - p)), weighted by the terms of the sums. No 1 - p_i in T exceeds one in R, so -h' is
-    in [1, 2]. It is so for the LAPLACE law too, where one of the two means is 1.
+    in [1, 2]. This also holds for the LAPLACE law, where one of the two means is 1.
 
     At the midpoint of the k-th pair abs(h) <= log n. A step of 3/4 h at least halves the error: five of them leave 0.3
     for n = 8192. abs(h'') <= 1/2 (LAPLACE: 9/4), so a Newton step turns the error e into at most e^2 / 4 (LAPLACE:
@@ -139,8 +139,8 @@ def balance(z, real, tied, larger, gap, k, LAW: tl.constexpr):  # noqa: N803
     Args:
         z: (x - x_[k+1]) / tau, -inf where masked.
         real: Which items are valid.
-        tied: Which are equal to x_[k].
-        larger: Which are larger.
+        tied: Which items are equal to x_[k].
+        larger: Which items are larger than x_[k].
         gap: z_[k], (ROWS,).
         k: 1 <= k < number of valid items, (ROWS,).
         LAW: LOGISTIC or LAPLACE.
@@ -168,7 +168,7 @@ def balance_at(z, top, rest, gap, b, LAW: tl.constexpr):  # noqa: N803
 
 @triton.jit
 def balance_sums(z, top, rest, gap, b, LAW: tl.constexpr):  # noqa: N803
-    """Return the sums of `balance_at`, (ROWS,) each: two, the same weighted by slopes, and the log of their scales."""
+    """Return the two sums of `balance_at`, the same weighted by slopes, and the log of their scales, (ROWS,) each."""
     log_p, log_q, rise, fall = tails(z - b[:, None], LAW)
     at_cut, _, _, _ = tails(-b, LAW)  # the largest log p of R, and the largest log q of T
     _, at_kept, _, _ = tails(gap - b, LAW)
@@ -181,8 +181,8 @@ def balance_sums(z, top, rest, gap, b, LAW: tl.constexpr):  # noqa: N803
 def clip_threshold(z, gap, k):
     """Return t with sum_i clip(z_i - t, 0, 1) = k, (ROWS,).
 
-    If x_[k] - x_[k+1] is 1 or more, the midpoint less 1/2 is exact. Else t is in [-1, gap]: 25 bisections leave an
-    interval of 6e-8, and Newton's steps inside it are exact, for the sum is piecewise linear.
+    If z_[k] - z_[k+1] is 1 or more, the midpoint minus 1/2 is exact. Otherwise t is in [-1, gap]: 25 bisections leave
+    an interval of 6e-8, and Newton's steps inside it are exact, because the sum is piecewise linear.
 
     Args:
         z: (x - x_[k+1]) / tau, -inf where masked.
@@ -212,7 +212,7 @@ def clip_excess(z, t, wanted):
 
 @triton.jit
 def item_terms(x, real, true, kept, cut, k, tau, alpha, LAW: tl.constexpr):  # noqa: N803
-    """Return u, the loss of each item, its derivative d with respect to u, and how far the threshold moves with it, w.
+    """Return u, the loss of each item, its derivative d with respect to u, and the derivative w of the threshold.
 
     The derivative of the loss of a list with respect to x_i is (d_i - w_i sum_j d_j) / tau. Where masked, all but u are
     0. See `recsys_topk.ops.compiled` for the formulas.
@@ -220,7 +220,7 @@ def item_terms(x, real, true, kept, cut, k, tau, alpha, LAW: tl.constexpr):  # n
     Args:
         x: Scores, -inf where masked.
         real: Which items are valid.
-        true: Which are true.
+        true: Which items are true.
         kept: x_[k], (ROWS,).
         cut: x_[k+1], (ROWS,).
         k: (ROWS,).
@@ -256,9 +256,10 @@ def nearest(u, real):
 
 @triton.jit
 def density(u, real, near, LAW: tl.constexpr):  # noqa: N803
-    """Return what the threshold moves with an item, up to a factor; all but DFTOPK. The sum is LEAST or more, or 0.
+    """Return the derivative of the threshold with respect to the scores, up to a factor, for all laws but DFTOPK.
 
-    It is relative to the nearest item, so that it exists however far all items are.
+    It is relative to the nearest item, so that it is finite however far all items are. The sum over the items is at
+    least LEAST, or 0.
     """
     if (LAW == LOGISTIC) | (LAW == LAPLACE):
         far = tl.abs(u)

@@ -1,4 +1,4 @@
-"""What the kernels of the joint objective share: the loss of an item's survival of all stages, and its slope."""
+"""The survival loss of an item and its derivative, for the kernels of the joint objective."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from recsys_topk.ops.triton_kernels.rows import CLIP, LAPLACE, log1p_unit, tails
 
 @triton.jit
 def one_stage_more(u, survived, failed, LAW: tl.constexpr):  # noqa: N803
-    """Return log prod_m p_m and log(1 - prod_m p_m) with a stage at u after those of `survived` and `failed`."""
+    """Return log prod_m p_m and log(1 - prod_m p_m) after one more stage; `survived` and `failed` are those before."""
     log_p, log_q, _, _ = tails(u, LAW)
-    if LAW == CLIP:  # a stage that lets all items through has no clamped memberships
+    if LAW == CLIP:  # p is 1 in a stage that all items survive, and not clamped
         log_p, log_q = tl.where(u < 1e38, log_p, 0.0), tl.where(u < 1e38, log_q, -1e38)
     fails = tl.maximum(log_q, -1e38) + survived
     more, less = tl.maximum(failed, fails), tl.minimum(failed, fails)
@@ -22,13 +22,13 @@ def one_stage_more(u, survived, failed, LAW: tl.constexpr):  # noqa: N803
 @triton.jit
 def loss_of_surviving(survived, failed):
     """Return -log(1 - prod_m p_m), the loss of an item that is not true."""
-    likely = survived > -0.6931472  # then q is the small one of the two
+    likely = survived > -0.6931472  # then q < 1/2
     return tl.where(likely, -failed, -tl.log(1.0 - tl.exp(tl.where(likely, -1.0, survived))))
 
 
 @triton.jit
 def slope_of_surviving(u, true, survived, failed, LAW: tl.constexpr):  # noqa: N803
-    """Return the derivative of the loss of surviving with respect to u of a stage; 0 if u says that it lets all in."""
+    """Return the derivative of the survival loss with respect to u of a stage; 0 for u = 3e38 (all items survive)."""
     log_p, log_q, rise, _ = tails(u, LAW)
     if LAW == CLIP:  # p is at least 1e-6 in every stage, so nothing overflows
         d = tl.where(true, -1.0, tl.exp(survived - failed)) * rise

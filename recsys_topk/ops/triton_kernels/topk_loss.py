@@ -31,27 +31,27 @@ def topk_loss_kernel(
     LAW: tl.constexpr, HAS_MASK: tl.constexpr, HAS_KS: tl.constexpr, WANTS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """Write the loss of ROWS lists, whether each counts, and its gradient.
+    """Write the loss of each of ROWS lists, whether it counts, and its gradient.
 
     Args:
         x_ptr: Scores, (lists, n).
         y_ptr: Labels, (lists, n).
         mask_ptr: Bytes, (lists, n); read if HAS_MASK.
-        ks_ptr: One k for each list, int64; read if HAS_KS.
+        ks_ptr: One k per list, int64; read if HAS_KS.
         loss_ptr: (lists,) float32, written.
         counted_ptr: (lists,) bytes, written.
         gradient_ptr: (lists, n) float32, written if WANTS.
         lists: Number of lists.
-        n: Items of a list.
-        k: One for all; -1 = each list's number of positives.
+        n: Number of items of a list.
+        k: The k of all lists; -1 = each list's number of positives.
         above: Items with a label above this are positive.
         tau: Temperature.
-        alpha: Of the dftopk law.
+        alpha: Position of the threshold of the DFTOPK law.
         LAW: A value of `LAWS`.
         HAS_MASK: Whether there is a mask.
         HAS_KS: Whether each list has its own k.
         WANTS: Whether to write the gradient.
-        ROWS: Lists of a program.
+        ROWS: Number of lists of a program.
         BLOCK: A power of 2, at least n.
     """
     row, at = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
@@ -144,7 +144,7 @@ fused = registered(fused_topk_loss, _fake, _on_cpu, _setup, _backward)
 def topk_loss_triton(
     scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Do what `recsys_topk.ops.topk_loss.topk_loss` does."""
+    """Return the result of `recsys_topk.ops.topk_loss.topk_loss`."""
     ks, one = (k, 0) if isinstance(k, Tensor) else (None, -1 if k is None else k)
     wants = scores.requires_grad and torch.is_grad_enabled()
     losses, counted, _ = fused(scores, labels, mask, ks, one, above, law.name, law.tau, law.alpha, wants)
