@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from recsys_topk.cli.arguments import parse_options
-from recsys_topk.cli.corpus_options import split_corpus_options
 from recsys_topk.cli.main import COMMANDS, main
 from recsys_topk.runs import TrainingRun
 
@@ -71,8 +70,9 @@ def parse_as_fit(*arguments: str) -> None:
     help_options = [text for text in arguments if text.endswith(("help", "help_all"))]
     if help_options or not arguments:
         return
-    config = parse_options([*arguments, "..."] if arguments[-1].startswith("--") else arguments)
-    for name in ("ckpt_path", "resume"):
+    unfinished = arguments[-1].startswith("--") and arguments[-1] != "--corpus"
+    config = parse_options([*arguments, "..."] if unfinished else arguments)
+    for name in ("ckpt_path", "resume", "corpus", "index", "export"):
         config.pop(name, None)
     if not config:
         return
@@ -82,7 +82,7 @@ def parse_as_fit(*arguments: str) -> None:
 
 def parse(command: str, rest: list[str]) -> None:
     if command in TRAINING:
-        parse_as_fit(*split_corpus_options(command, rest)[0])
+        parse_as_fit(*rest)
         return
     text = help_of(command, *(rest[:1] if command == "bench" else []))
     options = [word.partition("=")[0] for word in rest if word.startswith("--")]

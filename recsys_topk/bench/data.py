@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import process_time
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from torch.utils.data import default_collate
 
 from recsys_topk.bench.result import BenchResult
-from recsys_topk.bench.timing import Pass, in_own_process, peak_growth, peak_memory, threads
+from recsys_topk.bench.timing import Pass, elapsed, in_own_process, peak_growth, peak_memory, threads
 from recsys_topk.datamodules import NegativeSource, WorldConfig, expand, simulate
 from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayCache, DayShard, PreparedDay, RecFlowFiles
 from recsys_topk.reference.research_reader import ResearchDataset, sample_negatives
@@ -41,13 +40,13 @@ def run(args: argparse.Namespace) -> BenchResult:
         raise ValueError(f"--requests must be at least {LISTS}, the size of the batches measured; got {args.requests}")
     with threads(1), tempfile.TemporaryDirectory() as scratch:
         config = WorldConfig(users=args.users, items=args.items, days=args.days, requests=args.requests)
-        seconds = _cpu(lambda: simulate(Path(scratch) / "world", config))
+        seconds = elapsed(lambda: simulate(Path(scratch) / "world", config), process_time)
         total = args.days * args.requests
         rows: list[dict[str, Any]] = [{"part": "simulate", "requests/s": round(total / seconds)}]
         files = RecFlowFiles(Path(scratch) / "world")
         cache = DayCache(files, Path(scratch) / "cache")
         cache.prepare(files.days[:1])
-        seconds = _cpu(lambda: cache.prepare(files.days[1:]))
+        seconds = elapsed(lambda: cache.prepare(files.days[1:]), process_time)
         rows.append({"part": "prepare", "requests/s": round((total - args.requests) / seconds)})
         rows += _batches(cache, files, args)
         for days in sorted({1, (args.days + 1) // 2, args.days}):
@@ -82,9 +81,10 @@ def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str,
 
     def pair(part: str, ours: Pass, theirs: Pass, target: float | None = None) -> dict[str, Any]:
         ours()
-        mine = [_cpu(ours) * 1000 for _ in range(args.repeats)]
-        other = statistics.median(_cpu(theirs) * 1000 for _ in range(args.research_repeats))
-        best = statistics.median([*mine, *(_cpu(ours) * 1000 for _ in range(args.repeats))])
+        mine = [elapsed(ours, process_time) for _ in range(args.repeats)]
+        other = 1000 * statistics.median(elapsed(theirs, process_time) for _ in range(args.research_repeats))
+        mine += [elapsed(ours, process_time) for _ in range(args.repeats)]
+        best = 1000 * statistics.median(mine)
         return {"part": part, "ms": best, "research ms": round(other), "ratio": best / other, "target ms": target}
 
     rows = [
@@ -104,12 +104,6 @@ def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str,
             row = pair(f"{number} negatives, {source}", ours, partial(sample_negatives, items, number), target)
             rows.append({**row, "extra MB": growth[source], "research MB": growth["research"]})
     return rows
-
-
-def _cpu(call: Callable[[], Any]) -> float:
-    began = time.process_time()
-    call()
-    return time.process_time() - began
 
 
 def measure_peak(what: str, where: str, number: int) -> int:

@@ -113,17 +113,14 @@ def growth_of(suite: str, label: str, shape: Shape) -> float:
 
 def _growth(suite: str, seconds: float) -> str:
     """Return a sentence with the growth exponents of dftopk and of the baseline."""
-    ours, base = [], []
-    for n in GROWTH:
-        shape = Shape(1, n, n // 100)
+    times, subject = [], subjects(suite)["dftopk"]
+    for shape in (Shape(1, n, n // 100) for n in GROWTH):
         batch = Batch.of(shape, "cpu")
-        mine, plain = interleaved(
-            one_pass(suite, subjects(suite)["dftopk"], shape, batch), baseline(batch), seconds, cpu_clock
-        )
-        ours.append(mine)
-        base.append(plain)
+        times.append(interleaved(one_pass(suite, subject, shape, batch), baseline(batch), seconds, cpu_clock))
+    all_sizes, large = (
+        [growth_exponent(GROWTH[first:], list(line)[first:]) for line in zip(*times, strict=True)] for first in (0, 2)
+    )
     return (
-        f"growth: dftopk takes N^{growth_exponent(GROWTH, ours):.2f} for one list of N = 10^3 to 10^6, k = N/100 "
-        f"(plain cross-entropy N^{growth_exponent(GROWTH, base):.2f}); from 10^5 to 10^6 "
-        f"N^{growth_exponent(GROWTH[2:], ours[2:]):.2f} (N^{growth_exponent(GROWTH[2:], base[2:]):.2f})"
+        f"growth: dftopk takes N^{all_sizes[0]:.2f} for one list of N = 10^3 to 10^6, k = N/100 "
+        f"(plain cross-entropy N^{all_sizes[1]:.2f}); from 10^5 to 10^6 N^{large[0]:.2f} (N^{large[1]:.2f})"
     )

@@ -56,13 +56,8 @@ def _tower(width: int) -> nn.Sequential:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the suite."""
-    parser.add_argument(
-        "--names",
-        nargs="+",
-        metavar="LOSS",
-        default=list(NAMES),
-        help="losses (default: those of the paper, and sigmoid)",
-    )
+    names = "losses (default: those of the paper, and sigmoid)"
+    parser.add_argument("--names", nargs="+", metavar="LOSS", default=list(NAMES), help=names)
     parser.add_argument("--items", nargs="+", type=int, default=list(ITEMS), help="list lengths; k is half of each")
     parser.add_argument("--repeats", type=int, default=100, help="passes; the first tenth is not counted")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds for one measurement, at least 3 passes")

@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from recsys_topk.bench.result import BenchResult
-from recsys_topk.bench.timing import in_own_process, peak_memory
+from recsys_topk.bench.timing import elapsed, in_own_process, peak_memory
 from recsys_topk.datamodules import RecFlowDataModule, WorldConfig, simulate
 from recsys_topk.datamodules.simulator.large_day import LargeDay, simulate_large_day
 from recsys_topk.runs.memory import keep_freed_memory
@@ -47,7 +48,8 @@ def run(args: argparse.Namespace) -> BenchResult:
         rows: list[dict[str, Any]] = []
         if not root.is_dir():
             day = LargeDay(requests=args.requests, videos=args.videos, video_ids=args.video_ids, authors=args.authors)
-            rows.append({"part": "simulate", **in_own_process(_simulate, root, day), "disk MB": _size(root)})
+            taken = in_own_process(_measured, partial(simulate_large_day, root, day))
+            rows.append({"part": "simulate", **taken, "disk MB": _size(root)})
         rows += in_own_process(_prepare, root, folder)
         rows.append(in_own_process(_train, root, folder, vars(args)))
         rows.append(in_own_process(_evaluate, root, folder, vars(args)))
@@ -77,10 +79,6 @@ def _data(root: Path, folder: Path, **options: Any) -> RecFlowDataModule:
     )
 
 
-def _simulate(root: Path, config: LargeDay) -> dict[str, Any]:
-    return _measured(lambda: simulate_large_day(root, config))
-
-
 def _prepare(root: Path, folder: Path) -> list[dict[str, Any]]:
     data = _data(root, folder)
     prepare = {"part": "prepare", **_measured(data.prepare_data)}
@@ -94,18 +92,9 @@ def _prepare(root: Path, folder: Path) -> list[dict[str, Any]]:
 def _train(root: Path, folder: Path, args: dict[str, Any]) -> dict[str, Any]:
     data = _data(root, folder, batch_size=args["batch_size"])
     steps = _steps(data, args["dim"])
-    began = time.process_time()
-    next(steps)
-    opened = time.process_time() - began
-    times = _medians({"large day": steps}, args["steps"])
+    opened = elapsed(lambda: next(steps), time.process_time)
     number = len(data.train_dataloader())
-    return {
-        "part": f"train, {args['steps']} of {number} steps",
-        "ms": times["large day"],
-        "open s": opened,
-        "pass s": round(number * times["large day"] / 1000),
-        "peak MB": round(peak_memory()),
-    }
+    return _whole_pass(f"train, {args['steps']} of {number} steps", steps, args["steps"], number, {"open s": opened})
 
 
 def _evaluate(root: Path, folder: Path, args: dict[str, Any]) -> dict[str, Any]:
@@ -121,13 +110,14 @@ def _evaluate(root: Path, folder: Path, args: dict[str, Any]) -> dict[str, Any]:
                     model.update_metrics("test", model(whole), whole)
                 yield
 
-    times = _medians({"test": batches()}, args["batches"])
-    return {
-        "part": f"evaluate, 160 negatives, {args['batches']} of {len(loader)} batches",
-        "ms": times["test"],
-        "pass s": round(len(loader) * times["test"] / 1000),
-        "peak MB": round(peak_memory()),
-    }
+    part = f"evaluate, 160 negatives, {args['batches']} of {len(loader)} batches"
+    return _whole_pass(part, batches(), args["batches"], len(loader), {})
+
+
+def _whole_pass(part: str, steps: Iterator[None], number: int, total: int, more: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of some steps: their median time, and what all steps of the day would take."""
+    ms = _medians({part: steps}, number)[part]
+    return {"part": part, "ms": ms, **more, "pass s": round(total * ms / 1000), "peak MB": round(peak_memory())}
 
 
 def _compare(root: Path, folder: Path, args: dict[str, Any]) -> list[dict[str, Any]]:
@@ -188,23 +178,16 @@ def _steps(data: RecFlowDataModule, dim: int) -> Iterator[None]:
 def _medians(steps: dict[str, Iterator[None]], number: int) -> dict[str, float]:
     """Return the median CPU time of each kind of step in ms, measured alternately after a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(_WARM_UP + number):
+    for _ in range(_WARM_UP + number):
         for name, one in steps.items():
-            began = time.process_time()
-            next(one)
-            if turn >= _WARM_UP:
-                times[name].append((time.process_time() - began) * 1000)
-    return {name: statistics.median(taken) for name, taken in times.items()}
+            times[name].append(1000 * elapsed(partial(next, one), time.process_time))
+    return {name: statistics.median(taken[_WARM_UP:]) for name, taken in times.items()}
 
 
 def _measured(call: Callable[[], Any]) -> dict[str, Any]:
-    began, wall = time.process_time(), time.monotonic()
-    call()
-    return {
-        "CPU s": time.process_time() - began,
-        "wall s": time.monotonic() - wall,
-        "peak MB": round(peak_memory()),
-    }
+    wall = time.monotonic()
+    seconds = elapsed(call, time.process_time)
+    return {"CPU s": seconds, "wall s": time.monotonic() - wall, "peak MB": round(peak_memory())}
 
 
 def _size(folder: Path) -> int:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
-import socket
-import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -17,7 +14,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.multiprocessing.spawn import spawn
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 
@@ -60,14 +57,11 @@ def run(options: argparse.Namespace) -> BenchResult:
 
 
 def _measure(number: int, options: argparse.Namespace) -> dict[str, Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(  # type: ignore[no-untyped-call]
-            _work, (number, port, vars(options), folder), nprocs=number
-        )
-        found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(number)]
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    config = LaunchConfig(
+        1, 1, number, run_id="bench", rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0", max_restarts=0
+    )
+    found = list(elastic_launch(config, _work)(vars(options)).values())
     return {
         "requests/s": round(options.batch_size / max(one["seconds"] for one in found)),
         "ms per step": 1e3 * max(one["seconds"] for one in found),
@@ -77,11 +71,9 @@ def _measure(number: int, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _work(rank: int, number: int, port: int, options: dict[str, Any], folder: str) -> None:
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(number),
-        LOCAL_WORLD_SIZE=str(number), GROUP_RANK="0", TORCHELASTIC_RUN_ID="bench", GLOO_SOCKET_IFNAME="lo",
-    )  # fmt: skip
+def _work(options: dict[str, Any]) -> dict[str, float]:
+    """Train in one of several processes; return the seconds of a step, the share of communication and the bytes."""
+    rank, number = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     quiet_libraries()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -96,13 +88,12 @@ def _work(rank: int, number: int, port: int, options: dict[str, Any], folder: st
     trainer = pl.Trainer(
         accelerator="cpu", devices=number, strategy=TorchRecStrategy(sharding=options["sharding"]), callbacks=[clock],
         max_steps=WARM_UP + 2 * options["steps"], max_epochs=-1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, default_root_dir=folder,
+        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
     )  # fmt: skip
     trainer.fit(module, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     shards = [value for value in module.state_dict().values() if isinstance(value, ShardedTensor)]
     tables = sum(shard.tensor.numel() * 4 for value in shards for shard in value.local_shards())
-    facts = {"seconds": clock.seconds, "communication": clock.share, "tables": tables, "rss": _rss() - before}
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(facts))
+    return {"seconds": clock.seconds, "communication": clock.share, "tables": tables, "rss": _rss() - before}
 
 
 class _Clock(Callback):  # type: ignore[misc]  # lightning is untyped here

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from recsys_topk.bench.load import Load, put_load, running_service, wait_for_export
 from recsys_topk.bench.result import BenchResult
 from recsys_topk.bench.serving_world import make_export, republish
-from recsys_topk.bench.timing import threads
+from recsys_topk.bench.timing import peak_memory, threads
 from recsys_topk.serving.index import CatalogueIndex, build_index, encode_catalogue
 from recsys_topk.serving.manifest import read_manifest
 from recsys_topk.serving.recommend import CascadeRecommender, search_exactly
@@ -64,8 +63,7 @@ def run(args: argparse.Namespace) -> BenchResult:
             "load: keep-alive connections from this machine; client and service share its cores. ratio: seconds per "
             "response of the service divided by those of in-process calls (target: at most 2 with concurrency). "
             "cpu ms: CPU time of the answering process per response.",
-            f"peak resident memory of the measuring process: "
-            f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB.",
+            f"peak resident memory of the measuring process: {peak_memory():.0f} MB.",
         ],
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from recsys_topk.bench.result import BenchResult
-from recsys_topk.bench.timing import clock_of, cuda_clock, in_own_process, peak_memory
+from recsys_topk.bench.timing import clock_of, cuda_clock, elapsed, in_own_process, peak_memory
 from recsys_topk.datamodules import CascadeBatch, Schema, expand
 from recsys_topk.datamodules.recflow.layout import LAYOUTS, recflow_schema
 from recsys_topk.runs.memory import keep_freed_memory
@@ -103,7 +103,7 @@ def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, flo
     schema = random_schema(vocabulary, vocabulary // 5)
     device, clock = options.device, cuda_clock if options.device == "cuda" else time.perf_counter_ns
     module = CascadeModule(schema, loss=options.loss, dim=options.dim, embedding_optimizer=embedding_optimizer)
-    module = module.to(device)
+    module.to(device)
     batch = random_batch(schema, options.batch_size, options.items, options.history).to(device)
 
     def expanded() -> CascadeBatch:
@@ -132,11 +132,7 @@ def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, flo
 
     action = step if what == "train" else evaluate
     action()
-    times = []
-    for _ in range(options.repeats):
-        start = clock()
-        action()
-        times.append(clock() - start)
+    times = [elapsed(action, clock) for _ in range(options.repeats)]
     peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else peak_memory()
     return {"ms": statistics.median(times) / 1e6, "MB": peak}
 

@@ -28,21 +28,23 @@ class Subject:
 
 
 FORMS = {
-    "softsort": Subject("softsort-plain", "softsort", {"normalised": False}),
-    "neuralsort": Subject("neuralsort-plain", "neuralsort", {"normalised": False}),
-    "diffsort": Subject("diffsort-odd-even", "diffsort", {"network": "odd_even"}),
+    "operators": [
+        Subject("softsort-plain", "softsort", {"normalised": False}),
+        Subject("neuralsort-plain", "neuralsort", {"normalised": False}),
+        Subject("diffsort-odd-even", "diffsort", {"network": "odd_even"}),
+    ],
+    "losses": [
+        Subject("dftopk-masked", "dftopk"),
+        Subject("dftopk-joint", "dftopk"),
+        Subject("sparse-joint", "sparse"),
+    ],
 }
 
 
 def subjects(suite: str) -> dict[str, Subject]:
     """Return what a suite can time, by label."""
-    if suite == "operators":
-        found = [Subject(name, name) for name in operators.available()]
-        found += FORMS.values()
-    else:
-        found = [Subject(name, name) for name in losses.available()]
-        found += [Subject("dftopk-masked", "dftopk")]
-        found += [Subject(f"{name}-joint", name) for name in ("dftopk", "sparse")]
+    names = operators.available() if suite == "operators" else losses.available()
+    found = [*(Subject(name, name) for name in names), *FORMS[suite]]
     return {subject.label: subject for subject in sorted(found, key=lambda subject: subject.label)}
 
 
@@ -90,14 +92,7 @@ def one_pass(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Pass:
 def baseline(batch: Batch, label: str = "") -> Pass:
     """Return a pass of plain binary cross-entropy on the same batch; one for each of the two stages of ``-joint``."""
     once = _backward(batch, lambda: F.binary_cross_entropy_with_logits(batch.scores, batch.labels))
-    if not label.endswith("-joint"):
-        return once
-
-    def twice() -> None:
-        once()
-        once()
-
-    return twice
+    return (lambda: (once(), once())) if label.endswith("-joint") else once
 
 
 def _backward(batch: Batch, value: Callable[[], Tensor]) -> Pass:

@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+T_number = TypeVar("T_number", int, float)
 Pass = Callable[[], object]
 
 
@@ -59,6 +60,13 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def elapsed(call: Pass, clock: Callable[[], T_number]) -> T_number:
+    """Return what a clock shows more after a call than before it."""
+    before = clock()
+    call()
+    return clock() - before
+
+
 def interleaved(method: Pass, baseline: Pass, seconds: float, clock: Callable[[], int]) -> tuple[float, float]:
     """Return the medians of `method` and `baseline` in milliseconds, run in turns for about `seconds`.
 
@@ -72,9 +80,7 @@ def interleaved(method: Pass, baseline: Pass, seconds: float, clock: Callable[[]
     deadline = time.monotonic() + seconds
     while len(times[0]) < least or (time.monotonic() < deadline and len(times[0]) < 2000):
         for one, kept in zip((method, baseline), times, strict=True):
-            before = clock()
-            one()
-            kept.append(clock() - before)
+            kept.append(elapsed(one, clock))
     return statistics.median(times[0]) / 1e6, statistics.median(times[1]) / 1e6
 
 

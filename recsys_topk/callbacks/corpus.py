@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -17,12 +17,11 @@ from lightning.pytorch.callbacks import Callback
 
 from recsys_topk.cascades.corpus import CorpusEvaluation
 from recsys_topk.cascades.corpus_search import Search
-from recsys_topk.cascades.module import CascadeModule
+from recsys_topk.cascades.module import CascadeModule, Split
 from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.popularity import Popularity
 from recsys_topk.files import write_whole
 
-Split = Literal["val", "test"]
 LogLine = Callable[[str], None]
 
 # Pairs of request and item that a stage without towers scores at once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 
-class ObjectiveCalls(Callback):  # type: ignore[misc]  # lightning is untyped here
+class ObjectiveCalls(Callback, ABC):  # type: ignore[misc]  # lightning is untyped here
     """Keeps the arguments of the newest training call of the objective, by name, in `call`.
 
     They are kept when `should_record` is true. They belong to the batch that is trained on anyway: there is no second
@@ -20,9 +21,9 @@ class ObjectiveCalls(Callback):  # type: ignore[misc]  # lightning is untyped he
     call: dict[str, Any] | None = None
     _hook: Any = None
 
+    @abstractmethod
     def should_record(self, trainer: pl.Trainer) -> bool:
         """Return whether to keep the arguments of a call now."""
-        raise NotImplementedError
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Listen to what the objective is called with."""

@@ -38,8 +38,7 @@ class WholeFileIO(TorchCheckpointIO):  # type: ignore[misc]  # lightning is unty
         """Read a file; no code in it runs unless `weights_only` is False, which only the user can type."""
         if kwargs.get("weights_only") is None:
             kwargs["weights_only"] = True
-        content: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
-        return content
+        return dict(super().load_checkpoint(path, *args, **kwargs))
 
 
 class BestCheckpoint(ModelCheckpoint):  # type: ignore[misc]  # lightning is untyped here

@@ -8,6 +8,7 @@ from typing import Any
 from recsys_topk.runs.config import set_option
 
 REPEATED = ("config", "trust")
+FLAGS = ("corpus",)  # options that may stand without a value
 
 
 def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
@@ -18,6 +19,8 @@ def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
         {'loss': {'class_path': 'dftopk', 'init_args': {'tau': '2'}}, 'config': ['simulated']}
         >>> parse_options(["--trainer.callbacks+=my.Callback", "--trainer.callbacks.every", "3"])
         {'trainer': {'callbacks+': [{'class_path': 'my.Callback', 'init_args': {'every': '3'}}]}}
+        >>> parse_options(["--corpus", "--corpus.k=5"])
+        {'corpus': {'class_path': 'true', 'init_args': {'k': '5'}}}
     """
     config: dict[str, Any] = {}
     rest = list(arguments)
@@ -26,6 +29,8 @@ def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
         if option != "-c" and not option.startswith("--"):
             raise ValueError(f"{option!r} is not an option; options are given as --NAME VALUE or --NAME=VALUE")
         if not equals:
+            if option[2:] in FLAGS and rest[:1] not in (["true"], ["false"]):
+                rest.insert(0, "true")
             if not rest or rest[0].startswith("--"):
                 raise ValueError(f"{option} needs a value; --help says which")
             value = rest.pop(0)

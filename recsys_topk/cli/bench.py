@@ -20,9 +20,7 @@ def main(argv: list[str]) -> int:
         if argv[:1] == [name]:
             add_arguments(name, command)
         command.add_argument("--json", type=Path, metavar="FILE", help="write the result, for --check and reports")
-        command.add_argument(
-            "--check", type=Path, metavar="FILE", help="fail where a ratio exceeds that of this result"
-        )
+        command.add_argument("--check", type=Path, metavar="FILE", help="fail if a ratio is above that of this result")
         command.add_argument("--tolerance", type=float, default=0.5, help="by more than this share (default 0.5)")
     args = parser.parse_args(argv)
     result = measure(args.suite, vars(args))

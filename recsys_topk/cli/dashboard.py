@@ -10,15 +10,7 @@ import os
 from pathlib import Path
 
 from recsys_topk.cli.console import echo, make_parser, warn, write_to
-from recsys_topk.reports.workspace import (
-    METRIC,
-    default_entity,
-    metrics_of_folder,
-    metrics_of_project,
-    save,
-    spec,
-    workspace,
-)
+from recsys_topk.reports import workspace
 from recsys_topk.runs.directory import offline_wandb
 
 
@@ -39,13 +31,13 @@ def main(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     no_key = offline_wandb()
     saves = not (no_key or options.print or options.out)
-    entity = options.entity or (default_entity() if saves else "entity")
-    metrics = options.metric or (metrics_of_project(entity, options.project) if saves else [])
-    metrics = metrics or metrics_of_folder(Path(options.runs)) or [METRIC]
+    entity = options.entity or (workspace.default_entity() if saves else "entity")
+    metrics = options.metric or (workspace.metrics_of_project(entity, options.project) if saves else [])
+    metrics = metrics or workspace.metrics_of_folder(Path(options.runs)) or [workspace.METRIC]
     if saves:
-        echo(save(entity, options.project, metrics))
+        echo(workspace.save(entity, options.project, metrics))
         return
-    text = spec(workspace(entity, options.project, metrics))
+    text = workspace.spec(workspace.workspace(entity, options.project, metrics))
     if options.out:
         write_to(options.out, text)
         echo(f"written: {options.out}")

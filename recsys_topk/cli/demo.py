@@ -5,8 +5,6 @@ Further options go to `recsys-topk fit`.
 
 from __future__ import annotations
 
-from typing import Any
-
 from recsys_topk.cli.arguments import parse_options
 from recsys_topk.cli.console import announce_start, echo, make_parser
 from recsys_topk.runs import TrainingRun
@@ -20,22 +18,18 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", default="runs", help="folder in which the run gets its own (default: %(default)s)")
     options, further = parser.parse_known_args(argv)
     announce_start("demo")
-    demo = {"config": "simulated", "loss": options.loss, "out": options.out, "name": "demo"}
-    epochs = {"trainer": {"max_epochs": options.epochs}}
-    trained = TrainingRun({"config": [demo, epochs, parse_options(further)]}, log_line=echo)
+    trainer = {"max_epochs": options.epochs}
+    demo = {"config": "simulated", "loss": options.loss, "out": options.out, "name": "demo", "trainer": trainer}
+    trained = TrainingRun({"config": [demo, parse_options(further)]}, log_line=echo)
     trained.fit()
     folder = trained.directory.path
     checkpoint = folder / "checkpoints" / "best.ckpt"
     tested = TrainingRun({"ckpt_path": str(checkpoint), "out": str(folder.parent), "name": folder.name}, log_line=echo)
     tested.test()
+    user = tested.data.serving_users(tested.data.serving_items()).names[0]  # one whom an export will know
     echo("from here to a running service (docs/serving.md):")
     echo(f"  recsys-topk export --ckpt_path {checkpoint} --out export")
     echo("  recsys-topk index --export export --out export-index")
-    echo(f"  recsys-topk recommend --export export --index export-index --user {_some_user(tested.data)}")
+    echo(f"  recsys-topk recommend --export export --index export-index --user {user}")
     echo("  recsys-topk serve --export export --index export-index")
     echo("another loss:  recsys-topk demo --loss listnet      all losses:  recsys-topk losses")
-
-
-def _some_user(data: Any) -> Any:
-    """Return the name of a user whom an export will know."""
-    return data.serving_users(data.serving_items()).names[0]

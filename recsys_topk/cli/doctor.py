@@ -23,8 +23,8 @@ NEEDED: dict[str, tuple[str, str, str]] = {
     "torchrec": ("1.9.2", "1.9.3", "pip install --no-deps torchrec==1.9.2"),
     # TorchRec's own pin of 1.0.3 is too old for Lightning.
     "torchmetrics": ("1.9", "2", "pip install --no-deps 'torchmetrics>=1.9,<2'"),
-    "lightning": ("2.5", "2.7", "pip install 'lightning>=2.5,<2.7'"),
-    "jsonargparse": ("4.40", "4.54", "pip install 'jsonargparse>=4.40,<4.54'"),
+    "lightning": ("2.6", "2.7", "pip install 'lightning>=2.6,<2.7'"),
+    "jsonargparse": ("4.53", "4.54", "pip install 'jsonargparse[signatures]>=4.53,<4.54'"),
     **dict.fromkeys(("datasets", "pyarrow", "wandb", "tensordict"), ("0", "", "pip install '.[train]' (in a clone)")),
 }
 PROBE = """

@@ -48,12 +48,13 @@ def main(argv: list[str]) -> None:
             raise ValueError(f"--only {name!r}: no such competitor here; there are {', '.join(sorted(known))}")
     further = parse_options([*(["--data.root", options.root] if options.root else []), *rest])
     folder = Path(options.out or ("runs/paper" if size == "small" else "runs/paper-full"))
-    works = []
-    for experiment in experiments:
-        steps = experiment.steps(size, options.seeds, only)
-        if steps:
-            works.append(ExperimentRun(experiment, size, steps, folder / experiment.name, options.jobs, further, bench))
-            works[-1].check()
+    works = [
+        ExperimentRun(experiment, size, steps, folder / experiment.name, options.jobs, further, bench)
+        for experiment in experiments
+        if (steps := experiment.steps(size, options.seeds, only))
+    ]
+    for work in works:
+        work.check()
     for number, work in enumerate(works, start=1):
         echo(f"== {work.experiment.name} ({number} of {len(works)}): {work.experiment.content['question']}")
         work.run(echo)

@@ -13,27 +13,23 @@ def main(argv: list[str]) -> int:
         "Write each stage of a checkpoint as ONNX with its own parameters only, with the catalogue, the users and the "
         "encoder of features. Nothing is written unless onnxruntime gives the scores of the checkpoint.",
     )
-    parser.add_argument("--ckpt_path", required=True, help="checkpoint of a fit, or of any day of a stream")
+    parser.add_argument(
+        "--ckpt_path", dest="checkpoint", required=True, help="checkpoint of a fit, or of any day of a stream"
+    )
     parser.add_argument("--out", required=True, help="folder to make; it must not exist")
     parser.add_argument("--data.root", dest="root", help="where the data are now (default: where they were)")
     parser.add_argument(
         "--half-tables", action="store_true", help="embedding tables in float16; prints the recall lost"
     )
-    parser.add_argument("--no-programs", action="store_true", help="no torch programs (.pt2) beside the ONNX files")
+    parser.add_argument(
+        "--no-programs", dest="programs", action="store_false", help="no torch programs (.pt2) beside the ONNX files"
+    )
     parser.add_argument("--trust", action="append", default=[], help="package whose classes the checkpoint may name")
     given = parser.parse_args(argv)
 
     from recsys_topk.runs.deploy import export_checkpoint
 
-    report = export_checkpoint(
-        given.ckpt_path,
-        given.out,
-        root=given.root,
-        half_tables=given.half_tables,
-        programs=not given.no_programs,
-        trust=given.trust,
-        log_line=echo,
-    )
+    report = export_checkpoint(**vars(given), log_line=echo)
     rows = [
         {
             "stage": entry.name,

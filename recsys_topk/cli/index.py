@@ -22,15 +22,7 @@ def main(argv: list[str]) -> int:
     from recsys_topk.serving.index import build_index
 
     with tqdm(unit=" items", unit_scale=True, desc="index") as bar:
-        facts = build_index(
-            given.export,
-            given.out,
-            given.kind,
-            effort=given.effort,
-            seed=given.seed,
-            threads=given.threads,
-            progress=bar.update,
-        )
+        facts = build_index(**vars(given), progress=bar.update)
     echo(
         f"{given.out}: {facts.items:,} items, {facts.kind}, recall {facts.recall:.4f} against exact search "
         f"({facts.queries} queries), built in {facts.seconds:.1f} s, {facts.bytes_per_item:.0f} bytes per item"

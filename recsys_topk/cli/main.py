@@ -45,7 +45,7 @@ EXAMPLES = """examples:
   recsys-topk test --ckpt_path runs/dftopk-tau1-neg0-s42/checkpoints/last.ckpt
   recsys-topk COMMAND --help
 
-exit status: 0 done, 1 failed, 2 asked for wrongly, 130 interrupted
+exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted
 RECSYS_TOPK_DEBUG=1 in the environment shows the traceback of an error"""
 
 
@@ -59,7 +59,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status (0 = done, 1 = failed, 2 = asked for wrongly)."""
+    """Run a command; return its exit status (0 = done, 1 = failed, 2 = wrong input)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         echo(usage())

@@ -33,31 +33,19 @@ def main(argv: list[str]) -> int:
     from recsys_topk.serving.service import ServiceOptions, make_app
 
     for field in dataclasses.fields(ServiceOptions):
-        name = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(
-            name,
-            type=type(field.default),
-            default=field.default,
-            help=f"{OPTIONS[field.name]} (default: %(default)s)",
-        )
+        name, text = f"--{field.name.replace('_', '-')}", f"{OPTIONS[field.name]} (default: %(default)s)"
+        parser.add_argument(name, type=type(field.default), default=field.default, help=text)
     given = vars(parser.parse_args(argv))
     export, index, host, port = (given.pop(name) for name in ("export", "index", "host", "port"))
     import uvicorn
 
     app = make_app(export, index, ServiceOptions(**given))
     config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=30,
+        app, host, port, log_level="warning", access_log=False, timeout_keep_alive=30, timeout_graceful_shutdown=30
     )
-    server = uvicorn.Server(config)
     socket = config.bind_socket()
     socket.listen(config.backlog)  # whoever reads the address below can connect at once
     address = socket.getsockname()
     echo(f"serving {export} on http://{address[0]}:{address[1]}/ (Ctrl-C stops after the running requests)")
-    server.run([socket])
+    uvicorn.Server(config).run([socket])
     return 0

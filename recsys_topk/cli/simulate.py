@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     out, recalls = given.pop("out"), given.pop("recalls")
     from tqdm import tqdm
 
-    from recsys_topk.datamodules import simulate
+    from recsys_topk.datamodules import RecFlowDataModule, reference_recalls, simulate
 
     config = WorldConfig(**given)
     if recalls and config.days < 3:
@@ -47,14 +47,10 @@ def main(argv: list[str]) -> int:
             bar.update()
 
         root = simulate(out, config, progress=done)
-    requests = config.days * config.requests
-    echo(f"{root}: {config.days} days, {requests} requests in {bar.format_dict['elapsed']:.1f} s")
+    echo(f"{root}: {config.days} days, {config.days * config.requests} requests in {bar.format_dict['elapsed']:.1f} s")
     if recalls:
-        from recsys_topk.datamodules import RecFlowDataModule, reference_recalls
-
         data = RecFlowDataModule(root=str(root))
         data.prepare_data()
-        found = reference_recalls(data)
-        echo(table([{"ranker": ranker, **values} for ranker, values in found.items()]))
+        echo(table([{"ranker": ranker, **values} for ranker, values in reference_recalls(data).items()]))
     echo(f"train on it: recsys-topk fit --data.root {root}")
     return 0

@@ -10,7 +10,7 @@ import yaml
 
 from recsys_topk.cli.arguments import parse_options
 from recsys_topk.cli.console import announce_start, echo
-from recsys_topk.cli.corpus_options import split_corpus_options
+from recsys_topk.cli.corpus_options import take_corpus_options
 from recsys_topk.cli.main import COMMANDS
 from recsys_topk.registry import Registry
 from recsys_topk.runs.config import DEFAULTS, KEYS, registry_of
@@ -25,9 +25,9 @@ def main(argv: list[str]) -> None:
     if text is not None:
         echo(text)
         return
-    rest, corpus = split_corpus_options(command, rest)
     print_config = [argument for argument in rest if argument.partition("=")[0] == "--print_config"]
     config = parse_options([argument for argument in rest if argument not in print_config])
+    corpus = take_corpus_options(command, config)
     resume = config.pop("resume", None)
     if resume is not None and command != "fit":
         raise ValueError(f"--resume goes with fit; {command} takes --ckpt_path FILE")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from recsys_topk.datamodules.arrays import Array
 
 
 def write_columns(path: Path, columns: Mapping[str, Array]) -> None:
@@ -43,6 +42,24 @@ def _write(path: Path, table: Any) -> None:
     writer = ArrowWriter(schema=table.schema, path=str(path))
     writer.write_table(table, writer_batch_size=max(table.num_rows, 1))
     writer.finalize()
+
+
+def write_stream(path: Path, table: Any) -> None:
+    """Write a pyarrow table as an Arrow stream, to be read with `read_streams`."""
+    import pyarrow as pa
+
+    with pa.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table)
+
+
+def read_streams(paths: Iterable[Path]) -> Iterator[Any]:
+    """Yield the record batches of memory-mapped Arrow streams, one file after the other. Missing files are skipped."""
+    import pyarrow as pa
+
+    for path in paths:
+        if path.is_file():
+            with pa.memory_map(str(path)) as source:
+                yield from pa.ipc.open_stream(source)
 
 
 def read_columns(path: Path) -> dict[str, Array]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningDataModule
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows
 from recsys_topk.datamodules.encoding import FeatureEncoder
@@ -29,7 +29,6 @@ from recsys_topk.spec import Recorded, build
 from recsys_topk.trust import loading
 
 Split = Literal["train", "val", "test"]
-Array = npt.NDArray[Any]
 
 registry: Registry[CascadeDataModule]
 
@@ -67,6 +66,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     """
 
     name: ClassVar[str]
+    without_validation: ClassVar[str] = "use test"
+    """What the user can do if there are no validation shards, for an error message."""
+
     progress: Progress | None = None
     """Receives the progress of `prepare_data`; None = progress bars on a terminal."""
 
@@ -262,7 +264,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         if self.splits["val"]:
             return self.loader(self.splits["val"], training=False)
         if self.trainer is not None and self.trainer.state.fn == "validate":
-            raise ValueError("the data have nothing for validation (val_days none); give --data.val_days DATE, or test")
+            raise ValueError(f"the data have nothing for validation; {self.without_validation}")
         return []
 
     def test_dataloader(self) -> ShardLoader:

@@ -7,9 +7,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.id_keys import id_keys
-
-Array = npt.NDArray[Any]
 
 
 class Keys(NamedTuple):
@@ -124,7 +123,8 @@ def numbers_of(column: Any, name: str) -> Array:
         numbers = np.array(column.cast(pa.float64(), safe=False).fill_null(np.nan), dtype=np.float64)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise ValueError(
-            f"column {name!r} is described as numbers: {' '.join(str(error).split()):.120}; describe it as categorical"
+            f"column {name!r} must have numbers: {' '.join(str(error).split()):.120}; correct it, or if it is a "
+            f"feature describe it as categorical"
         ) from error
     numbers[~np.isfinite(numbers)] = np.nan
     return numbers
@@ -143,8 +143,8 @@ def lists_of(column: Any, separator: str, name: str) -> Lists:
         column = column.cast(pa.list_(pa.int64()))
     if not is_list(column.type):
         raise ValueError(
-            f"column {name!r} holds {column.type}, and lists or text with {separator!r} between its parts are "
-            f"expected; describe it as categorical or numeric"
+            f"column {name!r} must have lists, or text with {separator!r} between its parts, got {column.type}; "
+            f"describe it as categorical or numeric"
         )
     missing = np.asarray(column.is_null())
     length = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)

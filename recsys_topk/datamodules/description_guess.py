@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from recsys_topk.datamodules.columns import is_list
 from recsys_topk.datamodules.features import Description, RawFeature
-from recsys_topk.datamodules.guessing import Guess, guess_features, guess_roles
+from recsys_topk.datamodules.guessing import Guess, guess_features, guess_roles, require_role
 from recsys_topk.datamodules.interactions.tables import sort_files
-from recsys_topk.datamodules.reading import TableReader, list_files, open_table
+from recsys_topk.datamodules.reading import FORMATS, TableReader, list_files, open_table
 
 ROLES_OF_ROWS: Final = ("user", "item", "time", "rating", "weight", "split")
 
@@ -43,10 +44,12 @@ def find_roles(interactions: TableReader, given: Mapping[str, str | None]) -> di
     interactions.require(chosen.values())
     roles = {**guess_roles([c for c in interactions.columns if c not in chosen.values()], ROLES_OF_ROWS), **chosen}
     for role in ("user", "item"):
-        if role not in roles:
+        require_role(interactions, roles, role)
+        kind = interactions.schema.field(roles[role]).type
+        if is_list(kind):
             raise ValueError(
-                f"{interactions.name} has no column that looks like the {role}; say which: --data.{role} COLUMN. "
-                f"It has: {', '.join(interactions.columns)}"
+                f"column {roles[role]!r} of {interactions.name} has lists ({kind}); interactions have one {role} per "
+                f"row. Use --data lists for tables with one row per request"
             )
     return roles
 
@@ -98,6 +101,8 @@ def guess_files(files: Sequence[str], roles: Mapping[str, str | None]) -> Guesse
     for path in files:
         system, inside = list_files(path)
         places += [system.unstrip_protocol(place) if "://" in path else place for place in inside]
+    if not places:
+        raise ValueError(f"{', '.join(files)} has no file that ends in .{', .'.join(FORMATS)}")
     kinds = {kind: open_table(paths) for kind, paths in sort_files(places, roles=roles).items()}
     if "interactions" in kinds:
         return guess_description(kinds["interactions"], kinds.get("users"), kinds.get("items"), roles)

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.columns import keys_of, lists_of, numbers_of, one_chunk
 from recsys_topk.datamodules.features import DATA_PARTS, TIME_ROWS, DataPart, Description, RawFeature
 from recsys_topk.datamodules.schema import Feature, LabelKind, Schema, Table
@@ -19,7 +20,6 @@ from recsys_topk.datamodules.vocabulary import Vocabulary, load_vocabularies, sa
 from recsys_topk.files import write_whole
 from recsys_topk.registry import suggest
 
-Array = npt.NDArray[Any]
 State = dict[str, Any]
 
 FILE: Final = "features.json"
@@ -138,14 +138,16 @@ class FeatureEncoder:
         """Load an encoder from a folder written by `save`."""
         path = Path(folder) / FILE
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; it says how features are encoded")
+            raise FileNotFoundError(f"{path} is missing; it describes how features are encoded")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 raise ValueError(f"it has format {content['format']!r}, this release reads {_FORMAT}")
             description, states = Description.from_plain(content["description"]), content["states"]
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} cannot be used ({error}); make it again, or get a whole copy") from error
+            raise ValueError(
+                f"{path} cannot be used ({error}); prepare the data again, or copy the whole folder"
+            ) from error
         return cls(description, states, load_vocabularies(folder))
 
     def _one(self, part: DataPart, feature: RawFeature, columns: list[Any]) -> tuple[list[Array], list[Array]]:
@@ -260,7 +262,9 @@ def as_arrow(rows: Any, columns: Sequence[str]) -> Any:
     try:
         made = {name: values if isinstance(values, pa.Array) else pa.array(values) for name, values in found.items()}
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ValueError(f"a column mixes types: {' '.join(str(error).split())}") from error
+        raise ValueError(
+            f"a column has values of different types: {' '.join(str(error).split())}; make it one type"
+        ) from error
     return pa.table(made) if made else pa.table({"": _nothing(number)})
 
 

@@ -200,7 +200,7 @@ class Description:
             for name in history:
                 if name not in items:
                     raise ValueError(
-                        f"the history names {name!r}, which is no feature of items; "
+                        f"the history names {name!r}, which is not a feature of items; "
                         f"{suggest(str(name), items)}there are: {', '.join(items)}"
                     )
             views = tuple(items[name] for name in history)

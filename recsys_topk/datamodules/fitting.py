@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.columns import keys_of, lists_of, one_chunk
 from recsys_topk.datamodules.encoding import FeatureEncoder, State, as_arrow, raw_numbers, squashed
 from recsys_topk.datamodules.features import DataPart, Description, RawFeature
 from recsys_topk.datamodules.id_counter import IdCounter
 from recsys_topk.datamodules.times import guess_unit
 from recsys_topk.datamodules.vocabulary import fit_vocabulary
-
-Array = npt.NDArray[Any]
 
 LONGEST_BAG: Final = 32
 """Maximum number of ids of a bag, unless its size is given."""

@@ -70,8 +70,8 @@ def make_once(target: Path, write: Callable[[Path], None], *, resume: bool = Fal
     with FileLock(target.parent / ".lock"):
         if target.is_dir():
             return False
+        remove_partial(target)
         if not resume:
-            remove_partial(target)
             with whole_folder(target) as folder:
                 write(folder)
             return True
@@ -79,7 +79,7 @@ def make_once(target: Path, write: Callable[[Path], None], *, resume: bool = Fal
         folder.mkdir(exist_ok=True)
         try:
             write(folder)
-        except Exception:
+        except Exception:  # not an interruption: after the error is mended the folder may have another name
             shutil.rmtree(folder, ignore_errors=True)
             raise
         folder.rename(target)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from recsys_topk.datamodules.arrays import Array
 
 
 class GrowingColumns:

@@ -94,6 +94,22 @@ def guess_roles(
     return dict(sorted(((role, name) for role, name in found.items() if name), key=lambda pair: order[pair[1]]))
 
 
+def require_role(reader: TableReader, roles: Mapping[str, str], role: str, more: str = "") -> None:
+    """Raise a ValueError if the column of a role is not known.
+
+    Args:
+        reader: The table.
+        roles: The column of each role.
+        role: The required role.
+        more: What else the user can do, for the message.
+    """
+    if role not in roles:
+        raise ValueError(
+            f"{reader.name} has no column that looks like the {role}; name it: --data.{role} COLUMN{more}. It has: "
+            f"{', '.join(reader.columns)}"
+        )
+
+
 def guess_features(reader: TableReader, leave_out: Iterable[str] = (), rows: int = SAMPLE_ROWS) -> list[Guess]:
     """Guess the feature of each column of a table from its first rows.
 
@@ -141,7 +157,7 @@ def guess_feature(name: str, values: Any) -> Guess:
     if pa.types.is_temporal(kind) or (_named_like_time(name) and _looks_like_time(column)):
         return guess("time", "times", len(column.unique()))
     if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return guess(None, f"{kind} is no kind of feature", 0)
+        return guess(None, f"{kind} cannot be a feature", 0)
     keys, absent, _ = keys_of(column)
     there = keys[~absent]
     distinct = int(np.unique(there).size)

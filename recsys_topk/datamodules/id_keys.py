@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from recsys_topk.datamodules.arrays import Array
 
 _CHUNK: Final = 1 << 16
 _LONGEST: Final = 128

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.prefetch import copier_for, prefetched
 from recsys_topk.datamodules.shard import Shard, ShardBatch
-
-Array = npt.NDArray[Any]
 
 _EPOCH_STEP: Final = 0x9E3779B97F4A7C1
 
@@ -49,7 +47,9 @@ def plan(sizes: Sequence[int], batch_size: int, processes: int) -> list[Slice]:
     slices = []
     for shard, size in enumerate(sizes):
         if size < processes:
-            raise ValueError(f"shard number {shard} has {size} requests, too few for {processes} processes")
+            raise ValueError(
+                f"shard number {shard} has {size} requests, too few for {processes} processes; use fewer processes"
+            )
         step = batch_size * processes
         edges = [*range(0, size, step), size]
         if len(edges) > 2 and edges[-1] - edges[-2] < processes:
@@ -203,7 +203,10 @@ class ShardLoader:
         """Resume at the position of `state_dict`. The next iteration starts with the next batch of that epoch."""
         name = state["shard"] if "shard" in state else state["day"]  # version 0.1 wrote "day"
         if state["seed"] != self.seed:
-            raise ValueError(f"the state was saved with seed {state['seed']}, and this run has seed {self.seed}")
+            raise ValueError(
+                f"the state was saved with seed {state['seed']}, and this run has seed {self.seed}; resume with "
+                f"--data.seed {state['seed']}"
+            )
         global_batch = self.batch_size * self.processes
         if state.get("global_batch", global_batch) != global_batch:  # version 0.1 did not write it
             raise ValueError(
@@ -218,7 +221,7 @@ class ShardLoader:
             starts = [(self.shards[piece.shard].name, piece.start) for piece in self.slices]
             if wanted not in starts:
                 raise ValueError(
-                    f"the state stands at request {state['offset']} of {name}, where no batch begins now; "
+                    f"the state is at request {state['offset']} of {name}, where no batch begins now; "
                     f"resume with the global batch and the data it was saved with"
                 )
             at = starts.index(wanted)

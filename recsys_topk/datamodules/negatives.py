@@ -211,8 +211,10 @@ def expand(
     if list(parts) == ["in_batch"] and excluded is None and not log_q:
         drawn, columns = _from_batch(batch, request_keys(seed, batch.request_id), number)
     elif catalogue is None:
-        what = "excluded items are rows of" if list(parts) == ["in_batch"] else f"{source!r} negatives are drawn from"
-        raise ValueError(f"{what} a catalogue, and none was given")
+        reason = f"source={source!r}" if list(parts) != ["in_batch"] else "log_q=True" if log_q else "excluded"
+        raise ValueError(
+            f"{reason} needs the catalogue of the batch's shard; give catalogue=data.catalogue(batch.shard)"
+        )
     else:
         rows = catalogue.rows(batch.item_id) if pool_rows is None else pool_rows
         lists = rows.take(batch.candidates), batch.mask

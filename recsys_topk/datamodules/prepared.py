@@ -10,19 +10,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 from lightning.pytorch.utilities import rank_zero_info
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.arrow_files import read_columns
 from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.encoding import FILE, FeatureEncoder
-from recsys_topk.datamodules.features import Description
+from recsys_topk.datamodules.features import DATA_PARTS, Description
 from recsys_topk.datamodules.folders import cache_home, make_once
 from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.times import parse_time
-
-Array = npt.NDArray[Any]
 
 
 class PreparedFiles:
@@ -34,9 +31,10 @@ class PreparedFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._tables: dict[str, dict[str, Array]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder}
+        return {"folder": self.folder, "_tables": {}}
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -50,8 +48,10 @@ class PreparedFiles:
         return FeatureEncoder.load(self.folder / "features")
 
     def table(self, name: str) -> dict[str, Array]:
-        """Return the columns of a table."""
-        return read_columns(self.folder / f"{name}.arrow")
+        """Return the memory-mapped columns of a table. They are opened once."""
+        if name not in self._tables:
+            self._tables[name] = read_columns(self.folder / f"{name}.arrow")
+        return self._tables[name]
 
     def ids(self, name: str) -> Array | None:
         """Return a column of ids as in the source, or None if there is no such column."""
@@ -65,9 +65,6 @@ class PreparedDataModule(CascadeDataModule):
     """
 
     files: ClassVar[type[PreparedFiles]] = PreparedFiles
-    resumes: ClassVar[bool] = False
-    """Whether `_write` can resume the work of an interrupted process."""
-
     cache_dir: str | None = None
     _prepared: PreparedFiles | None = None
 
@@ -77,7 +74,7 @@ class PreparedDataModule(CascadeDataModule):
 
     @abstractmethod
     def _write(self, folder: Path, progress: Progress) -> None:
-        """Prepare the data in a folder."""
+        """Prepare the data in a folder: empty, or with the files of an interrupted process (`WorkFolder`)."""
 
     def prepared_files(self) -> PreparedFiles:
         """Return the prepared files. The data are prepared first if necessary."""
@@ -121,7 +118,7 @@ class PreparedDataModule(CascadeDataModule):
             with self.progress_of() as told:
                 self._write(folder, progress or told)
 
-        made = make_once(target, write, resume=self.resumes)
+        made = make_once(target, write, resume=True)
         self._prepared = self.files(target)
         for line in self.facts() if made else ():
             rank_zero_info(line)
@@ -138,8 +135,28 @@ def check_cuts(
             f"and {test_fraction}"
         )
     if (val_from is None) != (test_from is None):
-        raise ValueError("val_from and test_from go together: give both dates, or neither")
+        raise ValueError("val_from and test_from must be given together; give both dates, or neither")
     return None if val_from is None or test_from is None else (parse_time(val_from), parse_time(test_from))
+
+
+def guess_lines(
+    roles: Mapping[str, str], given: Mapping[str, str | None], description: Description | None, advice: str
+) -> list[str]:
+    """Return lines that report the guessed columns and features.
+
+    Args:
+        roles: The column of each role.
+        given: The columns given by the user, by role.
+        description: The guessed features; None = they are given.
+        advice: What the user can do about the features.
+    """
+    guessed = [f"{role} = {column}" for role, column in roles.items() if not given.get(role)]
+    lines = [f"columns, guessed: {', '.join(guessed)}"] if guessed else []
+    if description is not None:
+        parts = {part: description.part(part) for part in DATA_PARTS}
+        made = [f"{part}: {', '.join(f'{f.name} ({f.kind})' for f in own)}" for part, own in parts.items() if own]
+        lines.append(f"features, guessed: {'; '.join(made)}{advice}")
+    return lines
 
 
 def read_features(described: str | Mapping[str, Any]) -> Description | FeatureEncoder:
@@ -147,10 +164,3 @@ def read_features(described: str | Mapping[str, Any]) -> Description | FeatureEn
     if isinstance(described, str) and (Path(described) / FILE).is_file():
         return FeatureEncoder.load(described)
     return Description.read(described)
-
-
-def gather(table: Mapping[str, Array], kind: str, rows: Array, dtype: Any) -> Array:
-    """Return the given rows of the ids or values of a table, with width 0 if the table has none."""
-    if kind not in table:
-        return np.empty((rows.size, 0), dtype=dtype)
-    return np.ascontiguousarray(table[kind][rows], dtype=dtype)

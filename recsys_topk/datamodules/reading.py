@@ -7,10 +7,10 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from recsys_topk.datamodules.text_format import text_format
 from recsys_topk.registry import suggest
 
 if TYPE_CHECKING:
@@ -29,11 +29,7 @@ FORMATS: Final = {
 BATCH_ROWS: Final = 1 << 16
 MOST_PIECES: Final = 32
 _COMPRESSED: Final = ("gz", "bz2", "zst")
-_NULLS: Final = ("", "NULL", "null", "NaN", "nan", "None")
 _ENCODING: Final = "save it as UTF-8, e.g. iconv -f LATIN1 -t UTF-8"
-_LOOKED_AT: Final = 1000
-_PADDED = re.compile(r"0\d+")
-_TYPED = re.compile(r"([^:]+):(token|float|token_seq|float_seq)")
 
 
 def open_table(source: Source, types: Mapping[str, str] | None = None) -> TableReader:
@@ -148,6 +144,8 @@ class TableReader:
             rows -= batch.num_rows
             if rows <= 0:
                 break
+        if not found:
+            return pa.schema([field for field in self.schema if columns is None or field.name in columns]).empty_table()
         return pa.Table.from_batches(found)
 
     def fingerprint(self) -> str:
@@ -203,19 +201,21 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
     found = [list_files(path) for path in paths]
     files, places = found[0][0], [place for _, inside in found for place in inside]
     if not places:
-        raise ValueError(f"{name} holds no file that ends in .{', .'.join(FORMATS)}")
+        raise ValueError(f"{name} has no file that ends in .{', .'.join(FORMATS)}")
     formats = {file_format(place): place for place in places}
     if None in formats:
-        raise ValueError(f"{formats[None]} has no known ending; known: .{', .'.join(FORMATS)}")
+        raise ValueError(f"{formats[None]} has an unknown ending; known: .{', .'.join(FORMATS)}")
     if len(formats) > 1:
-        raise ValueError(f"{name} mixes formats: {' and '.join(formats.values())}; name the files of one format")
+        raise ValueError(
+            f"{name} has files of several formats: {' and '.join(formats.values())}; name the files of one format"
+        )
     (kind,) = formats
     local = "file" in files.protocol if isinstance(files.protocol, tuple) else files.protocol == "file"
     lists: dict[str, Any] = {}
     with _readable(name):
         chosen: Any = kind
         if kind == "csv":
-            chosen, lists = _text_format(files, places, types)
+            chosen, lists = text_format(files, places, types)
         elif kind == "parquet":
             chosen = pads.ParquetFileFormat(
                 default_fragment_scan_options=pads.ParquetFragmentScanOptions(pre_buffer=False)
@@ -259,61 +259,6 @@ def _fragments(dataset: Any, kind: str | None) -> list[list[Any]]:
     return [found[start : start + size] for start in range(0, len(found), size)]
 
 
-def _text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
-    """Return the Arrow format of delimited text files, and their columns that contain sequences."""
-    import pyarrow as pa
-    import pyarrow.csv as pacsv
-    import pyarrow.dataset as pads
-
-    (header, *first), *others = (_first_lines(files, place, 1 if n else _LOOKED_AT) for n, place in enumerate(places))
-    if not header:
-        raise ValueError(f"{places[0]} has no header line")
-    for place, other in zip(places[1:], others, strict=True):
-        if other[0].replace('"', "") != header.replace('"', ""):
-            raise ValueError(
-                f"{place} begins with {other[0]!r:.60} and {places[0]} with {header!r:.60}; files of one table must "
-                f"have the same header"
-            )
-    delimiter = max(("\t", ",", ";", "|"), key=header.count)
-    names = [name.strip().strip('"') for name in header.split(delimiter)]
-    if all(re.fullmatch(r"[-+.\deE]+", name) for name in names):
-        raise ValueError(
-            f"{places[0]} begins with {header!r:.60} instead of the names of its columns; add a header line"
-        )
-    typed = [_TYPED.fullmatch(name) for name in names]
-    column_types: dict[str, Any] = {}
-    lists: dict[str, Any] = {}
-    if all(typed):
-        names = [match[1] for match in typed if match]
-        kinds = [match[2] for match in typed if match]
-        column_types = {
-            name: pa.float64() if kind == "float" else pa.string() for name, kind in zip(names, kinds, strict=True)
-        }
-        sequences = {"token_seq": pa.string(), "float_seq": pa.float64()}
-        lists = {name: sequences[kind] for name, kind in zip(names, kinds, strict=True) if kind in sequences}
-    else:  # numbers with leading zeros are read as text: 007 is not 7
-        rows = [row for line in first if len(row := line.replace('"', "").split(delimiter)) == len(names)]
-        columns = zip(names, zip(*rows, strict=True), strict=False)
-        column_types = {name: pa.string() for name, column in columns if any(map(_PADDED.fullmatch, column))}
-    for name, kind in types.items():
-        if name in names and name not in lists:
-            column_types[name] = pa.type_for_alias(kind)
-    quote = False if all(typed) else '"'
-    made = pads.CsvFileFormat(
-        parse_options=pacsv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=False),
-        convert_options=pacsv.ConvertOptions(
-            column_types=column_types, null_values=list(_NULLS), strings_can_be_null=True
-        ),
-        read_options=pacsv.ReadOptions(column_names=names, skip_rows=1, block_size=1 << 22),
-    )
-    return made, lists
-
-
-def _first_lines(files: Any, place: str, number: int) -> list[str]:
-    with files.open(place, mode="rt", compression="infer", encoding="utf-8-sig", newline="") as file:
-        return [file.readline().rstrip("\r\n")] + [line.rstrip("\r\n") for line in islice(file, number - 1)]
-
-
 def _open_frame(frame: Any) -> TableReader:
     """Open a table in memory, or a Hugging Face data set."""
     import pyarrow as pa
@@ -351,7 +296,7 @@ def _open_frame(frame: Any) -> TableReader:
         read: Iterable[pa.RecordBatch] = table.select(columns).to_batches(max_chunksize=BATCH_ROWS)
         return read
 
-    return TableReader(name, table.schema, scan, identity, table.num_rows)
+    return TableReader(name, table.schema, scan, identity, table.num_rows, nbytes=table.nbytes)
 
 
 def _open_dataset(data: Any) -> TableReader:
@@ -384,6 +329,8 @@ def _readable(name: str) -> Iterator[None]:
             advice = "; a column mixes types: make it one type, or name it, e.g. types={'user_id': 'string'}"
         elif "utf-8" in text or "UTF8" in text:
             advice = f"; {_ENCODING}"
-        elif "Parquet" in text or "magic bytes" in text:
-            advice = "; the file is damaged or no Parquet file: write it again"
+        elif "multiple columns named" in text:
+            advice = "; rename one of them"
+        elif re.search("Parquet|magic bytes|thrift|[Cc]orrupt|page header", text):
+            advice = "; the file is damaged or not a Parquet file: write it again"
         raise ValueError(f"{name} cannot be read: {text}{advice}") from error

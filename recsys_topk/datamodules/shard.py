@@ -7,16 +7,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
 
 if TYPE_CHECKING:
     from recsys_topk.datamodules.negatives import Catalogue
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from recsys_topk.datamodules.arrays import Array
 
 UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """Microseconds per unit. The other units are ``"ns"``, ``"datetime"`` and the keys of `DIGITS`."""
@@ -75,7 +75,9 @@ def microseconds(column: Any, unit: str, name: str = "time") -> tuple[npt.NDArra
     try:
         if unit == "datetime":
             if numeric:
-                raise ValueError(f"column {name!r} holds numbers, and its times were dates or text before")
+                raise ValueError(
+                    f"column {name!r} has numbers, and dates or text in earlier rows; write all times in one format"
+                )
             if text:
                 zoned = pc.any(pc.match_substring_regex(column, r"(Z|[+-]\d\d:?\d\d)$")).as_py()
                 column = column.cast(pa.timestamp("us", "UTC") if zoned else pa.timestamp("us"))
@@ -96,12 +98,49 @@ def microseconds(column: Any, unit: str, name: str = "time") -> tuple[npt.NDArra
             column = pc.round(exact).cast(pa.int64())
     except pa.ArrowInvalid as error:
         raise ValueError(
-            f"column {name!r} is no time: {' '.join(str(error).split()):.120}; times are seconds, milliseconds, ISO "
-            f"8601 text, datetimes or dates such as 20231114"
+            f"column {name!r} has a value that is not a time: {' '.join(str(error).split()):.120}; times "
+            f"are seconds, milliseconds, ISO 8601 text, datetimes or dates such as 20231114"
         ) from error
     missing = np.asarray(column.is_null())
     found: npt.NDArray[np.int64] = np.asarray(column.fill_null(0))
     return found, missing
+
+
+def check_one_unit(time: npt.NDArray[np.int64], unit: str, name: str) -> None:
+    """Raise a ValueError if some times of a column were probably written in another unit than the rest.
+
+    Seconds among milliseconds are times between 100 s and 4 months after 1970-01-01, with none in the three years
+    that follow. Milliseconds among seconds are times after the year 5138.
+
+    Args:
+        time: Microseconds, from `microseconds`.
+        unit: The unit that they were converted from.
+        name: The column's name, for messages.
+
+    Example:
+        >>> check_one_unit(np.array([1_600_000_000_000, 1_600_000_000_000_000]), "ms", "ts")
+        Traceback (most recent call last):
+        ...
+        ValueError: column 'ts' mixes units: its times are milliseconds, and 1600000000 would be 1970-01-19; ...
+    """
+    if unit not in _NAMES:
+        return
+    size = np.abs(time)
+    wrong = size >= 10**17 if unit == "s" else (size >= 10**8) & (size < 10**13)
+    if wrong.any() and not (unit != "s" and ((size >= 10**13) & (size < 10**14)).any()):
+        example = int(time[np.flatnonzero(wrong)[0]])
+        number = example * 1000 if unit == "ns" else example // UNITS[unit]
+        raise ValueError(
+            f"column {name!r} mixes units: its times are {_NAMES[unit]}, and {number} would be {_date(example)}; write "
+            f"all times in one unit"
+        )
+
+
+def _date(time: int) -> str:
+    try:
+        return str((dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=time)).date())
+    except OverflowError:
+        return "after the year 9999"
 
 
 def _from_digits(column: Any, unit: str, name: str) -> Any:
@@ -123,8 +162,8 @@ def _from_digits(column: Any, unit: str, name: str) -> Any:
     if wrong.any():
         example = numbers[np.flatnonzero(wrong)[0]]
         raise ValueError(
-            f"column {name!r} holds {example:.15g} among dates written {unit}, and it is no such date; correct it, or "
-            f"write the times as seconds since 1970, ISO 8601 text or datetimes"
+            f"column {name!r} has dates written {unit}, and {example:.15g} is not such a date; correct it, or write "
+            f"the times as seconds since 1970, ISO 8601 text or datetimes"
         )
     found = dates.astype(np.int64) * _DAY + seconds * UNITS["s"]
     return pa.array(found, mask=missing)

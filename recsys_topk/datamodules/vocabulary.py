@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.id_counter import IdCounter
 from recsys_topk.datamodules.id_keys import id_keys, mixed
 from recsys_topk.datamodules.vocabulary_options import AUTO_DENSE_ROWS, VocabularyOptions
 from recsys_topk.files import write_whole
 
-Array = npt.NDArray[Any]
 _FILE: Final = "vocabularies.json"
 _FORMAT: Final = 1
 
@@ -345,14 +345,16 @@ def load_vocabularies(folder: str | Path) -> dict[str, Vocabulary]:
     """
     path = Path(folder) / _FILE
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; it says how ids become rows")
+        raise FileNotFoundError(f"{path} is missing; it describes how ids become rows")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != _FORMAT:
             raise ValueError(f"it has format {content['format']!r}, this release reads {_FORMAT}")
         return {str(name): _rebuilt(entry, path.parent) for name, entry in content["tables"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(f"{path} cannot be used ({error}); make it again, or get a whole copy") from error
+        raise ValueError(
+            f"{path} cannot be used ({error}); prepare the data again, or copy the whole folder"
+        ) from error
 
 
 def _rebuilt(entry: Mapping[str, Any], folder: Path) -> Vocabulary:

@@ -102,9 +102,9 @@ class ExperimentRun:
         return Competition(step.variants, common, step.seeds, self.folder, self.jobs, logger)
 
 
-def read_record(folder: Path) -> dict[str, Any]:
-    """Return the record of an experiment; empty if there is none."""
-    path = folder / RECORD
+def read_record(folder: Path, name: str = RECORD) -> dict[str, Any]:
+    """Return the record of an experiment, or another JSON file in its folder; empty if there is none."""
+    path = folder / name
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
@@ -113,11 +113,10 @@ def reference(folder: Path) -> dict[str, dict[str, float]]:
 
     The result is empty if there is no comparison, or if its data is not simulated.
     """
-    path = folder / "comparison.json"
-    if not path.is_file():
+    comparison = read_record(folder, "comparison.json")
+    if not comparison:
         return {}
-    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-    options = dict(next(iter(runs.values()))[0]["config"]["data"]["init_args"])
+    options = dict(next(iter(comparison["runs"].values()))[0]["config"]["data"]["init_args"])
     if options.get("root") is not None:
         return {}
     from recsys_topk.datamodules import RecFlowDataModule, WorldConfig, reference_recalls

@@ -134,15 +134,15 @@ def lines(
     """
     if not any(series.values()):
         raise ValueError("nothing to draw: lines needs at least one point")
-    places = _places(series)
+    places, logs = _places(series), {"x": logx, "y": logy}
     used: dict[str, int] = {}
     with _style():
         axes = _axes(3.6, title)
         for number, (label, points) in enumerate(series.items()):
             x = [places[at] if places else at for at, _ in points]
             y = [value for _, value in points]
-            for axis, given, log in (("x", x, logx), ("y", y, logy)):
-                if log and min(given, default=1.0) <= 0:
+            for axis, given in (("x", x), ("y", y)):
+                if logs[axis] and min(given, default=1.0) <= 0:
                     raise ValueError(f"log{axis} needs positive numbers; {label!r} has {axis} = {min(given):g}")
             shade = colour(label)
             marker = MARKERS[used.setdefault(shade, 0) % len(MARKERS)]
@@ -156,17 +156,12 @@ def lines(
             if bands and label in bands:
                 low, high = bands[label]
                 axes.fill_between(x, list(low), list(high), color=shade, alpha=0.18, linewidth=0)
-        if logx:
-            axes.set_xscale("log")
-        if logy:
-            axes.set_yscale("log")
+        axes.set(xlabel=xlabel, ylabel=ylabel, **{f"{axis}scale": "log" for axis, log in logs.items() if log})
         if places:
             shown = list(places)[:: -(-len(places) // 14)]  # at most 14 dates fit
             slanted = sum(map(len, shown)) > 60
             style: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
             axes.set_xticks([places[text] for text in shown], shown, **style)
-        axes.set_xlabel(xlabel)
-        axes.set_ylabel(ylabel)
         # The legend is below the plot. Next to the plot it would make plot and text smaller.
         columns = 2 if max(map(len, series)) > 22 else 3
         axes.legend(

@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from recsys_topk.runs.directory import RunDirectory
+
 METRIC = "joint_recall@10@20"  # the joint recall of the default cascade
 STEP = "trainer/global_step"
 MOST_RUNS = 100  # per panel; the default of W&B is 10
@@ -80,14 +82,8 @@ def metrics_of_folder(folder: Path) -> list[str]:
 
     The names contain k and the quota of the last stage, so runs of two different cascades have two names.
     """
-    found = []
     files = sorted(folder.glob("**/run.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in files[:NEWEST]:
-        try:
-            found.append(json.loads(path.read_text(encoding="utf-8")).get("monitor"))
-        except (ValueError, AttributeError):
-            continue
-    return _names(found)
+    return _names(RunDirectory.open(path.parent).facts.get("monitor") for path in files[:NEWEST])
 
 
 def metrics_of_project(entity: str, project: str) -> list[str]:
@@ -96,7 +92,7 @@ def metrics_of_project(entity: str, project: str) -> list[str]:
 
     try:
         runs = wandb.Api(timeout=20).runs(f"{entity}/{project}", order="-created_at")
-        return _names([run.config.get("monitor") for run in islice(runs, NEWEST)])
+        return _names(run.config.get("monitor") for run in islice(runs, NEWEST))
     except (wandb.Error, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError):
         return []
 
@@ -107,8 +103,7 @@ def _names(found: Iterable[Any]) -> list[str]:
 
 def spec(made: Any) -> str:
     """Return a workspace as the JSON that W&B stores."""
-    content: str = made._to_model().spec.model_dump_json(by_alias=True, exclude_none=True, indent=1)
-    return content
+    return str(made._to_model().spec.model_dump_json(by_alias=True, exclude_none=True, indent=1))
 
 
 def default_entity() -> str:
@@ -126,7 +121,6 @@ def save(entity: str, project: str, metrics: Sequence[str] = (METRIC,)) -> str:
     import wandb
 
     try:
-        saved = workspace(entity, project, metrics).save()
-        return str(saved.url)
+        return str(workspace(entity, project, metrics).save().url)
     except (wandb.Error, OSError, RuntimeError) as error:
         raise ValueError(f"W&B rejected the workspace for {entity}/{project}: {error}") from error

@@ -45,9 +45,8 @@ def registry_of(key: str) -> Registry[Any]:
 
 def packaged_configs() -> list[str]:
     """Return the names of the configs that come with the package."""
-    return sorted(
-        entry.name[: -len(".yaml")] for entry in resources.files(CONFIGS).iterdir() if entry.name.endswith(".yaml")
-    )
+    names = [entry.name.rpartition(".") for entry in resources.files(CONFIGS).iterdir()]
+    return sorted(name for name, _, ending in names if ending == "yaml")
 
 
 def read_config(name: str) -> dict[str, Any]:

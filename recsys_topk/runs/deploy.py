@@ -52,11 +52,6 @@ def export_checkpoint(
     data.prepare_data()
     check_schema(checkpoint, content, data.schema)
     model = CascadeModule.load_from_checkpoint(checkpoint, map_location="cpu", trust=trusted)
-    facts = {
-        "checkpoint": {
-            "sha256": sha256(Path(checkpoint)),
-            "epoch": content.get("epoch"),
-            "step": content.get("global_step"),
-        }
-    }
+    facts = {"checkpoint": {"sha256": sha256(Path(checkpoint)), "epoch": content.get("epoch")}}
+    facts["checkpoint"]["step"] = content.get("global_step")
     return export_cascade(model, data, out, half_tables=half_tables, programs=programs, facts=facts, log_line=log_line)

@@ -70,7 +70,8 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-# Called with the schema, the number of stages and the model's options before tables are allocated.
+# Called with the schema, the number of stages and the model's options before tables are allocated. The link from data
+# to model could call it too, but jsonargparse puts the repr of the whole schema into the message of what it raises.
 _BEFORE_BUILDING: ContextVar[Callable[[Any, int, Mapping[str, Any]], None] | None] = ContextVar(
     "before_building", default=None
 )
@@ -164,8 +165,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
     @property
     def options(self) -> dict[str, Any]:
         """All options, those left at their defaults too."""
-        found: dict[str, Any] = yaml.safe_load(as_yaml(self._parser(self.command), self.config[self.command]))
-        return found
+        return dict(yaml.safe_load(as_yaml(self._parser(self.command), self.config[self.command])))
 
     @property
     def checkpoint_options(self) -> dict[str, Any]:
@@ -176,10 +176,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         """
         options = self.config_init[self.command]
         path, safe = options.get("ckpt_path"), options.get("weights_only")
-        return {
-            "ckpt_path": None if path is None else str(Path(path).resolve()),
-            "weights_only": True if safe is None else safe,
-        }
+        return {"ckpt_path": path and str(Path(path).resolve()), "weights_only": True if safe is None else safe}
 
     def help(self) -> str:
         """Return the help on every option."""

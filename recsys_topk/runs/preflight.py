@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.registry import suggest
 
-NO_GPU = "--trainer.accelerator asks for a GPU and none is visible here; use --trainer.accelerator cpu (or auto)"
+NO_GPU = "--trainer.accelerator needs a GPU, but no GPU is visible; use --trainer.accelerator cpu (or auto)"
 _QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
 

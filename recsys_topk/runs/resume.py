@@ -110,11 +110,8 @@ def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumpti
             f"{str(checkpoint)!r} holds weights only, so training cannot be resumed from it; take last.ckpt"
         )
     epoch = loop["epoch_progress"]["current"]
-    steps, epochs, mid_epoch = (
-        int(content["global_step"]),
-        int(epoch["processed"]),
-        epoch["started"] > epoch["processed"],
-    )
+    steps, epochs = int(content["global_step"]), int(epoch["processed"])
+    mid_epoch = epoch["started"] > epochs
     batches = int(loop["epoch_loop.batch_progress"]["current"]["ready"])
     where = f", {batches} batches into epoch {epochs + 1}" if mid_epoch else ""
     state = f"  state      {steps} steps, {epochs} whole epochs{where}; optimizer, order of requests, generators"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,15 +27,13 @@ LARGEST = 3
 def table_rows(model: Any) -> list[dict[str, object]]:
     """Return the largest tables of each stage: rows, dimension and size; shared tables once."""
     rows: list[dict[str, object]] = []
-    seen: set[int] = set()
+    users: dict[Any, list[str]] = {}
     for name, stage in model.cascade.stages.items():
-        if id(stage.embedding) in seen:
-            continue
-        seen.add(id(stage.embedding))
-        shared = sum(other.embedding is stage.embedding for other in model.cascade.stages.values()) > 1
-        for size in table_sizes(stage.embedding)[:LARGEST]:
+        users.setdefault(stage.embedding, []).append(name)
+    for embedding, names in users.items():
+        for size in table_sizes(embedding)[:LARGEST]:
             megabytes = cast("float", size.pop("MB"))
-            rows.append({"stage": "all" if shared else name, **size, "size": size_text(megabytes * 2**20)})
+            rows.append({"stage": "all" if names[1:] else names[0], **size, "size": size_text(megabytes * 2**20)})
     return rows
 
 
@@ -98,22 +97,16 @@ def report_metrics(run: TrainingRun, split: Split, metrics: Mapping[str, float])
             where += "" if "popularity" in found.metrics else ", without popularity: there are no training data"
         except Exception as error:  # what was trained and measured is shown whatever a data module of the user's does
             where += f"; no baselines: {type(error).__name__}: {error}"
-    listed, catalogue = [], []
-    for name, value in metrics.items():
-        _, metric, *rest = name.split("/")
-        if not rest or rest[0].isdigit():
-            others = {ranker: own.get(metric) for ranker, own in found.metrics.items()}
-            listed.append({"metric": metric, "this run": value, **others})
-        else:
-            catalogue.append(name)
-    run.log_line(f"\n{where}")
-    run.log_line(table(listed, _columns(listed)))
+    catalogue = {name: value for name, value in metrics.items() if re.search(r"/.*/\D", name)}
+    rows: list[dict[str, object]] = []
+    for metric, value in ((name.split("/")[1], metrics[name]) for name in metrics if name not in catalogue):
+        baselines = {ranker: own.get(metric) for ranker, own in found.metrics.items()}
+        rows.append({"metric": metric, "this run": value, **baselines})
+    _log_table(run, where, rows)
     quotas = " -> ".join(map(str, model.cascade.quotas))
     run.log_line(f"joint recall: share of the {model.k} right items left after {quotas}")
     if catalogue:
-        rows = corpus_rows({name: metrics[name] for name in catalogue})
-        run.log_line(f"\n{split}: the whole catalogue")
-        run.log_line(table(rows, _columns(rows)))
+        _log_table(run, f"{split}: the whole catalogue", corpus_rows(catalogue))
 
 
 def corpus_rows(metrics: Mapping[str, float]) -> list[dict[str, object]]:
@@ -130,11 +123,12 @@ def corpus_rows(metrics: Mapping[str, float]) -> list[dict[str, object]]:
     return list(rows.values())
 
 
-def _columns(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the columns of a table of rankers, from the weakest to the strongest."""
+def _log_table(run: TrainingRun, title: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """Log a table of rankers, from the weakest to the strongest."""
     found = dict.fromkeys(name for row in rows for name in row)
     first = [name for name in ("metric", "random", "popularity", "this run") if name in found]
-    return [*first, *(name for name in found if name not in first)]
+    run.log_line(f"\n{title}")
+    run.log_line(table(rows, [*first, *(name for name in found if name not in first)]))
 
 
 def next_commands(path: Path, model: CascadeModule) -> list[str]:

@@ -160,10 +160,9 @@ def file_name(label: str) -> str:
 
 def by_label(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     """Return the runs of each competitor, in the order of their seeds."""
-    found: dict[str, list[Trial]] = {}
-    for trial in trials:
-        found.setdefault(trial.label, []).append(trial)
-    return found
+    return {
+        label: [trial for trial in trials if trial.label == label] for label in dict.fromkeys(t.label for t in trials)
+    }
 
 
 Send: TypeAlias = Callable[[Any], None]

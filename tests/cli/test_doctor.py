@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from recsys_topk.cli.doctor import check_versions
+from recsys_topk.cli.doctor import NEEDED, check_versions
 
 GOOD = {
     "torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "torchrec": "1.9.2", "torchmetrics": "1.9.0",
@@ -39,7 +41,7 @@ def test_cuda_versions_have_no_fault() -> None:
         ({"torch": "2.4.0+cpu"}, "torch", "torch==2.13.0+cpu"),
         ({"fbgemm-gpu-cpu": None, "fbgemm-gpu": "1.8.0"}, "fbgemm-gpu-cpu", "pip uninstall -y fbgemm-gpu &&"),
         ({"fbgemm-gpu": "1.8.0"}, "fbgemm", "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu"),
-        ({"lightning": "2.7.0"}, "lightning", "pip install 'lightning>=2.5,<2.7'"),
+        ({"lightning": "2.7.0"}, "lightning", "pip install 'lightning>=2.6,<2.7'"),
         ({"datasets": None}, "datasets", "pip install '.[train]'"),
     ],
 )
@@ -47,6 +49,14 @@ def test_fault_is_found_with_its_fix(change: dict[str, str | None], part: str, c
     found = faults_with_fixes({**GOOD, **change})
     assert list(found) == [part]
     assert cure in found[part]
+
+
+def test_ranges_match_pyproject() -> None:
+    """The table once accepted lightning 2.5 and jsonargparse 4.40, which the package does not."""
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    ranges = dict(re.findall(r'^    "([\w-]+)(?:\[\w+\])?>=([\d.]+),<[\d.]+",$', project, re.MULTILINE))
+    assert set(ranges) >= {"lightning", "jsonargparse", "torchmetrics"}
+    assert {name: NEEDED[name][0] for name in ranges} == ranges
 
 
 def test_old_python_is_a_fault() -> None:

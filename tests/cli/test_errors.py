@@ -37,7 +37,7 @@ def test_wrong_option_exits_with_status_2_and_one_line(command: str, in_process:
         (["bench", "step", "--nope"], "unrecognized arguments: --nope"),
         (["fit", "--loss=torch.nn.BCEWithLogitsLoss"], "is not a subclass of recsys_topk.losses.base.RankingLoss"),
         (["fit", "--config=cut.yaml"], "cut.yaml is not valid YAML: while parsing a flow mapping at line 2"),
-        (["fit", "--trainer.accelerator=gpu"], "asks for a GPU and none is visible here"),
+        (["fit", "--trainer.accelerator=gpu"], "needs a GPU, but no GPU is visible"),
         (["fit", "--trainer.accelerator=cp"], "invalid accelerator name"),
     ],
 )
@@ -97,7 +97,7 @@ def test_first_line_is_written_before_torch_is_imported() -> None:
 def test_help_names_the_exit_statuses_and_the_debug_variable(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert "exit status: 0 done, 1 failed, 2 asked for wrongly" in shown
+    assert "exit status: 0 done, 1 failed, 2 wrong input" in shown
     assert "RECSYS_TOPK_DEBUG=1" in shown
 
 

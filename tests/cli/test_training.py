@@ -226,7 +226,7 @@ def test_yaml_config_may_use_short_names(in_process: Command, tmp_path: Path) ->
         (["fit", "--loss", "nope"], ["unknown loss 'nope'", "available:", "lambdaloss"]),
         (["fit", "--loss", "no.such.Loss"], ["no.such.Loss", "available:"]),
         (["fit", "--objective", "jont"], ["unknown objective 'jont'", "did you mean 'joint'"]),
-        (["fit", "--trainer.accelerator", "gpu", *TINY_WORLD], ["none is visible", "--trainer.accelerator cpu"]),
+        (["fit", "--trainer.accelerator", "gpu", *TINY_WORLD], ["no GPU is visible", "--trainer.accelerator cpu"]),
         (["fit", "--trainer.max_epoch", "1"], ["--trainer.max_epoch", "did you mean --trainer.max_epochs?"]),
         (["fit", "--loss", "bce", "--loss.tau", "3"], ["BCELoss has no option 'tau'", "it has: "]),
         (["fit", "--loss.tua=3", "--loss", "dftopk"], ["has no option 'tua'", "did you mean --loss.tau?"]),

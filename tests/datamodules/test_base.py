@@ -12,6 +12,8 @@ import pytest
 import torch
 from hand_made import SMALL
 from in_memory import InMemory
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from recsys_topk import datamodules
 from recsys_topk.datamodules import CascadeDataModule, RecFlowDataModule, WorldConfig, data_spec, restore
@@ -165,6 +167,20 @@ def test_list_length_includes_negatives(split: Any) -> None:
     assert lengths == {data.list_length(split)}
     recflow = RecFlowDataModule(layout="three-stage", train_negatives=3, eval_negatives=11)
     assert recflow.list_length(split) == 50 + (3 if split == "train" else 11)
+
+
+def test_validation_without_validation_shards_raises(tmp_path: Path) -> None:
+    class NoValidation(InMemory):
+        @property
+        def splits(self) -> dict[str, tuple[str, ...]]:
+            return {"train": ("train",), "val": (), "test": ("test",)}
+
+    data = NoValidation()
+    trainer = Trainer(logger=False, default_root_dir=tmp_path, enable_progress_bar=False)
+    trainer.state.fn = TrainerFn.VALIDATING
+    data.trainer = trainer
+    with pytest.raises(ValueError, match=r"^the data have nothing for validation; use test$"):
+        data.val_dataloader()
 
 
 def test_invalid_options_raise() -> None:

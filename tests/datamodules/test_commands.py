@@ -128,6 +128,6 @@ def test_run_without_validation_days_trains_and_tests(
     assert [path.name for path in checkpoint.parent.iterdir()] == ["last.ckpt"]
     refused = in_process(tmp_path, "validate", "--ckpt_path", str(checkpoint))
     assert refused.returncode == 2
-    assert "nothing for validation" in refused.stderr
+    assert "nothing for validation; val_days is none: give --data.val_days DATE" in refused.stderr
     tested = in_process(tmp_path, "test", "--ckpt_path", str(checkpoint))
     assert tested.returncode == 0, tested.stderr

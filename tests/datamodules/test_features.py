@@ -7,6 +7,7 @@ import math
 import statistics
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.features import Description
 from recsys_topk.datamodules.fitting import FeatureFitter, fit_features
 from recsys_topk.datamodules.guessing import guess_feature
-from recsys_topk.datamodules.times import describe_times, guess_unit, microseconds, time_part
+from recsys_topk.datamodules.times import check_one_unit, describe_times, guess_unit, microseconds, time_part
 
 PLAIN: dict[str, Any] = {
     "user": {"country": "categorical", "age": {"kind": "numeric", "transform": "standardise"}},
@@ -175,7 +176,7 @@ def test_times_in_any_unit_are_equal() -> None:
     expected = {"hour": local.hour + 1, "weekday": local.isoweekday(), "day": local.day, "month": local.month}
     assert {part: int(time_part(time, part, 8)[0]) for part in expected} == expected
     assert describe_times("s", 0, seconds * 10**6) == "seconds, 1970-01-01 to 2024-02-29"
-    with pytest.raises(ValueError, match="column 'when' is no time"):
+    with pytest.raises(ValueError, match="column 'when' has a value that is not a time"):
         microseconds(pa.array(["soon"]), "datetime", "when")
 
 
@@ -212,10 +213,32 @@ def test_numbers_written_as_dates_are_read_as_dates() -> None:
 )
 def test_number_that_is_no_date_in_a_date_column_raises(wrong: float) -> None:
     column = pa.array([20231114.0, 20231115.0, wrong])
-    with pytest.raises(ValueError, match=r"'day' holds .* among dates written yyyymmdd, and it is no such date"):
+    with pytest.raises(ValueError, match=r"'day' has dates written yyyymmdd, and .* is not such a date"):
         microseconds(column, "yyyymmdd", "day")
-    with pytest.raises(ValueError, match="no such date"):
+    with pytest.raises(ValueError, match="not such a date"):
         microseconds(pa.array([20231114246000]), "yyyymmddhhmmss", "day")
+
+
+NOW = 1_700_000_000
+
+
+@pytest.mark.parametrize(
+    ("times", "unit", "mixed"),
+    [
+        ([NOW * 1000, NOW], "ms", True),
+        ([-NOW], "ms", True),  # a later batch, all in seconds
+        ([NOW, NOW * 1000], "s", True),
+        ([NOW * 10**6, NOW * 1000], "us", True),
+        ([NOW * 10**9, NOW * 1000], "ns", True),
+        ([0, NOW * 1000], "ms", False),  # 0 may mean unknown
+        (range(0, 10**12, 10**8), "ms", False),  # milliseconds since a start, for 30 years
+        ([0, 10**8, 10**10], "s", False),
+    ],
+)
+def test_check_one_unit(times: Any, unit: str, mixed: bool) -> None:
+    converted, _ = microseconds(pa.array(times), unit)
+    with pytest.raises(ValueError, match="column 'at' mixes units") if mixed else nullcontext():
+        check_one_unit(converted, unit, "at")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +261,7 @@ def test_invalid_description_raises(plain: dict[str, Any], message: str) -> None
 
 def test_columns_that_do_not_match_their_description_raise() -> None:
     described = Description.from_plain({"items": {"a": "numeric", "v": "vector"}})
-    with pytest.raises(ValueError, match=r"column 'a' is described as numbers.*describe it as categorical"):
+    with pytest.raises(ValueError, match=r"column 'a' must have numbers.*describe it as categorical"):
         fit_features(described, {"items": {"a": ["x"], "v": [[1.0]]}})
     with pytest.raises(ValueError, match="vector 'v' has 1 numbers, and row 1 has 2"):
         fit_features(described, {"items": {"a": [1, 2], "v": [[1.0], [1.0, 2.0]]}})
@@ -351,5 +374,5 @@ def test_guess_feature_skips_bytes() -> None:
 
 
 def test_times_of_two_units_in_one_column_raise() -> None:
-    with pytest.raises(ValueError, match="'at' is no time: overflow"):
+    with pytest.raises(ValueError, match="'at' has a value that is not a time: overflow"):
         microseconds(pa.array([1700000000, 1700000000000000]), "s", "at")

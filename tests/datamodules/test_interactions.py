@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from recsys_topk.cli.main import main
-from recsys_topk.datamodules.interactions import preparation, spill
+from recsys_topk.datamodules.description_guess import guess_files
+from recsys_topk.datamodules.interactions import preparation
 from recsys_topk.datamodules.interactions.datamodule import InteractionsDataModule
 from recsys_topk.testing import check_data_module
 from recsys_topk.testing.host_reads import DEVICE, no_host_reads
@@ -134,8 +135,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_requests_equal_loop_over_interactions(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spill, "ROWS_PER_PART", 150)  # several parts
-    monkeypatch.setattr(preparation, "ROWS_PER_PART", 150)
+    monkeypatch.setattr(preparation, "ROWS_PER_PART", 150)  # several parts
     frame = adversarial(len(options))
     expected = expected_requests(frame, options)
     days = frame.assign(time=frame.time * 86_400)
@@ -285,20 +285,32 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "wrong user": ({**base(), "user": "usr"}, "no column 'usr'; did you mean 'user'"),
     "nothing": ({}, "no interactions are given"),
     "all missing": (base(user=pa.nulls(6)), "no interactions that can be used: 6 with no user"),
-    "no time": (base(time=["soon"] * 6), "column 'time' is no time"),
+    "no time": (base(time=["soon"] * 6), "column 'time' has a value that is not a time"),
+    "items in lists": (base(item=[[1], [2]] * 3), "column 'item' .* has lists .*one item per row. Use --data lists"),
+    "ms among s": (
+        base(time=[1600000000, 1600000001, 1600000002000] * 2),
+        "'time' mixes units: .* 1600000000",
+    ),
+    "one time": (base(time=[7] * 6), "train split has no positives .*all interactions have the same time"),
+    "text rating": ({**base(rating=["good"] * 6), "min_rating": 3}, "column 'rating' must have numbers: .*'good'"),
     "no split": ({**base(), "val_from": "2030-01-01", "test_from": "2031-01-01"}, "the val split has no positives"),
     "one item": (base(item=[1] * 6), "split has no positives .*repeats"),
     "rating": ({**base(), "min_rating": 3}, "needs a column of ratings"),
     "low rating": ({**base(rating=[1] * 6), "min_rating": 3}, "6 with rating below 3"),
     "negative weight": ({**base(w=[-1.0] * 6), "weight": "w"}, "has the weight -1"),
     "split names": ({**base(part=["train", "tst"] * 3), "split_column": "part"}, "must say train, val or test"),
-    "half given": ({**base(), "val": pa.table({"user": [1]})}, "val and test go together"),
+    "half given": ({**base(), "val": pa.table({"user": [1]})}, "val and test must be given together"),
+    "no given split": ({**base(), "split": "given"}, "split='given' needs the tables val and test, or split_column"),
+    "unused split": ({**base(part=["train"] * 6), "split_column": "part", "split": "time"}, "'time' does not use val"),
     "date": ({**base(), "val_from": "soon", "test_from": "later"}, "a date is written YYYY-MM-DD"),
     "two users": (
         {**base(), "users": pa.table({"user": [1, 1], "age": [3, 4]})},
-        "user 1 is there twice; keep one row per user",
+        "1 repeated rows, e.g. of user 1; keep one row per user",
     ),
-    "described": ({**base(), "features": {"items": {"price": "numeric"}}}, "price are described and there is no table"),
+    "described": (
+        {**base(), "features": {"items": {"price": "numeric"}}},
+        "columns price, and there is no table",
+    ),
 }
 
 
@@ -309,6 +321,28 @@ def test_invalid_input_raises_one_line_and_leaves_no_files(name: str, tmp_path: 
         InteractionsDataModule(**{"split": None, **given}, cache_dir=str(tmp_path)).prepare_data()
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == []
+
+
+def test_folder_or_file_without_interactions_raises(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no file that ends in .parquet"):
+        InteractionsDataModule(str(tmp_path)).prepare_data()
+    with pytest.raises(ValueError, match=r"has no file that ends in .parquet"):
+        guess_files([str(tmp_path)], {})
+    (tmp_path / "log.csv").write_text("item,stamp\n1,2\n")
+    with pytest.raises(
+        ValueError, match=r"log.csv has no column that looks like the user; name it: .*has: item, stamp"
+    ):
+        InteractionsDataModule(str(tmp_path / "log.csv")).prepare_data()
+
+
+def test_context_column_of_another_type_in_a_later_table_raises(tmp_path: Path) -> None:
+    features = {"user": ["user"], "items": ["item"], "context": {"device": "categorical"}}
+    tables = [base(device=device)["interactions"] for device in ([1] * 6, ["tv"] * 6, [1] * 6)]
+    data = InteractionsDataModule(
+        interactions=tables[0], val=tables[1], test=tables[2], features=features, repeats=True, cache_dir=str(tmp_path)
+    )
+    with pytest.raises(ValueError, match=r"'device' is string in the pyarrow.Table and int64 before; make it one type"):
+        data.prepare_data()
 
 
 def test_splits_from_files_and_counts_of_skipped_rows(tmp_path: Path) -> None:

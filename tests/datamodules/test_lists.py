@@ -16,8 +16,8 @@ import torch
 
 from recsys_topk.datamodules import CascadeDataModule, RecFlowDataModule, WorldConfig, restore, simulate
 from recsys_topk.datamodules.columns import keys_of
+from recsys_topk.datamodules.lists import preparation
 from recsys_topk.datamodules.lists.datamodule import ListsDataModule
-from recsys_topk.datamodules.lists.parts import RowParts
 from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.testing import check_data_module
 
@@ -67,7 +67,7 @@ def expected_lists(rows: list[Row]) -> dict[str, dict[str, tuple[float, int]]]:
     return lists
 
 
-@pytest.mark.parametrize("form", ["shuffled rows", "nested", "spilled to files"])
+@pytest.mark.parametrize("form", ["shuffled rows", "nested", "many parts"])
 def test_lists_equal_loop_over_rows(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = funnel()
     table = pa.Table.from_pylist(rows)
@@ -80,15 +80,8 @@ def test_lists_equal_loop_over_rows(tmp_path: Path, form: str, monkeypatch: pyte
         for row in nested:
             row["timestamp"] = min(row["timestamp"])
         table = pa.Table.from_pylist(nested)
-    elif form == "spilled to files":
-        spilled: list[Path] = []
-
-        class Small(RowParts):
-            def __init__(self, folder: Path, request: str, limit: int = 0) -> None:
-                super().__init__(folder, request, 0)
-                spilled.append(folder)
-
-        monkeypatch.setattr("recsys_topk.datamodules.lists.preparation.RowParts", Small)
+    elif form == "many parts":
+        monkeypatch.setattr(preparation, "PART_BYTES", 1000)
     pq.write_table(table, tmp_path / "log.parquet", row_group_size=50)
     data = ListsDataModule(
         str(tmp_path / "log.parquet"), labels=STAGES, split="time", cache_dir=str(tmp_path / "cache")
@@ -109,9 +102,7 @@ def test_lists_equal_loop_over_rows(tmp_path: Path, form: str, monkeypatch: pyte
     spans = [[first[name] for name in data.prepared.request_ids(split)] for split in SPLITS]  # type: ignore[union-attr]
     assert max(spans[0]) < min(spans[1]) <= max(spans[1]) < min(spans[2])
     assert all(span == sorted(span) for span in spans)
-    if form == "spilled to files":
-        assert spilled
-    assert not list((tmp_path / "cache").glob("*/work"))
+    assert not list((tmp_path / "cache").glob("*/work*"))
     assert not list((tmp_path / "cache").glob(".*.partial"))
 
     schema = data.schema

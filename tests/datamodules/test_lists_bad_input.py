@@ -32,9 +32,9 @@ MISTAKES: dict[str, tuple[dict[str, list[Any]], dict[str, Any], str]] = {
     "no request": (changed(request=None, key=GOOD["request"]), {}, r"no column that looks like the request.*has: item"),
     "no label": (changed(label=None), {}, r"like the label; .*--data.label COLUMN, or map stages .*--data.labels"),
     "misnamed column": (GOOD, {"item": "itm"}, r"has no column 'itm'; did you mean 'item'"),
-    "NaN label": (changed(label=[1.0, float("nan"), 2.0, 0.0, 1.0, 0.0]), {}, r"'label' is missing .* row 2 \(1 such"),
+    "NaN label": (changed(label=[1.0, float("nan"), 2.0, 0.0, 1.0, 0.0]), {}, r"is missing .* row 2 \(rows .*: 1\)"),
     "negative label": (changed(label=[1, 0, 2, -3, 1, 0]), {}, r"'label' is -3 in row 4 .*finite and >= 0"),
-    "text label": (changed(label=["good", "bad"] * 3), {}, r"'label' is described as numbers.*labels must be numbers"),
+    "text label": (changed(label=["good", "bad"] * 3), {}, r"'label' must have numbers.*labels must be numbers"),
     "empty request": (changed(request=[1, 1, None, 2, 3, 3]), {}, r"row 3: column 'request' has no value"),
     "empty item": (changed(item=["a", None, "a", "c", "b", "c"]), {}, r"row 2: column 'item' has no value"),
     "duplicate": (changed(item=["a", "a", "a", "c", "b", "c"]), {}, r"request 1 has the item 'a' more than .*best"),
@@ -43,7 +43,7 @@ MISTAKES: dict[str, tuple[dict[str, list[Any]], dict[str, Any], str]] = {
     "empty split": (changed(split=["train"] * 4 + ["val"] * 2), {}, r"the test split has no lists \(3 in all\)"),
     "unknown stage": (changed(**STAGE), {"labels": {"shown": 2, "ranked": 1}}, r"'stage' has 'old' .*\{old: null\}"),
     "all left out": (
-        changed(label=None, stage=["old"] * 6), {"labels": {"shown": 2, "old": None}}, r"no rows that can be used"
+        changed(label=None, stage=["old"] * 6), {"labels": {"shown": 2, "old": None}}, r"can be used: labels maps"
     ),
     "no position": (changed(**STAGE), {"labels": {"shown": "9 - position"}}, r"looks like the position"),
     "position too large": (
@@ -51,24 +51,31 @@ MISTAKES: dict[str, tuple[dict[str, list[Any]], dict[str, Any], str]] = {
         {"labels": {"shown": "30 - position", "ranked": 7, "old": None}},
         r"'position' is 26 for an item of stage 'shown', so its label 30 - position is not above 7",
     ),
-    "labels out of order": (GOOD, {"labels": {"ranked": 7, "shown": 9}}, r"best first: 'ranked' has 7, .* one 9"),
+    "labels out of order": (GOOD, {"labels": {"ranked": 7, "shown": 9}}, r"best stage first: 'ranked' has 7, .* has 9"),
     "label that is no label": (GOOD, {"labels": {"shown": "7 + position"}}, r"stage 'shown' to '7 \+ position'"),
-    "label and labels": (changed(stage=["s"] * 6), {"label": "label", "labels": {"s": 1}}, r"do not go together"),
+    "label and labels": (changed(stage=["s"] * 6), {"label": "label", "labels": {"s": 1}}, r"exclude each other"),
     "stage without labels": (changed(stage=["s"] * 6), {"stage": "stage"}, r"--data.stage needs --data.labels"),
     "nothing tells items apart": (
-        {name: GOOD[name] for name in ("request", "label", "split")}, {}, r"no column that tells items apart"
+        {name: GOOD[name] for name in ("request", "label", "split")}, {}, r"has no feature of items"
     ),
     "text among numbers": (
         changed(price=["1", "2", "x", "4", "5", "6"]), {"features": {"items": {"price": "numeric"}}},
-        r"column 'price' is described as numbers.*describe it as categorical",
+        r"column 'price' must have numbers.*describe it as categorical",
     ),
     "history of prices": (
         changed(history=[["a"]] * 6), {"features": {"items": ["item", "price"], "history": ["price"]}},
-        r"take 'price' out of the description of the history",
+        r"remove 'price' from the history",
     ),
-    "label as a feature": (GOOD, {"features": {"items": {"label": "numeric"}}}, r"the label 'label' .*take it out"),
+    "label as a feature": (GOOD, {"features": {"items": {"label": "numeric"}}}, r"'label' is the label, .*remove it"),
     "no history": (GOOD, {"features": {"items": ["item"], "history": ["item"]}}, r"--data.history COLUMN"),
     "time without column": (changed(split=None), {"split": "time"}, r"split='time' needs --data.time COLUMN"),
+    "empty lists": (
+        {"request": [1, 2], "item": pa.array([[], []], pa.list_(pa.int64())), "label": [[], []]}, {},
+        r"no rows that can be used: all lists are empty",
+    ),
+    "ms among s": (
+        changed(split=None, time=[1600000000, 1600000001, 1600000002000] * 2), {}, r"'time' mixes units: .*1600000000"
+    ),
     "no rows": ({name: [] for name in GOOD}, {}, r"has no rows"),
 }  # fmt: skip
 
@@ -122,12 +129,12 @@ LINES = "1 qid:1 1:2\n0 qid:1 2:1\n"
             text_file("a.svm", LINES + "0 qid:2 2:1 x\n"),
             r"a.svm, line 3: a number without an index.*got '0 qid:2 2:1 x'",
         ),
-        (text_file("a.svm", LINES + "0 qid:2 2:abc\n"), r"a.svm, line 3: .*abc"),
-        (text_file("a.svm", LINES + "\n0 qid:q7 2:1\n"), r"a.svm, line 4: qid:q7 is no whole number"),
+        (text_file("a.svm", LINES + "0 qid:2 2:abc\n"), r"a.svm, line 3: a value that is not a number; .*abc"),
+        (text_file("a.svm", LINES + "\n0 qid:q7 2:1\n"), r"a.svm, line 4: qid:q7 is not an integer"),
         (text_file("a.svm", LINES + "nan qid:2 2:1\n"), r"a.svm, line 3: NaN or infinity"),
-        (text_file("a.svm", LINES + "1 qid:2 0:1\n"), r"a.svm, line 3: feature indices are whole numbers from 1"),
-        (text_file("a.svm", LINES + "1 qid:2 2:1 2:3\n"), r"a.svm, line 3: a feature index stands twice"),
-        (text_file("a.svm", LINES + "1 2:1\n"), r"a.svm, row 3: no qid:"),
+        (text_file("a.svm", LINES + "1 qid:2 0:1\n"), r"a.svm, line 3: feature indices must be integers from 1"),
+        (text_file("a.svm", LINES + "1 qid:2 2:1 2:3\n"), r"a.svm, line 3: a feature index occurs twice"),
+        (text_file("a.svm", LINES + "1 2:1\n"), r"a.svm, row 3: it has no qid:"),
         (text_file("a.svm", "1 1:2\n0 2:1\n"), r"a.svm has no qid: and there is no .*a.svm.query"),
         (text_file("log.csv", "request,item,label\n1,2\n"), r"log.csv cannot be read"),
         (text_file("log.csv", "request,item,label\n"), r"log.csv has no rows"),
@@ -142,8 +149,8 @@ def test_errors_for_damaged_files_name_the_file(tmp_path: Path, write: Callable[
 
 def test_lengths_of_lists_must_match_the_rows(tmp_path: Path) -> None:
     path = text_file("rank.train", "1 1:2\n0 2:1\n1 2:2\n")(tmp_path)
-    for lengths, message in (("2", "names 2 rows in all, and .* has more"), ("2\n2", "names 4 rows .* has 3"),
-                             ("2 x", "one whole number per line; got 'x'")):  # fmt: skip
+    for lengths, message in (("2", "lengths for 2 rows, and .* has more"), ("2\n2", "lengths for 4 rows, and .* has 3"),
+                             ("2 x", "one integer per line; got 'x'")):  # fmt: skip
         text_file("rank.train.query", lengths)(tmp_path)
         with pytest.raises(ValueError, match=message):
             ListsDataModule(str(path), cache_dir=str(tmp_path / "cache")).prepare_data()

@@ -255,8 +255,14 @@ def test_zero_negatives_and_empty_batches_are_allowed() -> None:
 
 def test_invalid_arguments_raise() -> None:
     batch = batch_of([[1, 2]])
-    with pytest.raises(ValueError, match="drawn from a catalogue, and none was given"):
+    with pytest.raises(
+        ValueError, match=r"^source='uniform' needs the catalogue of the batch's shard; give catalogue="
+    ):
         expand(batch, 1, seed=0, group=1, source="uniform")
+    with pytest.raises(ValueError, match=r"^log_q=True needs the catalogue"):
+        expand(batch, 1, seed=0, group=1, source="in_batch", log_q=True)
+    with pytest.raises(ValueError, match=r"^excluded needs the catalogue"):
+        expand(batch, 1, seed=0, group=1, source="in_batch", excluded=torch.tensor([[1]]))
     with pytest.raises(ValueError, match="in_batch, in_global_batch, uniform, popularity, got 'hard'"):
         expand(batch, 1, seed=0, group=1, source="hard", catalogue=catalogue_of(9))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must not be negative, got -1"):

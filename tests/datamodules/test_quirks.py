@@ -226,7 +226,7 @@ def test_column_names_may_have_spaces_around_them(hand_made: HandMade, prepared:
     assert torch.equal(after.labels, before.labels)
     assert torch.equal(after.request, before.request)
     feather.write_feather(table.append_column("user_id ", table["age"]), path)
-    with pytest.raises(FormatError, match="two columns of one name"):
+    with pytest.raises(FormatError, match="two columns with the same name"):
         RecFlowFiles(hand_made.folder).read("2024-01-13")
 
 

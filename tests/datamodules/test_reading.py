@@ -116,6 +116,15 @@ def cut_parquet(folder: Path) -> Path:
     return folder / "cut.parquet"
 
 
+def damaged_parquet(folder: Path) -> Path:
+    path = folder / "inside.parquet"
+    pq.write_table(pa.table({"a": list(range(1000))}), path)
+    content = bytearray(path.read_bytes())
+    content[4:200] = b"\xff" * 196  # the header of the first page
+    path.write_bytes(content)
+    return path
+
+
 def mixed_folder(folder: Path) -> str:
     (folder / "a.csv").write_text("a\n1\n")
     pq.write_table(pa.table({"a": [1]}), folder / "b.parquet")
@@ -125,6 +134,7 @@ def mixed_folder(folder: Path) -> str:
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "not there": (lambda folder: folder / "nothing.csv", "there is no file or folder"),
     "damaged": (cut_parquet, "cut.parquet cannot be read: .*damaged"),
+    "damaged inside": (damaged_parquet, "inside.parquet cannot be read: .*damaged"),
     "no rows": (lambda folder: pa.table({"a": pa.array([], pa.int64())}), "has no rows"),
     "header only": (text_source("a.csv", "user,item\n"), "a.csv has no rows"),
     "empty": (text_source("a.csv", ""), "a.csv has no header line"),
@@ -132,9 +142,9 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "ragged": (text_source("a.csv", "user,item\n1,2\n3\n"), "Expected 2 columns, got 1"),
     "mixed types": (text_source("a.jsonl", '{"a": 1}\n{"a": "x"}\n'), "changed from number to string.*mixes types"),
     "mixed objects": (lambda folder: pd.DataFrame({"a": [1, "x"]}), "mixes types"),
-    "mixed formats": (mixed_folder, "mixes formats"),
-    "unknown ending": (text_source("model.ckpt", "x"), "has no known ending; known: .parquet"),
-    "twice": (text_source("a.csv", "user,user\n1,2\n"), "multiple columns named user"),
+    "mixed formats": (mixed_folder, "has files of several formats"),
+    "unknown ending": (text_source("model.ckpt", "x"), "has an unknown ending; known: .parquet"),
+    "twice": (text_source("a.csv", "user,user\n1,2\n"), "multiple columns named user; rename one"),
     "other type": (lambda folder: 3, "a table must be a path.*got int"),
     "splits": (lambda folder: datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)), "its splits: train"),
 }

@@ -221,7 +221,7 @@ def test_stream_tests_a_day_before_training_on_it(make: Any) -> None:
     late = DayStream(data, begin="2024-01-15")
     assert [(step.day, step.test is None) for step in late] == [("2024-01-15", False), ("2024-01-16", False)]
     assert len(late) == 2
-    with pytest.raises(ValueError, match="to begin with 2025-01-01"):
+    with pytest.raises(ValueError, match="begin is 2025-01-01; choose one of them"):
         DayStream(data, begin="2025-01-01")
 
 

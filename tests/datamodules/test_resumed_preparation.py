@@ -1,4 +1,4 @@
-"""A killed preparation of interactions is resumed, and finished steps are not repeated."""
+"""A killed preparation is resumed, and finished steps are not repeated."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recsys_topk.datamodules import InteractionsDataModule
-from recsys_topk.datamodules.interactions import preparation
+from recsys_topk.datamodules import InteractionsDataModule, ListsDataModule
+from recsys_topk.datamodules.interactions import preparation as interactions
+from recsys_topk.datamodules.lists import preparation as lists
+from recsys_topk.datamodules.prepared import PreparedDataModule
 from recsys_topk.datamodules.reading import TableReader
 
 FILES, ROWS, PARTS = 3, 300, 10
@@ -24,11 +27,12 @@ FEATURES = {
     "context": {"device": "categorical", "price": "numeric"},
     "items": {"item": "categorical"},
 }
-
+KINDS = ["interactions", "lists"]
+STEPS = {"interactions": ["read", "sort", "encode"], "lists": ["read", "fit", "encode"], "nested": ["read"]}
 KILLED = """
 import os, signal, sys
 from tests.datamodules.test_resumed_preparation import data_and_pieces_read
-root, cache, step, number = sys.argv[1:]
+kind, root, cache, step, number = sys.argv[1:]
 seen = 0
 def stop(what, more, total, note=""):
     global seen
@@ -36,73 +40,97 @@ def stop(what, more, total, note=""):
     if seen == int(number):
         print(read, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-data, read = data_and_pieces_read(root, cache)
+data, read = data_and_pieces_read(kind, root, cache)
 data.prepare(stop)
 """
 
 
-def data_and_pieces_read(root: str, cache: str) -> tuple[InteractionsDataModule, list[int]]:
+def data_and_pieces_read(kind: str, root: str, cache: str) -> tuple[PreparedDataModule, list[int]]:
     """Return a data module with small parts, and a list of the pieces that it reads."""
-    preparation.ROWS_PER_PART = FILES * ROWS // (PARTS - 1)  # type: ignore[misc]
+    interactions.ROWS_PER_PART = FILES * ROWS // (PARTS - 1)  # type: ignore[misc]
+    size = sum(path.stat().st_size for path in Path(root).iterdir())
+    known = 0 if kind == "nested" else FILES * ROWS  # rows of nested tables are not counted
+    lists.PART_BYTES = (lists._EXPANSION * size + lists._BYTES_PER_ROW * known) // (PARTS - 1) - 10  # type: ignore[misc]
     read: list[int] = []
     batches = TableReader.batches
 
     def record_piece(self: TableReader, columns: Any = None, piece: int | None = None) -> Any:
-        if piece is not None:
+        if piece is not None and columns is not None and len(columns) > 1:
             read.append(piece)
         return batches(self, columns, piece)
 
     TableReader.batches = record_piece  # type: ignore[method-assign]
-    return InteractionsDataModule(root, split="leave_last", features=FEATURES, cache_dir=cache), read
+    if kind == "interactions":
+        return InteractionsDataModule(root, split="leave_last", features=FEATURES, cache_dir=cache), read
+    request = {"request": "request"} if kind == "lists" else {}
+    return ListsDataModule(root, split="time", duplicates="best", features=FEATURES, cache_dir=cache, **request), read
 
 
-def write_log(folder: Path) -> None:
-    """Write shuffled interactions with text and integer ids to several files of two row groups."""
+def write_log(folder: Path, kind: str) -> None:
+    """Write shuffled interactions or lists with text and integer ids to several files of two row groups."""
     draw = np.random.default_rng(0)
     folder.mkdir()
     for number in range(FILES):
-        columns = {
+        columns: dict[str, Any] = {
             "user": [f"u{user}" for user in draw.integers(0, 40, ROWS)],
             "item": draw.integers(0, 60, ROWS),
             "timestamp": draw.integers(0, 10**6, ROWS),
             "device": draw.choice(["tv", "phone"], ROWS),
             "price": draw.normal(size=ROWS),
         }
+        if kind == "lists":
+            columns |= {
+                "request": [f"r{name}" for name in draw.integers(0, 90, ROWS)],
+                "label": draw.integers(0, 3, ROWS),
+            }
+            columns["item"] = [f"i{item}" for item in columns["item"]]
+        if kind == "nested":
+            length = draw.integers(0, 5, ROWS)
+            columns |= {
+                "item": [draw.permutation(60)[:n] for n in length],
+                "label": [draw.integers(0, 3, n) for n in length],
+            }
         pq.write_table(pa.table(columns), folder / f"{number}.parquet", row_group_size=ROWS // 2)
 
 
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableReader, "batches", TableReader.batches)
-    monkeypatch.setattr(preparation, "ROWS_PER_PART", preparation.ROWS_PER_PART)
+    monkeypatch.setattr(interactions, "ROWS_PER_PART", interactions.ROWS_PER_PART)
+    monkeypatch.setattr(lists, "PART_BYTES", lists.PART_BYTES)
 
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_killed_preparation_resumes_at_the_unfinished_step(tmp_path: Path) -> None:
-    write_log(tmp_path / "log")
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_preparation_resumes_at_the_unfinished_step(kind: str, tmp_path: Path) -> None:
+    write_log(tmp_path / "log", kind)
 
     def killed(step: str, number: int) -> str:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        arguments = [sys.executable, "-c", KILLED, str(tmp_path / "log"), str(tmp_path / "cache"), step, str(number)]
-        done = subprocess.run(arguments, capture_output=True, text=True, env=environment)
+        told = [kind, str(tmp_path / "log"), str(tmp_path / "cache"), step, str(number)]
+        done = subprocess.run([sys.executable, "-c", KILLED, *told], capture_output=True, text=True, env=environment)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert len(list((tmp_path / "cache").glob(".log-*.partial"))) == 1
         assert not list((tmp_path / "cache").glob("log-*"))
         return done.stdout.strip()
 
+    by_part = "sort" if kind == "interactions" else "encode"
     assert killed("read", 3) == "[0, 1, 2]"  # in the third piece of six
-    assert killed("sort", 4) == "[2, 3, 4, 5]"  # after the fourth part of ten
-    data, read = data_and_pieces_read(str(tmp_path / "log"), str(tmp_path / "cache"))
+    assert killed(by_part, 4) == "[2, 3, 4, 5]"  # after the fourth part of ten
+    data, read = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     steps: list[tuple[str, int]] = []
     assert data.prepare(lambda what, more, total, note="": steps.append((what, more)))
     assert read == []
-    sorted_again = [more for what, more in steps if what == "sort"]
-    assert sum(sorted_again) == FILES * ROWS
-    assert len(sorted_again) == 1 + PARTS - 3  # finished parts at once, then the killed part and those after it
-    whole, _ = data_and_pieces_read(str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
+    rows = data.prepared_files().facts["rows"] if kind != "interactions" else FILES * ROWS
+    done_again = [more for what, more in steps if what == by_part]
+    assert sum(done_again) == rows
+    # Finished parts are reported together. The killed part was not finished in the sort; it was in the encoding.
+    assert len(done_again) == 1 + PARTS - (3 if kind == "interactions" else 4)
+    assert "fit" not in {what for what, _ in steps}
+    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
     (resumed,), (uninterrupted,) = ((tmp_path / name).glob("log-*") for name in ("cache", "uninterrupted"))
     assert content(resumed) == content(uninterrupted)
@@ -110,25 +138,75 @@ def test_killed_preparation_resumes_at_the_unfinished_step(tmp_path: Path) -> No
     assert not data.prepare()
 
 
-@pytest.mark.parametrize("step", ["read", "sort", "encode"])
-def test_interrupted_preparation_is_resumed_and_failed_one_leaves_no_files(tmp_path: Path, step: str) -> None:
-    write_log(tmp_path / "log")
-    data, _ = data_and_pieces_read(str(tmp_path / "log"), str(tmp_path / "cache"))
+def stop_at(step: str, error: type[BaseException] | BaseException) -> Callable[..., None]:
+    """Raise in the third part or batch of a step."""
+    seen = 0
 
-    def stop(error: type[BaseException] | BaseException) -> Any:
-        def raise_at_step(what: str, more: int, total: int | None, note: str = "") -> None:
-            if what == step:
-                raise error
+    def raise_at_step(what: str, more: int, total: int | None, note: str = "") -> None:
+        nonlocal seen
+        seen += what == step and more > 0
+        if seen == 3:
+            raise error
 
-        return raise_at_step
+    return raise_at_step
 
+
+@pytest.mark.parametrize(("kind", "step"), [(kind, step) for kind, steps in STEPS.items() for step in steps])
+def test_interrupted_preparation_is_resumed_and_failed_one_leaves_no_files(
+    kind: str, step: str, tmp_path: Path
+) -> None:
+    write_log(tmp_path / "log", kind)
+    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     with pytest.raises(KeyboardInterrupt):
-        data.prepare(stop(KeyboardInterrupt))
+        data.prepare(stop_at(step, KeyboardInterrupt))
     assert len(list((tmp_path / "cache").glob(".log-*.partial"))) == 1
     with pytest.raises(ValueError, match="bad data"):
-        data.prepare(stop(ValueError("bad data")))
+        data.prepare(stop_at(step, ValueError("bad data")))
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
     with pytest.raises(KeyboardInterrupt):
-        data.prepare(stop(KeyboardInterrupt))
+        data.prepare(stop_at(step, KeyboardInterrupt))
+    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     assert data.prepare()
-    assert data.prepared.facts["interactions"] + data.prepared.facts["left_out"].get("repeated rows", 0) == FILES * ROWS
+    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
+    whole.prepare()
+    assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
+
+
+@pytest.mark.parametrize("kind", ["interactions", "lists"])
+def test_preparation_interrupted_while_writing_files_is_resumed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path / "log", kind)
+    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    module = interactions if kind == "interactions" else lists
+    write_columns, written = module.write_columns, 0
+
+    def stopped(*arguments: Any) -> None:
+        nonlocal written
+        written += 1
+        write_columns(*arguments)
+        if written == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "write_columns", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        data.prepare()
+    assert data.prepare()
+    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
+    whole.prepare()
+    assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
+
+
+@pytest.mark.parametrize("kind", ["interactions", "lists"])
+def test_partial_files_of_an_older_release_are_removed(kind: str, tmp_path: Path) -> None:
+    write_log(tmp_path / "log", kind)
+    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
+    whole.prepare()
+    name = whole.prepared_files().folder.name
+    for left in (f".{name}.partial/work/piece-0", f".{name}.71-ab.partial"):
+        (tmp_path / "cache" / left).mkdir(parents=True)
+        (tmp_path / "cache" / left / "facts.json").write_text("old")
+    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    assert data.prepare()
+    assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir() if path.name != ".lock") == [name]

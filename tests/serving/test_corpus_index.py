@@ -35,11 +35,12 @@ def test_corpus_metrics_are_reported_with_an_index_and_with_exact_search(
     [
         (["--index", "x"], "--index goes with --corpus"),
         (["--corpus", "--export", "x"], "give --index DIR too"),
-        (["--corpus", "--index"], "--index takes a folder"),
+        (["--corpus", "--index"], "--index needs a value"),
     ],
 )
 def test_incomplete_index_options_raise(options: list[str], message: str) -> None:
-    from recsys_topk.cli.corpus_options import split_corpus_options
+    from recsys_topk.cli.arguments import parse_options
+    from recsys_topk.cli.corpus_options import take_corpus_options
 
     with pytest.raises(ValueError, match=message):
-        split_corpus_options("test", options)
+        take_corpus_options("test", parse_options(options))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Final, Literal, cast
 
 import numpy as np
 
@@ -20,12 +20,13 @@ from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptio
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
 from recsys_topk.datamodules.interactions.tables import Tables, open_tables
 from recsys_topk.datamodules.negatives import NegativeMix
-from recsys_topk.datamodules.prepared import PreparedDataModule, check_cuts, read_features
+from recsys_topk.datamodules.prepared import PreparedDataModule, check_cuts, guess_lines, read_features
 from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.reading import Source, TableReader, open_table
 from recsys_topk.datamodules.schema import Schema
 
-_DAY_US = 86_400_000_000
+_DAY_US: Final = 86_400_000_000
+_ADVICE: Final = ". `recsys-topk schema` shows them, as YAML to edit"
 
 
 class InteractionsDataModule(PreparedDataModule):
@@ -95,7 +96,6 @@ class InteractionsDataModule(PreparedDataModule):
 
     name: ClassVar[str] = "interactions"
     files = PreparedInteractions
-    resumes = True
 
     def __init__(
         self,
@@ -150,12 +150,16 @@ class InteractionsDataModule(PreparedDataModule):
         if root is None and interactions is None:
             raise ValueError("no interactions are given; give --data.root FOLDER or --data.interactions FILE")
         if (val is None) != (test is None):
-            raise ValueError("val and test go together: give a table of interactions for each, or for neither")
+            raise ValueError(
+                "val and test must be given together; give a table of interactions for each, or for neither"
+            )
         given = val is not None or split_column is not None
         if split is None:
             split = "given" if given else "time"
-        if (split == "given") != given:
-            raise ValueError("split='given' goes with the tables val and test, or with split_column; give one of them")
+        if split == "given" and not given:
+            raise ValueError("split='given' needs the tables val and test, or split_column; give one of them")
+        if split != "given" and given:
+            raise ValueError(f"split={split!r} does not use val, test and split_column; leave them out, or split")
         counts = {"leave": leave, "window": window, "eval_window": eval_window, "history_length": history_length}
         for name, count in counts.items():
             if count is not None and count < 1:
@@ -204,10 +208,10 @@ class InteractionsDataModule(PreparedDataModule):
 
     def facts(self) -> list[str]:
         """Return lines that report the guesses and the prepared data."""
-        facts = self.prepared.facts
+        facts, plan = self.prepared.facts, self._plan()
         requests = ", ".join(f"{facts['requests'][split]:,} {split}" for split in SPLITS)
         lines = [
-            *self._guesses(self._plan()),
+            *guess_lines(plan.roles, self._roles, plan.description if self._described is None else None, _ADVICE),
             f"{facts['interactions']:,} interactions of {facts['users']:,} users with {facts['items']:,} items; "
             f"requests: {requests}",
             f"times: {facts['times']}",
@@ -229,17 +233,6 @@ class InteractionsDataModule(PreparedDataModule):
     def serving_users(self, items: ItemTable) -> UserTable:
         """Return the state of each user after the last known interaction."""
         return interactions_users({split: self.open_shard(split) for split in SPLITS}, self.prepared)
-
-    def _guesses(self, plan: Plan) -> list[str]:
-        chosen = [column for column in self._roles.values() if column is not None]
-        guessed = [f"{role} = {column}" for role, column in plan.roles.items() if column not in chosen]
-        lines = [f"columns, guessed: {', '.join(guessed)}"] if guessed else []
-        if self._described is None:
-            described = plan.description
-            parts = {"user": described.user, "items": described.items}
-            made = [f"{part}: {', '.join(f'{f.name} ({f.kind})' for f in found)}" for part, found in parts.items()]
-            lines.append(f"features, guessed: {'; '.join(made)}. `recsys-topk schema` shows them, as YAML to edit")
-        return lines
 
     def _plan(self) -> Plan:
         roles = dict(self.guessed.roles)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows, source_names
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
-
-Array = npt.NDArray[Any]
 
 _CHUNK: Final = 1 << 14
 
@@ -40,7 +38,7 @@ def interactions_users(shards: Mapping[str, InteractionsShard], prepared: Prepar
     """
     users = prepared.users
     number = len(users["key"])
-    requests = [prepared.split(name)[0]["user"] for name in shards]
+    requests = [prepared.table(name)["user"] for name in shards]
     any_shard = next(iter(shards.values()))
     parts: list[tuple[Array, ...]] = []
     for at in range(0, number, _CHUNK):

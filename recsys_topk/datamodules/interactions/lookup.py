@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.columns import keys_of, one_chunk
-from recsys_topk.datamodules.interactions.spill import RawIds
+from recsys_topk.datamodules.raw_ids import RawIds
 from recsys_topk.datamodules.reading import TableReader
-
-Array = npt.NDArray[Any]
 
 
 class Lookup:
@@ -40,8 +38,8 @@ class Lookup:
             wanted = [column for column in columns if column != key]
             if wanted:
                 raise ValueError(
-                    f"feature columns {', '.join(wanted)} are described and there is no table of {what}; give one with "
-                    f"--data.{what} FILE, or take them out of the description"
+                    f"the description has the columns {', '.join(wanted)}, and there is no table of {what}; give one "
+                    f"with --data.{what} FILE, or remove them from the description"
                 )
             return
         reader.require([key, *columns])
@@ -57,8 +55,7 @@ class Lookup:
         if twice.size:
             example = column[int(order[twice[0]])].as_py()
             raise ValueError(
-                f"{reader.name} has {twice.size} rows too many: {key} {example!r} is there twice; "
-                f"keep one row per {key}"
+                f"{reader.name} has {twice.size} repeated rows, e.g. of {key} {example!r}; keep one row per {key}"
             )
         self._table = found.select([name for name in self.columns if name != key]).take(order)
 
@@ -66,8 +63,8 @@ class Lookup:
         """Raise if no id of the interactions is in the table, e.g. because ids are written in another format."""
         if self.keys.size and not np.isin(keys, self.keys).any():
             raise ValueError(
-                f"none of the {keys.size} ids of the interactions is in column {self.key!r} of {self._name}; write "
-                f"them alike: 7 and '7' are one id, '007' is another"
+                f"none of the {keys.size} ids of the interactions is in column {self.key!r} of {self._name}; write ids "
+                f"in the same way in both tables: 7 and '7' are the same id, '007' is another"
             )
 
     def rows(self, keys: Array) -> Any:

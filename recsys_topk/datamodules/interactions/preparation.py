@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from recsys_topk.datamodules.arrow_files import write_columns, write_ids
+from recsys_topk.datamodules.arrays import Array
+from recsys_topk.datamodules.arrow_files import read_streams, write_columns, write_ids, write_stream
 from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.features import DataPart, Description
 from recsys_topk.datamodules.fitting import FeatureFitter
-from recsys_topk.datamodules.growing import GrowingColumns
 from recsys_topk.datamodules.interactions.lookup import Lookup
 from recsys_topk.datamodules.interactions.sequences import (
     SPLITS,
@@ -26,20 +23,19 @@ from recsys_topk.datamodules.interactions.sequences import (
     make_sequences,
     sort_interactions,
 )
-from recsys_topk.datamodules.interactions.spill import MOST_PARTS, ROWS_PER_PART, Spill
+from recsys_topk.datamodules.interactions.spill import Spill
 from recsys_topk.datamodules.interactions.tables import Tables
 from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.reading import TableReader
 from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.datamodules.spill import MOST_PARTS, total_rows
 from recsys_topk.datamodules.times import describe_times
-from recsys_topk.files import write_whole
-
-Array = npt.NDArray[Any]
+from recsys_topk.datamodules.work_folder import WorkFolder
 
 FORMAT: Final = 3
 """Version of the prepared files. Increase it if their content changes, so that older files are not read."""
 
-JOURNAL: Final = "journal.json"
+ROWS_PER_PART: Final = 1 << 20
 _CHUNK: Final = 1 << 18
 _BYTES_PER_ROW: Final = 12
 """Estimated bytes per row of a text file. A smaller value makes more parts, which costs little."""
@@ -92,23 +88,17 @@ class Preparation:
         for feature in described.history:
             if feature not in described.items:
                 raise ValueError(
-                    f"the history describes {feature.name!r}, and the history of interactions has features of items; "
-                    f"describe it under items, and name it: history: [{feature.name}]"
+                    f"the history has the feature {feature.name!r}, which is not a feature of items; describe it under "
+                    f"items, and name it in the history: [{feature.name}]"
                 )
         self._users = Lookup(plan.tables.users, roles["user"], described.columns("user"), "users")
         self._items = Lookup(plan.tables.items, roles["item"], described.columns("items"), "items")
         self._fitter = FeatureFitter(described)
-        self.work = folder / "work"
-        self.work.mkdir(exist_ok=True)
-        for left in folder.iterdir():  # files of the last step, which runs again
-            if left != self.work:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-        path = self.work / JOURNAL
-        journal = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        self._sorted: int = journal.get("sorted", 0)
-        self._requests_made: int = journal.get("requests", 0)
-        self._duplicates: int = journal.get("duplicates", 0)
-        self._grown = GrowingColumns(self.work, journal.get("grown"))
+        self.work = WorkFolder(folder)
+        self._sorted: int = self.work.saved.get("sorted", 0)
+        self._requests_made: int = self.work.saved.get("requests", 0)
+        self._duplicates: int = self.work.saved.get("duplicates", 0)
+        self._grown = self.work.columns
 
     def run(self) -> None:
         """Run all steps of the preparation."""
@@ -117,14 +107,16 @@ class Preparation:
         self._items.check_known(spill.items.keys())
         keys = np.union1d(spill.items.keys(), self._items.keys)
         count = (
-            np.load(self.work / f"count-{self._sorted}.npy") if self._sorted else np.zeros(keys.size, dtype=np.int64)
+            np.load(self.work.path / f"count-{self._sorted}.npy")
+            if self._sorted
+            else np.zeros(keys.size, dtype=np.int64)
         )
         self.progress("sort", self._grown.length("events.item"), spill.kept)
         for number in range(self._sorted, spill.parts):
             self._part(spill, number, keys, count, options)
             self._save_state(number + 1, count)
             spill.drop(number)
-        self._check_splits(options)
+        self._check_splits(options, spill.span)
         self._users.check_known(self._grown.column("seen.key"))
         encoder = self._fit(keys, count, spill.parts)
         encoder.save(self.folder / "features")
@@ -138,26 +130,22 @@ class Preparation:
             "times": describe_times(spill.unit, *spill.span) if spill.unit and spill.span else "the order of the rows",
             "left_out": {**spill.left_out, **({"repeated rows": self._duplicates} if self._duplicates else {})},
         }
-        self._grown.close()
-        shutil.rmtree(self.work)
-        write_whole(self.folder / "facts.json", json.dumps(facts, indent=1) + "\n")
+        self.work.finish(facts)
 
     def _save_state(self, number: int, count: Array) -> None:
         """Save that `number` parts are sorted, so that a later process can resume here."""
-        np.save(self.work / f"count-{number}.npy", count)
-        facts = {"requests": self._requests_made, "duplicates": self._duplicates, "grown": self._grown.state()}
-        write_whole(self.work / JOURNAL, json.dumps({"sorted": number, **facts}))
-        (self.work / f"count-{number - 1}.npy").unlink(missing_ok=True)
+        np.save(self.work.path / f"count-{number}.npy", count)
+        self.work.save({"sorted": number, "requests": self._requests_made, "duplicates": self._duplicates})
+        (self.work.path / f"count-{number - 1}.npy").unlink(missing_ok=True)
 
     def _read(self) -> Spill:
         plan = self.plan
         readers = [(plan.tables.interactions, 0 if plan.held_out else None)]
         readers += [(plan.held_out[name], SPLITS.index(name)) for name in SPLITS if name in plan.held_out]
-        rows = [reader.rows for reader, _ in readers]
-        total = None if None in rows else sum(number or 0 for number in rows)
+        total = total_rows(reader for reader, _ in readers)
         guess = total if total is not None else sum(reader.nbytes or 0 for reader, _ in readers) // _BYTES_PER_ROW
         parts = min(-(-guess // ROWS_PER_PART) + 1, MOST_PARTS)
-        spill = Spill(self.work, plan.roles, plan.description.columns("context"), plan.min_rating, parts, guess)
+        spill = Spill(self.work.path, plan.roles, plan.description.columns("context"), plan.min_rating, parts, guess)
         for reader, split in readers:
             spill.read(reader, split, lambda number: self.progress("read", number, total))
         if not spill.kept:
@@ -172,8 +160,6 @@ class Preparation:
         return spill.quantile(1 - val - test), spill.quantile(1 - test)
 
     def _part(self, spill: Spill, number: int, keys: Array, count: Array, options: SequenceOptions) -> None:
-        import pyarrow as pa
-
         rows, context = spill.part(number)
         before = rows.size
         rows, where = sort_interactions(rows)
@@ -188,9 +174,7 @@ class Preparation:
         for split, requests in made.requests.items():
             self._requests(split, requests, rows, made)
             if context is not None:
-                taken = context.take(where[made.row[requests.first]])
-                with pa.ipc.new_stream(str(self._context(split, number)), taken.schema) as writer:
-                    writer.write_table(taken)
+                write_stream(self._context(split, number), context.take(where[made.row[requests.first]]))
         # The last segment of a user holds all events. If splits are not in time order, it is the test segment.
         done, newest = np.bincount(user, minlength=opens.size), np.zeros(opens.size, dtype=np.int64)
         np.maximum.at(newest, user[made.row], np.arange(made.row.size))
@@ -216,29 +200,30 @@ class Preparation:
 
     def _context(self, split: str, part: int) -> Path:
         """Return the file with the context columns of a part's requests."""
-        return self.work / f"{split}.{part}.requests"
+        return self.work.path / f"{split}.{part}.requests"
 
     def _contexts(self, split: str, parts: int) -> Iterator[Any]:
         import pyarrow as pa
 
-        for path in (self._context(split, number) for number in range(parts)):
-            if path.is_file():
-                with pa.memory_map(str(path)) as source:
-                    for batch in pa.ipc.open_stream(source):
-                        yield pa.Table.from_batches([batch])
+        for batch in read_streams(self._context(split, number) for number in range(parts)):
+            yield pa.Table.from_batches([batch])
 
-    def _check_splits(self, options: SequenceOptions) -> None:
+    def _check_splits(self, options: SequenceOptions, span: tuple[int, int] | None) -> None:
         advice = {
             "time": "change val_fraction and test_fraction, or val_from and test_from",
             "leave_last": f"users need more than {2 * options.leave} interactions to be held out",
-            "given": "give it interactions",
+            "given": "give interactions for it",
         }
+        if span is not None and span[0] == span[1]:
+            advice["time"] = (
+                "all interactions have the same time: check the time column, or use --data.split leave_last"
+            )
         for split in SPLITS:
             if not self._grown.length(f"{split}.user"):
                 new = (
                     ""
                     if options.repeats
-                    else " (an item that a user had before is no positive; repeats: true allows it)"
+                    else " (an item that the user had before is not a positive, unless --data.repeats is true)"
                 )
                 raise ValueError(f"the {split} split has no positives{new}; {advice[options.split]}")
 
@@ -261,8 +246,7 @@ class Preparation:
         users = self._grown.column("seen.key")
         self._encode(encoder, "user", "users", (self._users.rows(users[here]) for here in _chunks(users.size)))
         self._encode(encoder, "items", "items", (self._items.rows(keys[here]) for here in _chunks(keys.size)))
-        own = self._items.ids
-        spill.items.merge(np.empty(0, dtype=np.int64), own.texts, own.text)
+        spill.items.merge_plain(self._items.ids.to_plain())
         plain = not spill.items.text and (not keys.size or (keys[0] >= 0 and keys[-1] < VARIANT))
         self._save("users", {"key": users})
         self._save("items", {"item_id": keys if plain else np.arange(keys.size), "count": count})
@@ -286,9 +270,7 @@ class Preparation:
 
     def _save(self, table: str, columns: Mapping[str, Array]) -> None:
         """Write a table: the given columns, and those collected under its name."""
-        grown = [name for name in self._grown.names if name.startswith(f"{table}.")]
-        found = {name.removeprefix(f"{table}."): self._grown.column(name) for name in grown}
-        write_columns(self.folder / f"{table}.arrow", {**columns, **found})
+        write_columns(self.folder / f"{table}.arrow", {**columns, **self.work.table(table)})
 
 
 def _chunks(number: int) -> Iterator[slice]:

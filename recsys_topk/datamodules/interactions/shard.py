@@ -6,33 +6,31 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recsys_topk.datamodules.batch import NO_VALUES
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.negatives import Catalogue
-from recsys_topk.datamodules.prepared import PreparedFiles, gather
+from recsys_topk.datamodules.prepared import PreparedFiles
+from recsys_topk.datamodules.prepared_shard import gather, item_catalogue, pooled_batch
 from recsys_topk.datamodules.schema import Schema
 from recsys_topk.datamodules.shard import Shard, ShardBatch
-
-Array = npt.NDArray[Any]
 
 
 class PreparedInteractions(PreparedFiles):
     """The files of prepared interactions."""
 
-    @cached_property
+    @property
     def users(self) -> dict[str, Array]:
         """Key and features of each user, and the range of the user's events (first, end)."""
         return self.table("users")
 
-    @cached_property
+    @property
     def items(self) -> dict[str, Array]:
         """Ids, counts and features of the items."""
         return self.table("items")
 
-    @cached_property
+    @property
     def events(self) -> Array:
         """The item of each event (a row of `items`), ordered by user and time."""
         return self.table("events")["item"]
@@ -48,10 +46,6 @@ class PreparedInteractions(PreparedFiles):
         """The id of each user in the source: integers or strings."""
         found = self.ids("user-ids")
         return self.users["key"] if found is None else found
-
-    def split(self, name: str) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return the requests of a split and their positives."""
-        return self.table(name), self.table(f"{name}-positives")
 
 
 class InteractionsShard(Shard):
@@ -90,41 +84,25 @@ class InteractionsShard(Shard):
 
     def batch(self, rows: Array) -> ShardBatch:
         """Return some requests. The pool holds the distinct items of their lists, in the order of the catalogue."""
-        prepared, requests, positives = self.prepared, self._requests, self._positives
+        requests, positives = self._requests, self.prepared.table(f"{self.name}-positives")
         rows = np.asarray(rows)
         ends = requests["ends"]
         first = np.where(rows > 0, ends[rows - 1], 0)
         mask = np.arange(self._length) < (ends[rows] - first)[:, None]
         at = np.where(mask, first[:, None] + np.arange(self._length), 0)
-        item = positives["item"][at].astype(np.int64)
-        pool, inverse = np.unique(item[mask], return_inverse=True)
-        candidates = np.zeros(item.shape, dtype=np.int64)
-        candidates[mask] = inverse
-        pool = pool if pool.size else np.zeros(1, dtype=np.int64)
         history, history_values, length = self.views(requests["start"][rows], requests["stop"][rows])
         user = requests["user"][rows]
-        tensors = {
+        columns = {
             "request_id": requests["request_id"][rows],
             "request": self.request_features("ids", user, rows, np.int64),
-            "history": history,
-            "history_length": length,
-            "item_id": prepared.items["item_id"][pool],
-            "items": gather(prepared.items, "ids", pool, np.int64),
-            "candidates": candidates,
-            "labels": np.where(mask, positives["weight"][at], 0).astype(np.float32),
-            "mask": mask,
-            "group": np.where(mask, 0, -1),
-            "pool_rows": pool if self._places is None else self._places[pool],
-        }
-        made: dict[str, Any] = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()}
-        values = {
             "request_values": self.request_features("values", user, rows, np.float32),
+            "history": history,
             "history_values": history_values,
-            "item_values": gather(prepared.items, "values", pool, np.float32),
+            "history_length": length,
+            "labels": np.where(mask, positives["weight"][at], 0).astype(np.float32),
+            "group": np.where(mask, 0, -1),
         }
-        for name, array in values.items():
-            made[name] = torch.from_numpy(np.ascontiguousarray(array)) if array.shape[-1] else NO_VALUES
-        return ShardBatch(**made)
+        return pooled_batch(self.prepared.items, positives["item"][at], mask, self._places, columns)
 
     def users(self, rows: Array) -> Array:
         """Return the user ids of the source."""
@@ -135,13 +113,7 @@ class InteractionsShard(Shard):
         """Return the catalogue: the items of the training data, or all items."""
         items = self.prepared.items
         chosen = np.arange(len(items["count"])) if self._places is None else np.flatnonzero(items["count"])
-        features = gather(items, "ids", chosen, np.int32)
-        values = gather(items, "values", chosen, np.float32)
-        item_id, count = items["item_id"][chosen].copy(), items["count"][chosen].copy()
-        made = [torch.from_numpy(column) for column in (item_id, features, count)]
-        return Catalogue(made[0], made[1], made[2], torch.from_numpy(values) if values.shape[1] else NO_VALUES).to(
-            device
-        )
+        return item_catalogue(items, chosen, items["count"][chosen], device)
 
     def excluded(self, rows: Array) -> Tensor | None:
         """Return the items that the user had before, as rows of the catalogue; in training, all items of the user.
@@ -161,13 +133,9 @@ class InteractionsShard(Shard):
     def _length(self) -> int:
         return self.list_length
 
-    @cached_property
+    @property
     def _requests(self) -> dict[str, Array]:
-        return self.prepared.split(self.name)[0]
-
-    @cached_property
-    def _positives(self) -> dict[str, Array]:
-        return self.prepared.split(self.name)[1]
+        return self.prepared.table(self.name)
 
     @cached_property
     def _places(self) -> Array | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recsys_topk.datamodules.guessing import guess_roles
-from recsys_topk.datamodules.reading import Source, TableReader, file_format, list_files, open_table
+from recsys_topk.datamodules.reading import FORMATS, Source, TableReader, file_format, list_files, open_table
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ def open_tables(
         if root is None:
             raise ValueError("no interactions are given; give --data.root FOLDER or --data.interactions FILE")
         files, places = list_files(root)
+        if not places:
+            raise ValueError(f"{root} has no file that ends in .{', .'.join(FORMATS)}")
         remote = "://" in str(root)
         sorted_files = sort_files(
             [files.unstrip_protocol(place) if remote else place for place in places], types, roles
@@ -49,11 +51,12 @@ def open_tables(
         interactions = sorted_files.get("interactions")
         users = sorted_files.get("users") if users is None else users
         items = sorted_files.get("items") if items is None else items
-        if interactions is None:
+        if interactions is None and len(places) > 1:
             raise ValueError(
-                f"{root} holds no table with a column for the user and one for the item; name them: --data.user COLUMN "
+                f"{root} has no table with a column for the user and one for the item; name them: --data.user COLUMN "
                 f"--data.item COLUMN, or give --data.interactions FILE"
             )
+        interactions = interactions or root  # if a single file has no such columns, `find_roles` lists those it has
     return Tables(
         open_table(interactions, types),
         None if users is None else open_table(users, types),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.encoding import Encoded
 from recsys_topk.datamodules.growing import GrowingColumns
 from recsys_topk.datamodules.id_keys import mixed
 from recsys_topk.datamodules.schema import VARIANT
-
-Array = npt.NDArray[Any]
 
 _CHUNK: Final = 1 << 16
 
@@ -24,14 +23,19 @@ class ItemTable:
     are variants of the item (`schema.VARIANT`). Rows are compared by 64-bit hashes.
 
     Args:
-        grown: Stores the features.
+        grown: Stores the features. It may hold the rows of an earlier object, which are then known.
         name: The name of the table in `grown`.
     """
 
     def __init__(self, grown: GrowingColumns, name: str) -> None:
         self._grown, self._name = grown, name
         self._known = np.empty(0, dtype=np.uint64)
-        self._numbers = np.empty(0, dtype=np.int64)
+        if len(self):
+            columns = (grown.column(f"{name}.{kind}") for kind in ("key", "ids", "values"))
+            pieces = zip(*(np.array_split(column, -(-len(self) // _CHUNK)) for column in columns), strict=True)
+            self._known = np.concatenate([row_digests(key, Encoded(ids, values)) for key, ids, values in pieces])
+        self._numbers = np.argsort(self._known)
+        self._known = self._known[self._numbers]
 
     def __len__(self) -> int:
         return self._grown.length(f"{self._name}.key")
@@ -78,7 +82,9 @@ class ItemTable:
         place = np.arange(ordered.size)
         variant = place - np.maximum.accumulate(np.where(opens, place, 0))
         if variant.max(initial=0) >= (1 << 62) // VARIANT:
-            raise ValueError("an item has more than four million different rows of features; leave out what varies")
+            raise ValueError(
+                "an item has more than four million different rows of features; remove the feature that varies"
+            )
         ids = ordered + variant * VARIANT
         final = np.argsort(ids, kind="stable")
         order, ids = order[final], ids[final]

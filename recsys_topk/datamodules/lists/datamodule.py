@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Final, Literal, cast
 
 import numpy as np
 
@@ -22,10 +22,12 @@ from recsys_topk.datamodules.lists.shard import ListsShard, PreparedLists
 from recsys_topk.datamodules.lists.sources import describe_source, open_sources, split_files
 from recsys_topk.datamodules.lists.svmlight import DESCRIPTION
 from recsys_topk.datamodules.negatives import NegativeSource
-from recsys_topk.datamodules.prepared import PreparedDataModule, check_cuts, read_features
+from recsys_topk.datamodules.prepared import PreparedDataModule, check_cuts, guess_lines, read_features
 from recsys_topk.datamodules.progress import Progress
 from recsys_topk.datamodules.reading import Source
 from recsys_topk.datamodules.schema import LabelKind, Schema
+
+_ADVICE: Final = "; use --data.features to leave out what is known only after the request"
 
 
 class ListsDataModule(PreparedDataModule):
@@ -34,7 +36,8 @@ class ListsDataModule(PreparedDataModule):
     Tables have one row per (request, item), in any order, or one row per request with lists in their columns. They are
     Parquet, CSV, TSV or JSON lines files, data frames, pyarrow tables, Hugging Face data sets, or SVMlight/LETOR files
     with ``qid:`` or a ``.query`` file of list lengths. Data are prepared once, into memory-mapped Arrow files;
-    vocabularies and feature statistics come from the training split only.
+    vocabularies and feature statistics come from the training split only. An interrupted preparation is resumed: it
+    keeps the files and row groups already read and the parts already encoded.
 
     Labels are a column of grades, or are derived from the stage that an item reached::
 
@@ -219,7 +222,8 @@ class ListsDataModule(PreparedDataModule):
         facts = self.prepared.facts
         requests = ", ".join(f"{facts['requests'][split]:,} {split}" for split in SPLITS)
         longest = {split: self.shard(split).list_length for split in SPLITS}
-        lines = self._guesses(self.plan)
+        described = self.plan.description if self._described is None else None
+        lines = guess_lines(self.plan.roles, self._given, described, _ADVICE)
         lines += [f"{facts['rows']:,} rows; lists: {requests}; longest: {', '.join(map(str, longest.values()))}"]
         lines += [f"{number:,} {what}" for what, number in facts["counts"].items() if number]
         mean = facts["rows"] / max(sum(facts["requests"].values()), 1)
@@ -285,19 +289,6 @@ class ListsDataModule(PreparedDataModule):
             raise ValueError(f"split={given!r} needs {options[given]}")
         return given
 
-    def _guesses(self, plan: Plan) -> list[str]:
-        guessed = [f"{role} = {column}" for role, column in plan.roles.items() if not self._given.get(role)]
-        lines = [f"columns, guessed: {', '.join(guessed)}"] if guessed else []
-        if self._described is None:
-            parts = {part: getattr(plan.description, part) for part in ("user", "context", "items", "history")}
-            made = [
-                f"{part}: {', '.join(f'{one.name} ({one.kind})' for one in own)}" for part, own in parts.items() if own
-            ]
-            lines.append(
-                f"features, guessed: {'; '.join(made)}; leave out with --data.features what is known only later"
-            )
-        return lines
-
     def _content(self) -> tuple[str, str, Mapping[str, Any]]:
         facts = {"format": FORMAT, "types": self._types, **self.plan.facts()}
         return self.plan.name, describe_source(self._sources[0]), facts
@@ -311,11 +302,11 @@ def _check_history(described: Description, roles: dict[str, str]) -> None:
         return
     if "history" not in roles or "item" not in roles:
         raise ValueError(
-            "features describes a history; say which columns hold it: --data.history COLUMN --data.item COLUMN"
+            "features describes a history; name its column and the item's: --data.history COLUMN --data.item COLUMN"
         )
     for feature in described.history:
         if feature.columns != (roles["item"],) or feature.kind != "categorical":
             raise ValueError(
-                f"the history is a list of items, so {roles['item']} is all that is known of a view; take "
-                f"{feature.name!r} out of the description of the history"
+                f"the history is a list of items, so its only feature is {roles['item']} (categorical); remove "
+                f"{feature.name!r} from the history in the description"
             )

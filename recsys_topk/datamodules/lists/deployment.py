@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.deployment import ItemTable, UserTable
 from recsys_topk.datamodules.lists.shard import ListsShard, PreparedLists
-
-Array = npt.NDArray[Any]
 
 
 def lists_users(shards: Mapping[str, ListsShard], prepared: PreparedLists, items: ItemTable) -> UserTable | None:

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.columns import one_chunk
 from recsys_topk.datamodules.id_keys import mixed
 from recsys_topk.datamodules.lists.plan import SPLITS, Plan
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -141,8 +139,8 @@ def _without_duplicates(
         at = place[np.flatnonzero(again)[0]]
         raise ValueError(
             f"request {request_name(int(order[at]))!r} has the item {item_name(int(items[at]))!r} more than once "
-            f"({int(again.sum())} rows too many in this part of the data); keep one row per request and item, or "
-            f"--data.duplicates best keeps the one with the best label"
+            f"(repeated rows in this part of the data: {int(again.sum())}); keep one row per request and item, or use "
+            f"--data.duplicates best, which keeps the best label"
         )
     return np.sort(place[~again])
 

@@ -96,7 +96,7 @@ def _labels(reader: TableReader, roles: Mapping[str, str]) -> dict[str, float | 
     if len(names) > _MOST_STAGES:
         raise ValueError(
             f"column {roles['stage']!r} has {len(names)} different values in {len(head)} rows, too many for stages; "
-            f"say which column has the label: --label COLUMN, or the stage: --stage COLUMN"
+            f"name the column of the label: --label COLUMN, or of the stage: --stage COLUMN"
         )
     shown = np.zeros(len(head), dtype=bool)
     if "position" in roles:

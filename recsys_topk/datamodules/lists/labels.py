@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.columns import numbers_of, one_chunk
 from recsys_topk.datamodules.schema import LabelKind
 
-Array = npt.NDArray[Any]
 LEFT_OUT = -1
 
 _PLACE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*-\s*position\s*")
@@ -72,8 +71,8 @@ class StageTable:
         for number, stage in enumerate(self.stages):
             if stage.value < self._floor(number) or (stage.by_position and stage.value <= self._floor(number)):
                 raise ValueError(
-                    f"labels must name stages best first: {stage.stage!r} has {stage.value:g}, and a later one "
-                    f"{self._floor(number):g}"
+                    f"labels must name the best stage first: {stage.stage!r} has {stage.value:g}, and a later stage "
+                    f"has {self._floor(number):g}"
                 )
 
     @property
@@ -111,9 +110,13 @@ class StageTable:
         if unknown or coded.null_count:
             example = unknown[0] if unknown else None
             raise ValueError(
-                f"column {stage_column!r} has {'no value' if example is None else repr(example)} in some rows, which "
-                f"labels does not map; it maps {', '.join(self.known)}"
-                + ("" if example is None else f". Add e.g. {{{example}: 0}}, or {{{example}: null}} to leave them out")
+                f"column {stage_column!r} has {'no value' if example is None else repr(example)} in some rows, and "
+                f"labels maps only {', '.join(self.known)}; "
+                + (
+                    "fill in the stage"
+                    if example is None
+                    else f"add {{{example}: 0}}, or {{{example}: null}} to drop them"
+                )
             )
         place = {name: number for number, name in enumerate(self.groups)}
         group = np.array([place.get(name, LEFT_OUT) for name in names], dtype=np.int8)[np.asarray(coded.indices)]
@@ -121,7 +124,9 @@ class StageTable:
         ordered = np.array([stage.by_position for stage in self.stages] + [False])[group]
         if ordered.any():
             if position is None:
-                raise ValueError("labels uses the position and no column of positions is known; give --data.position")
+                raise ValueError(
+                    "labels uses the position, and no position column is known; give --data.position COLUMN"
+                )
             labels = np.where(ordered, labels - position, labels)
             floor = np.array([self._floor(number) for number in range(len(self.stages))] + [-np.inf])[group]
             wrong = np.flatnonzero(ordered & ~((labels > floor) & (labels >= 0)))
@@ -132,7 +137,7 @@ class StageTable:
                 raise ValueError(
                     f"column {position_column!r} is {found} for an item of stage {own.stage!r}, so its label "
                     f"{own.value:g} - position is not above {max(floor[at], 0):g}, the next stage's; check the "
-                    f"positions, or raise {own.value:g}"
+                    f"positions, or increase {own.value:g}"
                 )
         return labels.astype(np.float32), group
 
@@ -151,13 +156,13 @@ def graded(column: Any, name: str, first_row: int) -> Array:
     try:
         labels = numbers_of(column, name)
     except ValueError as error:
-        text = str(error).replace("; describe it as categorical", "")
+        text = str(error).partition("; correct it")[0]
         raise ValueError(f"{text}; labels must be numbers, or map stages to labels (--data.labels)") from error
     wrong = np.flatnonzero(~(labels >= 0))
     if wrong.size:
         found = "missing or not finite" if np.isnan(labels[wrong[0]]) else f"{labels[wrong[0]]:g}"
         raise ValueError(
-            f"column {name!r} is {found} in row {first_row + wrong[0] + 1} ({wrong.size} such rows in this part of the "
-            f"data); labels must be finite and >= 0"
+            f"column {name!r} is {found} in row {first_row + wrong[0] + 1} (rows like this in this part of the data: "
+            f"{wrong.size}); labels must be finite and >= 0"
         )
     return labels.astype(np.float32)

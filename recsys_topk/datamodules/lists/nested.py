@@ -47,9 +47,16 @@ def flat_rows(reader: TableReader, markers: Sequence[str], whole: Sequence[str])
     if ROW not in kinds:
         fields.append(pa.field(ROW, pa.int64()))
 
-    def scan(columns: list[str]) -> Any:
-        done = 0
-        for batch in reader.batches([*dict.fromkeys([marker, *(name for name in columns if name in kinds)])]):
+    known: dict[int, int] = {}  # number of rows of the pieces read so far
+
+    def rows_of(piece: int) -> int:
+        if piece not in known:
+            known[piece] = sum(batch.num_rows for batch in reader.batches([marker], piece))
+        return known[piece]
+
+    def scan(columns: list[str], piece: int | None = None) -> Any:
+        first = done = sum(map(rows_of, range(piece or 0)))
+        for batch in reader.batches([*dict.fromkeys([marker, *(name for name in columns if name in kinds)])], piece):
             length = lengths(batch, marker)
             parent = np.repeat(np.arange(batch.num_rows), length)
             made = []
@@ -63,12 +70,16 @@ def flat_rows(reader: TableReader, markers: Sequence[str], whole: Sequence[str])
                     if wrong.size:
                         raise ValueError(
                             f"{reader.name}, row {done + wrong[0] + 1}: {name} has {lengths(batch, name)[wrong[0]]} "
-                            f"elements and {marker} has {length[wrong[0]]}; lists of a row must be of one length"
+                            f"elements and {marker} has {length[wrong[0]]}; lists of a row must have the same length"
                         )
                     made.append(pc.list_flatten(column))
                 else:
                     made.append(column.take(pa.array(parent)))
             done += batch.num_rows
             yield pa.record_batch(made, names=list(columns))
+        if piece is not None:
+            known[piece] = done - first
 
-    return TableReader(reader.name, pa.schema(fields), scan, reader._identity)
+    return TableReader(
+        reader.name, pa.schema(fields), scan, reader._identity, nbytes=reader.nbytes, pieces=reader.pieces
+    )

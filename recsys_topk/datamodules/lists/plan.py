@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.datamodules.features import Description
 from recsys_topk.datamodules.lists.labels import StageTable
-from recsys_topk.datamodules.lists.parts import IN_MEMORY
 from recsys_topk.datamodules.reading import TableReader
 
 SplitRule = Literal["time", "fraction", "column", "files"]
@@ -31,7 +30,6 @@ class Plan:
         split_seed: Seed of the split by fraction.
         max_list_length: Maximum number of items of a list; the best labels are kept. None = all.
         duplicates: What to do with an item that occurs twice in a request.
-        in_memory: Bytes of rows kept in memory before they are written to files.
     """
 
     sources: Sequence[tuple[TableReader, int | None]]
@@ -44,7 +42,6 @@ class Plan:
     split_seed: int = 0
     max_list_length: int | None = None
     duplicates: Literal["error", "best"] = "error"
-    in_memory: int = IN_MEMORY
 
     @property
     def name(self) -> str:
@@ -62,8 +59,8 @@ class Plan:
         return {
             "time": "change val_fraction and test_fraction, or val_from and test_from",
             "fraction": "change val_fraction and test_fraction, or give more lists",
-            "column": "the column of splits must say train, val and test",
-            "files": "give it lists",
+            "column": "the split column must have the values train, val and test",
+            "files": "give a table with at least one list",
         }[self.split]
 
     def facts(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from recsys_topk.datamodules.columns import keys_of, one_chunk
 from recsys_topk.datamodules.description_guess import GuessedTables
 from recsys_topk.datamodules.features import Description, RawFeature
 from recsys_topk.datamodules.guessing import ROLES as COMMON
-from recsys_topk.datamodules.guessing import Guess, guess_feature, guess_roles
+from recsys_topk.datamodules.guessing import Guess, guess_feature, guess_roles, require_role
 from recsys_topk.datamodules.lists.labels import StageTable
 from recsys_topk.datamodules.lists.nested import ROW
 from recsys_topk.datamodules.reading import TableReader
@@ -66,19 +66,14 @@ def require_roles(
     """
     if stages is not None and given.get("label"):
         raise ValueError(
-            "--data.label and --data.labels do not go together: labels maps the column of stages to labels"
+            "--data.label and --data.labels exclude each other: labels maps stages to labels; give one of them"
         )
     if stages is None and given.get("stage"):
         raise ValueError("--data.stage needs --data.labels, which maps stages to labels, best first")
     needed = ["request", *(["label"] if stages is None else ["stage"])]
     needed += ["position"] if stages is not None and stages.needs_position else []
     for role in needed:
-        if role not in roles:
-            more = ", or map stages to labels with --data.labels" if role == "label" else ""
-            raise ValueError(
-                f"{reader.name} has no column that looks like the {role}; say which: --data.{role} COLUMN{more}. "
-                f"It has: {', '.join(reader.columns)}"
-            )
+        require_role(reader, roles, role, ", or map stages to labels with --data.labels" if role == "label" else "")
 
 
 def guess_columns(reader: TableReader, roles: Mapping[str, str]) -> GuessedTables:
@@ -109,8 +104,8 @@ def guess_columns(reader: TableReader, roles: Mapping[str, str]) -> GuessedTable
     history = items[:1] if "history" in roles and "item" in roles else ()
     if not items:
         raise ValueError(
-            f"{reader.name} has no column that tells items apart: columns {', '.join(reader.columns)} are taken for "
-            f"{', '.join(roles)} or left out; name the features with --data.features FILE.yaml"
+            f"{reader.name} has no feature of items: its columns {', '.join(reader.columns)} are used as "
+            f"{', '.join(roles)} or left out; describe the features with --data.features FILE.yaml"
         )
     return GuessedTables(roles, Description(tuple(ids["user"]), tuple(context), items, history), guesses)
 

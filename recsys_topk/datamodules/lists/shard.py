@@ -6,16 +6,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from recsys_topk.datamodules.batch import NO_VALUES
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.negatives import Catalogue
-from recsys_topk.datamodules.prepared import PreparedFiles, gather
+from recsys_topk.datamodules.prepared import PreparedFiles
+from recsys_topk.datamodules.prepared_shard import gather, item_catalogue, pooled_batch
 from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.datamodules.shard import Shard, ShardBatch
-
-Array = npt.NDArray[Any]
 
 
 class PreparedLists(PreparedFiles):
@@ -61,33 +59,21 @@ class ListsShard(Shard):
 
     def batch(self, rows: Array) -> ShardBatch:
         """Return some requests. The pool holds the distinct items of their lists, in the order of the catalogue."""
-        requests, listed, items = self._requests, self._rows, self._items
+        requests, listed = self._requests, self.prepared.table(f"{self.name}-rows")
         steps = np.arange(self.list_length)
         mask = steps < requests["length"][rows][:, None]
         at = np.where(mask, requests["start"][rows][:, None] + steps, 0)
-        pool, inverse = np.unique(listed["item"][at][mask], return_inverse=True)
-        candidates = np.zeros(mask.shape, dtype=np.int64)
-        candidates[mask] = inverse
-        pool = pool.astype(np.int64) if pool.size else np.zeros(1, dtype=np.int64)
         history, length = self._history(rows)
-        tensors = {
+        columns = {
             "request_id": requests["request_id"][rows],
             "request": gather(requests, "ids", rows, np.int64),
+            "request_values": gather(requests, "values", rows, np.float32),
             "history": history,
             "history_length": length,
-            "item_id": items["item_id"][pool],
-            "items": gather(items, "ids", pool, np.int64),
-            "candidates": candidates,
             "labels": np.where(mask, listed["label"][at], 0).astype(np.float32),
-            "mask": mask,
             "group": np.where(mask, listed["group"][at], -1).astype(np.int64),
-            "pool_rows": self._first_rows[pool],
         }
-        made: dict[str, Any] = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()}
-        values = {"request_values": gather(requests, "values", rows, np.float32)}
-        values["item_values"] = gather(items, "values", pool, np.float32)
-        made |= {name: torch.from_numpy(block) if block.shape[1] else NO_VALUES for name, block in values.items()}
-        return ShardBatch(**made)
+        return pooled_batch(self._items, listed["item"][at], mask, self._first_rows, columns)
 
     def users(self, rows: Array) -> Array | None:
         """Return the user ids of the source. If a request has no user: strings, and None for that request."""
@@ -98,12 +84,7 @@ class ListsShard(Shard):
         items, first = self._items, self._first_rows
         number = int(first.max(initial=-1)) + 1
         count = np.bincount(first, weights=items["count"], minlength=number).astype(np.int64)
-        own = np.arange(number)
-        ids, values = gather(items, "ids", own, np.int32), gather(items, "values", own, np.float32)
-        made = [torch.from_numpy(column) for column in (items["item_id"][:number].copy(), ids, count)]
-        return Catalogue(made[0], made[1], made[2], torch.from_numpy(values) if values.shape[1] else NO_VALUES).to(
-            device
-        )
+        return item_catalogue(items, np.arange(number), count, device)
 
     @cached_property
     def _users(self) -> Array | None:
@@ -112,15 +93,11 @@ class ListsShard(Shard):
             return users
         return np.array([_user_text(user) for user in users.tolist()], dtype=object)
 
-    @cached_property
+    @property
     def _requests(self) -> dict[str, Array]:
         return self.prepared.table(self.name)
 
-    @cached_property
-    def _rows(self) -> dict[str, Array]:
-        return self.prepared.table(f"{self.name}-rows")
-
-    @cached_property
+    @property
     def _items(self) -> dict[str, Array]:
         return self.prepared.table(f"{self.name}-items")
 

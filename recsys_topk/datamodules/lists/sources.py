@@ -62,10 +62,10 @@ def open_sources(
     if any(kinds.values()):
         other = next((source for number, source in sources.items() if not kinds[number]), None)
         if other is not None:
-            raise ValueError(f"{other} is no SVMlight file, and {sources[0]} is; all must be of one format")
+            raise ValueError(f"{other} is not an SVMlight file, and {sources[0]} is one; use the same format for all")
         named = sorted(role for role, column in given.items() if column)
         if named:
-            raise ValueError(f"SVMlight files have no names of columns; leave out --data.{named[0]}")
+            raise ValueError(f"SVMlight files have no column names; leave out --data.{named[0]}")
 
         @cache
         def width() -> int:

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.reading import TableReader, list_files
-
-Array = npt.NDArray[Any]
 
 ROLES: Final = {"request": "query", "label": "label"}
 DESCRIPTION: Final = {"items": {"features": "vector"}}
@@ -74,10 +72,12 @@ def open_svmlight(path: str | Path, width: Callable[[], int], query_file: str | 
             if queries is not None:
                 query = queries[done : done + labels.size]
                 if query.size < labels.size:
-                    raise ValueError(f"{beside} names {queries.size} rows in all, and {path} has more; they must agree")
+                    raise ValueError(
+                        f"{beside} has list lengths for {queries.size} rows, and {path} has more rows; make them equal"
+                    )
             elif (query < 0).any():
                 at = done + int(np.flatnonzero(query < 0)[0]) + 1
-                raise ValueError(f"{path}, row {at}: no qid:, which other rows have; add it")
+                raise ValueError(f"{path}, row {at}: it has no qid:, and other rows have one; add it")
             dense = np.zeros((labels.size, columns_wide), dtype=np.float32)
             dense[row, index - 1] = value
             done += labels.size
@@ -88,13 +88,15 @@ def open_svmlight(path: str | Path, width: Callable[[], int], query_file: str | 
             }
             yield pa.record_batch([made[name] for name in columns], names=list(columns))
         if queries is not None and done < queries.size:
-            raise ValueError(f"{beside} names {queries.size} rows in all, and {path} has {done}; they must agree")
+            raise ValueError(
+                f"{beside} has list lengths for {queries.size} rows, and {path} has {done}; make them equal"
+            )
 
     def identity() -> Any:
         facts = [files.info(place)] + ([] if lengths is None else [{"lengths": lengths.tolist()}])
         return [str(path), *({k: str(fact[k]) for k in ("size", "mtime", "lengths") if k in fact} for fact in facts)]
 
-    return TableReader(str(path), schema, scan, identity)
+    return TableReader(str(path), schema, scan, identity, nbytes=int(files.size(place)))
 
 
 def _read_lengths(path: str, rows: str | Path) -> Array:
@@ -103,7 +105,7 @@ def _read_lengths(path: str, rows: str | Path) -> Array:
     text = Path(path).read_text(encoding="utf-8", errors="replace").split()
     if not text or not all(word.isdecimal() for word in text):
         wrong = next((word for word in text if not word.isdecimal()), "nothing")
-        raise ValueError(f"{path} must hold the length of each list, one whole number per line; got {wrong!r:.40}")
+        raise ValueError(f"{path} must have the length of each list, one integer per line; got {wrong!r:.40}")
     return np.array(text, dtype=np.int64)
 
 
@@ -144,7 +146,7 @@ def _parse_lines(lines: Iterable[bytes]) -> tuple[Array, Array, Array, Array, Ar
             head, _, tail = line.partition(b"qid:")
             name, _, tail = tail.partition(b" ")
             if not name.isdigit():
-                raise ValueError(f"qid:{name.decode('utf-8', 'replace')} is no whole number")
+                raise ValueError(f"qid:{name.decode('utf-8', 'replace')} is not an integer")
             query, line = int(name), head + tail
         queries.append(query)
         counts.append(line.count(b":"))
@@ -154,7 +156,10 @@ def _parse_lines(lines: Iterable[bytes]) -> tuple[Array, Array, Array, Array, Ar
     lengths = 1 + 2 * count
     if len(words) != lengths.sum():
         raise ValueError("a number without an index, or an index without a number")
-    numbers = np.array(words).astype(np.float64)
+    try:
+        numbers = np.array(words).astype(np.float64)
+    except ValueError:
+        raise ValueError("a value that is not a number") from None
     if not np.isfinite(numbers).all():
         raise ValueError("NaN or infinity")
     starts = np.cumsum(lengths) - lengths
@@ -164,8 +169,8 @@ def _parse_lines(lines: Iterable[bytes]) -> tuple[Array, Array, Array, Array, Ar
     at = starts[row] + 1 + 2 * place
     index = numbers[at].astype(np.int64)
     if index.size and (index.min() < 1 or index.max() > LARGEST_INDEX or (index != numbers[at]).any()):
-        raise ValueError(f"feature indices are whole numbers from 1 to {LARGEST_INDEX}")
+        raise ValueError(f"feature indices must be integers from 1 to {LARGEST_INDEX}")
     key = row * (LARGEST_INDEX + 1) + index
     if np.unique(key).size < key.size:
-        raise ValueError("a feature index stands twice in a line")
+        raise ValueError("a feature index occurs twice")
     return labels, np.array(queries), row, index, numbers[at + 1].astype(np.float32)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.locations import AnyPath, RemotePath
 from recsys_topk.datamodules.recflow.layout import BEST_LABEL, LAYOUTS, ORDERED_STAGES
 from recsys_topk.datamodules.recflow.pickles import FormatError
-
-Array = npt.NDArray[Any]
 
 _SAMPLE: Final = ("request_id", "user_id", "request_timestamp", "device_id", "age", "gender", "province")
 _WORST_POSITION: Final = BEST_LABEL - 1 - max(layout.positive_above for layout in LAYOUTS.values())
@@ -41,7 +39,9 @@ def read_all_stage(path: AnyPath) -> tuple[dict[str, Array], dict[str, Array]]:
             fields = [i for i, name in enumerate(names) if name in wanted]
             chosen = [names[i] for i in fields]
             if len(set(chosen)) < len(chosen):
-                raise FormatError(f"{path} has two columns of one name, spaces around it apart: {', '.join(chosen)}")
+                raise FormatError(
+                    f"{path} has two columns with the same name (without spaces around it): {', '.join(chosen)}"
+                )
             reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields))
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)

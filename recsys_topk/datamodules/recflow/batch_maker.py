@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.recflow.cache import PreparedDay
 from recsys_topk.datamodules.recflow.layout import (
     BEST_LABEL,
@@ -17,8 +17,6 @@ from recsys_topk.datamodules.recflow.layout import (
     Layout,
 )
 from recsys_topk.datamodules.shard import ShardBatch
-
-Array = npt.NDArray[Any]
 
 
 class BatchMaker:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.arrow_files import read_columns, write_columns
 from recsys_topk.datamodules.folders import remove_partial, whole_folder
 from recsys_topk.datamodules.locations import version_of
@@ -26,8 +26,6 @@ from recsys_topk.datamodules.recflow.layout import (
 )
 from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.datamodules.vocabulary import Vocabulary
-
-Array = npt.NDArray[Any]
 
 _FORMAT: Final = 1
 """Version of the cache. Increase it if the content changes, so that older caches are not read."""

@@ -75,6 +75,7 @@ class RecFlowDataModule(CascadeDataModule):
     """
 
     name: ClassVar[str] = "recflow"
+    without_validation: ClassVar[str] = "val_days is none: give --data.val_days DATE, or use test"
 
     def __init__(
         self,

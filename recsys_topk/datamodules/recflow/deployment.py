@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows
 from recsys_topk.datamodules.encoding import FeatureEncoder
@@ -21,8 +19,6 @@ from recsys_topk.datamodules.recflow.layout import (
 )
 from recsys_topk.datamodules.recflow.shard import DayShard
 from recsys_topk.datamodules.vocabulary import DenseVocabulary, Vocabulary
-
-Array = npt.NDArray[Any]
 
 
 def recflow_encoder(vocabularies: Mapping[str, Vocabulary]) -> FeatureEncoder:

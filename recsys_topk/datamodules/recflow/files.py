@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import numpy.typing as npt
-
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.locations import AnyPath, RemotePath, location
 from recsys_topk.datamodules.recflow.all_stage import positions_of, read_all_stage
 from recsys_topk.datamodules.recflow.days import clock_ids
@@ -18,8 +16,6 @@ from recsys_topk.datamodules.recflow.layout import CLOCK, ITEM_IDS, ORDERED_STAG
 from recsys_topk.datamodules.recflow.pickles import FormatError, load_pickle, no_collection
 from recsys_topk.datamodules.recflow.request_pickles import check_ids, narrow, read_histories, read_stages
 from recsys_topk.datamodules.schema import VARIANT
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

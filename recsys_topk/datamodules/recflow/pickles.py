@@ -120,7 +120,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
         except KeyError:
             raise FormatError(
                 f"{self._path} asks for {module}.{name} when it is opened, which a file of dicts and integer arrays "
-                f"has no use for; nothing was run. Get the file from its source again, or leave it alone"
+                f"does not need; nothing was run. Get the file from its source again, or do not use it"
             ) from None
         return found
 

@@ -6,16 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.locations import AnyPath
 from recsys_topk.datamodules.recflow.days import clock_ids
 from recsys_topk.datamodules.recflow.layout import CLOCK, ITEM_IDS, SLOTS, STAGES, UNSHIFTED, largest_id
 from recsys_topk.datamodules.recflow.pickles import FormatError, StoredArray, load_pickle
 from recsys_topk.datamodules.recflow.rows import intern_columns
 from recsys_topk.datamodules.schema import VARIANT
-
-Array = npt.NDArray[Any]
 
 _STAGE_COLUMNS: Final = {
     "video_id": 0,
@@ -213,5 +211,5 @@ def check_ids(values: Array, field: str, counts: Mapping[str, int], owner: Array
         at = int(np.flatnonzero((values < 0) | (values > largest))[0])
         raise FormatError(
             f"{path}, request {int(owner[at])}: {field} is {int(values[at])}, and others/id_cnt.pkl admits "
-            f"0..{largest} (count {counts[field]}); the files do not belong together"
+            f"0..{largest} (count {counts[field]}); the files are from different data sets"
         )

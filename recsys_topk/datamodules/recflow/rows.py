@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from recsys_topk.datamodules.arrays import Array
 
 
 def intern_columns(parts: Sequence[Array], size: int) -> tuple[Array, list[Array], Array]:

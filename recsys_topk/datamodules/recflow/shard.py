@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.negatives import Catalogue
 from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
 from recsys_topk.datamodules.recflow.cache import PreparedDay
 from recsys_topk.datamodules.recflow.layout import stored_offset
 from recsys_topk.datamodules.shard import Shard, ShardBatch
-
-Array = npt.NDArray[Any]
 
 
 class DayShard(Shard):

@@ -54,7 +54,9 @@ class DayStream:
         self.datamodule = datamodule
         self.days = tuple(sorted({day for days in datamodule.splits.values() for day in days}))
         if begin is not None and begin not in self.days:
-            raise ValueError(f"the stream holds {', '.join(self.days)}, and is to begin with {begin}")
+            raise ValueError(
+                f"the stream has the days {', '.join(self.days)}, and begin is {begin}; choose one of them"
+            )
         self.begin = begin or self.days[0]
 
     def __len__(self) -> int:

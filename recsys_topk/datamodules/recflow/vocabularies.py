@@ -6,11 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.folders import remove_partial, whole_folder
 from recsys_topk.datamodules.id_counter import IdCounter
 from recsys_topk.datamodules.recflow.cache import DayCache, PreparedDay
@@ -30,8 +30,6 @@ from recsys_topk.datamodules.vocabulary import (
     save_vocabularies,
 )
 from recsys_topk.datamodules.vocabulary_options import AUTO_DENSE_ROWS, VocabularyOptions
-
-Array = npt.NDArray[Any]
 
 _FORMAT: Final = 1
 _CHUNK: Final = 1 << 16

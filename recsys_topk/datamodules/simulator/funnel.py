@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.recflow.layout import SLOTS
 from recsys_topk.datamodules.simulator.world import World
-
-Array = npt.NDArray[Any]
 
 PROPOSALS: Final = 96
 """Items retrieved for a request. The next stages keep two thirds, then five eighths of those, then order them."""

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.datamodules.simulator.world import World, WorldConfig
 
 if TYPE_CHECKING:
     from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
 
-Array = npt.NDArray[Any]
 
 FILE: Final = "ground_truth.npz"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.folders import whole_folder
 from recsys_topk.datamodules.id_keys import mixed
 from recsys_topk.datamodules.recflow.days import midnight, parse_day
@@ -16,8 +16,6 @@ from recsys_topk.datamodules.recflow.layout import SLOTS
 from recsys_topk.datamodules.simulator.funnel import SHOWN
 from recsys_topk.datamodules.simulator.world import DAY_MS
 from recsys_topk.datamodules.simulator.writing import HISTORY, Views, write_counts, write_day
-
-Array = npt.NDArray[Any]
 
 _NEW_VIEWS: Final = 2
 """Number of views of a user between two requests."""

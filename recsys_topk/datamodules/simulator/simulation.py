@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.folders import whole_folder
 from recsys_topk.datamodules.recflow.days import midnight, parse_day
 from recsys_topk.datamodules.recflow.layout import SLOTS
@@ -19,7 +19,6 @@ from recsys_topk.datamodules.simulator.writing import FILE_STAGES, HISTORY, View
 
 __all__ = ["GroundTruth", "WorldConfig", "reference_recalls", "simulate"]
 
-Array = npt.NDArray[Any]
 
 _FIRST_REQUEST: Final = 10_000_000
 

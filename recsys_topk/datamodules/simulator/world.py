@@ -18,11 +18,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.recflow.days import midnight, parse_day
-
-Array = npt.NDArray[Any]
 
 DAY_MS: Final = 24 * 3600 * 1000
 _BLOCKS: Final = 6

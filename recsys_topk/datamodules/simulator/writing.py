@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.recflow.layout import ORDERED_STAGES, STAGES
 from recsys_topk.datamodules.simulator.funnel import SHOWN
-
-Array = npt.NDArray[Any]
 
 HISTORY: Final = 50
 """Number of views in a history."""
