@@ -22,8 +22,7 @@ from recsys_topk.ops.dispatch import (
     through_reference,
     wants_graph,
 )
-from recsys_topk.ops.kth_pair import scratch
-from recsys_topk.ops.parallel import over_lists
+from recsys_topk.ops.parallel import number_of_parts, run_parts
 
 Kind = Literal["ones", "differences", "rows"]
 
@@ -128,16 +127,12 @@ def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
     wants = scores.requires_grad and torch.is_grad_enabled()
     losses = np.empty(lists, np.float32)
     gradient = torch.empty(lists, n) if wants else torch.empty(1, 1)
-    like = np.empty(-(-n // pairs.WIDTH) * pairs.WIDTH, np.float32)
-    out = gradient.numpy()
-    failed: list[int] = []
-
-    def run(part: int, begin: int, end: int) -> None:
-        arrays = (x, first, second, discounts, ranks, mu, ks, near, deep, np.float32(sigma), wants)
-        failed.append(pairs.pair_lists(begin, end, kind, *arrays, scratch(like, 7), losses, out))
-
-    over_lists(run, lists)
-    if any(failed):  # a score is not finite
+    parts = number_of_parts(lists)
+    buffers = np.empty((parts, 7, -(-n // pairs.WIDTH) * pairs.WIDTH), np.float32)
+    finite = np.empty(parts, np.bool_)
+    arrays = (x, first, second, discounts, ranks, mu, ks, near, deep, np.float32(sigma), int(wants))
+    run_parts(pairs.pair_lists, lists, kind, *arrays, buffers, losses, gradient.numpy(), finite)
+    if not finite.all():
         return pair_sums.reference(scores, weights, sigma)
     value = torch.from_numpy(losses)
     if not wants:
@@ -191,8 +186,7 @@ def _count_numba(first: Tensor, second: Tensor) -> Tensor:
     from recsys_topk.ops.compiled.pairs import count_lists
 
     counts = np.empty(len(first), np.int64)
-    arrays = (first.contiguous().numpy(), second.contiguous().numpy(), counts)
-    over_lists(lambda _, begin, end: count_lists(begin, end, *arrays), len(first))
+    run_parts(count_lists, len(first), first.contiguous().numpy(), second.contiguous().numpy(), counts)
     return torch.from_numpy(counts)
 
 

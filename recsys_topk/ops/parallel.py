@@ -126,18 +126,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def over_lists(run: Callable[[int, int, int], Any], size: int) -> None:
-    """Call `run(part, first, last)` for parts of `size` lists, in Python threads.
-
-    Use `run_parts` for a single compiled loop.
-
-    Args:
-        run: Processes the lists first <= b < last, mostly without the GIL; `part` counts the calls from 0.
-        size: Number of lists.
-    """
-    run_threads(lambda bounds: run(*bounds), _parts(size))
-
-
 def run_threads(work: Callable[[Any], Any], tasks: Iterable[Any]) -> None:
     """Call `work` for all tasks, in as many Python threads as torch has threads."""
     tasks = list(tasks)
@@ -160,7 +148,7 @@ def run_threads(work: Callable[[Any], Any], tasks: Iterable[Any]) -> None:
 
 
 def number_of_parts(size: int) -> int:
-    """Return the number of parts into which `run_parts` and `over_lists` divide `size` lists."""
+    """Return the number of parts into which `run_parts` divides `size` lists."""
     return max(1, min(torch.get_num_threads(), size))
 
 

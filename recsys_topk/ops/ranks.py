@@ -12,7 +12,7 @@ from torch import Tensor
 from recsys_topk.numerics import at_least_float32, full_mask, is_full
 from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import is_float32, is_real, may_read, operation, sampled
-from recsys_topk.ops.parallel import over_lists
+from recsys_topk.ops.parallel import number_of_parts, run_parts
 from recsys_topk.ops.sorting import sort_descending
 
 
@@ -70,16 +70,11 @@ def _numba(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     real = np.zeros((0, 0), np.bool_) if full else mask.contiguous().numpy()
     valid = np.full(len(x), x.shape[1]) if full else count_true(mask).numpy()
     packed, ranks = np.empty(x.shape, np.int64), np.empty(x.shape, np.float32)
-    finite: list[bool] = []
-    tied: list[bool] = []
-
-    def run(part: int, begin: int, end: int) -> None:
-        finite.append(pack_lists(begin, end, x, real, packed))
-        packed[begin:end].sort(axis=1)
-        tied.append(rank_lists(begin, end, packed, valid, ranks))
-
-    over_lists(run, len(x))
-    if any(tied) or not all(finite):
+    finite, tied = np.empty((2, number_of_parts(len(x))), np.bool_)
+    run_parts(pack_lists, len(x), x, real, packed, finite)
+    packed.sort(axis=1)
+    run_parts(rank_lists, len(x), packed, valid, ranks, tied)
+    if tied.any() or not finite.all():
         return tie_ranks.reference(scores, labels, mask)
     return torch.from_numpy(ranks)
 

@@ -13,7 +13,7 @@ import torch
 from recsys_topk.ops import parallel
 from recsys_topk.ops.dispatch import installed
 from recsys_topk.ops.jit import Floats, Integers, jit
-from recsys_topk.ops.parallel import Call, over_lists, run_chains, run_parts, run_threads
+from recsys_topk.ops.parallel import Call, run_chains, run_parts, run_threads
 
 needs_numba = pytest.mark.skipif(not installed("numba"), reason="the compiled loops need numba")
 
@@ -66,10 +66,9 @@ def test_chains_are_run_once_and_in_order(chains: int) -> None:
 @pytest.mark.usefixtures("_team")
 @pytest.mark.parametrize("size", [0, 1, 2, 7])
 def test_every_list_is_in_one_part(size: int, threads: int) -> None:
-    seen, expected = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    seen = np.zeros(size, np.int64)
     run_parts(mark, size, seen)
-    over_lists(lambda part, first, last: expected.__setitem__(slice(first, last), part + 1), size)
-    assert seen.tolist() == expected.tolist()
+    assert seen.tolist() == sorted(seen.tolist())
     assert set(seen.tolist()) == set(range(1, min(threads, size) + 1))
 
 

@@ -14,6 +14,7 @@ from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 
 from recsys_topk.ops import task
+from recsys_topk.ops.jit import jit
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,6 +66,14 @@ def compiled(function: F) -> F:
     """Compile at the first call and cache on disk. Runs without the GIL; sums may be reordered, NaN is preserved."""
     flags = {"reassoc", "contract", "nsz", "arcp"}
     return cast(F, _kept(numba.njit(nogil=True, fastmath=flags, error_model="numpy")(function), function))
+
+
+class loop(jit[None]):  # noqa: N801  # used as a decorator
+    """A loop over lists for `recsys_topk.ops.parallel.run_parts`, compiled as `compiled` does."""
+
+    @cached_property
+    def _compiled(self) -> Any:
+        return compiled(self.function)
 
 
 def inlined(function: F) -> F:

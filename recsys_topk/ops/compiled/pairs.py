@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from recsys_topk.ops.compiled.arithmetic import INFINITY, ONE, TWO, ZERO, exp_negative, i32, log1p_unit
-from recsys_topk.ops.compiled.build import compiled
+from recsys_topk.ops.compiled.build import compiled, loop
 
 PAIR_ONES, PAIR_DIFFERENCES, PAIR_ROWS = 0, 1, 2  # kinds of weights
 WIDTH = 32  # lists are padded to a multiple of this, so that loops have no remainder
@@ -50,14 +50,15 @@ def pair_weights(
             w[j] *= part[j]
 
 
-@compiled
+@loop
 def pair_lists(
-    begin: Any, end: Any, kind: Any, x: Any, first: Any, second: Any, discounts: Any, ranks: Any, mu: Any, ks: Any,
-    near: Any, deep: Any, sigma: Any, wants: Any, buffers: Any, losses: Any, gradient: Any,
-) -> Any:  # fmt: skip
+    number: Any, begin: Any, end: Any, kind: Any, x: Any, first: Any, second: Any, discounts: Any, ranks: Any, mu: Any,
+    ks: Any, near: Any, deep: Any, sigma: Any, wants: Any, buffers: Any, losses: Any, gradient: Any, finite: Any,
+) -> None:  # fmt: skip
     """Write sum_ij w_ij log(1 + exp(-sigma (x_i - x_j))) and its gradient for lists begin <= b < end.
 
     Args:
+        number: Number of the part.
         begin: First list.
         end: One past the last list.
         kind: PAIR_ONES, PAIR_DIFFERENCES or PAIR_ROWS.
@@ -72,19 +73,19 @@ def pair_lists(
         deep: Factor of delta for ranks beyond k, indexed by twice the rank.
         sigma: Steepness.
         wants: Whether to write gradients.
-        buffers: (7, N rounded up to a multiple of WIDTH) float32, overwritten.
+        buffers: (parts, 7, N rounded up to a multiple of WIDTH) float32, overwritten.
         losses: (B,) float32, written.
         gradient: (B, N) float32, written.
-
-    Returns:
-        0, or -1 if a score is not finite.
+        finite: (parts,) bool, written: whether all scores are finite. Otherwise the rest is not written.
     """
+    own_buffers = buffers[number]
     v, w, g, other, d, r, part = (
-        buffers[0], buffers[1], buffers[2], buffers[3], buffers[4], buffers[5], buffers[6]
+        own_buffers[0], own_buffers[1], own_buffers[2], own_buffers[3], own_buffers[4], own_buffers[5], own_buffers[6]
     )  # fmt: skip
     n = x.shape[1]
     swap, ranked = discounts.shape[0] > 0, ranks.shape[0] > 0
-    buffers[:] = ZERO
+    own_buffers[:] = ZERO
+    finite[number] = True
     other[:] = INFINITY
     for b in range(begin, end):
         total = ZERO
@@ -92,7 +93,8 @@ def pair_lists(
             v[j] = x[b, j]
             total += abs(x[b, j])
         if not total < INFINITY:
-            return -1
+            finite[number] = False
+            return
         other[:n] = second[b]
         if swap:
             d[:n] = discounts[b]
@@ -118,11 +120,10 @@ def pair_lists(
         if wants:
             for j in range(n):
                 gradient[b, j] = sigma * g[j]
-    return 0
 
 
-@compiled
-def count_lists(begin: Any, end: Any, first: Any, second: Any, counts: Any) -> None:
+@loop
+def count_lists(number: Any, begin: Any, end: Any, first: Any, second: Any, counts: Any) -> None:
     """Write the number of pairs with first_i > second_j for lists begin <= b < end; first_i = -inf is in no pair."""
     n = first.shape[1]
     for b in range(begin, end):
