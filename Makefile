@@ -14,7 +14,7 @@ DEMO_DIR ?= runs
 PAPER_DIR ?= runs/paper
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu docs bench paper lint lock clean
+.PHONY: help install demo test types suite test-gpu docs bench paper lint lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,7 +36,12 @@ demo: $(STAMP)  ## simulate a small world, train a cascade with DFTopK on it, te
 test: $(STAMP)  ## ruff, mypy --strict, pytest and the doctests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory -j 2 types suite
+
+types: $(STAMP)
 	$(BIN)/mypy
+
+suite: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 docs: $(STAMP)  ## the documentation site, into docs/_build/html

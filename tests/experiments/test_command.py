@@ -14,18 +14,38 @@ import pytest
 from tests.conftest import TINY_WORLD, Result
 
 
-def test_experiment_runs_once_and_is_reported(recsys_topk: Callable[..., Result], tmp_path: Path) -> None:
+def test_interrupted_experiment_resumes_runs_once_and_is_reported(
+    recsys_topk: Callable[..., Result], environment: dict[str, str], tmp_path: Path
+) -> None:
     command = ["experiment", "main-table", "--only", "dftopk,lapsum", "--seeds", "1", "--out", "p", *TINY_WORLD]
-    first = recsys_topk(*command)
-    assert first.returncode == 0, first.stderr
-    assert "$ recsys-topk compare --config paper-small --seeds 1 --variant 'dftopk=--loss dftopk'" in first.stdout
-    assert "[2/2]" in first.stdout
-    assert " left" in first.stdout
-    record = json.loads((tmp_path / "p" / "main-table" / "experiment.json").read_text())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "recsys_topk", *command], cwd=tmp_path, env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    shown = ""
+    for line in process.stdout:
+        shown += line
+        if line.startswith("[1/2]"):
+            break
+    assert "$ recsys-topk compare --config paper-small --seeds 1 --variant 'dftopk=--loss dftopk'" in shown
+    assert " left" in shown
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)  # returns when all child processes have ended too
+    assert process.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    folder = tmp_path / "p" / "main-table"
+    (trial,) = folder.rglob("dftopk-s0.json")
+    kept = trial.read_text()
+
+    resumed = recsys_topk(*command)
+    assert resumed.returncode == 0, resumed.stderr
+    assert trial.read_text() == kept
+    assert "[2/2]" in resumed.stdout
+    record = json.loads((folder / "experiment.json").read_text())
     assert record["steps"][0]["seconds"] > 0
     rankers = record["reference"]
     assert rankers["random"]["joint"] < rankers["popularity"]["joint"] < rankers["oracle"]["joint"]
-    runs = json.loads((tmp_path / "p" / "main-table" / "comparison.json").read_text())["runs"]
+    runs = json.loads((folder / "comparison.json").read_text())["runs"]
     taus = {label: run[0]["config"]["model"]["loss"]["init_args"]["tau"] for label, run in runs.items()}
     assert taus == {"dftopk": 500, "lapsum": 5}
 
@@ -35,47 +55,14 @@ def test_experiment_runs_once_and_is_reported(recsys_topk: Callable[..., Result]
     assert "$ recsys-topk" not in again.stdout
 
     # The report names the missing runs of an experiment.
-    (tmp_path / "p" / "main-table" / "comparison.json").unlink()
-    (tmp_path / "p" / "main-table" / "trials" / "lapsum-s0.json").unlink()
+    (folder / "comparison.json").unlink()
+    (folder / "trials" / "lapsum-s0.json").unlink()
     page = recsys_topk("report", "p", "--out", "page.html")
     assert page.returncode == 0, page.stderr
     assert "missing: 1 of 2 runs are not finished" in page.stdout
     text = (tmp_path / "page.html").read_text()
     assert "The main table" in text
     assert "Missing: 1 of 2 runs" in text
-
-
-def test_interrupted_experiment_resumes(environment: dict[str, str], tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "recsys_topk",
-        "experiment",
-        "streaming",
-        "--only",
-        "dftopk,lapsum",
-        "--seeds",
-        "1",
-    ]
-    command += ["--out", "p", *TINY_WORLD]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("[1/2]"):
-            break
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)  # returns when all child processes have ended too
-    assert process.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
-    (trial,) = (tmp_path / "p" / "streaming").rglob("dftopk-s0.json")
-    kept = trial.read_text()
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert trial.read_text() == kept
-    days = json.loads((tmp_path / "p" / "streaming" / "stream.json").read_text())["runs"]
-    assert {label: len(runs[0]["days"]) for label, runs in days.items()} == {"dftopk": 3, "lapsum": 3}
 
 
 @pytest.mark.parametrize(
