@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def plain_twin(stage: Stage, parts: tuple[Part, ...] = PARTS) -> Any:
     return twin.eval().requires_grad_(False)
 
 
-class ExportedModel(nn.Module):
+class ExportedModel(nn.Module, ABC):
     """Base class of exported models.
 
     Attributes:
@@ -91,9 +92,9 @@ class ExportedModel(nn.Module):
         """Return the output for the tensors of `inputs`."""
         return self.compute({one.name: tensor for one, tensor in zip(self.inputs, tensors, strict=True)})
 
+    @abstractmethod
     def compute(self, given: dict[str, Tensor]) -> Tensor:
         """Return the output for the inputs by name."""
-        raise NotImplementedError
 
 
 class ListScores(ExportedModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections.abc import Iterator
 
@@ -14,6 +13,7 @@ from recsys_topk.ops import parallel
 from recsys_topk.ops.dispatch import installed
 from recsys_topk.ops.jit import Floats, Integers, jit
 from recsys_topk.ops.parallel import Call, run_chains, run_parts, run_threads
+from tests.ops.forked import assert_ends_in_a_forked_process, needs_fork
 
 needs_numba = pytest.mark.skipif(not installed("numba"), reason="the compiled loops need numba")
 
@@ -95,16 +95,10 @@ def test_an_error_in_a_thread_is_raised() -> None:
 
 
 @needs_numba
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="the system cannot fork")
+@needs_fork
 def test_loops_run_in_a_forked_process() -> None:
     run_parts(mark, 8, np.zeros(8, np.int64))
-    child = multiprocessing.get_context("fork").Process(target=_in_child)
-    child.start()
-    child.join(60)
-    waiting = child.is_alive()
-    child.kill()
-    assert not waiting
-    assert child.exitcode == 0
+    assert_ends_in_a_forked_process(_in_child)
 
 
 def _in_child() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +13,7 @@ from recsys_topk.ops import parallel
 from recsys_topk.ops.dispatch import backend, installed
 from recsys_topk.ops.joint_terms import JointTask, joint_terms
 from recsys_topk.ops.topk_loss import Law
+from tests.ops.forked import assert_ends_in_a_forked_process, needs_fork
 
 pytestmark = pytest.mark.skipif(not installed("numba"), reason="the compiled loops need numba")
 
@@ -65,17 +65,11 @@ def test_view_with_other_strides_gives_the_same_result(threads):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="the system cannot fork")
+@needs_fork
 def test_forked_process_does_not_wait_for_the_threads_of_its_parent(threads):
     torch.set_num_threads(2)
     loss_and_gradient()
-    child = multiprocessing.get_context("fork").Process(target=_compute_loss)
-    child.start()
-    child.join(60)
-    waiting = child.is_alive()
-    child.kill()
-    assert not waiting
-    assert child.exitcode == 0
+    assert_ends_in_a_forked_process(_compute_loss)
 
 
 def _compute_loss() -> None:
