@@ -213,7 +213,7 @@ def in_processes(
 ) -> Iterator[tuple[Trial, str | None]]:
     """Do `work` for each run in a separate process; yield each when it is over, with the reason if it failed."""
     context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recsys_topk.runs.lightning_cli", "numba"])
+    context.set_forkserver_preload(["recsys_topk.runs.lightning_cli"])
     environment = dict(os.environ)
     environment.pop("WANDB_SERVICE", None)  # W&B's helper of this process, if any, knows nothing of the others
     settings = (environment, 1 if jobs > 1 else None, multiprocessing.get_start_method(allow_none=True))
