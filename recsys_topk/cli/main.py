@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from recsys_topk import __version__
 from recsys_topk.cli.console import echo, warn
 from recsys_topk.registry import suggest
-from recsys_topk.trust import printable
+from recsys_topk.text import printable
 
 # name -> (module with `main(argv) -> int | None`, what it does). The modules are imported when the command is run.
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.datamodules import Schema, data_spec
-from recsys_topk.trust import printable
+from recsys_topk.text import printable
 from recsys_topk.trust.documents import inspect_config
 from recsys_topk.trust.own_runs import recall
 

@@ -43,7 +43,8 @@ from recsys_topk.runs.resume import Resumption, check_changes
 from recsys_topk.runs.table_memory import announce_memory
 from recsys_topk.runs.wandb.logger import describe_run, make_wandb, wandb_loggers
 from recsys_topk.strategies.torchrec import TorchRecStrategy
-from recsys_topk.trust import UntrustedError, what_to_trust
+from recsys_topk.trust.allowed import what_to_trust
+from recsys_topk.trust.source import UntrustedError
 
 if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, LogLine
