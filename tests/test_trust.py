@@ -334,7 +334,7 @@ def test_parser_itself_refuses_untrusted_classes(
     (tmp_path / "inner.yaml").write_text("evil_payload.Evil")
     monkeypatch.setattr("recsys_topk.runs.config.inspect_config", lambda *_: None)
     unresolved = merge(resolve({}), yaml.safe_load(text))
-    monkeypatch.setattr("recsys_topk.runs.lightning_cli.resolve", lambda config: unresolved)
+    monkeypatch.setattr("recsys_topk.runs.run.resolve", lambda config: unresolved)
     name = next((name for name in ("LambdaCallback", "PredictionWriter") if name in text), "evil_payload")
     assert_refused("fit", "--config", text, names=(name, "--trust"))
 

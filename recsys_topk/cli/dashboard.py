@@ -11,7 +11,7 @@ from pathlib import Path
 
 from recsys_topk.cli.console import echo, make_parser, warn, write_to
 from recsys_topk.reports import workspace
-from recsys_topk.runs.directory import offline_wandb
+from recsys_topk.runs.wandb.environment import offline_wandb
 
 
 def main(argv: list[str]) -> None:

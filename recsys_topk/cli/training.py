@@ -48,10 +48,10 @@ def requested_help(command: Command, rest: list[str]) -> str | None:
     if "-h" in rest or "--help" in rest:
         return command_help(command)
     if "--help_all" in rest:
-        from recsys_topk.runs.lightning_cli import CascadeCLI
+        from recsys_topk.runs.parser import make_parser
 
         data = class_help("data", registry_of("data"), DEFAULTS["data"])
-        return f"{CascadeCLI(command, {}, build=False).help()}\n{data}"
+        return f"{make_parser().format_help()}\n{data}"
     for key in KEYS:
         asked = [argument for argument in rest if argument.partition("=")[0] == f"--{key}.help"]
         if asked:

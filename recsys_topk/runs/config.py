@@ -33,6 +33,7 @@ GIVEN = ("self", "loss", "stages")
 KEYS = ("loss", "objective", "data")
 SHORT = ("loss", "objective", "lr_scheduler")
 TORCHREC = "recsys_topk.strategies.torchrec.TorchRecStrategy"
+DROPPED = ("verbose", "return_predictions")  # in files of `validate`, `test` and `predict` of older versions
 DEFAULTS = {"loss": "dftopk", "data": "recflow"}
 
 
@@ -69,7 +70,7 @@ def read_config(name: str) -> dict[str, Any]:
             raise ValueError(f"{source} has the key {key!r}, which only the user can give; remove it")
     inspect_config(content, source)
     _check_shape(content, source)
-    return content
+    return {key: value for key, value in content.items() if key not in DROPPED}
 
 
 def _check_shape(content: Mapping[Any, Any], source: str) -> None:

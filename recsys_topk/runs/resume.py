@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.runs.checkpoint import describe_checkpoint, read_checkpoint
-from recsys_topk.runs.config import flatten_config
+from recsys_topk.runs.config import flatten_config, resolve
 from recsys_topk.runs.directory import RunDirectory
 from recsys_topk.trust.documents import inspect_config, read_yaml_file
 from recsys_topk.trust.own_runs import recall
@@ -119,16 +119,17 @@ def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumpti
     return Resumption(run, checkpoint, config, steps, epochs, mid_epoch, lines, own)
 
 
-def check_changes(resumption: Resumption, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Raise if an option differs from the run's that may not; return a line for each that may change the last digits.
+def check_changes(resumption: Resumption, config: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
+    """Raise if an option that must not change differs from the run's; return a line per change of the machine.
 
     Args:
-        resumption: The run.
-        then: All options that the run was started with.
-        now: All options that it is to be resumed with.
+        resumption: The run to resume.
+        config: The config to resume with, in its long form: that of the run, overridden by what was typed.
+        options: The same config, parsed: numbers are numbers, and defaults are filled in.
     """
-    before, after = flatten_config(then), flatten_config(now)
-    changed = [key for key in after if before.get(key) != after[key]]
+    before, merged, parsed = (flatten_config(part) for part in (resolve(resumption.config), config, options))
+    after = {key: parsed.get(key, value) for key, value in merged.items() if before.get(key) != value}
+    changed = [key for key, value in after.items() if before.get(key) != value]
     # With another number of processes, the batch of one may change; the loader refuses another global batch.
     moved = any(_among(key, ("trainer.devices", "trainer.num_nodes")) for key in changed)
     machine_options = (*MACHINE, "data.batch_size") if moved else MACHINE
@@ -140,13 +141,13 @@ def check_changes(resumption: Resumption, then: Mapping[str, Any], now: Mapping[
             f"--resume takes the options of the run in {resumption.run.path}: {chosen} is {before.get(chosen)!r} "
             f"there, and {after[chosen]!r} was given{others}; leave it out, or start a new run without --resume"
         )
-    target = now["trainer"].get("max_epochs")
+    target = options["trainer"].get("max_epochs")
     if target is not None and 0 <= target <= resumption.epochs:
         raise ValueError(
             f"the run in {resumption.run.path} has trained {resumption.epochs} epochs, and --trainer.max_epochs is "
             f"{target}; give more to train on"
         )
-    if not resumption.mid_epoch and now["trainer"].get("max_steps", -1) != -1:
+    if not resumption.mid_epoch and options["trainer"].get("max_steps", -1) != -1:
         raise ValueError(
             f"{resumption.checkpoint} was saved between two epochs, from where Lightning cannot count on to "
             f"--trainer.max_steps; give --trainer.max_steps=-1 --trainer.max_epochs N"

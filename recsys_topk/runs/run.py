@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from recsys_topk.runs.checkpoint import config_from_checkpoint, describe_checkpoint, read_checkpoint
 from recsys_topk.runs.config import resolve
 from recsys_topk.runs.day_check import check_days
-from recsys_topk.runs.directory import RunDirectory, Status, first_process, with_wandb_environment
-from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
+from recsys_topk.runs.directory import RunDirectory, Status, first_process
+from recsys_topk.runs.resume import LONGER, Resumption, check_changes, plan_resumption
+from recsys_topk.runs.wandb.environment import with_wandb_environment
 from recsys_topk.trust import reading
 from recsys_topk.trust.own_runs import remember
 from recsys_topk.trust.typed import trusted_by
@@ -116,13 +117,25 @@ class TrainingRun:
         return {name: float(value) for name, value in self.trainer.callback_metrics.items()}
 
     def options(self, command: Command = "fit") -> dict[str, Any]:
-        """Return the whole config, defaults filled in; raise on a mistake. Nothing is built."""
-        return self._read(command, build=False).options
+        """Return the whole config with defaults; raise on a mistake. Nothing is built."""
+        with self._parsed(command, self._resolve(command)[0]) as (parser, values):
+            from recsys_topk.runs.parser import as_dict
+
+            return as_dict(parser, values)
 
     def parts(self, command: Command = "fit") -> CascadeCLI:
-        """Return trainer, model and data, built at the first call."""
+        """Return trainer, model and data. The first call builds them."""
         if self._parts is None:
-            self._parts = self._read(command, build=True)
+            config, lines = self._resolve(command)
+            check_days(config)
+            for line in lines:
+                self.log_line(line)
+            with self._parsed(command, config) as (parser, values):
+                from recsys_topk.runs.lightning_cli import CascadeCLI
+                from recsys_topk.runs.preflight import check_hardware
+
+                check_hardware(vars(values.trainer))
+                self._parts = CascadeCLI(command, parser, values, self.resumption, self.log_line)
         return self._parts
 
     def fit(self) -> dict[str, float]:
@@ -149,7 +162,7 @@ class TrainingRun:
         try:
             report_start(self, "fit")
             with _weights_fit(), watch_processes(self):
-                self.trainer.fit(**{**parts._prepare_subcommand_kwargs("fit"), **parts.checkpoint_options})
+                self.trainer.fit(self.model, datamodule=self.data, **parts.checkpoint_options)
             status = "finished"
         except (TrainingStoppedError, SystemExit) as stop:
             if not self.trainer.interrupted:
@@ -234,34 +247,45 @@ class TrainingRun:
         finally:
             self.trainer.callbacks.remove(callback)
 
-    def _read(self, command: Command, build: bool) -> CascadeCLI:
-        with reading(self.trust):
-            config, lines = self._config(command)
-            if build:
-                check_days(config)
-            resolve(config)  # names are checked before Lightning is imported
-            for line in lines if build else ():
-                self.log_line(line)
+    def _resolve(self, command: Command) -> tuple[dict[str, Any], Sequence[str]]:
+        """Return the config in its long form, and lines that say what is restored.
 
-            from recsys_topk.runs.lightning_cli import CascadeCLI
+        It is merged from the run to resume or the checkpoint, files, environment and typed options, lowest first.
+        """
+        config: Mapping[str, Any] = self.config
+        lines: Sequence[str] = ()
+        with reading(self.trust):
+            if self.resumption is not None:
+                lines = self.resumption.lines
+                config = {"config": [self.resumption.config, config], "ckpt_path": str(self.resumption.checkpoint)}
+            elif command != "fit":
+                checkpoint = config.get("ckpt_path")
+                if not checkpoint:
+                    example = f"recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"
+                    raise ValueError(f"{command} needs a trained model: {example}")
+                content = read_checkpoint(checkpoint)
+                lines = describe_checkpoint(checkpoint, content)
+                config = {"config": [config_from_checkpoint(content), config]}
+            return resolve(config), lines
+
+    @contextmanager
+    def _parsed(self, command: Command, config: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+        """Parse a resolved config; yield the parser and the options. Inside, only trusted classes are imported."""
+        with reading(self.trust):
+            from recsys_topk.runs.parser import as_dict, make_parser, parse
+            from recsys_topk.runs.preflight import check_options
+            from recsys_topk.runs.quiet import quiet_libraries
             from recsys_topk.trust.guard import guarded
 
+            quiet_libraries()
             with guarded():
-                return CascadeCLI(command, config, self.resumption, self.log_line, build)
-
-    def _config(self, command: Command) -> tuple[dict[str, Any], Sequence[str]]:
-        """Return the config, above that of the run to resume or of the checkpoint, and lines on what is restored."""
-        if self.resumption is not None:
-            below, checkpoint = self.resumption.config, str(self.resumption.checkpoint)
-            return {"config": [below, self.config], "ckpt_path": checkpoint}, self.resumption.lines
-        if command == "fit":
-            return self.config, ()
-        checkpoint = self.config.get("ckpt_path") or ""
-        if not checkpoint:
-            example = f"recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"
-            raise ValueError(f"{command} needs a trained model: {example}")
-        content = read_checkpoint(checkpoint)
-        return {"config": [config_from_checkpoint(content), self.config]}, describe_checkpoint(checkpoint, content)
+                parser = make_parser()
+                values = parse(parser, command, config)
+                check_options(values)
+                if self.resumption is not None:
+                    for line in check_changes(self.resumption, config, as_dict(parser, values)):
+                        self.log_line(line)
+                yield parser, values
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from recsys_topk.runs.config import flatten_config, registry_of, resolve
-from recsys_topk.runs.directory import with_wandb_environment
 from recsys_topk.runs.run import LogLine, TrainingRun
+from recsys_topk.runs.wandb.environment import with_wandb_environment
 from recsys_topk.trust import reading
 from recsys_topk.trust.typed import trusted_by
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from recsys_topk.runs.directory import RunDirectory, offline_wandb
+from recsys_topk.runs.directory import RunDirectory
 from recsys_topk.runs.metrics_file import read_rows
+from recsys_topk.runs.wandb.environment import offline_wandb
 from recsys_topk.runs.wandb.lineage import linked_run, log_weights, run_facts, use_data, use_weights
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def log_end(run: TrainingRun, command: Command, metrics: Mapping[str, float]) ->
         if command == "fit":
             run.directory.record(**run_facts(logger))
             found = {label: path / "checkpoints" / f"{label}.ckpt" for label in ("best", "last")}
-            if run.parts().config["fit"].log_checkpoints:
+            if run.parts().config.log_checkpoints:
                 kept = {label: file for label, file in found.items() if file.is_file()}
                 run.directory.record(**log_weights(logger, kept, metrics, path.name))
 
