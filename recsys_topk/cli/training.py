@@ -1,4 +1,4 @@
-"""`recsys-topk fit|validate|test|predict`: from typed options to a run, or to the help that was asked for."""
+"""`recsys-topk fit|validate|test|predict`: typed options become a `TrainingRun`, or help is printed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
 
 
 def requested_help(command: Command, rest: list[str]) -> str | None:
-    """Return the help that the arguments ask for, if they do."""
+    """Return the help that the arguments request; None if they do not."""
     if "-h" in rest or "--help" in rest:
         return command_help(command)
     if "--help_all" in rest:
@@ -69,9 +69,9 @@ def command_help(command: str) -> str:
 
 
 def class_help(key: str, table: Registry[object], name: str | None) -> str:
-    """Return what the class of an option (`--loss`, `--objective`, `--data`) is and takes, or the names there are."""
+    """Return the docstring and the options of a class (`--loss`, `--objective`, `--data`), or the available names."""
     if name is None:
-        return f"{table.kind}: {', '.join(table.available())}\n--{key}.help NAME tells more of one"
+        return f"{table.kind}: {', '.join(table.available())}\n--{key}.help NAME shows the options of one"
     cls = table.resolve(name)
     parameters = inspect.signature(cls).parameters.values()
     options = [f"  --{key}.{p.name} (default: {p.default})" for p in parameters if p.default is not p.empty]

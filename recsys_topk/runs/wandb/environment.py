@@ -13,32 +13,32 @@ WANDB_OPTIONS = ("project", "entity", "name", "group", "tags", "job_type", "mode
 
 
 def wandb_environment() -> dict[str, str]:
-    """Return the options of W&B that its environment variables set, by their name in a config (`wandb.NAME`)."""
+    """Return the options that the environment variables of W&B set, by their names in a config (`wandb.NAME`)."""
     variables = {name: f"WANDB_{name.upper()}" for name in WANDB_OPTIONS} | {"group": "WANDB_RUN_GROUP"}
-    found = {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
-    if found.get("mode") == "dryrun":  # the old name, which Lightning sets
-        found["mode"] = "offline"
-    return found
+    options = {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
+    if options.get("mode") == "dryrun":  # the old name, which Lightning sets
+        options["mode"] = "offline"
+    return options
 
 
 def with_wandb_environment(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the environment's options of W&B in it: below what is typed, above the files.
+    """Return a config with the W&B options of the environment: above its files, below its other keys.
 
     Example:
-        >>> os.environ["WANDB_NOTES"] = "said here"
+        >>> os.environ["WANDB_NOTES"] = "from the shell"
         >>> with_wandb_environment({"config": "simulated", "wandb": {"project": "mine"}})
-        {'config': ['simulated', {'wandb': {'notes': 'said here'}}], 'wandb': {'project': 'mine'}}
+        {'config': ['simulated', {'wandb': {'notes': 'from the shell'}}], 'wandb': {'project': 'mine'}}
         >>> del os.environ["WANDB_NOTES"]
     """
-    found = {key: value for key, value in wandb_environment().items() if key != "name" or "name" not in config}
-    return {**config, **({"config": [*as_list(config.get("config")), {"wandb": found}]} if found else {})}
+    options = {key: value for key, value in wandb_environment().items() if key != "name" or "name" not in config}
+    return {**config, **({"config": [*as_list(config.get("config")), {"wandb": options}]} if options else {})}
 
 
 def offline_wandb(mode: str | None = None) -> bool:
-    """Return whether W&B must run offline: no key is known here, or the user said so.
+    """Return whether W&B runs offline: by `mode`, or because there is no API key.
 
     Args:
-        mode: What the user said; None = what WANDB_MODE holds.
+        mode: The mode that the user selected; None = that of WANDB_MODE.
     """
     if (mode or os.environ.get("WANDB_MODE")) in ("offline", "disabled", "dryrun"):
         return True
