@@ -136,8 +136,8 @@ class TrainingRun:
         from recsys_topk.callbacks.resume_point import TrainingStoppedError
         from recsys_topk.runs.lost_process import watch_processes
         from recsys_topk.runs.summary import report_end, report_start, report_stop
-        from recsys_topk.runs.wandb_lineage import run_facts
-        from recsys_topk.runs.wandb_logging import wandb_loggers
+        from recsys_topk.runs.wandb.lineage import run_facts
+        from recsys_topk.runs.wandb.logger import wandb_loggers
 
         self.directory.claim()
         own = remember(self.directory.path, self.trust) if first_process() else {}
