@@ -25,8 +25,9 @@ ALLOWED: dict[str, set[str]] = {
     "datamodules": {"metrics.functional", "ops"},
     "cascades": {"datamodules.batch", "datamodules.schema", "losses", "metrics", "operators", "ops"},
     "reference": {"cascades.objectives", "losses", "metrics", "operators"},
-    "strategies": {"cascades", "datamodules", "metrics"},
-    "callbacks": {"cascades", "datamodules", "metrics", "ops"},
+    "evaluation": {"cascades", "datamodules", "metrics", "ops", "serving.index", "serving.manifest"},
+    "strategies": {"cascades", "datamodules", "evaluation", "metrics"},
+    "callbacks": {"cascades", "datamodules", "evaluation", "metrics", "ops"},
     "testing": {"losses", "operators", "cascades", "datamodules"},
     "serving": {
         f"datamodules.{part}" for part in ("schema", "vocabulary", "encoding", "deployment", "folders", "reading")

@@ -181,7 +181,7 @@ class TrainingRun:
         """Measure on the test days; return the metrics.
 
         Args:
-            corpus: Measure over the whole catalogue too: options of `recsys_topk.callbacks.corpus.CorpusMetrics`, e.g.
+            corpus: Measure over the whole catalogue too: options of `evaluation.CorpusMetrics`, e.g.
                 ``{"cuts": [10, 20]}``, or ``{}``; None = no. ``{"index": FOLDER}`` measures through an index too,
                 beside exact search; ``"export"`` says which export it was built for. Writes ``corpus.json``.
         """
@@ -219,12 +219,12 @@ class TrainingRun:
         if options is None:
             yield
             return
-        from recsys_topk.callbacks.corpus import CorpusMetrics
+        from recsys_topk.evaluation.corpus_metrics import CorpusMetrics
 
         options = dict(options)
         index, export = options.pop("index", None), options.pop("export", None)
         if index is not None:
-            from recsys_topk.runs.index_search import IndexedCatalogue
+            from recsys_topk.evaluation.index_search import IndexedCatalogue
 
             options["searches"] = {"index": IndexedCatalogue(index, export, self.data)}
         callback = CorpusMetrics(**options, log_line=self.log_line, file=self.directory.path / "corpus.json")
