@@ -22,11 +22,11 @@ from recsys_topk.cascades.corpus_search import (
     score_candidates,
 )
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import Schema
 from recsys_topk.metrics.functional import recall_of
 from recsys_topk.metrics.mean import ListMean
 from recsys_topk.ops.dcg import Gain, gains, ideal_dcg, rank_discounts
 from recsys_topk.registry import suggest
+from recsys_topk.tabular.schema import Schema
 
 
 class RequestMean(ListMean):

@@ -21,7 +21,7 @@ from recsys_topk.callbacks.corpus import CorpusMetrics, evaluate_corpus
 from recsys_topk.cascades.corpus import CorpusEvaluation
 from recsys_topk.cascades.corpus_search import Candidates, ExactSearch, Requests, requests_of, with_items
 from recsys_topk.datamodules import CascadeDataModule, Catalogue, TensorShard
-from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.tabular.schema import VARIANT
 
 ITEMS, REQUESTS, K = 45, 26, 3
 
