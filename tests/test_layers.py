@@ -14,7 +14,7 @@ import recsys_topk
 PACKAGE = Path(recsys_topk.__file__).parent
 
 # Modules that every other module may import.
-BASE = {"lazy", "numerics", "processes", "checks", "registry", "spec", "trust", "files", "types"}
+BASE = {"lazy", "numerics", "processes", "checks", "registry", "spec", "trust", "files", "types", "text"}
 # package -> packages that it may import besides itself and BASE. "a.b" allows only that module of a package.
 ALLOWED: dict[str, set[str]] = {
     **{name: set() for name in BASE},
@@ -26,8 +26,9 @@ ALLOWED: dict[str, set[str]] = {
     "datamodules": {"tabular", "metrics.functional", "ops"},
     "cascades": {"datamodules.batch", "tabular.schema", "losses", "metrics", "operators", "ops"},
     "reference": {"cascades.objectives", "losses", "metrics", "operators"},
-    "strategies": {"cascades", "datamodules", "metrics", "ops"},
-    "callbacks": {"cascades", "datamodules", "tabular", "metrics", "ops"},
+    "evaluation": {"cascades", "datamodules", "tabular", "metrics", "ops", "serving.index", "serving.manifest"},
+    "strategies": {"cascades", "datamodules", "evaluation", "metrics", "ops"},
+    "callbacks": {"cascades", "datamodules", "tabular", "evaluation", "metrics", "ops"},
     "testing": {"losses", "operators", "metrics", "cascades", "datamodules", "tabular"},
     "serving": {"tabular"},
 }
@@ -46,7 +47,7 @@ ALLOWED["__init__"] = LIBRARY | {"runs"}
 LIGHT = {*BASE, "ops", "operators", "losses"}
 HEAVY = {"lightning", "torchrec", "datasets", "wandb", "torchmetrics", "pyarrow", "pandas", "jsonargparse", "yaml"}
 # These packages run without torch, except the modules of EXCEPTIONS.
-WITHOUT_TORCH = {"lazy", "files", "types", "tabular", "serving"}
+WITHOUT_TORCH = {"lazy", "files", "types", "text", "tabular", "serving"}
 TORCH = {"torch", "lightning", "torchrec", "torchmetrics", "datasets"}
 # Modules of `trust` that read files for a parser. They use yaml and jsonargparse; no light module imports them.
 # `recsys_topk.trust` itself needs only the standard library.

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
 
     import yaml
 
-    from recsys_topk.runs.text import table
+    from recsys_topk.text import table
 
     columns = {role: getattr(given, role) for role in (*ROLES, *ROLES_OF_LISTS)}
     kind, found, plain = _guess(given.data, given.files, columns)

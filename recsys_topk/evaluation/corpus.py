@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from recsys_topk.cascades.cascade import Cascade
-from recsys_topk.cascades.corpus_baselines import popular_items, random_ndcg, random_recall
-from recsys_topk.cascades.corpus_search import (
+from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.evaluation.catalogue_baselines import popular_items, random_ndcg, random_recall
+from recsys_topk.evaluation.search import (
     Candidates,
     ExactSearch,
     Items,
@@ -21,7 +22,6 @@ from recsys_topk.cascades.corpus_search import (
     requests_of,
     score_candidates,
 )
-from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.metrics.functional import recall_of
 from recsys_topk.metrics.mean import ListMean
 from recsys_topk.ops.dcg import Gain, gains, ideal_dcg, rank_discounts

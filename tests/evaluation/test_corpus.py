@@ -17,10 +17,10 @@ import torch
 from lightning.pytorch import Trainer
 
 from recsys_topk import CascadeModule, Feature, Schema, StageConfig, Table
-from recsys_topk.callbacks.corpus import CorpusMetrics, evaluate_corpus
-from recsys_topk.cascades.corpus import CorpusEvaluation
-from recsys_topk.cascades.corpus_search import Candidates, ExactSearch, Requests, requests_of, with_items
 from recsys_topk.datamodules import CascadeDataModule, Catalogue, TensorShard
+from recsys_topk.evaluation.corpus import CorpusEvaluation
+from recsys_topk.evaluation.corpus_metrics import CorpusMetrics, evaluate_corpus
+from recsys_topk.evaluation.search import Candidates, ExactSearch, Requests, requests_of, with_items
 from recsys_topk.tabular.schema import VARIANT
 
 ITEMS, REQUESTS, K = 45, 26, 3
@@ -201,7 +201,7 @@ def test_evaluation_equals_loop_over_all_pairs(stages: tuple[StageConfig, ...], 
 def test_result_does_not_depend_on_batch_size_or_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for size, pairs in ((3, 1 << 22), (64, 100)):
-        monkeypatch.setattr("recsys_topk.cascades.corpus_search.PAIRS_AT_ONCE", pairs)
+        monkeypatch.setattr("recsys_topk.evaluation.search.PAIRS_AT_ONCE", pairs)
         data = Tiny(batch_size=size)
         model = make_model(data, STAGES["three stages"], exact=True)
         results.append(evaluate_corpus(model, data, items_at_once=size).compute())
@@ -315,8 +315,8 @@ def test_callback_logs_corpus_metrics_and_sampled_metrics(tmp_path: Path) -> Non
 WORKER = """
 import json, sys
 import torch.distributed as dist
-from recsys_topk.callbacks.corpus import evaluate_corpus
-from tests.cascades.test_corpus import STAGES, Tiny, make_model
+from recsys_topk.evaluation.corpus_metrics import evaluate_corpus
+from tests.evaluation.test_corpus import STAGES, Tiny, make_model
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2)
 data = Tiny(batch_size=5)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recsys_topk.cascades.module import CascadeModule, Split
 from recsys_topk.datamodules import CascadeDataModule, GroundTruth
-from recsys_topk.datamodules.popularity import Popularity
+from recsys_topk.evaluation.popularity import Popularity
 from recsys_topk.metrics.mean import ListMean
 from recsys_topk.tabular.schema import VARIANT
 

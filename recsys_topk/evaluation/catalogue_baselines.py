@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.corpus_search import Candidates, Requests, best_of, contains
+from recsys_topk.evaluation.search import Candidates, Requests, best_of, contains
 from recsys_topk.ops.dcg import rank_discounts
 
 

@@ -15,11 +15,11 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from recsys_topk.cascades.corpus import CorpusEvaluation
-from recsys_topk.cascades.corpus_search import Search
 from recsys_topk.cascades.module import CascadeModule, Split
 from recsys_topk.datamodules.base import CascadeDataModule
-from recsys_topk.datamodules.popularity import Popularity
+from recsys_topk.evaluation.corpus import CorpusEvaluation
+from recsys_topk.evaluation.popularity import Popularity
+from recsys_topk.evaluation.search import Search
 from recsys_topk.files import write_whole
 
 LogLine = Callable[[str], None]

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.corpus_search import Candidates, Requests, best_of, score_candidates, with_items
 from recsys_topk.datamodules.base import CascadeDataModule
+from recsys_topk.evaluation.search import Candidates, Requests, best_of, score_candidates, with_items
 from recsys_topk.serving.index import CatalogueIndex
 from recsys_topk.serving.manifest import read_manifest
 from recsys_topk.tabular.export_tables import ITEMS, ItemTable

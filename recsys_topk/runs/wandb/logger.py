@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from recsys_topk.runs.directory import RunDirectory, offline_wandb
 from recsys_topk.runs.metrics_file import read_rows
-from recsys_topk.runs.wandb_lineage import linked_run, log_weights, run_facts, use_data, use_weights
+from recsys_topk.runs.wandb.lineage import linked_run, log_weights, run_facts, use_data, use_weights
 
 if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, TrainingRun

@@ -10,8 +10,9 @@ import pytest
 
 from recsys_topk.cascades import CascadeModule
 from recsys_topk.datamodules import RecFlowDataModule, WorldConfig, reference_recalls
-from recsys_topk.runs import TrainingRun, baselines
-from recsys_topk.runs.baselines import measure_baselines
+from recsys_topk.evaluation import list_baselines
+from recsys_topk.evaluation.list_baselines import measure_baselines
+from recsys_topk.runs import TrainingRun
 
 WORLD = {"users": 40, "items": 300, "days": 4, "requests": 120}
 
@@ -41,10 +42,10 @@ def test_number_of_measured_and_counted_requests_is_limited(
 ) -> None:
     model = CascadeModule(data.schema)
     assert measure_baselines(model, data, "val", 1).requests == 60
-    monkeypatch.setattr(baselines, "MEASURED", 50)
+    monkeypatch.setattr(list_baselines, "MEASURED", 50)
     assert measure_baselines(model, data, "val").requests == 60
     whole = measure_baselines(model, data, "val").metrics["popularity"]
-    monkeypatch.setattr(baselines, "COUNTED", 50)
+    monkeypatch.setattr(list_baselines, "COUNTED", 50)
     assert measure_baselines(model, data, "val").metrics["popularity"] != whole
 
 
