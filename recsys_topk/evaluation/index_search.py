@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.base import CascadeDataModule
-from recsys_topk.evaluation.search import Candidates, Requests, best_of, score_candidates, with_items
+from recsys_topk.evaluation.search import Candidates, Items, Requests, best_of, request_vectors, score_candidates
 from recsys_topk.serving.index import CatalogueIndex
 from recsys_topk.serving.manifest import read_manifest
 from recsys_topk.tabular.export_tables import ITEMS, ItemTable
@@ -34,7 +34,7 @@ class IndexedCatalogue:
         self.names = ItemTable.read(Path(export) / ITEMS).index
         self.data = data
 
-    def __call__(self, stage: Any, items: Any) -> IndexSearch:
+    def __call__(self, stage: Stage, items: Items) -> IndexSearch:
         """Return the search in a catalogue."""
         return IndexSearch(self, stage, items)
 
@@ -48,10 +48,11 @@ class IndexSearch:
         items: The catalogue that is evaluated; items of the export that it does not have are dropped.
     """
 
-    def __init__(self, source: IndexedCatalogue, stage: Any, items: Any) -> None:
-        if not hasattr(stage, "encode_requests"):
+    def __init__(self, source: IndexedCatalogue, stage: Stage, items: Items) -> None:
+        towers = stage.towers
+        if towers is None:
             raise ValueError("the first stage has no item vectors, so no index can be searched; leave out --index")
-        self.source, self.stage, self.items = source, stage, items
+        self.source, self.towers, self.items = source, towers, items
 
     @cached_property
     def _rows(self) -> Tensor:
@@ -64,9 +65,7 @@ class IndexSearch:
 
     def __call__(self, requests: Requests, quota: int) -> Candidates:
         """Return up to `quota` items of each request; what a request leaves out is searched for and dropped."""
-        first = torch.zeros(1, dtype=torch.int64, device=self.items.item_id.device)
-        lists = with_items(requests.batch, self.items, first, first.expand(requests.batch.size, 1))
-        vectors, _ = self.stage.encode(lists)
+        vectors = request_vectors(self.towers, requests.batch, self.items)
         absent = int((self._rows < 0).sum())
         number = min(quota + requests.excluded.shape[1] + absent, len(self._rows))
         found = torch.from_numpy(self.source.index.search(vectors.cpu().numpy(), number)[0]).to(self._rows.device)
@@ -78,7 +77,7 @@ class IndexSearch:
         labels = torch.where(own, requests.labels[:, None], 0.0).amax(-1)
         rows = torch.where(mask, rows, 0)
         chosen = Candidates(rows, torch.zeros_like(labels), labels, mask)
-        scores = score_candidates(self.stage, requests, self.items, chosen, 512)
+        scores = score_candidates(self.towers, requests, self.items, chosen, 512)
         return best_of(rows, scores, labels, mask, min(quota, len(self.items.item_id)))
 
 

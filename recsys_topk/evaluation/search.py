@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.cascades.stage import Stage
-from recsys_topk.cascades.stages.two_tower import TwoTower
+from recsys_topk.cascades.towers import Towers
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
 from recsys_topk.ops.ranks import descending_order
 from recsys_topk.tabular.schema import VARIANT
@@ -117,12 +117,12 @@ def requests_of(batch: CascadeBatch, items: Items, excluded: Tensor | None = Non
 class ExactSearch:
     """Exact search for the best items of a whole catalogue by the scores of a stage: every item is scored.
 
-    The items of a two-tower stage are encoded once, and its scores are matrix products in chunks. Any other stage
+    The items of a stage with towers are encoded once, and its scores are matrix products in chunks. Any other stage
     scores chunks of the catalogue as lists. The best items so far are kept from chunk to chunk. Items are ordered by
     descending score, then by ascending label (so that ties count against the positives), then by ascending row. NaN
     ranks last. The excluded items of a request are not candidates.
 
-    Cost per request: O(C) scores. Memory: O(B (chunk + quota)), and (C, D) for the vectors of a two-tower stage.
+    Cost per request: O(C) scores. Memory: O(B (chunk + quota)), and (C, D) for the vectors of a stage with towers.
 
     Args:
         stage: The stage, in evaluation mode.
@@ -133,7 +133,6 @@ class ExactSearch:
 
     def __init__(self, stage: Stage, items: Items, *, items_at_once: int = 512) -> None:
         self.stage, self.items, self.items_at_once = stage, items, items_at_once
-        self.two_towers = isinstance(stage, TwoTower) and type(stage).score is TwoTower.score
         self._vectors: Tensor | None = None
 
     def __call__(self, requests: Requests, quota: int) -> Candidates:
@@ -167,7 +166,8 @@ class ExactSearch:
 
     def _scorer(self, batch: CascadeBatch) -> tuple[Callable[[int, int], Tensor], int]:
         """Return a function that scores the rows start..stop, (B, chunk), and the chunk size."""
-        if not self.two_towers:
+        towers = self.stage.towers
+        if towers is None:
 
             def chunk(start: int, stop: int) -> Tensor:
                 rows = torch.arange(start, stop, device=self.items.item_id.device)
@@ -176,23 +176,25 @@ class ExactSearch:
                 return scores
 
             return chunk, self.items_at_once
-        assert isinstance(self.stage, TwoTower)
-        vectors = self._encoded(batch)
-        first = torch.zeros(1, dtype=torch.int64, device=vectors.device)
-        users, _ = self.stage.encode(with_items(batch, self.items, first, first.expand(batch.size, 1)))
+        vectors, users = self._encoded(towers, batch), request_vectors(towers, batch, self.items)
         return lambda start, stop: users @ vectors[start:stop].T, max(1, PAIRS_AT_ONCE // max(1, batch.size))
 
-    def _encoded(self, batch: CascadeBatch) -> Tensor:
+    def _encoded(self, towers: Towers, batch: CascadeBatch) -> Tensor:
         if self._vectors is None:
-            assert isinstance(self.stage, TwoTower)
             one = _first_request(batch)
             parts = []
             for start in range(0, self.items.item_id.numel(), ENCODED_AT_ONCE):
                 stop = min(start + ENCODED_AT_ONCE, self.items.item_id.numel())
                 rows = torch.arange(start, stop, device=self.items.item_id.device)
-                parts.append(self.stage.encode(with_items(one, self.items, rows, rows[None] - start))[1])
+                parts.append(towers.encode(with_items(one, self.items, rows, rows[None] - start))[1])
             self._vectors = torch.cat(parts)
         return self._vectors
+
+
+def request_vectors(towers: Towers, batch: CascadeBatch, items: Items) -> Tensor:
+    """Return the vectors of the requests of a batch, (B, D)."""
+    first = torch.zeros(1, dtype=torch.int64, device=items.item_id.device)
+    return towers.encode(with_items(batch, items, first, first.expand(batch.size, 1)))[0]
 
 
 def score_candidates(stage: Stage, requests: Requests, items: Items, found: Candidates, at_once: int) -> Tensor:

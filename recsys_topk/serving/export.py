@@ -162,7 +162,7 @@ def _recalls(
 
 def models_of(stage: Stage, schema: Schema) -> dict[str, ExportedModel]:
     """Return the exported models of a stage: two towers if it has them, otherwise one model that scores lists."""
-    if hasattr(stage, "encode_requests") and hasattr(stage, "encode_items"):
+    if stage.towers is not None:
         return {"requests": RequestVectors(stage, schema), "items": ItemVectors(stage, schema)}
     return {"scores": ListScores(stage, schema)}
 

@@ -121,6 +121,17 @@ def test_padding_candidates_do_not_enter_batch_norm(stage_class: type) -> None:
     torch.testing.assert_close(first[batch.mask], second[batch.mask])
 
 
+def test_stage_has_towers_unless_it_overrides_the_score() -> None:
+    class Scaled(TwoTower):
+        def score(self, batch: CascadeBatch) -> Tensor:
+            return 2 * super().score(batch)
+
+    embedding = FeatureEmbedding(SCHEMA, 4)
+    stage = TwoTower(embedding)
+    assert stage.towers is stage
+    assert [other.towers for other in (Scaled(embedding), DIN(embedding), MLPStage(embedding))] == [None] * 3
+
+
 def test_embedding_dimension_per_table() -> None:
     embedding = FeatureEmbedding(SCHEMA, {"default": 4, "video_id": 16})
     assert embedding.dims == {"request": 32, "items": 44, "history": 32}
