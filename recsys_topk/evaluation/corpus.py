@@ -11,7 +11,6 @@ from torch import Tensor
 
 from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import Schema
 from recsys_topk.evaluation.catalogue_baselines import popular_items, random_ndcg, random_recall
 from recsys_topk.evaluation.search import (
     Candidates,
@@ -27,6 +26,7 @@ from recsys_topk.metrics.functional import recall_of
 from recsys_topk.metrics.mean import ListMean
 from recsys_topk.ops.dcg import Gain, gains, ideal_dcg, rank_discounts
 from recsys_topk.registry import suggest
+from recsys_topk.tabular.schema import Schema
 
 
 class RequestMean(ListMean):

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.base import CascadeDataModule
-from recsys_topk.datamodules.deployment import ITEMS, ItemTable
 from recsys_topk.evaluation.search import Candidates, Items, Requests, best_of, request_vectors, score_candidates
 from recsys_topk.serving.index import CatalogueIndex
 from recsys_topk.serving.manifest import read_manifest
+from recsys_topk.tabular.export_tables import ITEMS, ItemTable
 
 
 class IndexedCatalogue:

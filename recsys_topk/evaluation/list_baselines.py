@@ -12,9 +12,9 @@ from torch import Tensor
 
 from recsys_topk.cascades.module import CascadeModule, Split
 from recsys_topk.datamodules import CascadeDataModule, GroundTruth
-from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.evaluation.popularity import Popularity
 from recsys_topk.metrics.mean import ListMean
+from recsys_topk.tabular.schema import VARIANT
 
 # At most about so many requests are measured, and counted for popularity.
 MEASURED, COUNTED = 10_000, 100_000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.tabular.schema import VARIANT
 
 if TYPE_CHECKING:
     from recsys_topk.datamodules.base import CascadeDataModule

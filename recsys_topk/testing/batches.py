@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
-from recsys_topk.datamodules.schema import Feature, Part, Schema, Table
+from recsys_topk.tabular.schema import Feature, Part, Schema, Table
 
 
 def mixed_schema(ages: bool = False) -> Schema:

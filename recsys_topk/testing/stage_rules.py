@@ -13,7 +13,7 @@ from torch import Tensor
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import Schema
+from recsys_topk.tabular.schema import Schema
 from recsys_topk.testing.batches import padding_ids, random_batch
 from recsys_topk.testing.comparison import LOOSE, require, require_finite, require_same
 from recsys_topk.testing.host_reads import DEVICE, no_host_reads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recsys_topk.datamodules.schema import Feature, Schema, Table
+from recsys_topk.tabular.schema import Feature, Schema, Table
 from recsys_topk.testing.batches import mixed_schema, padding_ids, random_batch
 
 __all__ = ["mixed_schema", "padding_ids", "random_batch", "recflow_like_schema"]

@@ -15,7 +15,7 @@ from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.stage import Stage, StageConfig, registry
 from recsys_topk.cascades.stages import DIN, MLPStage, TwoTower
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import Feature, Schema, Table
+from recsys_topk.tabular.schema import Feature, Schema, Table
 from tests.cascades.batches import mixed_schema, random_batch
 
 LENGTHS = torch.tensor([5, 3, 0, 1])

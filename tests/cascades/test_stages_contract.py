@@ -11,7 +11,7 @@ from recsys_topk.cascades.features import Embedded, FeatureEmbedding
 from recsys_topk.cascades.stage import registry as stages
 from recsys_topk.cascades.stages import DIN, MLPStage, TwoTower
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import Feature, Schema
+from recsys_topk.tabular.schema import Feature, Schema
 from recsys_topk.testing import check_stage
 
 OPTIONS = {"transformer": {"width": 8, "blocks": 2, "dropout": 0.1}}

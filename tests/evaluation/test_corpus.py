@@ -18,10 +18,10 @@ from lightning.pytorch import Trainer
 
 from recsys_topk import CascadeModule, Feature, Schema, StageConfig, Table
 from recsys_topk.datamodules import CascadeDataModule, Catalogue, TensorShard
-from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.evaluation.corpus import CorpusEvaluation
 from recsys_topk.evaluation.corpus_metrics import CorpusMetrics, evaluate_corpus
 from recsys_topk.evaluation.search import Candidates, ExactSearch, Requests, requests_of, with_items
+from recsys_topk.tabular.schema import VARIANT
 
 ITEMS, REQUESTS, K = 45, 26, 3
 
