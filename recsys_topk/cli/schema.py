@@ -61,7 +61,7 @@ def _guess(kind: str | None, files: list[str], given: dict[str, str | None]) -> 
         kind = "lists" if looks_like_lists(files, of_lists) else "interactions"
     if kind == "lists":
         return kind, *guess_lists(files, of_lists)
-    from recsys_topk.datamodules.description_guess import guess_files
+    from recsys_topk.datamodules.interactions.guess import guess_files
 
     found = guess_files(files, {role: given[role] for role in ROLES})
     return kind, found, found.description.to_plain()

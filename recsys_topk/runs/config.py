@@ -16,13 +16,13 @@ A loss, objective or data module is a registry name, a class name or a class pat
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from recsys_topk.registry import Registry, suggest
+from recsys_topk.spec import options_of
 from recsys_topk.trust import class_path, from_file, reading
 from recsys_topk.trust.documents import inspect_config, read_yaml, read_yaml_file
 from recsys_topk.trust.typed import trusted_by
@@ -154,10 +154,10 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
     """Raise if a class does not have one of the given options; suggest the nearest one."""
-    parameters = inspect.signature(cls).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    parameters = options_of(cls)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    known = [parameter.name for parameter in parameters if parameter.name not in NO_OPTIONS]
+    known = [name for name in parameters if name not in NO_OPTIONS]
     for option in given:
         if option not in known:
             close = suggest(option, known, f"--{key}.{{}}")

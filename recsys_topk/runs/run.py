@@ -192,7 +192,7 @@ class TrainingRun:
 
         Args:
             corpus: Also measure over the whole catalogue and write ``corpus.json``: options of
-                `recsys_topk.callbacks.corpus.CorpusMetrics`, e.g. ``{"cuts": [10, 20]}`` or ``{}``; None = no.
+                `recsys_topk.evaluation.CorpusMetrics`, e.g. ``{"cuts": [10, 20]}`` or ``{}``; None = no.
                 ``{"index": FOLDER}`` also searches an index, ``"export"`` names the export that it was built for.
         """
         return self._measure("test", corpus)
@@ -229,12 +229,12 @@ class TrainingRun:
         if options is None:
             yield
             return
-        from recsys_topk.callbacks.corpus import CorpusMetrics
+        from recsys_topk.evaluation.corpus_metrics import CorpusMetrics
 
         options = dict(options)
         index, export = options.pop("index", None), options.pop("export", None)
         if index is not None:
-            from recsys_topk.runs.index_search import IndexedCatalogue
+            from recsys_topk.evaluation.index_search import IndexedCatalogue
 
             options["searches"] = {"index": IndexedCatalogue(index, export, self.data)}
         callback = CorpusMetrics(**options, log_line=self.log_line, file=self.directory.path / "corpus.json")
