@@ -1,4 +1,4 @@
-"""Make one self-contained HTML page of the results of experiment, compare, stream, fit and bench --json.
+"""Write one self-contained HTML page of the results of experiment, compare, stream, fit and bench --json.
 
 Unfinished results are shown as far as they are there.
 """
@@ -12,11 +12,11 @@ from recsys_topk.files import write_whole
 from recsys_topk.reports.results import find_all
 from recsys_topk.runs.directory import sync_line
 from recsys_topk.runs.provenance import provenance
-from recsys_topk.runs.text import size_text
+from recsys_topk.text import size_text
 
 
 def main(argv: list[str]) -> None:
-    """Write the page, and log its tables and plots to W&B if asked to."""
+    """Write the page, and log its tables and plots to W&B with `--logger wandb`."""
     parser = make_parser("report", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="folders or files; folders are searched")
     parser.add_argument("--out", default="report.html", help="the page (default: %(default)s)")

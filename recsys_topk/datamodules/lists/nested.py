@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from recsys_topk.datamodules.columns import is_list, one_chunk
-from recsys_topk.datamodules.reading import TableReader
+from recsys_topk.tabular.tables.columns import is_list, one_chunk
+from recsys_topk.tabular.tables.reader import TableReader
 
 ROW: Final = "row"
 """The column of row numbers, for tables without a request column."""
@@ -28,9 +30,6 @@ def flat_rows(reader: TableReader, markers: Sequence[str], whole: Sequence[str])
         markers: Columns that hold one value per item: item, label, stage, position.
         whole: Columns that are never flattened, e.g. the history.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kinds = {field.name: field.type for field in reader.schema}
     marker = next((name for name in markers if name in kinds and is_list(kinds[name])), None)
     if marker is None:

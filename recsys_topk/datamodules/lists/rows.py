@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.columns import Keys, keys_of, numbers_of, one_chunk, split_numbers
-from recsys_topk.datamodules.features import DATA_PARTS
 from recsys_topk.datamodules.lists.labels import graded
 from recsys_topk.datamodules.lists.plan import Plan
-from recsys_topk.datamodules.progress import Progress
-from recsys_topk.datamodules.raw_ids import RawIds
-from recsys_topk.datamodules.spill import Piece, Pieces, total_rows
-from recsys_topk.datamodules.times import check_one_unit, guess_unit, microseconds
+from recsys_topk.datamodules.prepare.progress import Progress
+from recsys_topk.datamodules.prepare.raw_ids import RawIds
+from recsys_topk.datamodules.prepare.spill import Piece, Pieces, total_rows
+from recsys_topk.tabular.features.description import DATA_PARTS
+from recsys_topk.tabular.tables.columns import Keys, keys_of, numbers_of, one_chunk, split_numbers
+from recsys_topk.tabular.tables.times import check_one_unit, guess_unit, microseconds
+from recsys_topk.types import Array
 
 _SEED: Final = 11
 
@@ -95,8 +96,6 @@ class _RowPiece(Piece):
 
     def add(self, batch: Any) -> None:
         """Add a record batch."""
-        import pyarrow as pa
-
         columns = {role: one_chunk(batch.column(name)) for role, name in self._roles.items()}
         request = self._present(keys_of(columns["request"]), "request")
         named = not _is_number(columns["request"].type)
@@ -162,6 +161,4 @@ class _RowPiece(Piece):
 
 
 def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
