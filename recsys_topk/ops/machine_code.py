@@ -115,7 +115,8 @@ def _read(file: Path) -> Code | None:
     if digest != hashlib.sha256(rest).hexdigest().encode():
         return None
     head, _, content = rest.partition(b"\n")
-    return Code(*json.loads(head), content)
+    symbol, runtime = json.loads(head)
+    return Code(symbol, runtime, content)
 
 
 def _write(name: str, code: Code) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
-from numba import _dynfunc, _helperlib
+from numba import _dynfunc, _helperlib  # type: ignore[attr-defined]
 from numba.core import types
 from numba.core.ccallback import CFunc
-from numba.core.runtime import _nrt_python
+from numba.core.runtime import _nrt_python  # type: ignore[attr-defined]
 
 from recsys_topk.ops.machine_code import Code
 
@@ -30,11 +30,11 @@ class native:  # noqa: N801  # used as a decorator
     def compile(self) -> Code:
         """Compile the function."""
         options = {"fastmath": {"contract", "arcp"}, "error_model": "numpy"}
-        function = CFunc(self.function, ((types.int64,), types.void), locals={}, options=options)
+        function: Any = CFunc(self.function, ((types.int64,), types.void), locals={}, options=options)
         function.compile()
-        library = function._library
-        content = library._get_compiled_object()
-        helpers = [f"numba_{name}" for name in (*_helperlib.c_helpers, *_dynfunc.c_helpers)]
+        content = function._library._get_compiled_object()
+        own: Any = _helperlib
+        helpers = [f"numba_{name}" for name in (*own.c_helpers, *_dynfunc.c_helpers)]
         helpers += [name if name.startswith("_") else f"NRT_{name}" for name in _nrt_python.c_helpers]
         return Code(function.native_name, [name for name in helpers if name.encode() in content], content)
 
