@@ -30,11 +30,12 @@ MODULES = {
     "Losses and operators": ["recsys_topk.losses.base", "recsys_topk.losses.functional", "recsys_topk.operators.base"],
     "Metrics": ["recsys_topk.metrics.functional", "recsys_topk.metrics.configured"],
     "Data": [
-        "recsys_topk.datamodules.schema",
+        "recsys_topk.tabular.schema",
         "recsys_topk.datamodules.batch",
         "recsys_topk.datamodules.base",
         "recsys_topk.datamodules.shard",
-        "recsys_topk.datamodules.negatives",
+        "recsys_topk.datamodules.catalogue",
+        "recsys_topk.datamodules.negatives.expansion",
         "recsys_topk.datamodules.recflow.datamodule",
     ],
     "Cascades": [

@@ -1,4 +1,4 @@
-"""Atomic file writes: a file appears complete or not at all."""
+"""Atomic writes: a file or a folder appears complete or not at all. Also the cache folder of the package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import errno
 import io
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -66,3 +68,85 @@ def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = 
         writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def cache_home() -> Path:
+    """Return the cache folder: $RECSYS_TOPK_CACHE if it is set, else recsys_topk in the user's cache folder."""
+    chosen = os.environ.get("RECSYS_TOPK_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    user = os.environ.get("XDG_CACHE_HOME")
+    return (Path(user).expanduser() if user else Path.home() / ".cache") / "recsys_topk"
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed to `target` if the block succeeds.
+
+    If the block raises, the temporary folder is removed. If another process has created `target` in the meantime, that
+    folder is kept and the temporary one is removed. A killed process leaves a hidden temporary folder behind;
+    `remove_partial` removes it.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "day"
+        >>> with whole_folder(target) as folder:
+        ...     _ = (folder / "a.txt").write_text("a")
+        >>> [path.name for path in target.iterdir()]
+        ['a.txt']
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = target.parent / f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.partial"
+    folder.mkdir()
+    try:
+        yield folder
+        try:
+            folder.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_once(target: Path, write: Callable[[Path], None], *, resume: bool = False) -> bool:
+    """Create a folder if it does not exist; return whether it was created.
+
+    The folder appears only when it is complete, also if the process fails or is killed. A second process waits for the
+    first.
+
+    Args:
+        target: The folder.
+        write: Writes the content into the folder it is given. The folder is empty, or, with `resume`, contains the
+            files of an interrupted process.
+        resume: Keep the written files if the process is interrupted or killed. They are removed if `write` raises an
+            error.
+    """
+    from filelock import FileLock
+
+    if target.is_dir():
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.parent / ".lock"):
+        if target.is_dir():
+            return False
+        remove_partial(target)
+        if not resume:
+            with whole_folder(target) as folder:
+                write(folder)
+            return True
+        folder = target.parent / f".{target.name}.partial"
+        folder.mkdir(exist_ok=True)
+        try:
+            write(folder)
+        except Exception:  # not an interruption: after the error is mended the folder may have another name
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        folder.rename(target)
+    return True
+
+
+def remove_partial(target: Path) -> None:
+    """Remove the temporary folders of killed writers of `target`. The caller must hold the lock of the folder."""
+    for folder in target.parent.glob(f".{target.name}.*.partial"):
+        shutil.rmtree(folder, ignore_errors=True)

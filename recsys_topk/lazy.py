@@ -15,7 +15,7 @@ def attach(
 
     Args:
         package: Name of the package, `__name__` in its ``__init__.py``.
-        names: The public names that each module of the package defines, by module.
+        names: The public names by module: a module of the package, or the full name of another one.
         modules: Modules of the package that are attributes too, without an import statement.
 
     Example:
@@ -34,7 +34,9 @@ def attach(
             return import_module(f"{package}.{name}")
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{home[name]}"), name)
+        root = package.partition(".")[0]
+        module = home[name] if home[name].startswith(f"{root}.") else f"{package}.{home[name]}"
+        return getattr(import_module(module), name)
 
     def directory() -> list[str]:
         return sorted({*vars(sys.modules[package]), *home, *modules})

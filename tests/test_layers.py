@@ -14,7 +14,7 @@ import recsys_topk
 PACKAGE = Path(recsys_topk.__file__).parent
 
 # Modules that every other module may import.
-BASE = {"lazy", "numerics", "processes", "checks", "registry", "spec", "trust", "files"}
+BASE = {"lazy", "numerics", "processes", "checks", "registry", "spec", "trust", "files", "types", "text"}
 # package -> packages that it may import besides itself and BASE. "a.b" allows only that module of a package.
 ALLOWED: dict[str, set[str]] = {
     **{name: set() for name in BASE},
@@ -22,40 +22,33 @@ ALLOWED: dict[str, set[str]] = {
     "operators": {"ops"},
     "losses": {"operators", "ops"},
     "metrics": {"ops"},
-    "datamodules": {"metrics.functional", "ops"},
-    "cascades": {"datamodules.batch", "datamodules.schema", "losses", "metrics", "operators", "ops"},
+    "tabular": set(),
+    "datamodules": {"tabular", "metrics.functional", "ops"},
+    "cascades": {"datamodules.batch", "tabular.schema", "losses", "metrics", "operators", "ops"},
     "reference": {"cascades.objectives", "losses", "metrics", "operators"},
-    "strategies": {"cascades", "datamodules", "metrics"},
-    "callbacks": {"cascades", "datamodules", "metrics", "ops"},
-    "testing": {"losses", "operators", "cascades", "datamodules"},
-    "serving": {
-        f"datamodules.{part}" for part in ("schema", "vocabulary", "encoding", "deployment", "folders", "reading")
-    },
+    "evaluation": {"cascades", "datamodules", "tabular", "metrics", "ops", "serving.index", "serving.manifest"},
+    "strategies": {"cascades", "datamodules", "evaluation", "metrics", "ops"},
+    "callbacks": {"cascades", "datamodules", "tabular", "evaluation", "metrics", "ops"},
+    "testing": {"losses", "operators", "metrics", "cascades", "datamodules", "tabular"},
+    "serving": {"tabular"},
 }
 # Modules that may import more than the rest of their package: the exporter reads a trained cascade and its data.
-EXPORTERS = {"serving.export", "serving.twin"}
-LIBRARY = {*ALLOWED, "losses", "operators", "cascades", "datamodules", "metrics"}
-ALLOWED["runs"] = LIBRARY - {"testing"}
-ALLOWED["reports"] = {*ALLOWED["runs"], "runs"}
-ALLOWED["bench"] = {*ALLOWED["runs"], "runs"}
-ALLOWED["experiments"] = {*ALLOWED["runs"], "runs", "reports"}
-ALLOWED["cli"] = {*LIBRARY, "runs", "reports", "bench", "experiments"}
+EXCEPTIONS = {name: {"cascades", "datamodules", "metrics", "ops"} for name in ("serving.export", "serving.twin")}
+LIBRARY = set(ALLOWED) - {"testing"}
+ALLOWED["runs"] = LIBRARY
+ALLOWED["reports"] = {*LIBRARY, "runs"}
+ALLOWED["bench"] = {*LIBRARY, "runs"}
+ALLOWED["experiments"] = {*LIBRARY, "runs", "reports"}
+ALLOWED["cli"] = {*ALLOWED, "testing"}
 ALLOWED["__main__"] = {"cli"}
-ALLOWED["__init__"] = {
-    "serving",
-    "strategies",
-    "losses",
-    "operators",
-    "cascades",
-    "datamodules",
-    "metrics",
-    "runs",
-    "ops",
-}
+ALLOWED["__init__"] = LIBRARY | {"runs"}
 
 # LIGHT packages need only torch and numpy; they must not import HEAVY libraries.
 LIGHT = {*BASE, "ops", "operators", "losses"}
 HEAVY = {"lightning", "torchrec", "datasets", "wandb", "torchmetrics", "pyarrow", "pandas", "jsonargparse", "yaml"}
+# These packages run without torch, except the modules of EXCEPTIONS.
+WITHOUT_TORCH = {"lazy", "files", "types", "text", "tabular", "serving"}
+TORCH = {"torch", "lightning", "torchrec", "torchmetrics", "datasets"}
 # Modules of `trust` that read files for a parser. They use yaml and jsonargparse; no light module imports them.
 # `recsys_topk.trust` itself needs only the standard library.
 READERS = {"trust.documents", "trust.guard", "trust.typed"}
@@ -84,15 +77,15 @@ def test_imports_follow_the_table(path: Path) -> None:
     mine = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     assert mine in ALLOWED, f"{mine} is not in the import table"
     allowed = {mine, *BASE, *ALLOWED[mine]}
-    if name_of(path).removeprefix("recsys_topk.") in EXPORTERS:
-        allowed |= {"__version__", "cascades", "datamodules", "metrics", "ops"}
-    elif mine == "serving":
-        assert not {name.split(".")[0] for name in imported(path)} & {"torch", "lightning", "torchrec", "datasets"}
+    module = name_of(path).removeprefix("recsys_topk.")
+    allowed |= EXCEPTIONS.get(module, set())
+    if mine in WITHOUT_TORCH and module not in EXCEPTIONS:
+        assert not {name.split(".")[0] for name in imported(path)} & TORCH
     names = {name.removeprefix("recsys_topk.") for name in imported(path) if name.startswith("recsys_topk.")}
     names -= {"__version__"}
     wrong = sorted(n for n in names if not any(n == part or n.startswith(f"{part}.") for part in allowed))
     assert not wrong, f"{mine} may not import {wrong}"
-    if mine in LIGHT and name_of(path).removeprefix("recsys_topk.") not in READERS:
+    if mine in LIGHT and module not in READERS:
         assert not {name.split(".")[0] for name in imported(path)} & HEAVY
         assert not {name for name in names if any(name == part or name.startswith(f"{part}.") for part in READERS)}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recsys_topk.runs.provenance import provenance
-from recsys_topk.runs.text import table
+from recsys_topk.text import table
 
 
 def machine() -> dict[str, Any]:

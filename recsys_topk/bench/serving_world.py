@@ -12,11 +12,11 @@ import torch
 
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.stages import MLPStage, TwoTower
-from recsys_topk.datamodules.deployment import ITEMS, USERS, ItemTable, UserTable
-from recsys_topk.datamodules.schema import Feature, Schema, Table
 from recsys_topk.serving.export import models_of, write_stage
 from recsys_topk.serving.index import FACTS
 from recsys_topk.serving.manifest import read_manifest, write_manifest
+from recsys_topk.tabular.export_tables import ITEMS, USERS, ItemTable, UserTable
+from recsys_topk.tabular.schema import Feature, Schema, Table
 
 QUOTAS = (200, 30)
 VIEWS = 20

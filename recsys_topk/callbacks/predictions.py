@@ -16,8 +16,8 @@ from torch import Tensor
 
 from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.files import whole_file
+from recsys_topk.tabular.schema import VARIANT
 
 
 class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning is untyped here

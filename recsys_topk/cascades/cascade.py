@@ -13,7 +13,7 @@ from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.stage import Stage, StageConfig, registry
 from recsys_topk.cascades.tables import FusedOptimizer
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import Schema
+from recsys_topk.tabular.schema import Schema
 from recsys_topk.trust import inspect_names
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recsys_topk.cascades.stage import StageConfig
-from recsys_topk.datamodules.schema import Schema
+from recsys_topk.tabular.schema import Schema
 
 
 def default_stages(schema: Schema) -> tuple[StageConfig, ...]:
@@ -19,7 +19,7 @@ def default_stages(schema: Schema) -> tuple[StageConfig, ...]:
         schema: The features.
 
     Example:
-        >>> from recsys_topk.datamodules.schema import Feature
+        >>> from recsys_topk.tabular.schema import Feature
         >>> schema = Schema(tables=(), request=(), history=(), items=(Feature("bm25", kind="numeric"),))
         >>> [(stage.name, stage.kind, stage.quota) for stage in default_stages(schema)]
         [('ranking', 'mlp', 20)]

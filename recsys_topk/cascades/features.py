@@ -30,10 +30,10 @@ from recsys_topk.cascades.tables import (
     table_weights,
 )
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import Part, Schema
 from recsys_topk.ops.look_up import Slot, look_up, look_up_and_update
 from recsys_topk.ops.parallel import checked
 from recsys_topk.ops.row_update import RowUpdate
+from recsys_topk.tabular.schema import Part, Schema
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -97,7 +97,7 @@ class FeatureEmbedding(nn.Module):
             sizes of this process.
 
     Example:
-        >>> from recsys_topk.datamodules.schema import Feature, Table
+        >>> from recsys_topk.tabular.schema import Feature, Table
         >>> schema = Schema(
         ...     tables=(Table("video", 100), Table("genre", 20)),
         ...     request=(Feature("age", kind="numeric"),),

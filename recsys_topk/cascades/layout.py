@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recsys_topk.datamodules.schema import Part, Schema, Table
+from recsys_topk.tabular.schema import Part, Schema, Table
 
 # The order of the parts in the names of collections. These names are state-dict keys.
 PARTS: tuple[Part, ...] = ("request", "items", "history")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from recsys_topk.cascades.features import dimensions
 from recsys_topk.cascades.layout import Layout
-from recsys_topk.datamodules.schema import Schema
+from recsys_topk.tabular.schema import Schema
 
 _FLOAT: Final = 4
 _COPIES: Final = {"adam": 2, "adamw": 2, "adagrad": 1, "sgd": 0}
@@ -112,7 +112,7 @@ def plan_memory(
         optimizer_options: Further arguments of the optimizer.
 
     Example:
-        >>> from recsys_topk.datamodules.schema import Feature, Table
+        >>> from recsys_topk.tabular.schema import Feature, Table
         >>> video = (Feature("video_id", "video"),)
         >>> schema = Schema((Table("video", 1_000_000),), request=(), history=video, items=video)
         >>> plan_memory(schema, stages=2, dim=8).total  # 2 stages of weights, gradient and two states of Adam

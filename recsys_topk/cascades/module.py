@@ -24,7 +24,6 @@ from recsys_topk.cascades.tables import is_fused
 from recsys_topk.cascades.upgrade import upgrade
 from recsys_topk.checks import DeferredChecks
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import Schema
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.base import registry as losses
 from recsys_topk.metrics.configured import DEFAULT, MetricEntry, configured_metrics
@@ -32,6 +31,7 @@ from recsys_topk.metrics.mean import ListMean
 from recsys_topk.processes import average, global_batch
 from recsys_topk.registry import suggest
 from recsys_topk.spec import build, describe
+from recsys_topk.tabular.schema import Schema
 from recsys_topk.trust import inspect_names, loading, reading
 
 Split = Literal["val", "test"]

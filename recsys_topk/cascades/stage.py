@@ -5,15 +5,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from torch import Tensor, nn
 
 from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.layers import MLP, Activation, Initialisation
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.registry import Registry
 
+if TYPE_CHECKING:
+    from recsys_topk.cascades.towers import Towers
+
 registry: Registry[Stage]
+
+
+class StageOptions(TypedDict, total=False):
+    """Options of every stage; see `Stage`. A stage takes them as ``**options: Unpack[StageOptions]``."""
+
+    activation: Activation
+    batch_norm: float | None
+    initialisation: Initialisation
 
 
 @dataclass
@@ -51,13 +64,29 @@ class Stage(nn.Module, ABC):
 
     Args:
         embedding: The embedding tables, which may be shared with other stages.
+        activation: ``"relu"`` or ``"prelu"``.
+        batch_norm: Share of the running averages that is kept at each step, or None for no batch norm.
+        initialisation: ``"default"`` (PyTorch's) or ``"he"`` (He et al. 2015).
     """
 
     name: ClassVar[str]
 
-    def __init__(self, embedding: FeatureEmbedding) -> None:
+    def __init__(
+        self,
+        embedding: FeatureEmbedding,
+        *,
+        activation: Activation = "relu",
+        batch_norm: float | None = None,
+        initialisation: Initialisation = "default",
+    ) -> None:
         super().__init__()
         self.embedding = embedding
+        self.perceptron = partial(MLP, activation=activation, batch_norm=batch_norm, initialisation=initialisation)
+
+    @property
+    def towers(self) -> Towers | None:
+        """The stage itself if its score is the dot product of a request vector and an item vector; else None."""
+        return None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from recsys_topk import __version__
 from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.runs.provenance import installed
-from recsys_topk.runs.text import table
+from recsys_topk.text import table
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # Distribution -> the lowest release that fits, the first that does not, and how to install it.

@@ -15,7 +15,7 @@ from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.experiments.definition import SIZES, Size, load
 from recsys_topk.experiments.runner import ExperimentRun
 from recsys_topk.reports.paper import EXPERIMENTS
-from recsys_topk.runs.text import table
+from recsys_topk.text import table
 
 
 def main(argv: list[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recsys_topk.cli.console import echo, make_parser
-from recsys_topk.runs.text import table
+from recsys_topk.text import table
 
 
 def main(argv: list[str]) -> int:

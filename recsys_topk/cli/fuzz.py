@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from recsys_topk.cli.console import echo, make_parser, warn
 from recsys_topk.files import write_whole
-from recsys_topk.runs.text import table
+from recsys_topk.text import table
 
 if TYPE_CHECKING:
     from recsys_topk.testing.fuzz import Findings

@@ -6,7 +6,7 @@ from typing import Any
 
 from recsys_topk.cli.arguments import parse_options
 from recsys_topk.cli.console import echo, make_parser
-from recsys_topk.runs.text import table
+from recsys_topk.text import table
 
 
 def main(argv: list[str]) -> int:

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     options = run.options()["data"]
 
     from recsys_topk.datamodules.base import CascadeDataModule
-    from recsys_topk.datamodules.progress import StepBars
+    from recsys_topk.datamodules.prepare.progress import StepBars
     from recsys_topk.spec import build
 
     data: CascadeDataModule = build(options, base=CascadeDataModule, trust=run.trust)

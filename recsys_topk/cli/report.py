@@ -12,7 +12,7 @@ from recsys_topk.files import write_whole
 from recsys_topk.reports.results import find_all
 from recsys_topk.runs.directory import sync_line
 from recsys_topk.runs.provenance import provenance
-from recsys_topk.runs.text import size_text
+from recsys_topk.text import size_text
 
 
 def main(argv: list[str]) -> None:

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
 
     import yaml
 
-    from recsys_topk.runs.text import table
+    from recsys_topk.text import table
 
     columns = {role: getattr(given, role) for role in (*ROLES, *ROLES_OF_LISTS)}
     kind, found, plain = _guess(given.data, given.files, columns)
@@ -61,7 +61,7 @@ def _guess(kind: str | None, files: list[str], given: dict[str, str | None]) -> 
         kind = "lists" if looks_like_lists(files, of_lists) else "interactions"
     if kind == "lists":
         return kind, *guess_lists(files, of_lists)
-    from recsys_topk.datamodules.description_guess import guess_files
+    from recsys_topk.datamodules.interactions.guess import guess_files
 
     found = guess_files(files, {role: given[role] for role in ROLES})
     return kind, found, found.description.to_plain()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.datamodules import WorldConfig
-from recsys_topk.runs.text import table
+from recsys_topk.text import table
 
 OPTIONS = {
     "users": "users",

@@ -17,7 +17,7 @@ from recsys_topk.cli.arguments import parse_options
 from recsys_topk.cli.console import echo, make_parser, write_to
 from recsys_topk.registry import suggest
 from recsys_topk.runs import TrainingRun
-from recsys_topk.runs.text import table
+from recsys_topk.text import table
 
 ARGS = "  - ${args}\n"
 

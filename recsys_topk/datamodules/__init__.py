@@ -16,20 +16,15 @@ if TYPE_CHECKING:
     from recsys_topk.datamodules.base import registry as registry
     from recsys_topk.datamodules.base import restore as restore
     from recsys_topk.datamodules.batch import CascadeBatch as CascadeBatch
-    from recsys_topk.datamodules.folders import cache_home as cache_home
+    from recsys_topk.datamodules.catalogue import Catalogue as Catalogue
     from recsys_topk.datamodules.hyper_parameters import data_spec as data_spec
-    from recsys_topk.datamodules.id_counter import IdCounter as IdCounter
     from recsys_topk.datamodules.interactions.datamodule import InteractionsDataModule as InteractionsDataModule
     from recsys_topk.datamodules.lists.datamodule import ListsDataModule as ListsDataModule
     from recsys_topk.datamodules.loader import ShardLoader as ShardLoader
-    from recsys_topk.datamodules.negatives import Catalogue as Catalogue
-    from recsys_topk.datamodules.negatives import NegativeSource as NegativeSource
-    from recsys_topk.datamodules.negatives import expand as expand
+    from recsys_topk.datamodules.negatives.expansion import NegativeSource as NegativeSource
+    from recsys_topk.datamodules.negatives.expansion import expand as expand
     from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule as RecFlowDataModule
     from recsys_topk.datamodules.recflow.streaming import DayStream as DayStream
-    from recsys_topk.datamodules.schema import Feature as Feature
-    from recsys_topk.datamodules.schema import Schema as Schema
-    from recsys_topk.datamodules.schema import Table as Table
     from recsys_topk.datamodules.shard import Shard as Shard
     from recsys_topk.datamodules.shard import ShardBatch as ShardBatch
     from recsys_topk.datamodules.shard import TensorShard as TensorShard
@@ -37,35 +32,41 @@ if TYPE_CHECKING:
     from recsys_topk.datamodules.simulator.ground_truth import reference_recalls as reference_recalls
     from recsys_topk.datamodules.simulator.simulation import simulate as simulate
     from recsys_topk.datamodules.simulator.world import WorldConfig as WorldConfig
-    from recsys_topk.datamodules.vocabulary import CompactVocabulary as CompactVocabulary
-    from recsys_topk.datamodules.vocabulary import DenseVocabulary as DenseVocabulary
-    from recsys_topk.datamodules.vocabulary import HashVocabulary as HashVocabulary
-    from recsys_topk.datamodules.vocabulary import Vocabulary as Vocabulary
-    from recsys_topk.datamodules.vocabulary import fit_vocabulary as fit_vocabulary
-    from recsys_topk.datamodules.vocabulary import load_vocabularies as load_vocabularies
-    from recsys_topk.datamodules.vocabulary import save_vocabularies as save_vocabularies
-    from recsys_topk.datamodules.vocabulary_options import VocabularyOptions as VocabularyOptions
+    from recsys_topk.files import cache_home as cache_home
+    from recsys_topk.tabular.ids.counter import IdCounter as IdCounter
+    from recsys_topk.tabular.ids.options import VocabularyOptions as VocabularyOptions
+    from recsys_topk.tabular.ids.vocabulary import CompactVocabulary as CompactVocabulary
+    from recsys_topk.tabular.ids.vocabulary import DenseVocabulary as DenseVocabulary
+    from recsys_topk.tabular.ids.vocabulary import HashVocabulary as HashVocabulary
+    from recsys_topk.tabular.ids.vocabulary import Vocabulary as Vocabulary
+    from recsys_topk.tabular.ids.vocabulary import fit_vocabulary as fit_vocabulary
+    from recsys_topk.tabular.ids.vocabulary import load_vocabularies as load_vocabularies
+    from recsys_topk.tabular.ids.vocabulary import save_vocabularies as save_vocabularies
+    from recsys_topk.tabular.schema import Feature as Feature
+    from recsys_topk.tabular.schema import Schema as Schema
+    from recsys_topk.tabular.schema import Table as Table
 
 __getattr__, __dir__ = attach(
     __name__,
     {
         "base": ["CascadeDataModule", "available", "get", "registry", "restore"],
         "batch": ["CascadeBatch"],
-        "folders": ["cache_home"],
+        "catalogue": ["Catalogue"],
         "hyper_parameters": ["data_spec"],
-        "id_counter": ["IdCounter"],
         "interactions.datamodule": ["InteractionsDataModule"],
         "lists.datamodule": ["ListsDataModule"],
         "loader": ["ShardLoader"],
-        "negatives": ["Catalogue", "NegativeSource", "expand"],
+        "negatives.expansion": ["NegativeSource", "expand"],
         "recflow.datamodule": ["RecFlowDataModule"],
         "recflow.streaming": ["DayStream"],
-        "schema": ["Feature", "Schema", "Table"],
         "shard": ["Shard", "ShardBatch", "TensorShard"],
         "simulator.ground_truth": ["GroundTruth", "reference_recalls"],
         "simulator.simulation": ["simulate"],
         "simulator.world": ["WorldConfig"],
-        "vocabulary": [
+        "recsys_topk.files": ["cache_home"],
+        "recsys_topk.tabular.ids.counter": ["IdCounter"],
+        "recsys_topk.tabular.ids.options": ["VocabularyOptions"],
+        "recsys_topk.tabular.ids.vocabulary": [
             "CompactVocabulary",
             "DenseVocabulary",
             "HashVocabulary",
@@ -74,6 +75,6 @@ __getattr__, __dir__ = attach(
             "load_vocabularies",
             "save_vocabularies",
         ],
-        "vocabulary_options": ["VocabularyOptions"],
+        "recsys_topk.tabular.schema": ["Feature", "Schema", "Table"],
     },
 )

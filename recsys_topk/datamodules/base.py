@@ -13,20 +13,21 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 
-from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows
-from recsys_topk.datamodules.encoding import FeatureEncoder
+from recsys_topk.datamodules.catalogue import Catalogue
 from recsys_topk.datamodules.hyper_parameters import LEFT_OUT, data_spec, hyper_parameters
 from recsys_topk.datamodules.loader import ShardLoader
-from recsys_topk.datamodules.negatives import Catalogue, NegativeMix, check_mix, expand
-from recsys_topk.datamodules.progress import Progress, StepBars
-from recsys_topk.datamodules.schema import Schema
+from recsys_topk.datamodules.negatives.expansion import NegativeMix, check_mix, expand
+from recsys_topk.datamodules.prepare.progress import Progress, StepBars
 from recsys_topk.datamodules.shard import Shard, ShardBatch
-from recsys_topk.datamodules.vocabulary import Vocabulary
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded, build
+from recsys_topk.tabular.export_tables import ItemTable, UserTable, newest_rows
+from recsys_topk.tabular.features.encoder import FeatureEncoder
+from recsys_topk.tabular.ids.vocabulary import Vocabulary
+from recsys_topk.tabular.schema import Schema
 from recsys_topk.trust import loading
+from recsys_topk.types import Array
 
 Split = Literal["train", "val", "test"]
 

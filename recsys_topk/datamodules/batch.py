@@ -43,7 +43,7 @@ class CascadeBatch:
         history_values: (B, L, V_h) float32, numeric features and vectors of the views; 0 where there is no view.
         item_values: (M, V_i) float32, numeric features and vectors of the pool items.
         log_q: (B, N) float32, the log-probability that a sampled candidate is in its list; 0 for logged candidates
-            (`recsys_topk.datamodules.inclusion`). Shape (0, 0) if no correction is wanted.
+            (`recsys_topk.datamodules.negatives.inclusion`). Shape (0, 0) if no correction is wanted.
         sampled: Number of columns, at the end of the lists, that are sampled negatives.
         shard: Name of the shard that contains all requests, e.g. a day. Only set in evaluation batches.
         users: Names of the users in the source; empty if they are not known. Only set in evaluation batches.

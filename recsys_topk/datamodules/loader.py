@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.prefetch import copier_for, prefetched
 from recsys_topk.datamodules.shard import Shard, ShardBatch
+from recsys_topk.types import Array
 
 _EPOCH_STEP: Final = 0x9E3779B97F4A7C1
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
+from recsys_topk.types import Array
 
 if TYPE_CHECKING:
-    from recsys_topk.datamodules.negatives import Catalogue
+    from recsys_topk.datamodules.catalogue import Catalogue
 
 
 @dataclass(frozen=True)

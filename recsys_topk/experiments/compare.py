@@ -11,9 +11,9 @@ from recsys_topk.files import csv_text, write_whole
 from recsys_topk.reports import plots
 from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.runs.statistics import Runs, metric_names, summarise
-from recsys_topk.runs.text import table
 from recsys_topk.runs.trials import Competition, Send, Trial, by_label, measure_seconds, run_all
-from recsys_topk.runs.wandb_logging import log_once
+from recsys_topk.runs.wandb.logger import log_once
+from recsys_topk.text import table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,10 +16,10 @@ from recsys_topk.reports.sections import stream_figures
 from recsys_topk.runs.directory import offline_wandb
 from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.runs.statistics import Runs, curves, means
-from recsys_topk.runs.text import table
 from recsys_topk.runs.trials import Competition, Send, Trial, by_label, measure_seconds, run_all
-from recsys_topk.runs.wandb_lineage import use_data
-from recsys_topk.runs.wandb_logging import wandb_loggers
+from recsys_topk.runs.wandb.lineage import use_data
+from recsys_topk.runs.wandb.logger import wandb_loggers
+from recsys_topk.text import table
 
 # A stream has no validation day, and `stream_days` writes its own checkpoints.
 PROTOCOL = {"limit_val_batches": 0, "enable_checkpointing": False, "num_sanity_val_steps": 0}

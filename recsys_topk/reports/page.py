@@ -11,7 +11,7 @@ from recsys_topk.reports import plots
 from recsys_topk.reports.paper import EXPERIMENTS, paper_figures
 from recsys_topk.reports.results import Found
 from recsys_topk.reports.sections import Section, section_of
-from recsys_topk.runs.wandb_logging import log_once
+from recsys_topk.runs.wandb.logger import log_once
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 from recsys_topk import losses
-from recsys_topk.runs.text import cell
+from recsys_topk.text import cell
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

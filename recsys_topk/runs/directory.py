@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from recsys_topk.files import write_whole
 from recsys_topk.runs.config import as_list
-from recsys_topk.runs.text import size_text
+from recsys_topk.text import size_text
 
 Status = Literal["running", "interrupted", "failed", "finished"]
 WANDB_OPTIONS = ("project", "entity", "name", "group", "tags", "job_type", "mode", "notes")

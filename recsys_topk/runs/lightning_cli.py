@@ -41,7 +41,7 @@ from recsys_topk.runs.preflight import check_hardware, check_monitors
 from recsys_topk.runs.quiet import quiet_libraries
 from recsys_topk.runs.resume import Resumption, check_changes
 from recsys_topk.runs.table_memory import announce_memory
-from recsys_topk.runs.wandb_logging import describe_run, make_wandb, wandb_loggers
+from recsys_topk.runs.wandb.logger import describe_run, make_wandb, wandb_loggers
 from recsys_topk.strategies.torchrec import TorchRecStrategy
 from recsys_topk.trust import UntrustedError, what_to_trust
 

@@ -136,8 +136,8 @@ class TrainingRun:
         from recsys_topk.callbacks.resume_point import TrainingStoppedError
         from recsys_topk.runs.lost_process import watch_processes
         from recsys_topk.runs.summary import report_end, report_start, report_stop
-        from recsys_topk.runs.wandb_lineage import run_facts
-        from recsys_topk.runs.wandb_logging import wandb_loggers
+        from recsys_topk.runs.wandb.lineage import run_facts
+        from recsys_topk.runs.wandb.logger import wandb_loggers
 
         self.directory.claim()
         own = remember(self.directory.path, self.trust) if first_process() else {}
@@ -181,7 +181,7 @@ class TrainingRun:
         """Measure on the test days; return the metrics.
 
         Args:
-            corpus: Measure over the whole catalogue too: options of `recsys_topk.callbacks.corpus.CorpusMetrics`, e.g.
+            corpus: Measure over the whole catalogue too: options of `evaluation.CorpusMetrics`, e.g.
                 ``{"cuts": [10, 20]}``, or ``{}``; None = no. ``{"index": FOLDER}`` measures through an index too,
                 beside exact search; ``"export"`` says which export it was built for. Writes ``corpus.json``.
         """
@@ -219,12 +219,12 @@ class TrainingRun:
         if options is None:
             yield
             return
-        from recsys_topk.callbacks.corpus import CorpusMetrics
+        from recsys_topk.evaluation.corpus_metrics import CorpusMetrics
 
         options = dict(options)
         index, export = options.pop("index", None), options.pop("export", None)
         if index is not None:
-            from recsys_topk.runs.index_search import IndexedCatalogue
+            from recsys_topk.evaluation.index_search import IndexedCatalogue
 
             options["searches"] = {"index": IndexedCatalogue(index, export, self.data)}
         callback = CorpusMetrics(**options, log_line=self.log_line, file=self.directory.path / "corpus.json")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint
 from recsys_topk.cascades.features import table_sizes
-from recsys_topk.runs.baselines import Baselines, measure_baselines
+from recsys_topk.evaluation.list_baselines import Baselines, measure_baselines
 from recsys_topk.runs.directory import first_process
 from recsys_topk.runs.metrics_file import MetricsFile
-from recsys_topk.runs.text import size_text, table
-from recsys_topk.runs.wandb_logging import log_end
+from recsys_topk.runs.wandb.logger import log_end
+from recsys_topk.text import size_text, table
 from recsys_topk.trust import class_path
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from recsys_topk.cascades.memory import check_memory, machine_memory, plan_memory
 from recsys_topk.datamodules import Schema
-from recsys_topk.runs.text import size_text, table
+from recsys_topk.text import size_text, table
 
 _SMALL: Final = 256 * 2**20
 """Tables that take less than this in all are told in one line."""

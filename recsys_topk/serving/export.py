@@ -21,13 +21,13 @@ from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.deployment import ITEMS, USERS
-from recsys_topk.datamodules.folders import whole_folder
-from recsys_topk.datamodules.schema import Schema
+from recsys_topk.files import whole_folder
 from recsys_topk.metrics.functional import joint_recall
 from recsys_topk.serving.manifest import Manifest, Model, StageEntry, write_manifest
 from recsys_topk.serving.recommend import ENCODER
 from recsys_topk.serving.twin import ExportedModel, ItemVectors, ListScores, RequestVectors
+from recsys_topk.tabular.export_tables import ITEMS, USERS
+from recsys_topk.tabular.schema import Schema
 
 TOLERANCE = 1e-5
 """Largest difference between an exported stage and the checkpoint, as a share of the largest absolute score."""
@@ -162,7 +162,7 @@ def _recalls(
 
 def models_of(stage: Stage, schema: Schema) -> dict[str, ExportedModel]:
     """Return the exported models of a stage: two towers if it has them, otherwise one model that scores lists."""
-    if hasattr(stage, "encode_requests") and hasattr(stage, "encode_items"):
+    if stage.towers is not None:
         return {"requests": RequestVectors(stage, schema), "items": ItemVectors(stage, schema)}
     return {"scores": ListScores(stage, schema)}
 

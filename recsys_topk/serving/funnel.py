@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.deployment import ItemTable
 from recsys_topk.serving.manifest import Manifest, StageEntry
 from recsys_topk.serving.requests import Requests
 from recsys_topk.serving.session import Session
+from recsys_topk.tabular.export_tables import ItemTable
 
 Array = npt.NDArray[Any]
 # A function that returns rows and scores, (B, n) each, best first; -1 and -inf where there are fewer items.

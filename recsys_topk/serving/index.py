@@ -12,11 +12,10 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.deployment import ITEMS, ItemTable
-from recsys_topk.datamodules.folders import whole_folder
-from recsys_topk.files import write_whole
+from recsys_topk.files import whole_folder, write_whole
 from recsys_topk.serving.funnel import CHUNK, StageRunner
 from recsys_topk.serving.manifest import Manifest, ManifestError, read_manifest, sha256
+from recsys_topk.tabular.export_tables import ITEMS, ItemTable
 
 Array = npt.NDArray[Any]
 IndexKind = Literal["flat", "ivf", "hnsw"]

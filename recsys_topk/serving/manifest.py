@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from recsys_topk.datamodules.schema import Schema
 from recsys_topk.files import write_whole
 from recsys_topk.serving.signature import Input
+from recsys_topk.tabular.schema import Schema
 
 FORMAT: Final = 1
 FILE: Final = "manifest.json"

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.deployment import ITEMS, USERS, ItemTable, UserTable
-from recsys_topk.datamodules.encoding import FeatureEncoder
 from recsys_topk.registry import suggest
 from recsys_topk.serving.funnel import Funnel, Passage
 from recsys_topk.serving.index import CatalogueIndex, encode_catalogue
 from recsys_topk.serving.manifest import read_manifest
 from recsys_topk.serving.requests import Requests
+from recsys_topk.tabular.export_tables import ITEMS, USERS, ItemTable, UserTable
+from recsys_topk.tabular.features.encoder import FeatureEncoder
 
 Array = npt.NDArray[Any]
 Name = int | str

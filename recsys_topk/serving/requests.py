@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.deployment import ItemTable, UserTable
-from recsys_topk.datamodules.encoding import FeatureEncoder
-from recsys_topk.datamodules.schema import Schema
+from recsys_topk.tabular.export_tables import ItemTable, UserTable
+from recsys_topk.tabular.features.encoder import FeatureEncoder
+from recsys_topk.tabular.schema import Schema
 
 Array = npt.NDArray[Any]
 

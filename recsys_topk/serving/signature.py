@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recsys_topk.datamodules.schema import Part, Schema
+from recsys_topk.tabular.schema import Part, Schema
 
 # The fields of a batch with the ids and the values of each part.
 FIELDS: dict[Part, tuple[str, str]] = {
@@ -39,7 +39,7 @@ def inputs_of(schema: Schema, parts: Sequence[Part], lists: bool = False) -> lis
         lists: True = items are lists, (batch, items, columns), one list per request; False = rows, (items, columns).
 
     Example:
-        >>> from recsys_topk.datamodules.schema import Feature, Table
+        >>> from recsys_topk.tabular.schema import Feature, Table
         >>> schema = Schema((Table("video", 9),), (Feature("age", kind="numeric"),), (), (Feature("id", "video"),))
         >>> [(one.name, one.axes) for one in inputs_of(schema, ("request", "items"), lists=True)]
         [('request_values', ('batch', 1)), ('items', ('batch', 'items', 1))]

@@ -42,12 +42,12 @@ def check_loss(
     - k is one int or one int per list, including 0 and values above the number of items;
     - the same input gives the same loss, and equal items get equal gradients;
     - flat lists (`lengths`, `list_ids`) give the same result as rows;
-    - inputs are not modified;
+    - inputs are not modified, and labels get no gradient;
     - losses are finite and not negative, also for scores of 1e4 and 1e30;
     - half precision and autocast are computed in float32, and float64 stays float64;
     - weights and reductions are consistent, and validate=True raises on scores that are not finite;
     - the gradient matches finite differences, second derivatives (create_graph=True) are correct or raise, and
-      torch.func.grad, vmap and jacrev agree with autograd;
+      torch.func and forward mode (jacfwd, hessian, torch.autograd.forward_ad) agree with autograd;
     - torch.compile(fullgraph=True) gives the same result;
     - on devices other than the CPU no values are read on the host;
     - pickle and state_dict restore the loss.
@@ -91,8 +91,7 @@ def check_operator(
     - inputs are not modified;
     - half precision and autocast are computed in float32, and float64 stays float64;
     - validate=True raises on scores that are not finite;
-    - second derivatives (create_graph=True) are correct or raise, and torch.func.grad, vmap and jacrev agree with
-      autograd;
+    - second derivatives (create_graph=True) are correct or raise, and torch.func and forward mode agree with autograd;
     - torch.compile(fullgraph=True) gives the same result;
     - on devices other than the CPU no values are read on the host;
     - pickle and state_dict restore the operator;
@@ -132,7 +131,7 @@ def check_objective(
     - the total is a finite scalar with named terms, and every stage gets a finite gradient;
     - masked items have no effect, and the order of the items does not matter;
     - lists without a valid item are skipped;
-    - inputs are not modified;
+    - inputs are not modified, and labels get no gradient;
     - half precision and autocast are computed in float32;
     - scores of 1e4 give finite results;
     - on devices other than the CPU no values are read on the host;

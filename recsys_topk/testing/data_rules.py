@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import PARTS, VARIANT, Schema
+from recsys_topk.tabular.schema import PARTS, VARIANT, Schema
 from recsys_topk.testing.comparison import require
 
 if TYPE_CHECKING:

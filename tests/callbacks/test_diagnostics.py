@@ -12,10 +12,11 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
-from recsys_topk.callbacks.diagnostics import Diagnostics, score_diagnostics, share_below
+from recsys_topk.callbacks.diagnostics import Diagnostics
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
 from recsys_topk.cascades.objectives.joint import JointObjective
+from recsys_topk.evaluation.diagnostics import score_diagnostics, share_below
 from recsys_topk.losses import DFTopKLoss
 from tests.cascades.test_module import SCHEMA, STAGES, batches
 

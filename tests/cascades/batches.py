@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
-from recsys_topk.datamodules.schema import Feature, Part, Schema, Table
+from recsys_topk.tabular.schema import Feature, Part, Schema, Table
 
 
 def recflow_like_schema(users: int = 50, items: int = 200) -> Schema:

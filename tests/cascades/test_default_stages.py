@@ -13,8 +13,8 @@ from recsys_topk.cascades import CascadeModule, StageConfig
 from recsys_topk.cascades.default_stages import default_stages
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.stage import registry
-from recsys_topk.datamodules.schema import Feature, Schema, Table
 from recsys_topk.runs import TrainingRun
+from recsys_topk.tabular.schema import Feature, Schema, Table
 from tests.cascades.batches import random_batch
 from tests.datamodules.numeric_only import NumericOnly
 

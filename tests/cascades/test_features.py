@@ -19,8 +19,8 @@ from recsys_topk.cascades.stages.mlp import MLPStage
 from recsys_topk.cascades.stages.two_tower import TwoTower
 from recsys_topk.cascades.tables import is_fused, is_plain
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import Feature, Schema, Table
 from recsys_topk.ops import backend
+from recsys_topk.tabular.schema import Feature, Schema, Table
 from tests.cascades.batches import mixed_schema, random_batch, recflow_like_schema
 
 MIXED, RECFLOW = mixed_schema(), recflow_like_schema()

@@ -12,8 +12,8 @@ from recsys_topk.cascades.memory import check_memory, machine_memory, plan_memor
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.optimizers import table_collections
 from recsys_topk.cascades.tables import table_weights
-from recsys_topk.datamodules.schema import Feature, Schema, Table
 from recsys_topk.runs import table_memory
+from recsys_topk.tabular.schema import Feature, Schema, Table
 from tests.cascades.batches import random_batch, recflow_like_schema
 
 

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from recsys_topk import CascadeModule
 from recsys_topk.cascades.sampled_negatives import keep_hard_negatives
 from recsys_topk.losses import ListNetLoss
-from tests.cascades.test_corpus import STAGES, Tiny
+from tests.evaluation.test_corpus import STAGES, Tiny
 
 TWO = STAGES["two towers first"]
 

@@ -14,9 +14,9 @@ from recsys_topk.cascades.stages.din import DIN
 from recsys_topk.cascades.stages.mlp import MLPStage
 from recsys_topk.cascades.stages.two_tower import TwoTower
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import Feature, Schema, Table
 from recsys_topk.ops import attention
 from recsys_topk.ops.attention import attention_logits
+from recsys_topk.tabular.schema import Feature, Schema, Table
 from tests.cascades.batches import random_batch, recflow_like_schema
 
 SCHEMA = recflow_like_schema()
@@ -119,6 +119,17 @@ def test_padding_candidates_do_not_enter_batch_norm(stage_class: type) -> None:
     moved = batch.replace(candidates=torch.where(batch.mask, batch.candidates, 3))
     second = stage(moved)
     torch.testing.assert_close(first[batch.mask], second[batch.mask])
+
+
+def test_stage_has_towers_unless_it_overrides_the_score() -> None:
+    class Scaled(TwoTower):
+        def score(self, batch: CascadeBatch) -> Tensor:
+            return 2 * super().score(batch)
+
+    embedding = FeatureEmbedding(SCHEMA, 4)
+    stage = TwoTower(embedding)
+    assert stage.towers is stage
+    assert [other.towers for other in (Scaled(embedding), DIN(embedding), MLPStage(embedding))] == [None] * 3
 
 
 def test_embedding_dimension_per_table() -> None:

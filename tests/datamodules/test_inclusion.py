@@ -11,8 +11,8 @@ import pytest
 import torch
 from test_negatives import batch_of, catalogue_of, check
 
-from recsys_topk.datamodules.inclusion import log_inclusion
-from recsys_topk.datamodules.negatives import check_mix, expand
+from recsys_topk.datamodules.negatives.expansion import check_mix, expand
+from recsys_topk.datamodules.negatives.inclusion import log_inclusion
 from recsys_topk.losses import SoftmaxLoss
 
 WEIGHTS = [5, 3, 1, 1]  # of the items that can be drawn; the list's own items have weight 2

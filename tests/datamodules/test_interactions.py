@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from recsys_topk.cli.main import main
-from recsys_topk.datamodules.description_guess import guess_files
 from recsys_topk.datamodules.interactions import preparation
 from recsys_topk.datamodules.interactions.datamodule import InteractionsDataModule
+from recsys_topk.datamodules.interactions.guess import guess_files
 from recsys_topk.testing import check_data_module
 from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from recsys_topk.datamodules import CascadeDataModule, RecFlowDataModule, WorldConfig, restore, simulate
-from recsys_topk.datamodules.columns import keys_of
 from recsys_topk.datamodules.lists import preparation
 from recsys_topk.datamodules.lists.datamodule import ListsDataModule
-from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.tabular.schema import VARIANT
+from recsys_topk.tabular.tables.columns import keys_of
 from recsys_topk.testing import check_data_module
 
 SPLITS = ("train", "val", "test")

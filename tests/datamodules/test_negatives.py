@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recsys_topk.datamodules import negatives, sampling
+from recsys_topk.datamodules import catalogue
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.draws import exponentials, integers, request_keys, scramble
+from recsys_topk.datamodules.catalogue import Catalogue
 from recsys_topk.datamodules.loader import ShardLoader
-from recsys_topk.datamodules.negatives import Catalogue, expand
-from recsys_topk.datamodules.sampling import Occurrences, Uniform, draw_distinct
-from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.datamodules.negatives import sampling
+from recsys_topk.datamodules.negatives.draws import exponentials, integers, request_keys, scramble
+from recsys_topk.datamodules.negatives.expansion import expand
+from recsys_topk.datamodules.negatives.sampling import Occurrences, Uniform, draw_distinct
 from recsys_topk.datamodules.shard import TensorShard
+from recsys_topk.tabular.schema import VARIANT
 
 
 def batch_of(lists: list[list[int]], *, first_request: int = 0, width: int | None = None) -> CascadeBatch:
@@ -314,7 +316,7 @@ def test_draws_without_host_reads_are_the_same(
     before = batch_of(lists, width=7)
     expected = expand(before, number, seed=3, group=2, source=source, catalogue=catalogue_of(size))
     with pytest.MonkeyPatch.context() as patch:
-        for module in (negatives, sampling):
+        for module in (catalogue, sampling):
             patch.setattr(module, "may_read", lambda _: False)
         found = expand(before, number, seed=3, group=2, source=source, catalogue=catalogue_of(size))
     assert sampled_ids(before, found.batch) == sampled_ids(before, expected.batch)

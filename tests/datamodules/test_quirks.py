@@ -16,15 +16,15 @@ import torch
 from hand_made import HandMade
 from pyarrow import feather
 
-from recsys_topk.datamodules.negatives import expand
+from recsys_topk.datamodules.negatives.expansion import expand
 from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
 from recsys_topk.datamodules.recflow.cache import DayCache
 from recsys_topk.datamodules.recflow.files import RecFlowFiles
 from recsys_topk.datamodules.recflow.layout import LAYOUTS, recflow_schema
 from recsys_topk.datamodules.recflow.pickles import FormatError
 from recsys_topk.datamodules.recflow.shard import DayShard
-from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.datamodules.shard import ShardBatch
+from recsys_topk.tabular.schema import VARIANT
 from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 
 Prepare = Callable[[HandMade], Any]

@@ -16,8 +16,8 @@ from torch import Tensor
 from recsys_topk.datamodules import DayStream
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
-from recsys_topk.datamodules.schema import Schema
 from recsys_topk.datamodules.simulator.simulation import simulate
+from recsys_topk.tabular.schema import Schema
 
 
 @pytest.fixture
@@ -269,7 +269,7 @@ def test_invalid_options_raise(world_root: Path) -> None:
 
 _IMPORT = """
 import sys
-import recsys_topk.datamodules.batch, recsys_topk.datamodules.schema
+import recsys_topk.datamodules.batch, recsys_topk.tabular.schema
 print([m for m in ("lightning", "datasets", "pyarrow", "torchrec") if m in sys.modules])
 """
 

@@ -15,8 +15,8 @@ from recsys_topk.datamodules.recflow import vocabularies
 from recsys_topk.datamodules.recflow.cache import DayCache
 from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
 from recsys_topk.datamodules.recflow.layout import HISTORY_FEATURES, ITEM_IDS, REQUEST_IDS
-from recsys_topk.datamodules.schema import Schema
 from recsys_topk.runs.checkpoint import check_schema
+from recsys_topk.tabular.schema import Schema
 
 FIELDS = (*REQUEST_IDS, *ITEM_IDS)
 

@@ -18,8 +18,8 @@ import pytest
 from recsys_topk.datamodules import InteractionsDataModule, ListsDataModule
 from recsys_topk.datamodules.interactions import preparation as interactions
 from recsys_topk.datamodules.lists import preparation as lists
-from recsys_topk.datamodules.prepared import PreparedDataModule
-from recsys_topk.datamodules.reading import TableReader
+from recsys_topk.datamodules.prepare.base import PreparedDataModule
+from recsys_topk.tabular.tables.reader import TableReader
 
 FILES, ROWS, PARTS = 3, 300, 10
 FEATURES = {

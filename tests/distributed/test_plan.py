@@ -15,12 +15,12 @@ import torch
 
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.stage import StageConfig
-from recsys_topk.datamodules.schema import Feature, Schema
 from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.config import resolve
 from recsys_topk.strategies.plan import one_table, plan
 from recsys_topk.strategies.sharding import bytes_of
 from recsys_topk.strategies.torchrec import TorchRecStrategy
+from recsys_topk.tabular.schema import Feature, Schema
 from tests.cascades.batches import random_batch
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from recsys_topk import CascadeModule, StageConfig
-from recsys_topk.callbacks.corpus import evaluate_corpus
 from recsys_topk.datamodules import InteractionsDataModule
+from recsys_topk.evaluation.corpus_metrics import evaluate_corpus
 from recsys_topk.losses import DFTopKLoss
 from tests import wandb_files
 from tests.datamodules.test_own_data_page import write_clicks

@@ -25,8 +25,8 @@ from recsys_topk.losses import get
 from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.directory import RunDirectory, run_name
 from recsys_topk.runs.trials import Competition
-from recsys_topk.runs.wandb_lineage import data_artifact, linked_run, run_facts, use_data, use_weights
-from recsys_topk.runs.wandb_logging import describe_run, make_wandb
+from recsys_topk.runs.wandb.lineage import data_artifact, linked_run, run_facts, use_data, use_weights
+from recsys_topk.runs.wandb.logger import describe_run, make_wandb
 from tests import wandb_files
 from tests.cascades.test_module import SCHEMA, STAGES
 from tests.conftest import TINY_WORLD, Result
@@ -73,7 +73,7 @@ def test_run_is_offline_even_if_wandb_was_set_up_before(tmp_path: Path) -> None:
         "import os, sys, wandb; wandb.setup(); os.environ['WANDB_MODE'] = 'offline'\n"
         "from pathlib import Path\n"
         "from recsys_topk.runs.directory import RunDirectory\n"
-        "from recsys_topk.runs.wandb_logging import make_wandb\n"
+        "from recsys_topk.runs.wandb.logger import make_wandb\n"
         "make_wandb(RunDirectory(Path('runs'), 'x')).experiment.finish()\n"
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}

@@ -9,8 +9,8 @@ from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.cascades.stages import DIN, MLPStage, TwoTower
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.schema import Feature, Schema
 from recsys_topk.serving.twin import ExportedModel, ItemVectors, ListScores, RequestVectors
+from recsys_topk.tabular.schema import Feature, Schema
 from tests.cascades.batches import mixed_schema, random_batch, recflow_like_schema
 
 NUMERIC = Schema((), (Feature("age", kind="numeric"),), (), (Feature("picture", kind="vector", size=4),))

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.cascades.features import FeatureEmbedding
-from recsys_topk.cascades.layers import MLP, Activation, Initialisation
-from recsys_topk.cascades.stage import Stage
+from recsys_topk.cascades.stage import Stage, StageOptions
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.ops.attention import attention_logits
 
@@ -30,9 +30,7 @@ class DIN(Stage):
         embedding: The embedding tables.
         hidden: Widths of the hidden layers; a last layer of width 1 follows.
         attention: Width of the attention's hidden layer.
-        activation: ``"relu"`` or ``"prelu"``, of the MLP.
-        batch_norm: Share of the running averages that is kept at each step, or None for no batch norm.
-        initialisation: ``"default"`` or ``"he"``.
+        options: Options of every stage; see `Stage`. The attention always uses ReLU without batch norm.
     """
 
     name: ClassVar[str] = "din"
@@ -42,11 +40,9 @@ class DIN(Stage):
         embedding: FeatureEmbedding,
         hidden: Sequence[int] = (128, 128, 32),
         attention: int = 80,
-        activation: Activation = "relu",
-        batch_norm: float | None = None,
-        initialisation: Initialisation = "default",
+        **options: Unpack[StageOptions],
     ) -> None:
-        super().__init__(embedding)
+        super().__init__(embedding, **options)
         dims = embedding.dims
         if not dims["history"]:
             raise ValueError(
@@ -54,11 +50,12 @@ class DIN(Stage):
                 f"use the stage 'mlp'"
             )
         self.query_dim = embedding.shared_dim or dims["items"]
-        self.attention = MLP([dims["history"], self.query_dim], [attention, 1], "relu", None, initialisation)
+        self.attention = self.perceptron(
+            [dims["history"], self.query_dim], [attention, 1], activation="relu", batch_norm=None
+        )
         # The output bias shifts all logits equally. It would get no gradient, and DDP would wait for one.
         self.attention.last.bias.requires_grad_(False)
-        parts = [dims["request"], dims["history"], dims["items"]]
-        self.mlp = MLP(parts, [*hidden, 1], activation, batch_norm, initialisation)
+        self.mlp = self.perceptron([dims["request"], dims["history"], dims["items"]], [*hidden, 1])
 
     def score(self, batch: CascadeBatch) -> Tensor:
         """See `Stage.score`."""

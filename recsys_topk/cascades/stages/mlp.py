@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.cascades.features import FeatureEmbedding
-from recsys_topk.cascades.layers import MLP, Activation, Initialisation
-from recsys_topk.cascades.stage import Stage
+from recsys_topk.cascades.stage import Stage, StageOptions
 from recsys_topk.datamodules.batch import CascadeBatch
 
 
@@ -21,25 +21,17 @@ class MLPStage(Stage):
     Args:
         embedding: The embedding tables.
         hidden: Widths of the hidden layers; a last layer of width 1 follows.
-        activation: ``"relu"`` or ``"prelu"``.
-        batch_norm: Share of the running averages that is kept at each step, or None for no batch norm.
-        initialisation: ``"default"`` or ``"he"``.
+        options: Options of every stage; see `Stage`.
     """
 
     name: ClassVar[str] = "mlp"
 
     def __init__(
-        self,
-        embedding: FeatureEmbedding,
-        hidden: Sequence[int] = (128, 64, 32),
-        activation: Activation = "relu",
-        batch_norm: float | None = None,
-        initialisation: Initialisation = "default",
+        self, embedding: FeatureEmbedding, hidden: Sequence[int] = (128, 64, 32), **options: Unpack[StageOptions]
     ) -> None:
-        super().__init__(embedding)
+        super().__init__(embedding, **options)
         dims = embedding.dims
-        parts = [dims["request"], dims["history"], dims["items"]]
-        self.mlp = MLP(parts, [*hidden, 1], activation, batch_norm, initialisation)
+        self.mlp = self.perceptron([dims["request"], dims["history"], dims["items"]], [*hidden, 1])
 
     def score(self, batch: CascadeBatch) -> Tensor:
         """See `Stage.score`."""

@@ -10,20 +10,21 @@ from typing import Any, ClassVar, Final, Literal, cast
 
 import numpy as np
 
-from recsys_topk.datamodules.deployment import ItemTable, UserTable, source_names
-from recsys_topk.datamodules.description_guess import GuessedTables, find_roles, guess_description
-from recsys_topk.datamodules.encoding import FeatureEncoder
-from recsys_topk.datamodules.features import Description
 from recsys_topk.datamodules.interactions.deployment import interactions_items, interactions_users
+from recsys_topk.datamodules.interactions.guess import find_roles, guess_description
 from recsys_topk.datamodules.interactions.preparation import FORMAT, Plan, Preparation
 from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptions
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
 from recsys_topk.datamodules.interactions.tables import Tables, open_tables
-from recsys_topk.datamodules.negatives import NegativeMix
-from recsys_topk.datamodules.prepared import PreparedDataModule, check_cuts, guess_lines, read_features
-from recsys_topk.datamodules.progress import Progress
-from recsys_topk.datamodules.reading import Source, TableReader, open_table
-from recsys_topk.datamodules.schema import Schema
+from recsys_topk.datamodules.negatives.expansion import NegativeMix
+from recsys_topk.datamodules.prepare.base import PreparedDataModule, check_cuts, guess_lines, read_features
+from recsys_topk.datamodules.prepare.progress import Progress
+from recsys_topk.tabular.export_tables import ItemTable, UserTable, source_names
+from recsys_topk.tabular.features.description import Description
+from recsys_topk.tabular.features.encoder import FeatureEncoder
+from recsys_topk.tabular.features.guess import GuessedTables
+from recsys_topk.tabular.schema import Schema
+from recsys_topk.tabular.tables.reader import Source, TableReader, open_table
 
 _DAY_US: Final = 86_400_000_000
 _ADVICE: Final = ". `recsys-topk schema` shows them, as YAML to edit"

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows, source_names
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
+from recsys_topk.tabular.export_tables import ItemTable, UserTable, newest_rows, source_names
+from recsys_topk.types import Array
 
 _CHUNK: Final = 1 << 14
 

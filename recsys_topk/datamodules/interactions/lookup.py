@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.columns import keys_of, one_chunk
-from recsys_topk.datamodules.raw_ids import RawIds
-from recsys_topk.datamodules.reading import TableReader
+from recsys_topk.datamodules.prepare.raw_ids import RawIds
+from recsys_topk.tabular.tables.columns import keys_of, one_chunk
+from recsys_topk.tabular.tables.reader import TableReader
+from recsys_topk.types import Array
 
 
 class Lookup:

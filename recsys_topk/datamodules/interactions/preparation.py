@@ -9,11 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.arrow_files import read_streams, write_columns, write_ids, write_stream
-from recsys_topk.datamodules.encoding import FeatureEncoder
-from recsys_topk.datamodules.features import DataPart, Description
-from recsys_topk.datamodules.fitting import FeatureFitter
 from recsys_topk.datamodules.interactions.lookup import Lookup
 from recsys_topk.datamodules.interactions.sequences import (
     SPLITS,
@@ -25,12 +20,17 @@ from recsys_topk.datamodules.interactions.sequences import (
 )
 from recsys_topk.datamodules.interactions.spill import Spill
 from recsys_topk.datamodules.interactions.tables import Tables
-from recsys_topk.datamodules.progress import Progress
-from recsys_topk.datamodules.reading import TableReader
-from recsys_topk.datamodules.schema import VARIANT
-from recsys_topk.datamodules.spill import MOST_PARTS, total_rows
-from recsys_topk.datamodules.times import describe_times
-from recsys_topk.datamodules.work_folder import WorkFolder
+from recsys_topk.datamodules.prepare.progress import Progress
+from recsys_topk.datamodules.prepare.spill import MOST_PARTS, total_rows
+from recsys_topk.datamodules.prepare.work_folder import WorkFolder
+from recsys_topk.tabular.arrow import read_streams, write_columns, write_ids, write_stream
+from recsys_topk.tabular.features.description import DataPart, Description
+from recsys_topk.tabular.features.encoder import FeatureEncoder
+from recsys_topk.tabular.features.fitter import FeatureFitter
+from recsys_topk.tabular.schema import VARIANT
+from recsys_topk.tabular.tables.reader import TableReader
+from recsys_topk.tabular.tables.times import describe_times
+from recsys_topk.types import Array
 
 FORMAT: Final = 3
 """Version of the prepared files. Increase it if their content changes, so that older files are not read."""

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
+from recsys_topk.types import Array
 
 SplitMethod = Literal["time", "leave_last", "given"]
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.negatives import Catalogue
-from recsys_topk.datamodules.prepared import PreparedFiles
-from recsys_topk.datamodules.prepared_shard import gather, item_catalogue, pooled_batch
-from recsys_topk.datamodules.schema import Schema
+from recsys_topk.datamodules.catalogue import Catalogue
+from recsys_topk.datamodules.prepare.base import PreparedFiles
+from recsys_topk.datamodules.prepare.shard import gather, item_catalogue, pooled_batch
 from recsys_topk.datamodules.shard import Shard, ShardBatch
+from recsys_topk.tabular.schema import Schema
+from recsys_topk.types import Array
 
 
 class PreparedInteractions(PreparedFiles):

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.columns import Keys, keys_of, numbers_of, one_chunk, split_numbers
 from recsys_topk.datamodules.interactions.sequences import ROW
-from recsys_topk.datamodules.raw_ids import RawIds
-from recsys_topk.datamodules.reading import TableReader
-from recsys_topk.datamodules.spill import Piece, Pieces
-from recsys_topk.datamodules.times import check_one_unit, guess_unit, microseconds
+from recsys_topk.datamodules.prepare.raw_ids import RawIds
+from recsys_topk.datamodules.prepare.spill import Piece, Pieces
+from recsys_topk.tabular.tables.columns import Keys, keys_of, numbers_of, one_chunk, split_numbers
+from recsys_topk.tabular.tables.reader import TableReader
+from recsys_topk.tabular.tables.times import check_one_unit, guess_unit, microseconds
+from recsys_topk.types import Array
 
 _SAMPLE: Final = 1 << 20
 _SEED: Final = 7

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recsys_topk.datamodules.guessing import guess_roles
-from recsys_topk.datamodules.reading import FORMATS, Source, TableReader, file_format, list_files, open_table
+from recsys_topk.tabular.features.guess import guess_roles
+from recsys_topk.tabular.tables.reader import FORMATS, Source, TableReader, file_format, list_files, open_table
 
 
 @dataclass(frozen=True)

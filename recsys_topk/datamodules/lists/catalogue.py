@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.encoding import Encoded
-from recsys_topk.datamodules.growing import GrowingColumns
-from recsys_topk.datamodules.id_keys import mixed
-from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.datamodules.prepare.growing import GrowingColumns
+from recsys_topk.tabular.features.encoder import Encoded
+from recsys_topk.tabular.ids.keys import mixed
+from recsys_topk.tabular.schema import VARIANT
+from recsys_topk.types import Array
 
 _CHUNK: Final = 1 << 16
 

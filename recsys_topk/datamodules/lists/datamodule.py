@@ -10,9 +10,6 @@ from typing import Any, ClassVar, Final, Literal, cast
 
 import numpy as np
 
-from recsys_topk.datamodules.deployment import ItemTable, UserTable, source_names
-from recsys_topk.datamodules.encoding import FeatureEncoder
-from recsys_topk.datamodules.features import Description
 from recsys_topk.datamodules.lists.deployment import lists_users
 from recsys_topk.datamodules.lists.labels import StageTable
 from recsys_topk.datamodules.lists.plan import SPLITS, Plan, SplitRule
@@ -21,11 +18,14 @@ from recsys_topk.datamodules.lists.roles import guess_columns, require_roles
 from recsys_topk.datamodules.lists.shard import ListsShard, PreparedLists
 from recsys_topk.datamodules.lists.sources import describe_source, open_sources, split_files
 from recsys_topk.datamodules.lists.svmlight import DESCRIPTION
-from recsys_topk.datamodules.negatives import NegativeSource
-from recsys_topk.datamodules.prepared import PreparedDataModule, check_cuts, guess_lines, read_features
-from recsys_topk.datamodules.progress import Progress
-from recsys_topk.datamodules.reading import Source
-from recsys_topk.datamodules.schema import LabelKind, Schema
+from recsys_topk.datamodules.negatives.expansion import NegativeSource
+from recsys_topk.datamodules.prepare.base import PreparedDataModule, check_cuts, guess_lines, read_features
+from recsys_topk.datamodules.prepare.progress import Progress
+from recsys_topk.tabular.export_tables import ItemTable, UserTable, source_names
+from recsys_topk.tabular.features.description import Description
+from recsys_topk.tabular.features.encoder import FeatureEncoder
+from recsys_topk.tabular.schema import LabelKind, Schema
+from recsys_topk.tabular.tables.reader import Source
 
 _ADVICE: Final = "; use --data.features to leave out what is known only after the request"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.deployment import ItemTable, UserTable
 from recsys_topk.datamodules.lists.shard import ListsShard, PreparedLists
+from recsys_topk.tabular.export_tables import ItemTable, UserTable
+from recsys_topk.types import Array
 
 
 def lists_users(shards: Mapping[str, ListsShard], prepared: PreparedLists, items: ItemTable) -> UserTable | None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.columns import one_chunk
-from recsys_topk.datamodules.id_keys import mixed
 from recsys_topk.datamodules.lists.plan import SPLITS, Plan
+from recsys_topk.tabular.ids.keys import mixed
+from recsys_topk.tabular.tables.columns import one_chunk
+from recsys_topk.types import Array
 
 
 @dataclass(frozen=True)

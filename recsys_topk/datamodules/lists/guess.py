@@ -9,15 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from recsys_topk.datamodules.columns import numbers_of, one_chunk
-from recsys_topk.datamodules.description_guess import GuessedTables
-from recsys_topk.datamodules.features import Description
-from recsys_topk.datamodules.guessing import guess_feature, guess_roles
 from recsys_topk.datamodules.lists.labels import StageTable
 from recsys_topk.datamodules.lists.roles import find_columns, guess_columns, require_roles
 from recsys_topk.datamodules.lists.sources import is_svmlight, open_sources, split_files
 from recsys_topk.datamodules.lists.svmlight import DESCRIPTION
-from recsys_topk.datamodules.reading import Source, TableReader, open_table
+from recsys_topk.tabular.features.description import Description
+from recsys_topk.tabular.features.guess import GuessedTables, guess_feature, guess_roles
+from recsys_topk.tabular.tables.columns import numbers_of, one_chunk
+from recsys_topk.tabular.tables.reader import Source, TableReader, open_table
 
 _HEAD: Final = 20_000
 _MOST_STAGES: Final = 20

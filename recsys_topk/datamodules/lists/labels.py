@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.columns import numbers_of, one_chunk
-from recsys_topk.datamodules.schema import LabelKind
+from recsys_topk.tabular.schema import LabelKind
+from recsys_topk.tabular.tables.columns import numbers_of, one_chunk
+from recsys_topk.types import Array
 
 LEFT_OUT = -1
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from recsys_topk.datamodules.columns import is_list, one_chunk
-from recsys_topk.datamodules.reading import TableReader
+from recsys_topk.tabular.tables.columns import is_list, one_chunk
+from recsys_topk.tabular.tables.reader import TableReader
 
 ROW: Final = "row"
 """The column of row numbers, for tables without a request column."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from recsys_topk.datamodules.encoding import FeatureEncoder
-from recsys_topk.datamodules.features import Description
 from recsys_topk.datamodules.lists.labels import StageTable
-from recsys_topk.datamodules.reading import TableReader
+from recsys_topk.tabular.features.description import Description
+from recsys_topk.tabular.features.encoder import FeatureEncoder
+from recsys_topk.tabular.tables.reader import TableReader
 
 SplitRule = Literal["time", "fraction", "column", "files"]
 SPLITS: Final = ("train", "val", "test")

@@ -8,20 +8,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.arrow_files import read_streams, write_columns, write_ids, write_stream
-from recsys_topk.datamodules.columns import keys_of, lists_of, one_chunk
-from recsys_topk.datamodules.encoding import Encoded, FeatureEncoder
-from recsys_topk.datamodules.features import DataPart
-from recsys_topk.datamodules.fitting import FeatureFitter
 from recsys_topk.datamodules.lists.catalogue import ItemTable
 from recsys_topk.datamodules.lists.grouping import Grouped, group_rows
 from recsys_topk.datamodules.lists.plan import SPLITS, Plan
 from recsys_topk.datamodules.lists.rows import RowReader
-from recsys_topk.datamodules.progress import Progress
-from recsys_topk.datamodules.schema import VARIANT
-from recsys_topk.datamodules.spill import MOST_PARTS
-from recsys_topk.datamodules.work_folder import WorkFolder
+from recsys_topk.datamodules.prepare.progress import Progress
+from recsys_topk.datamodules.prepare.spill import MOST_PARTS
+from recsys_topk.datamodules.prepare.work_folder import WorkFolder
+from recsys_topk.tabular.arrow import read_streams, write_columns, write_ids, write_stream
+from recsys_topk.tabular.features.description import DataPart
+from recsys_topk.tabular.features.encoder import Encoded, FeatureEncoder
+from recsys_topk.tabular.features.fitter import FeatureFitter
+from recsys_topk.tabular.schema import VARIANT
+from recsys_topk.tabular.tables.columns import keys_of, lists_of, one_chunk
+from recsys_topk.types import Array
 
 FORMAT: Final = 2
 """Version of the prepared files. Increase it if their content changes, so that older files are not read."""

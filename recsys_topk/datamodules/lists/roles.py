@@ -8,14 +8,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.columns import keys_of, one_chunk
-from recsys_topk.datamodules.description_guess import GuessedTables
-from recsys_topk.datamodules.features import Description, RawFeature
-from recsys_topk.datamodules.guessing import ROLES as COMMON
-from recsys_topk.datamodules.guessing import Guess, guess_feature, guess_roles, require_role
 from recsys_topk.datamodules.lists.labels import StageTable
 from recsys_topk.datamodules.lists.nested import ROW
-from recsys_topk.datamodules.reading import TableReader
+from recsys_topk.tabular.features.description import Description, RawFeature
+from recsys_topk.tabular.features.guess import ROLES as COMMON
+from recsys_topk.tabular.features.guess import Guess, GuessedTables, guess_feature, guess_roles, require_role
+from recsys_topk.tabular.tables.columns import keys_of, one_chunk
+from recsys_topk.tabular.tables.reader import TableReader
 
 ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "request": (

@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.columns import Keys, keys_of, numbers_of, one_chunk, split_numbers
-from recsys_topk.datamodules.features import DATA_PARTS
 from recsys_topk.datamodules.lists.labels import graded
 from recsys_topk.datamodules.lists.plan import Plan
-from recsys_topk.datamodules.progress import Progress
-from recsys_topk.datamodules.raw_ids import RawIds
-from recsys_topk.datamodules.spill import Piece, Pieces, total_rows
-from recsys_topk.datamodules.times import check_one_unit, guess_unit, microseconds
+from recsys_topk.datamodules.prepare.progress import Progress
+from recsys_topk.datamodules.prepare.raw_ids import RawIds
+from recsys_topk.datamodules.prepare.spill import Piece, Pieces, total_rows
+from recsys_topk.tabular.features.description import DATA_PARTS
+from recsys_topk.tabular.tables.columns import Keys, keys_of, numbers_of, one_chunk, split_numbers
+from recsys_topk.tabular.tables.times import check_one_unit, guess_unit, microseconds
+from recsys_topk.types import Array
 
 _SEED: Final = 11
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.negatives import Catalogue
-from recsys_topk.datamodules.prepared import PreparedFiles
-from recsys_topk.datamodules.prepared_shard import gather, item_catalogue, pooled_batch
-from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.datamodules.catalogue import Catalogue
+from recsys_topk.datamodules.prepare.base import PreparedFiles
+from recsys_topk.datamodules.prepare.shard import gather, item_catalogue, pooled_batch
 from recsys_topk.datamodules.shard import Shard, ShardBatch
+from recsys_topk.tabular.schema import VARIANT
+from recsys_topk.types import Array
 
 
 class PreparedLists(PreparedFiles):

@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from recsys_topk.datamodules.columns import SPLIT_NAMES
 from recsys_topk.datamodules.lists.nested import flat_rows
 from recsys_topk.datamodules.lists.roles import MARKERS, find_columns
 from recsys_topk.datamodules.lists.svmlight import ROLES, largest_index, looks_like_svmlight, open_svmlight
-from recsys_topk.datamodules.reading import Source, TableReader, file_format, open_table
+from recsys_topk.tabular.tables.columns import SPLIT_NAMES
+from recsys_topk.tabular.tables.reader import Source, TableReader, file_format, open_table
 
 _NAMED: Final = re.compile(r"(?:^|[._-])(" + "|".join(name for name in SPLIT_NAMES if name.isalpha()) + r")(?:[._-]|$)")
 

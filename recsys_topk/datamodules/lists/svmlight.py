@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.reading import TableReader, list_files
+from recsys_topk.tabular.tables.reader import TableReader, list_files
+from recsys_topk.types import Array
 
 ROLES: Final = {"request": "query", "label": "label"}
 DESCRIPTION: Final = {"items": {"features": "vector"}}

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.recflow.cache import PreparedDay
 from recsys_topk.datamodules.recflow.layout import (
     BEST_LABEL,
@@ -17,6 +16,7 @@ from recsys_topk.datamodules.recflow.layout import (
     Layout,
 )
 from recsys_topk.datamodules.shard import ShardBatch
+from recsys_topk.types import Array
 
 
 class BatchMaker:

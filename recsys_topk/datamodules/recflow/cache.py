@@ -12,10 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.arrow_files import read_columns, write_columns
-from recsys_topk.datamodules.folders import remove_partial, whole_folder
-from recsys_topk.datamodules.locations import version_of
+from recsys_topk.datamodules.prepare.columns import read_columns
 from recsys_topk.datamodules.recflow.files import RecFlowFiles
 from recsys_topk.datamodules.recflow.layout import (
     HISTORY_FEATURES,
@@ -24,8 +21,12 @@ from recsys_topk.datamodules.recflow.layout import (
     padding_id,
     stored_offset,
 )
-from recsys_topk.datamodules.schema import VARIANT
-from recsys_topk.datamodules.vocabulary import Vocabulary
+from recsys_topk.files import remove_partial, whole_folder
+from recsys_topk.tabular.arrow import write_columns
+from recsys_topk.tabular.ids.vocabulary import Vocabulary
+from recsys_topk.tabular.locations import version_of
+from recsys_topk.tabular.schema import VARIANT
+from recsys_topk.types import Array
 
 _FORMAT: Final = 1
 """Version of the cache. Increase it if the content changes, so that older caches are not read."""

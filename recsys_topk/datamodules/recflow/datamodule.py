@@ -10,11 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from tqdm import tqdm
 
 from recsys_topk.datamodules.base import CascadeDataModule, Split
-from recsys_topk.datamodules.deployment import ItemTable, UserTable
-from recsys_topk.datamodules.encoding import FeatureEncoder
-from recsys_topk.datamodules.folders import cache_home
-from recsys_topk.datamodules.locations import version_of
-from recsys_topk.datamodules.negatives import NegativeMix
+from recsys_topk.datamodules.negatives.expansion import NegativeMix
 from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
 from recsys_topk.datamodules.recflow.cache import DayCache
 from recsys_topk.datamodules.recflow.days import DayOptions
@@ -23,11 +19,15 @@ from recsys_topk.datamodules.recflow.files import RecFlowFiles
 from recsys_topk.datamodules.recflow.layout import ITEM_IDS, REQUEST_IDS, LayoutChoice, find_layout, recflow_schema
 from recsys_topk.datamodules.recflow.shard import DayShard
 from recsys_topk.datamodules.recflow.vocabularies import recflow_vocabularies
-from recsys_topk.datamodules.schema import Schema
 from recsys_topk.datamodules.simulator.embedded import DEFAULT_WORLD, embedded_root
 from recsys_topk.datamodules.simulator.world import WorldConfig, as_world
-from recsys_topk.datamodules.vocabulary import Vocabulary
-from recsys_topk.datamodules.vocabulary_options import VocabularyChoice, vocabulary_options
+from recsys_topk.files import cache_home
+from recsys_topk.tabular.export_tables import ItemTable, UserTable
+from recsys_topk.tabular.features.encoder import FeatureEncoder
+from recsys_topk.tabular.ids.options import VocabularyChoice, vocabulary_options
+from recsys_topk.tabular.ids.vocabulary import Vocabulary
+from recsys_topk.tabular.locations import version_of
+from recsys_topk.tabular.schema import Schema
 
 
 class RecFlowDataModule(CascadeDataModule):

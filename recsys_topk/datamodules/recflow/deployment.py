@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from recsys_topk.datamodules.deployment import ItemTable, UserTable, newest_rows
-from recsys_topk.datamodules.encoding import FeatureEncoder
-from recsys_topk.datamodules.features import Description
 from recsys_topk.datamodules.recflow.layout import (
     CLOCK,
     HISTORY_FEATURES,
@@ -18,7 +15,10 @@ from recsys_topk.datamodules.recflow.layout import (
     stored_offset,
 )
 from recsys_topk.datamodules.recflow.shard import DayShard
-from recsys_topk.datamodules.vocabulary import DenseVocabulary, Vocabulary
+from recsys_topk.tabular.export_tables import ItemTable, UserTable, newest_rows
+from recsys_topk.tabular.features.description import Description
+from recsys_topk.tabular.features.encoder import FeatureEncoder
+from recsys_topk.tabular.ids.vocabulary import DenseVocabulary, Vocabulary
 
 
 def recflow_encoder(vocabularies: Mapping[str, Vocabulary]) -> FeatureEncoder:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.locations import AnyPath, RemotePath, location
 from recsys_topk.datamodules.recflow.all_stage import positions_of, read_all_stage
 from recsys_topk.datamodules.recflow.days import clock_ids
 from recsys_topk.datamodules.recflow.layout import CLOCK, ITEM_IDS, ORDERED_STAGES, REQUEST_IDS
 from recsys_topk.datamodules.recflow.pickles import FormatError, load_pickle, no_collection
 from recsys_topk.datamodules.recflow.request_pickles import check_ids, narrow, read_histories, read_stages
-from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.tabular.locations import AnyPath, RemotePath, location
+from recsys_topk.tabular.schema import VARIANT
+from recsys_topk.types import Array
 
 
 @dataclass(frozen=True)

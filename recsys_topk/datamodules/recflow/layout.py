@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from recsys_topk.datamodules.schema import Feature, Schema, Table
-from recsys_topk.datamodules.vocabulary import Vocabulary
+from recsys_topk.tabular.ids.vocabulary import Vocabulary
+from recsys_topk.tabular.schema import Feature, Schema, Table
 
 LayoutChoice: TypeAlias = dict[str, int | dict[str, int | None]] | str
 """A name in `LAYOUTS`, or a layout as plain data; see `find_layout`."""

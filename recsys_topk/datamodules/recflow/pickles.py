@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.locations import AnyPath
+from recsys_topk.tabular.locations import AnyPath
 
 
 class FormatError(ValueError):

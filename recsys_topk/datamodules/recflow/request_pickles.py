@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.locations import AnyPath
 from recsys_topk.datamodules.recflow.days import clock_ids
 from recsys_topk.datamodules.recflow.layout import CLOCK, ITEM_IDS, SLOTS, STAGES, UNSHIFTED, largest_id
 from recsys_topk.datamodules.recflow.pickles import FormatError, StoredArray, load_pickle
 from recsys_topk.datamodules.recflow.rows import intern_columns
-from recsys_topk.datamodules.schema import VARIANT
+from recsys_topk.tabular.locations import AnyPath
+from recsys_topk.tabular.schema import VARIANT
+from recsys_topk.types import Array
 
 _STAGE_COLUMNS: Final = {
     "video_id": 0,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
+from recsys_topk.types import Array
 
 
 def intern_columns(parts: Sequence[Array], size: int) -> tuple[Array, list[Array], Array]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.negatives import Catalogue
+from recsys_topk.datamodules.catalogue import Catalogue
 from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
 from recsys_topk.datamodules.recflow.cache import PreparedDay
 from recsys_topk.datamodules.recflow.layout import stored_offset
 from recsys_topk.datamodules.shard import Shard, ShardBatch
+from recsys_topk.types import Array
 
 
 class DayShard(Shard):

@@ -10,9 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.folders import remove_partial, whole_folder
-from recsys_topk.datamodules.id_counter import IdCounter
 from recsys_topk.datamodules.recflow.cache import DayCache, PreparedDay
 from recsys_topk.datamodules.recflow.layout import (
     HISTORY_FEATURES,
@@ -21,7 +18,10 @@ from recsys_topk.datamodules.recflow.layout import (
     padding_id,
     stored_offset,
 )
-from recsys_topk.datamodules.vocabulary import (
+from recsys_topk.files import remove_partial, whole_folder
+from recsys_topk.tabular.ids.counter import IdCounter
+from recsys_topk.tabular.ids.options import AUTO_DENSE_ROWS, VocabularyOptions
+from recsys_topk.tabular.ids.vocabulary import (
     CompactVocabulary,
     DenseVocabulary,
     HashVocabulary,
@@ -29,7 +29,7 @@ from recsys_topk.datamodules.vocabulary import (
     load_vocabularies,
     save_vocabularies,
 )
-from recsys_topk.datamodules.vocabulary_options import AUTO_DENSE_ROWS, VocabularyOptions
+from recsys_topk.types import Array
 
 _FORMAT: Final = 1
 _CHUNK: Final = 1 << 16

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from recsys_topk.datamodules.folders import cache_home, remove_partial
 from recsys_topk.datamodules.simulator.world import WorldConfig
+from recsys_topk.files import cache_home, remove_partial
 
 DEFAULT_WORLD: Final = WorldConfig()
 

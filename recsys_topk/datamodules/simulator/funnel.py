@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.recflow.layout import SLOTS
 from recsys_topk.datamodules.simulator.world import World
+from recsys_topk.types import Array
 
 PROPOSALS: Final = 96
 """Items retrieved for a request. The next stages keep two thirds, then five eighths of those, then order them."""

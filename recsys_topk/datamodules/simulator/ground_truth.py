@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.schema import VARIANT
 from recsys_topk.datamodules.simulator.world import World, WorldConfig
+from recsys_topk.tabular.schema import VARIANT
+from recsys_topk.types import Array
 
 if TYPE_CHECKING:
     from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule

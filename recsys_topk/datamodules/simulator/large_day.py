@@ -8,14 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.folders import whole_folder
-from recsys_topk.datamodules.id_keys import mixed
 from recsys_topk.datamodules.recflow.days import midnight, parse_day
 from recsys_topk.datamodules.recflow.layout import SLOTS
 from recsys_topk.datamodules.simulator.funnel import SHOWN
 from recsys_topk.datamodules.simulator.world import DAY_MS
 from recsys_topk.datamodules.simulator.writing import HISTORY, Views, write_counts, write_day
+from recsys_topk.files import whole_folder
+from recsys_topk.tabular.ids.keys import mixed
+from recsys_topk.types import Array
 
 _NEW_VIEWS: Final = 2
 """Number of views of a user between two requests."""

@@ -8,14 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
-from recsys_topk.datamodules.folders import whole_folder
 from recsys_topk.datamodules.recflow.days import midnight, parse_day
 from recsys_topk.datamodules.recflow.layout import SLOTS
 from recsys_topk.datamodules.simulator.funnel import PROPOSALS, SHOWN, Proposer, run_funnel
 from recsys_topk.datamodules.simulator.ground_truth import GroundTruth, reference_recalls
 from recsys_topk.datamodules.simulator.world import DAY_MS, World, WorldConfig
 from recsys_topk.datamodules.simulator.writing import FILE_STAGES, HISTORY, Views, slices, write_counts, write_day
+from recsys_topk.files import whole_folder
+from recsys_topk.types import Array
 
 __all__ = ["GroundTruth", "WorldConfig", "reference_recalls", "simulate"]
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.recflow.days import midnight, parse_day
+from recsys_topk.types import Array
 
 DAY_MS: Final = 24 * 3600 * 1000
 _BLOCKS: Final = 6

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from recsys_topk.datamodules.arrays import Array
 from recsys_topk.datamodules.recflow.layout import ORDERED_STAGES, STAGES
 from recsys_topk.datamodules.simulator.funnel import SHOWN
+from recsys_topk.types import Array
 
 HISTORY: Final = 50
 """Number of views in a history."""

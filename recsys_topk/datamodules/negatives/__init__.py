@@ -1,0 +1,1 @@
+"""Sampled negatives: draws from a catalogue or a batch, and their inclusion probabilities."""

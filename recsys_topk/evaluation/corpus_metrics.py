@@ -1,0 +1,151 @@
+"""Evaluation over the whole catalogue, after the sampled one: as a function, and as a Lightning callback."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from recsys_topk.cascades.module import CascadeModule, Split
+from recsys_topk.datamodules.base import CascadeDataModule
+from recsys_topk.evaluation.corpus import CorpusEvaluation
+from recsys_topk.evaluation.popularity import Popularity
+from recsys_topk.evaluation.search import Search
+from recsys_topk.files import write_whole
+
+LogLine = Callable[[str], None]
+
+# Pairs of request and item that a stage without towers scores at once.
+PAIRS_AT_ONCE = 1 << 17
+SECONDS_BETWEEN_LINES = 10.0
+
+log = logging.getLogger(__name__)
+
+
+def evaluate_corpus(
+    model: CascadeModule,
+    data: CascadeDataModule,
+    split: Split = "test",
+    *,
+    batches: int | None = None,
+    log_line: LogLine = log.info,
+    **options: Any,
+) -> CorpusEvaluation:
+    """Measure a cascade over all items of the catalogues of a split; see `CorpusEvaluation`.
+
+    Args:
+        model: The model; it is measured as it is, on its device, in evaluation mode.
+        data: The data module, prepared.
+        split: ``"val"`` or ``"test"``.
+        batches: Measure only so many batches; None = all.
+        log_line: Takes a line about the progress every few seconds.
+        options: Further arguments of `CorpusEvaluation`, e.g. ``cuts=[20]``.
+
+    Returns:
+        The evaluation; `compute` gives the metrics by name.
+
+    Example::
+
+        evaluation = evaluate_corpus(model, data, cuts=[20], alone=["ranking"])
+        evaluation.compute()["recall@20/corpus"]
+    """
+    loader = data.loader(data.splits[split], training=False)
+    options = {"items_at_once": max(1, PAIRS_AT_ONCE // loader.batch_size), **options}
+    evaluation = CorpusEvaluation(model.cascade, model.schema, k=model.k, **options)
+    popularity = Popularity(data) if evaluation.baselines and data.splits["train"] else None
+    was_training = model.training
+    model.eval()
+    opened, shown = None, time.monotonic()
+    total = len(loader) if batches is None else min(batches, len(loader))
+    try:
+        with torch.no_grad():
+            for number, batch in enumerate(itertools.islice(loader, total)):
+                if batch.shard != opened:
+                    items, opened = data.catalogue(batch.shard, model.device), batch.shard
+                    evaluation.open(items, None if popularity is None else popularity.counts(items.item_id))
+                    log_line(f"scoring all {len(items):,} items of {opened}")
+                batch = batch.to(model.device)
+                evaluation.update(batch.plain(), batch.excluded)
+                if time.monotonic() - shown > SECONDS_BETWEEN_LINES:
+                    log_line(f"whole catalogue: {number + 1} of {total} batches")
+                    shown = time.monotonic()
+    finally:
+        model.train(was_training)
+    return evaluation
+
+
+class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped here
+    """Measures the cascade over the whole catalogue at the end of each validation and test, and logs the metrics.
+
+    Names are those of `CorpusEvaluation` after the split, e.g. ``test/joint_recall@10@20/corpus``. Training is not
+    touched. With a trainer of your own::
+
+        Trainer(callbacks=[CorpusMetrics(cuts=[20])]).test(model, data)
+
+    Args:
+        cuts: K of the final list's recall and NDCG; None = k and the last quota.
+        alone: Later stages that are measured over all items too.
+        baselines: Whether to measure popularity and random order.
+        searches: Further ways to make the candidates of the first stage, each measured under its name in place of
+            ``corpus``: functions of (stage, items), see `CorpusEvaluation`.
+        log_line: Takes a line at a time about the progress.
+        file: Where to write the metrics and the counts as JSON; None = nowhere.
+    """
+
+    def __init__(
+        self,
+        cuts: Sequence[int] | None = None,
+        alone: Sequence[str] = (),
+        *,
+        baselines: bool = True,
+        searches: Mapping[str, Callable[..., Search]] | None = None,
+        log_line: LogLine = log.info,
+        file: Path | None = None,
+    ) -> None:
+        self.searches = dict(searches or {})
+        self.options: dict[str, Any] = {"cuts": cuts, "alone": alone, "baselines": baselines}
+        self.log_line, self.file = log_line, file
+
+    def setup(self, trainer: pl.Trainer, pl_module: CascadeModule, stage: str) -> None:
+        """Refuse options that do not fit the cascade, before anything is measured."""
+        CorpusEvaluation(pl_module.cascade, pl_module.schema, k=pl_module.k, **self.options)
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: CascadeModule) -> None:
+        """Measure on the validation shards."""
+        if not trainer.sanity_checking:
+            self._measure(trainer, pl_module, "val", trainer.num_val_batches)
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: CascadeModule) -> None:
+        """Measure on the test shards."""
+        self._measure(trainer, pl_module, "test", trainer.num_test_batches)
+
+    def _measure(self, trainer: pl.Trainer, model: CascadeModule, split: Split, batches: Sequence[float]) -> None:
+        data: Any = trainer.datamodule
+        if not isinstance(data, CascadeDataModule):
+            raise ValueError(
+                "evaluation over the whole catalogue needs a CascadeDataModule; give the trainer datamodule="
+            )
+        with trainer.precision_plugin.forward_context():
+            options: dict[str, Any] = {"batches": int(batches[0]), "log_line": self.log_line, **self.options}
+            evaluation = evaluate_corpus(model, data, split, **options)
+            found = evaluation.compute()
+            for column, search in self.searches.items():
+                other = {**options, "baselines": False, "alone": (), "search": search, "column": column}
+                found |= evaluate_corpus(model, data, split, **other).compute()
+        for name, value in found.items():
+            model.log(f"{split}/{name}", value, on_epoch=True, sync_dist=trainer.world_size > 1)
+        counts = evaluation.counts()
+        left_out = counts["requests_without_positives"]
+        self.log_line(f"whole catalogue: {counts['requests']:,} requests, {left_out:,} without a positive left out")
+        if self.file is not None and trainer.is_global_zero:
+            metrics = {name: None if math.isnan(value) else value for name, value in found.items()}
+            write_whole(self.file, json.dumps({"split": split, **counts, "metrics": metrics}, indent=2) + "\n")

@@ -1,0 +1,86 @@
+"""What rankers without a model reach on the lists that a run is measured on."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recsys_topk.cascades.module import CascadeModule, Split
+from recsys_topk.datamodules import CascadeDataModule, GroundTruth
+from recsys_topk.evaluation.popularity import Popularity
+from recsys_topk.metrics.mean import ListMean
+from recsys_topk.tabular.schema import VARIANT
+
+# At most about so many requests are measured, and counted for popularity.
+MEASURED, COUNTED = 10_000, 100_000
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Metrics of rankers without a model.
+
+    Attributes:
+        metrics: By ranker (``"random"``, ``"popularity"``, and ``"oracle"`` for simulated data), then by metric.
+        requests: Requests that were measured.
+    """
+
+    metrics: dict[str, dict[str, float]]
+    requests: int
+
+
+def measure_baselines(
+    model: CascadeModule, data: CascadeDataModule, split: Split, batches: int | None = None
+) -> Baselines:
+    """Measure random order, popularity and, for simulated data, the true utility with the metrics of a model.
+
+    All stages rank by the same score, on the same lists and negatives as the model. Popularity is how often an item was
+    a positive in training; it is left out if there are no training shards. At most about 10,000 requests are measured,
+    and popularity counts at most about 100,000. With several processes these are requests of the calling process, and
+    no process waits for another.
+
+    Args:
+        model: The model; only its metrics are used.
+        data: The data module, prepared.
+        split: ``"val"`` or ``"test"``.
+        batches: Measure at most so many batches; None = no limit but the above.
+    """
+    popularity = Popularity(data, COUNTED) if data.splits["train"] else None
+    truth = GroundTruth.of_data(data)
+    names = ["random", *(["popularity"] if popularity else []), *(["oracle"] if truth else [])]
+    metrics = {name: _metrics(model, split) for name in names}
+    generator = torch.Generator().manual_seed(data.seed)
+    loader = data.loader(data.splits[split], training=False)
+    limit = -(-MEASURED // loader.batch_size)
+    device = "cpu" if data.trainer is None else data.trainer.strategy.root_device
+    requests = 0
+    for shard_batch in itertools.islice(loader, limit if batches is None else min(limit, batches)):
+        batch = data.add_negatives(shard_batch.to(device)).to("cpu")
+        items = batch.item_id[batch.candidates] % VARIANT
+        scores: dict[str, Tensor] = {"random": torch.rand(items.shape, generator=generator)}
+        if popularity is not None:
+            scores["popularity"] = popularity.local_counts(items).float()
+        if truth is not None:
+            scores["oracle"] = torch.from_numpy(truth.true_utility(batch.request_id.numpy(), items.numpy()))
+        for name, own in metrics.items():
+            for metric in own.values():
+                inputs: Any = scores[name] if metric.stage is not None else [scores[name]] * len(model.cascade.quotas)
+                metric.update(inputs, batch.labels, batch.mask)
+        requests += batch.size
+    # `compute` would add up the sums of all processes, and only one of them is here.
+    found = {name: {key: float(m.total / m.count) for key, m in own.items()} for name, own in metrics.items()}
+    return Baselines(found, requests)
+
+
+def _metrics(model: CascadeModule, split: Split) -> dict[str, ListMean]:
+    """Return new metrics like those of a model, on the CPU."""
+    made: dict[str, ListMean] = {}
+    for name, metric in dict(model.metrics[split].items()).items():  # type: ignore[operator]
+        if metric.higher_is_better is not None:  # selection_mass measures the operator of the loss, not a ranking
+            made[name] = copy.deepcopy(metric).cpu()
+            made[name].reset()
+    return made

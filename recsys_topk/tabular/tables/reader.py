@@ -1,0 +1,336 @@
+"""Read tables (files, folders, URLs, data frames) as Arrow record batches, in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from recsys_topk.registry import suggest
+from recsys_topk.tabular.tables.text import text_format
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Source: TypeAlias = Any
+"""A path or URL, several of them, a folder, a pandas or polars frame, a pyarrow table or a `datasets.Dataset`."""
+
+FORMATS: Final = {
+    "parquet": "parquet", "pq": "parquet", "csv": "csv", "tsv": "csv", "tab": "csv", "txt": "csv",
+    "inter": "csv", "user": "csv", "item": "csv", "jsonl": "json", "ndjson": "json", "json": "json",
+    "feather": "feather",
+}  # fmt: skip
+"""Format by the suffix of the file name. `.gz`, `.bz2` or `.zst` may follow the suffix."""
+
+BATCH_ROWS: Final = 1 << 16
+MOST_PIECES: Final = 32
+_COMPRESSED: Final = ("gz", "bz2", "zst")
+_ENCODING: Final = "save it as UTF-8, e.g. iconv -f LATIN1 -t UTF-8"
+
+
+def open_table(source: Source, types: Mapping[str, str] | None = None) -> TableReader:
+    """Open a table. Only its first rows are read.
+
+    Files are Parquet, CSV or TSV (the delimiter is detected in the header), JSON lines, Feather, or RecBole's atomic
+    files, whose headers contain types (``user_id:token``, ``class:token_seq``). Several files, or a folder of files,
+    form one table if they have the same format and columns.
+
+    Args:
+        source: A path or URL (fsspec), a list of them, a folder, a pandas or polars data frame, a pyarrow table or a
+            Hugging Face `datasets.Dataset`.
+        types: Arrow types of columns of text files, to replace wrong guesses, e.g. ``{"user_id": "string"}``.
+
+    Raises:
+        ValueError: The source cannot be read, has no rows, or has an unknown format. The message explains what to do.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> reader = open_table(pa.table({"user": [1, 2], "item": ["a", "b"]}))
+        >>> reader.columns, [batch.num_rows for batch in reader.batches()]
+        (['user', 'item'], [2])
+    """
+    if isinstance(source, (str, Path)):
+        return _open_files([source], types or {})
+    if isinstance(source, (list, tuple)):
+        if not source:
+            raise ValueError("an empty list of files was given; give at least one file")
+        return _open_files(source, types or {})
+    return _open_frame(source)
+
+
+class TableReader:
+    """A table that can be read several times, one batch of rows at a time.
+
+    Args:
+        name: Name of the table in messages.
+        schema: The columns and their types.
+        scan: A function that yields record batches of the given columns.
+        identity: A function that returns plain values that change when the content changes.
+        rows: Number of rows; None = not known without reading them.
+        nbytes: Size of the files in bytes; None = not known.
+        pieces: Number of pieces that can be read separately (files, or row groups of files), in order. `scan` takes the
+            index of a piece as its second argument; None = one piece, and `scan` has no second argument.
+        lists: Columns of text that are split at spaces, and the type of their elements (sequences of RecBole).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: pa.Schema,
+        scan: Callable[..., Iterable[pa.RecordBatch]],
+        identity: Callable[[], Any],
+        rows: int | None = None,
+        lists: Mapping[str, pa.DataType] | None = None,
+        nbytes: int | None = None,
+        pieces: int | None = None,
+    ) -> None:
+        import pyarrow as pa
+
+        self.name = name
+        self.pieces = pieces or 1
+        self._in_pieces = pieces is not None
+        self.rows = rows
+        self.nbytes = nbytes
+        self._scan, self._identity, self._lists = scan, identity, dict(lists or {})
+        self.schema = pa.schema([
+            pa.field(field.name, pa.list_(self._lists[field.name])) if field.name in self._lists else field
+            for field in schema
+        ])  # fmt: skip
+        repeated = sorted({column for column in self.columns if self.columns.count(column) > 1})
+        if repeated:
+            raise ValueError(f"{name} has the column {repeated[0]!r} twice; rename one of them")
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.schema.names)
+
+    def require(self, columns: Iterable[str]) -> None:
+        """Raise a ValueError if a column is missing. The message suggests the most similar column."""
+        for column in columns:
+            if column not in self.columns:
+                close = suggest(column, self.columns)
+                raise ValueError(f"{self.name} has no column {column!r}; {close}it has: {', '.join(self.columns)}")
+
+    def batches(self, columns: Sequence[str] | None = None, piece: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in order as record batches. Memory: that of a few batches.
+
+        Dictionary-encoded columns are decoded.
+
+        Args:
+            columns: The columns; None = all.
+            piece: The index of the piece to read; None = all.
+        """
+        import pyarrow as pa
+
+        wanted = self.columns if columns is None else list(dict.fromkeys(columns))
+        self.require(wanted)
+        with _readable(self.name):
+            for batch in self._scan(wanted) if piece is None or not self._in_pieces else self._scan(wanted, piece):
+                if batch.num_rows:
+                    yield pa.record_batch([self._plain(batch.column(name), name) for name in wanted], names=wanted)
+
+    def head(self, rows: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the first rows."""
+        import pyarrow as pa
+
+        found: list[Any] = []
+        for batch in self.batches(columns):
+            found.append(batch.slice(0, rows))
+            rows -= batch.num_rows
+            if rows <= 0:
+                break
+        if not found:
+            return pa.schema([field for field in self.schema if columns is None or field.name in columns]).empty_table()
+        return pa.Table.from_batches(found)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the sizes and times of the files, or of the values of a data frame."""
+        return hashlib.blake2b(json.dumps(self._identity()).encode(), digest_size=8).hexdigest()
+
+    def _plain(self, column: Any, name: str) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if name in self._lists:
+            column = pc.split_pattern(pc.utf8_trim_whitespace(column), " ").cast(pa.list_(self._lists[name]))
+        return column
+
+
+def file_format(path: str) -> str | None:
+    """Return the format of a file, given its name; None if the format is unknown.
+
+    Example:
+        >>> file_format("clicks.csv.gz"), file_format("model.ckpt")
+        ('csv', None)
+    """
+    endings = PurePosixPath(path.replace("\\", "/")).name.lower().split(".")[1:]
+    if endings and endings[-1] in _COMPRESSED:
+        endings.pop()
+    return FORMATS.get(endings[-1]) if endings else None
+
+
+def list_files(path: str | Path) -> tuple[Any, list[str]]:
+    """Return the file system of a path or URL, and the sorted files of known formats there.
+
+    Raises:
+        ValueError: The path does not exist.
+    """
+    import fsspec
+
+    files, place = fsspec.core.url_to_fs(str(path) if "://" in str(path) else str(Path(path).expanduser()))
+    if files.isfile(place):
+        return files, [place]
+    if not files.isdir(place):
+        raise ValueError(f"there is no file or folder {str(path)!r}")
+    inside = [found for found in sorted(files.find(place)) if "/." not in found[len(place) :]]
+    return files, [found for found in inside if file_format(found) is not None]
+
+
+def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableReader:
+    import pyarrow as pa
+    import pyarrow.dataset as pads
+
+    name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+    found = [list_files(path) for path in paths]
+    files, places = found[0][0], [place for _, inside in found for place in inside]
+    if not places:
+        raise ValueError(f"{name} has no file that ends in .{', .'.join(FORMATS)}")
+    formats = {file_format(place): place for place in places}
+    if None in formats:
+        raise ValueError(f"{formats[None]} has an unknown ending; known: .{', .'.join(FORMATS)}")
+    if len(formats) > 1:
+        raise ValueError(
+            f"{name} has files of several formats: {' and '.join(formats.values())}; name the files of one format"
+        )
+    (kind,) = formats
+    local = "file" in files.protocol if isinstance(files.protocol, tuple) else files.protocol == "file"
+    lists: dict[str, Any] = {}
+    with _readable(name):
+        chosen: Any = kind
+        if kind == "csv":
+            chosen, lists = text_format(files, places, types)
+        elif kind == "parquet":
+            chosen = pads.ParquetFileFormat(
+                default_fragment_scan_options=pads.ParquetFragmentScanOptions(pre_buffer=False)
+            )
+        dataset = pads.dataset(places, format=chosen, filesystem=None if local else files)
+        if dataset.head(1).num_rows == 0:
+            raise ValueError(f"{name} has no rows")
+        for field in dataset.schema if kind == "csv" else ():
+            if pa.types.is_binary(field.type):
+                raise ValueError(f"{name} cannot be read: column {field.name!r} is not UTF-8; {_ENCODING}")
+        rows = dataset.count_rows() if kind in ("parquet", "feather") else None
+
+    fragments = _fragments(dataset, kind)
+
+    def scan(columns: list[str], piece: int | None = None) -> Iterable[pa.RecordBatch]:
+        chosen = dataset
+        if piece is not None:
+            chosen = pads.FileSystemDataset(fragments[piece], dataset.schema, dataset.format, dataset.filesystem)
+        read: Iterable[pa.RecordBatch] = chosen.to_batches(
+            columns=columns, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
+        )
+        return read
+
+    def identity() -> Any:
+        facts = [files.info(place) for place in places]
+        changed = ("mtime", "LastModified", "updated", "ETag", "created")
+        when = [next((str(fact[key]) for key in changed if key in fact), "") for fact in facts]
+        sizes = [fact.get("size") for fact in facts]
+        return [list(row) for row in zip(places, sizes, when, strict=True)]
+
+    nbytes = sum(int(files.size(place)) for place in places)
+    return TableReader(name, dataset.schema, scan, identity, rows, lists, nbytes, len(fragments))
+
+
+def _fragments(dataset: Any, kind: str | None) -> list[list[Any]]:
+    """Return the files of a data set, or the row groups of Parquet files, in at most `MOST_PIECES` pieces."""
+    found = list(dataset.get_fragments())
+    if kind == "parquet":
+        found = [group for file in found for group in file.split_by_row_group()]
+    size = -(-len(found) // MOST_PIECES)
+    return [found[start : start + size] for start in range(0, len(found), size)]
+
+
+def _open_frame(frame: Any) -> TableReader:
+    """Open a table in memory, or a Hugging Face data set."""
+    import pyarrow as pa
+
+    kind = f"{type(frame).__module__.partition('.')[0]}.{type(frame).__name__}"
+    if isinstance(frame, pa.RecordBatch):
+        table = pa.Table.from_batches([frame])
+    elif isinstance(frame, pa.Table):
+        table = frame
+    elif kind == "pandas.DataFrame":
+        with _readable("the pandas.DataFrame"):
+            table = pa.Table.from_pandas(frame, preserve_index=False)
+    elif kind == "polars.DataFrame":
+        table = frame.to_arrow()
+    elif kind == "datasets.Dataset":
+        return _open_dataset(frame)
+    elif kind == "datasets.DatasetDict":
+        raise ValueError(f"a DatasetDict was given; give one of its splits: {', '.join(frame)}")
+    else:
+        raise ValueError(
+            f"a table must be a path, a list of paths, a pandas or polars DataFrame, a pyarrow Table or a "
+            f"datasets.Dataset, got {type(frame).__name__}"
+        )
+    name = f"the {kind}"
+    if table.num_rows == 0:
+        raise ValueError(f"{name} has no rows")
+
+    def identity() -> str:
+        digest = hashlib.blake2b(str(table.schema).encode(), digest_size=16)
+        for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+            digest.update(pa.record_batch(batch.columns, names=table.column_names).serialize())
+        return digest.hexdigest()
+
+    def scan(columns: list[str]) -> Iterable[pa.RecordBatch]:
+        read: Iterable[pa.RecordBatch] = table.select(columns).to_batches(max_chunksize=BATCH_ROWS)
+        return read
+
+    return TableReader(name, table.schema, scan, identity, table.num_rows, nbytes=table.nbytes)
+
+
+def _open_dataset(data: Any) -> TableReader:
+
+    if len(data) == 0:
+        raise ValueError("the datasets.Dataset has no rows")
+
+    def scan(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        for table in data.select_columns(columns).with_format("arrow").iter(BATCH_ROWS):
+            yield from table.to_batches()
+
+    return TableReader(
+        "the datasets.Dataset", data.features.arrow_schema, scan, lambda: str(data._fingerprint), len(data)
+    )
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Replace Arrow's errors by a one-line ValueError that names the table and explains what to do."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        text = re.sub(
+            r"^Error creating dataset\..*? input source '.*?': (Invalid: )?", "", " ".join(str(error).split())
+        )
+        advice = ""
+        if "conversion error" in text or "JSON parse error" in text or "tried to convert" in text:
+            advice = "; a column mixes types: make it one type, or name it, e.g. types={'user_id': 'string'}"
+        elif "utf-8" in text or "UTF8" in text:
+            advice = f"; {_ENCODING}"
+        elif "multiple columns named" in text:
+            advice = "; rename one of them"
+        elif re.search("Parquet|magic bytes|thrift|[Cc]orrupt|page header", text):
+            advice = "; the file is damaged or not a Parquet file: write it again"
+        raise ValueError(f"{name} cannot be read: {text}{advice}") from error
