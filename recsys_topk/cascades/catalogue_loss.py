@@ -15,7 +15,7 @@ def catalogue_loss(loss: RankingLoss, stage: Stage, batch: CascadeBatch) -> Tens
     """Return the mean over lists of the mean over positives i of -log softmax(x / tau)_i, over all items.
 
     The lists of the batch hold the positives, and its pool is the whole catalogue. Each positive competes with every
-    item but the other positives of its list are not left out. The scores (B, C) are never stored (`catalogue_softmax`).
+    item, also with the other positives of its list. The scores (B, C) are never stored (`catalogue_softmax`).
 
     Args:
         loss: A loss with a softmax over the list (`RankingLoss.partition_tau`).
@@ -33,7 +33,7 @@ def catalogue_loss(loss: RankingLoss, stage: Stage, batch: CascadeBatch) -> Tens
             f"--data.negative_source catalogue needs a first stage with towers, got {stage.name!r}; use two_tower, or "
             f"--data.negative_source shared"
         )
-    requests, items = towers.encode(batch if stage.shares_histories else batch.with_own_histories())
+    requests, items = towers.encode(stage.readable(batch))
     positive = batch.mask & (batch.labels > loss.positive_above)
     number = positive.sum(1)
     weights = positive / number.clamp_min(1)[:, None] / divisor((number > 0).sum(), requests.dtype)

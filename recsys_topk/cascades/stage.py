@@ -138,7 +138,11 @@ class Stage(nn.Module, ABC):
 
     def forward(self, batch: CascadeBatch) -> Tensor:
         """Return `score(batch)`."""
-        return self.score(batch if self.shares_histories else batch.with_own_histories())
+        return self.score(self.readable(batch))
+
+    def readable(self, batch: CascadeBatch) -> CascadeBatch:
+        """Return the batch as `score` takes it; see `shares_histories`."""
+        return batch if self.shares_histories else batch.with_own_histories(self.embedding.layout.history_padding)
 
 
 registry = Registry("stage", "recsys_topk.cascades.stages", "recsys_topk.stages", Stage)

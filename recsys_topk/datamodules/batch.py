@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ class CascadeBatch:
             `history_row[b]`. So the views of a user are stored and encoded once, however many of them are targets.
         history_prefix: (B,) int64, see `history_row`.
         sampled: Number of columns, at the end of the lists, that are sampled negatives.
-        catalogue: Whether the pool holds the whole catalogue, and every item of it competes with the items of each list.
+        catalogue: Whether the pool holds the whole catalogue, and all of its items compete with those of each list.
         shard: Name of the shard that contains all requests, e.g. a day. Only set in evaluation batches.
         users: Names of the users in the source; empty if they are not known. Only set in evaluation batches.
     """
@@ -93,17 +93,19 @@ class CascadeBatch:
         """Whether requests share histories; see `history_row`."""
         return self.history_row.numel() > 0
 
-    def with_own_histories(self) -> Self:
+    def with_own_histories(self, padding: Sequence[int] = ()) -> Self:
         """Return the same requests, each with its own history: (B, L, F_h) instead of (H, L, F_h).
 
-        Ids and values after the prefix become 0, the padding of data modules that share histories.
+        Args:
+            padding: The padding id of each column, which follows the views of a history; empty = 0.
         """
         if not self.shares_histories:
             return self
         real = torch.arange(self.history.shape[1], device=self.history.device) < self.history_prefix[:, None]
+        ids = torch.tensor(padding or [0], device=self.history.device)
         values = self.history_values
         return self.replace(
-            history=torch.where(real[..., None], self.history[self.history_row], 0),
+            history=torch.where(real[..., None], self.history[self.history_row], ids),
             history_values=torch.where(real[..., None], values[self.history_row], 0.0) if values.numel() else values,
             history_length=self.history_prefix,
             history_row=NO_ROWS,

@@ -78,7 +78,7 @@ class InteractionsDataModule(PreparedDataModule):
         eval_negatives: Sampled negatives per list in evaluation.
         history_length: Maximum length of the history; the newest interactions are kept.
         every_position: Whether every interaction of a training sequence is a request of its own (`window` is then 1),
-            and the requests of a sequence share one history: a causal encoder learns from all positions in one pass. The
+            and the requests of a sequence share one history: an encoder learns from all positions in one pass. The
             batch size counts sequences of up to `history_length` interactions.
         seed: Seed of the order and of all negatives.
         num_workers: Worker processes that make batches.

@@ -17,8 +17,8 @@ class PositionShard(InteractionsShard):
     """The requests of an `InteractionsShard`, grouped by sequence. A row is a sequence of up to L views.
 
     A sequence is a run of a user's requests whose histories are prefixes of the same L views. If a user has more
-    views, the next sequence begins L / 2 views later, so that every request beyond the first L sees at least L / 2 views.
-    A batch of H sequences has B requests, and `CascadeBatch.history_row` says which sequence each of them belongs to. The
+    views, the next sequence begins L / 2 views later, so that every request beyond the first L sees at least half of
+    its views. A batch of H sequences has B requests; `CascadeBatch.history_row` is the sequence of each of them. The
     requests are those of the prepared data: one positive each if they were prepared with ``window=1``.
     """
 
