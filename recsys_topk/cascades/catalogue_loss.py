@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
@@ -11,7 +11,7 @@ from recsys_topk.ops.catalogue_softmax import catalogue_softmax
 from recsys_topk.processes import divisor
 
 
-def catalogue_loss(loss: RankingLoss, stage: Stage, batch: CascadeBatch) -> Tensor:
+def catalogue_loss(loss: RankingLoss, stage: nn.Module, batch: CascadeBatch) -> Tensor:
     """Return the mean over lists of the mean over positives i of -log softmax(x / tau)_i, over all items.
 
     The lists of the batch hold the positives, and its pool is the whole catalogue. Each positive competes with every
@@ -22,6 +22,7 @@ def catalogue_loss(loss: RankingLoss, stage: Stage, batch: CascadeBatch) -> Tens
         stage: A stage with towers.
         batch: A batch with `CascadeBatch.catalogue`.
     """
+    assert isinstance(stage, Stage)
     tau, towers = loss.partition_tau, stage.towers
     if tau is None:
         raise ValueError(

@@ -48,7 +48,7 @@ def catalogue_softmax(
     """
     if weights is None:
         weights = requests.new_full((len(requests),), 1.0 / max(1, len(requests)))
-    total: Tensor = _CatalogueSoftmax.apply(requests, items, target, weights.detach(), tau, shift)
+    total: Tensor = _CatalogueSoftmax.apply(requests, items, target, weights.detach(), tau, shift)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -91,7 +91,7 @@ class _CatalogueSoftmax(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_requests, grad_items = ctx.saved_tensors
         return grad * grad_requests, grad * grad_items, None, None, None, None

@@ -44,7 +44,8 @@ class PositionShard(InteractionsShard):
         """Return the requests of some sequences, one after the other, and the number of the sequence of each."""
         first, number = self._sequences[rows], self._sequences[rows + 1] - self._sequences[rows]
         row = np.repeat(np.arange(rows.size), number)
-        return first[row] + np.arange(row.size) - (np.cumsum(number) - number)[row], row
+        requests: Array = first[row] + np.arange(row.size) - (np.cumsum(number) - number)[row]
+        return requests, row
 
     @cached_property
     def _begins(self) -> Array:
@@ -52,11 +53,13 @@ class PositionShard(InteractionsShard):
         start, stop = (np.asarray(self._requests[name]) for name in ("start", "stop"))
         step = max(1, self.history_length // 2)
         beyond = np.maximum(stop - start - self.history_length, 0)
-        return start + step * (-(-beyond // step))
+        begins: Array = start + step * (-(-beyond // step))
+        return begins
 
     @cached_property
     def _sequences(self) -> Array:
         """The first request of each sequence, and the number of requests at the end."""
         start = np.asarray(self._requests["start"])
         opens = (start[1:] != start[:-1]) | (self._begins[1:] != self._begins[:-1])
-        return np.r_[0, np.flatnonzero(opens) + 1, start.size]
+        bounds: Array = np.r_[0, np.flatnonzero(opens) + 1, start.size]
+        return bounds
