@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.positives import positive_items
 from recsys_topk.numerics import masked_mean
+from recsys_topk.ops.losses.topk_target import positive_items
 
 
 class BCELoss(RankingLoss):

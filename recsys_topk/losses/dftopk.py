@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
-from recsys_topk.losses.base import ListFacts, Reduction
+from recsys_topk.losses.base import Reduction
 from recsys_topk.losses.topk import TopKLoss
 from recsys_topk.operators.dftopk import DFTopK
-from recsys_topk.ops.losses.dftopk_bce import dftopk_bce
-from recsys_topk.ops.losses.topk_loss import Law
-from recsys_topk.ops.losses.topk_target import best_positives
 
 
 class DFTopKLoss(TopKLoss):
@@ -52,13 +47,3 @@ class DFTopKLoss(TopKLoss):
         operator = DFTopK(tau, alpha)
         super().__init__(operator, k=k, positive_above=positive_above, reduction=reduction, validate=validate)
         self.tau, self.alpha = operator.tau, operator.alpha
-
-    def _law(self) -> Law:
-        return Law("dftopk", self.tau, self.alpha)
-
-    def _list_losses(
-        self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts
-    ) -> Tensor:
-        assert k is not None
-        target = best_positives(labels, facts.positive, k, facts.positives)
-        return dftopk_bce(scores, target, mask, k, facts.items, facts.counted, self.tau, self.alpha)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import with_gradient
-from recsys_topk.losses.positives import positive_items
 from recsys_topk.ops.dispatch import under_transform
+from recsys_topk.ops.losses.topk_target import positive_items
 from recsys_topk.ops.selection.ranks import descending_order, tie_groups
 
 

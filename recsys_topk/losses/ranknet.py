@@ -9,7 +9,7 @@ from torch import Tensor
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
-from recsys_topk.losses.positives import positive_items
+from recsys_topk.ops.losses.topk_target import positive_items
 
 Weighting = Literal["none", "label_difference", "squared_label_difference"]
 

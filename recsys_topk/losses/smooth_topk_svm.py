@@ -9,8 +9,8 @@ from torch.nn.functional import softplus
 
 from recsys_topk.checks import check_not_negative, check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.positives import positive_items
 from recsys_topk.numerics import masked_mean
+from recsys_topk.ops.losses.topk_target import positive_items
 from recsys_topk.ops.selection.subsets import subset_logs
 
 

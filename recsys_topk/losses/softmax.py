@@ -11,8 +11,8 @@ from torch import Tensor
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.positives import positive_items
 from recsys_topk.numerics import is_full
+from recsys_topk.ops.losses.topk_target import positive_items
 
 
 def item_log_softmax(scores: Tensor, mask: Tensor) -> Tensor:
