@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-from pathlib import Path
 from typing import Any
 
 import llvmlite.ir as ir  # type: ignore[import-untyped]
@@ -18,6 +15,7 @@ from numba.core import types
 from recsys_topk.ops.compiled.build import native
 from recsys_topk.ops.compiled.lanes import intrinsic
 from recsys_topk.ops.compiled.memory import claim, read
+from recsys_topk.ops.machine_code import Code
 
 # Bytes of a packed call before its arguments: the address of the C function and the address of the next call.
 HEAD = 16
@@ -52,8 +50,8 @@ def take_chains(address: Any) -> None:
             call = read(call, 1, np.int64)
 
 
-def make_entry(loop: Any, kinds: tuple[str, ...]) -> native:
-    """Return a C function that reads the arguments of a loop at an address and calls the loop.
+def entry_code(loop: Any, kinds: tuple[str, ...]) -> Code:
+    """Compile a C function that reads the arguments of a loop at an address and calls the loop.
 
     A number takes 8 bytes, and an array the 8-byte fields of numba's array type: two pointers to an owner, which are 0,
     the number of elements, the bytes per element, the address of the first element, the shape, and the strides.
@@ -80,11 +78,7 @@ def make_entry(loop: Any, kinds: tuple[str, ...]) -> native:
     def entry(address: Any) -> None:
         loop(*arguments_at(address))
 
-    source = Path(inspect.getfile(loop.py_func)).read_bytes()
-    key = hashlib.sha256(repr(kinds).encode() + source).hexdigest()[:16]
-    # The name of the file on disk. It changes with the source of the loop and the types of its arguments.
-    entry.__name__ = entry.__qualname__ = f"{loop.py_func.__module__}.{loop.py_func.__qualname__}.{key}"
-    return native(entry)
+    return native(entry).compile()
 
 
 def _type(kind: str) -> Any:

@@ -23,14 +23,17 @@ from recsys_topk.ops.dispatch import (
     through_reference,
     wants_graph,
 )
+from recsys_topk.ops.machine_code import Kernel
 from recsys_topk.ops.positives import find_positives
 from recsys_topk.ops.survival import survival_logs
-from recsys_topk.ops.task import Task, address_of, run
-from recsys_topk.ops.topk_loss import Law, compiled_law, membership_logs
+from recsys_topk.ops.task import STAGE_ROWS, Task, address_of, run
+from recsys_topk.ops.topk_loss import KERNELS, Law, membership_logs
 from recsys_topk.ops.topk_target import best_positives
 from recsys_topk.processes import divisor, divisors
 
 # The laws whose memberships have a joint objective.
+_JOINT = Kernel("recsys_topk.ops.compiled.joint:joint_kernel")
+
 LAWS = ("dftopk", "logistic", "laplace", "clip")
 
 
@@ -112,9 +115,6 @@ def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
 
 @joint_terms.backend("numba", _serves)
 def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
-    from recsys_topk.ops.compiled.joint import joint_kernel
-    from recsys_topk.ops.compiled.stages import STAGE_ROWS
-
     labels, mask, k, quotas, above, law = task
     stages, (lists, n) = len(scores), labels.shape
     x, y = [one.detach().contiguous() for one in scores], labels.contiguous()
@@ -138,13 +138,13 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
         counted=counted.ctypes.data,
         gradient=0 if gradients is None else gradients[0].data_ptr(),
         joint_gradient=0 if gradients is None else gradients[1].data_ptr(),
-        law=compiled_law(law.name)[1],
+        law=KERNELS[law.name][1],
         above=above,
         tau=law.tau,
         alpha=law.alpha,
         scale=1.0 / lists,
     )
-    done, _ = run(joint_kernel, whole, STAGE_ROWS * stages + 1)
+    done, _ = run(_JOINT, whole, STAGE_ROWS * stages + 1)
     if done != lists:  # a score is not finite, or its square overflows
         return joint_terms.reference(scores, task)
     numbers_counted = divisors(counted.sum(1).tolist())

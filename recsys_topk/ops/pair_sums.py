@@ -22,10 +22,17 @@ from recsys_topk.ops.dispatch import (
     through_reference,
     wants_graph,
 )
+from recsys_topk.ops.jit import Loop
 from recsys_topk.ops.parallel import number_of_parts, run_parts
 
 Kind = Literal["ones", "differences", "rows"]
 
+KINDS: tuple[Kind, ...] = ("ones", "differences", "rows")  # a compiled loop takes the position
+
+# A compiled loop pads lists to a multiple of this, so that it has no remainder.
+PADDED = 32
+
+_PAIR_LISTS, _COUNT_LISTS = (Loop(f"recsys_topk.ops.compiled.pairs:{name}") for name in ("pair_lists", "count_lists"))
 _NONE = np.zeros((0, 0), np.float32)
 
 
@@ -110,9 +117,7 @@ def _serves(scores: Tensor, weights: PairWeights, sigma: float) -> bool:
 
 @pair_sums.backend("numba", _serves)
 def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
-    from recsys_topk.ops.compiled import pairs
-
-    kind = {"ones": pairs.PAIR_ONES, "differences": pairs.PAIR_DIFFERENCES, "rows": pairs.PAIR_ROWS}[weights.kind]
+    kind = KINDS.index(weights.kind)
     lists, n = scores.shape
     x, first, second = (y.detach().contiguous().numpy() for y in (scores, weights.first, weights.second))
     discounts, ranks = (
@@ -128,10 +133,10 @@ def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
     losses = np.empty(lists, np.float32)
     gradient = torch.empty(lists, n) if wants else torch.empty(1, 1)
     parts = number_of_parts(lists)
-    buffers = np.empty((parts, 7, -(-n // pairs.WIDTH) * pairs.WIDTH), np.float32)
+    buffers = np.empty((parts, 7, -(-n // PADDED) * PADDED), np.float32)
     finite = np.empty(parts, np.bool_)
     arrays = (x, first, second, discounts, ranks, mu, ks, near, deep, np.float32(sigma), int(wants))
-    run_parts(pairs.pair_lists, lists, kind, *arrays, buffers, losses, gradient.numpy(), finite)
+    run_parts(_PAIR_LISTS, lists, kind, *arrays, buffers, losses, gradient.numpy(), finite)
     if not finite.all():
         return pair_sums.reference(scores, weights, sigma)
     value = torch.from_numpy(losses)
@@ -183,10 +188,8 @@ def count_pairs(first: Tensor, second: Tensor) -> Tensor:
 
 @count_pairs.backend("numba", lambda first, second: is_float32(first, second))
 def _count_numba(first: Tensor, second: Tensor) -> Tensor:
-    from recsys_topk.ops.compiled.pairs import count_lists
-
     counts = np.empty(len(first), np.int64)
-    run_parts(count_lists, len(first), first.contiguous().numpy(), second.contiguous().numpy(), counts)
+    run_parts(_COUNT_LISTS, len(first), first.contiguous().numpy(), second.contiguous().numpy(), counts)
     return torch.from_numpy(counts)
 
 

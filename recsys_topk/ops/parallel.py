@@ -14,7 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.jit import jit
+from recsys_topk.ops.jit import Loop
+from recsys_topk.ops.machine_code import Kernel
+
+_take_chains = Kernel("recsys_topk.ops.entry:take_chains")
 
 
 class Call(NamedTuple):
@@ -25,11 +28,11 @@ class Call(NamedTuple):
         arguments: Contiguous numpy arrays, int, and `np.float32`.
     """
 
-    loop: jit[Any]
+    loop: Loop
     arguments: tuple[Any, ...]
 
 
-def run_parts(loop: jit[Any], size: int, *arguments: Any) -> None:
+def run_parts(loop: Loop, size: int, *arguments: Any) -> None:
     """Divide lists into `number_of_parts(size)` parts and call the loop once for each part, on all threads.
 
     Args:
@@ -45,8 +48,6 @@ def run_chains(chains: Sequence[Sequence[Call]]) -> None:
 
     Put the longest chains first, so that no thread waits for the last one.
     """
-    from recsys_topk.ops.entry import take_chains
-
     packed: dict[int, tuple[str, bytes]] = {}  # by id, as most arguments are part of several calls
     kept = []  # owns the memory of the calls
     first = []
@@ -62,11 +63,11 @@ def run_chains(chains: Sequence[Sequence[Call]]) -> None:
             following = ctypes.addressof(kept[-1])
         first.append(following)
     record = (ctypes.c_int64 * (len(first) + 2))(0, len(first), *first)
-    run_team(take_chains.address, ctypes.addressof(record), min(torch.get_num_threads(), len(first)))
+    run_team(_take_chains.address, ctypes.addressof(record), min(torch.get_num_threads(), len(first)))
 
 
 def _pack(x: Any) -> tuple[str, bytes]:
-    """Return an argument as `recsys_topk.ops.entry.make_entry` describes it: its kind and its memory."""
+    """Return an argument as `recsys_topk.ops.entry.entry_code` describes it: its kind and its memory."""
     if not isinstance(x, np.ndarray):
         return ("f", struct.pack("f4x", x)) if isinstance(x, np.float32) else ("q", struct.pack("q", x))
     if not x.flags.c_contiguous:

@@ -12,8 +12,11 @@ from torch import Tensor
 from recsys_topk.numerics import at_least_float32, full_mask, is_full
 from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import is_float32, is_real, may_read, operation, sampled
+from recsys_topk.ops.jit import Loop
 from recsys_topk.ops.parallel import number_of_parts, run_parts
 from recsys_topk.ops.sorting import sort_descending
+
+_PACK_LISTS, _RANK_LISTS = (Loop(f"recsys_topk.ops.compiled.ranks:{name}") for name in ("pack_lists", "rank_lists"))
 
 
 def descending_order(scores: Tensor, mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
@@ -43,7 +46,7 @@ def tie_ranks(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
 
     Among equal scores the lower label ranks first, so that a positive that ties with negatives still gets a gradient.
     (With mid-ranks, all items of a constant model would have the same rank, and LambdaRank a gradient of 0.) Items with
-    equal score and label get the mean of their ranks. Masked items rank last; their ranks have no meaning.
+    equal score and label get the mean of their ranks. Masked items have the rank N.
 
     Example:
         >>> ones = torch.ones(1, 4, dtype=torch.bool)
@@ -54,28 +57,31 @@ def tie_ranks(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     x, valid = scores.detach().gather(-1, order), mask.gather(-1, order)
     if may_read(x) and not bool(((x[:, 1:] == x[:, :-1]) & valid[:, 1:]).any()):
         places = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device).expand_as(x)
-        return torch.empty_like(x).scatter_(-1, order, places)
+        return torch.empty_like(x).scatter_(-1, order, places.masked_fill(~valid, x.shape[-1]))
     order = descending_order(scores, mask, labels)
     x, y, valid = scores.detach().gather(-1, order), labels.gather(-1, order), mask.gather(-1, order)
     first, last = tie_groups((x[:, 1:] != x[:, :-1]) | (y[:, 1:] != y[:, :-1]) | (valid[:, 1:] != valid[:, :-1]))
-    middle = (first + last).to(x.dtype) * 0.5 + 1.0
+    middle = torch.where(valid, (first + last).to(x.dtype) * 0.5 + 1.0, x.shape[-1])
     return torch.empty_like(middle).scatter(-1, order, middle)
 
 
-@tie_ranks.backend("numba", lambda scores, labels, mask: is_float32(scores) and is_real(mask) and scores.numel() > 0)
-def _numba(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    from recsys_topk.ops.compiled.ranks import pack_lists, rank_lists
+def _serves(scores: Tensor, labels: Tensor, mask: Tensor) -> bool:
+    return is_float32(scores, labels) and is_real(mask) and scores.numel() > 0
 
-    x, full = scores.detach().contiguous().numpy(), is_full(mask)
+
+@tie_ranks.backend("numba", _serves)
+def _numba(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    x, y = (values.detach().contiguous().numpy() for values in (scores, labels))
+    full = is_full(mask)
     real = np.zeros((0, 0), np.bool_) if full else mask.contiguous().numpy()
     valid = np.full(len(x), x.shape[1]) if full else count_true(mask).numpy()
     packed, ranks = np.empty(x.shape, np.int64), np.empty(x.shape, np.float32)
-    finite, tied = np.empty((2, number_of_parts(len(x))), np.bool_)
-    run_parts(pack_lists, len(x), x, real, packed, finite)
-    packed.sort(axis=1)
-    run_parts(rank_lists, len(x), packed, valid, ranks, tied)
-    if tied.any() or not finite.all():
+    finite = np.empty(number_of_parts(len(x)), np.bool_)
+    run_parts(_PACK_LISTS, len(x), x, real, packed, finite)
+    if not finite.all():
         return tie_ranks.reference(scores, labels, mask)
+    packed.sort(axis=1)
+    run_parts(_RANK_LISTS, len(x), packed, valid, y, ranks)
     return torch.from_numpy(ranks)
 
 

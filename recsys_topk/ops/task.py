@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 import threading
-from typing import NamedTuple, Protocol, get_type_hints
+from typing import NamedTuple, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from recsys_topk.ops.machine_code import Kernel
 from recsys_topk.ops.parallel import run_team
 
 # Number of floats in a vector of the loops. Buffers for a list are padded to a multiple of it.
@@ -21,16 +22,13 @@ ALONE = 1 << 13
 # Lists are divided into at most this many parts for any number of threads, so that sums do not depend on the threads.
 PARTS = 16
 
+DFTOPK, LOGISTIC, LAPLACE, CLIP, FENCHEL_YOUNG = 0, 1, 2, 3, 4  # codes of the laws
+
+# Rows of the buffer of the joint objective per stage. One more row holds the signs of the items.
+STAGE_ROWS = 6
+
 # A thread keeps buffers of at most this many bytes for the next call.
 KEPT = 64 << 20
-
-
-class Kernel(Protocol):
-    """A loop over the lists of a task, compiled to a C function of the address of the task."""
-
-    @property
-    def address(self) -> int:
-        """Address of the machine code."""
 
 
 class Task(NamedTuple):
@@ -121,7 +119,7 @@ def run(kernel: Kernel, task: Task, rows: int) -> tuple[float, float]:
     """Run a loop over the lists of a task, on as many threads as torch uses.
 
     Args:
-        kernel: The loop.
+        kernel: The loop over the lists of a task.
         task: The task.
         rows: Number of rows of the buffer of the loop. A row holds a padded list of float32.
 

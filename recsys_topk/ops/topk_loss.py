@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import full_mask
+from recsys_topk.ops import task as codes
 from recsys_topk.ops.centred import centred
 from recsys_topk.ops.clip import clip_logs, clip_threshold
 from recsys_topk.ops.count_true import count_true
@@ -30,8 +30,9 @@ from recsys_topk.ops.from_threshold import from_threshold
 from recsys_topk.ops.kth_pair import kth_pair
 from recsys_topk.ops.laplace import laplace_logs, laplace_threshold
 from recsys_topk.ops.logistic import logistic_logs, logistic_threshold
+from recsys_topk.ops.machine_code import Kernel
 from recsys_topk.ops.positives import find_positives
-from recsys_topk.ops.task import Kernel, Task, address_of, run
+from recsys_topk.ops.task import Task, address_of, run
 from recsys_topk.ops.topk_target import best_positives
 from recsys_topk.processes import divisor, divisors
 
@@ -39,6 +40,19 @@ LawName = Literal["dftopk", "logistic", "laplace", "clip", "fenchel_young"]
 
 # A cross-entropy replaces memberships of exactly 0 and 1 by this and one minus this.
 CLAMP = 1e-6
+
+
+_DFTOPK = Kernel("recsys_topk.ops.compiled.dftopk:dftopk_kernel")
+_SUMS_TO_K = Kernel("recsys_topk.ops.compiled.sums_to_k:sums_to_k_kernel")
+_CLIP = Kernel("recsys_topk.ops.compiled.clip:clip_kernel")
+# The compiled kernel of each law, and the code of the law in the kernel.
+KERNELS: dict[LawName, tuple[Kernel, int]] = {
+    "dftopk": (_DFTOPK, codes.DFTOPK),
+    "logistic": (_SUMS_TO_K, codes.LOGISTIC),
+    "laplace": (_SUMS_TO_K, codes.LAPLACE),
+    "clip": (_CLIP, codes.CLIP),
+    "fenchel_young": (_CLIP, codes.FENCHEL_YOUNG),
+}
 
 
 class Law(NamedTuple):
@@ -161,7 +175,7 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
     ks = k.long().contiguous() if isinstance(k, Tensor) else None
     gradient = torch.empty(lists, n) if scores.requires_grad and torch.is_grad_enabled() else None
     losses, counted = torch.empty(lists), torch.empty(lists, dtype=torch.bool)
-    kernel, code = compiled_law(law.name)
+    kernel, code = KERNELS[law.name]
     task = Task(
         lists=lists,
         items=n,
@@ -207,23 +221,6 @@ def _triton(*args: Any) -> tuple[Tensor, Tensor | None]:
     from recsys_topk.ops.triton_kernels.topk_loss import topk_loss_triton
 
     return topk_loss_triton(*args)
-
-
-@cache
-def compiled_law(name: LawName) -> tuple[Kernel, int]:
-    """Return the compiled kernel of a law, and the number of the law in the kernel."""
-    from recsys_topk.ops.compiled import arithmetic as codes
-    from recsys_topk.ops.compiled.clip import clip_kernel
-    from recsys_topk.ops.compiled.dftopk import dftopk_kernel
-    from recsys_topk.ops.compiled.sums_to_k import sums_to_k_kernel
-
-    return {
-        "dftopk": (dftopk_kernel, codes.DFTOPK),
-        "logistic": (sums_to_k_kernel, codes.LOGISTIC),
-        "laplace": (sums_to_k_kernel, codes.LAPLACE),
-        "clip": (clip_kernel, codes.CLIP),
-        "fenchel_young": (clip_kernel, codes.FENCHEL_YOUNG),
-    }[name]
 
 
 class _Result(NamedTuple):

@@ -21,8 +21,6 @@ MAGNITUDE = i32(0x7FFFFFFF)
 SMALLEST, LARGEST = i32(-0x80000000), i32(0x7FFFFFFF)
 PRODUCT = 96 * WIDTH  # number of items whose terms are added, and whose factors of at most 2 are multiplied, in float32
 
-DFTOPK, LOGISTIC, LAPLACE, CLIP, FENCHEL_YOUNG = 0, 1, 2, 3, 4  # numbers of the laws
-
 # The exponential on [-log(2) / 2, log(2) / 2], to 3e-9 (a minimax fit); log(2) is subtracted in two parts.
 LOG2_E, LOG2_HIGH, LOG2_LOW = f32(1.44269504), f32(0.693359375), f32(-2.12194440e-4)
 E2, E3, E4 = f32(0.49999994), f32(0.16666521), f32(0.04166839)

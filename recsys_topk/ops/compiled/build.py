@@ -1,48 +1,23 @@
-"""How the functions of this package are compiled and cached on disk."""
+"""How the functions of this package are compiled."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba import _dynfunc, _helperlib  # type: ignore[attr-defined]
 from numba.core import types
-from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
+from numba.core.runtime import _nrt_python  # type: ignore[attr-defined]
 
-from recsys_topk.ops import task
-from recsys_topk.ops.jit import jit
+from recsys_topk.ops.machine_code import Code
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-# The files of this package, and the one that defines the record that the kernels read.
-_sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(task.__file__)]
-FINGERPRINT = hashlib.sha256(b"".join(file.read_bytes() for file in _sources)).hexdigest()
-
-
-class _PackageCache(FunctionCache):
-    """A cache on disk whose key changes with every source file of the package.
-
-    The key of numba depends on the file of a function, but not on the files of the functions that it calls. If a
-    function calls a function of its closure, the key of numba differs in every process.
-    """
-
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (sig, codegen.magic_tuple(), FINGERPRINT)
-
-
-def _kept(made: Any, function: Any) -> Any:
-    """Return a compiled function after giving it the cache on disk."""
-    made._cache = _PackageCache(function)  # type: ignore[no-untyped-call]
-    return made
-
-
 class native:  # noqa: N801  # used as a decorator
-    """A function of the address of a task, compiled to a C function that any thread can call without Python.
+    """A function of an address that is compiled to a C function. `recsys_topk.ops.machine_code.Kernel` calls it.
 
     Args:
         function: Takes an int64 and returns nothing.
@@ -52,28 +27,22 @@ class native:  # noqa: N801  # used as a decorator
         self.function = function
         self.__doc__ = function.__doc__
 
-    @cached_property
-    def address(self) -> int:
-        """Address of the machine code. The first access compiles it or reads it from disk."""
+    def compile(self) -> Code:
+        """Compile the function."""
         options = {"fastmath": {"contract", "arcp"}, "error_model": "numpy"}
-        made = _kept(CFunc(self.function, ((types.int64,), types.void), locals={}, options=options), self.function)
-        made.compile()
-        self._made = made  # owns the machine code
-        return int(made.address)
+        function: Any = CFunc(self.function, ((types.int64,), types.void), locals={}, options=options)
+        function.compile()
+        content = function._library._get_compiled_object()
+        own: Any = _helperlib
+        helpers = [f"numba_{name}" for name in (*own.c_helpers, *_dynfunc.c_helpers)]
+        helpers += [name if name.startswith("_") else f"NRT_{name}" for name in _nrt_python.c_helpers]
+        return Code(function.native_name, [name for name in helpers if name.encode() in content], content)
 
 
 def compiled(function: F) -> F:
-    """Compile at the first call and cache on disk. Runs without the GIL; sums may be reordered, NaN is preserved."""
+    """Compile at the first call. Runs without the GIL; sums may be reordered, NaN is preserved."""
     flags = {"reassoc", "contract", "nsz", "arcp"}
-    return cast(F, _kept(numba.njit(nogil=True, fastmath=flags, error_model="numpy")(function), function))
-
-
-class loop(jit[None]):  # noqa: N801  # used as a decorator
-    """A loop over lists for `recsys_topk.ops.parallel.run_parts`, compiled as `compiled` does."""
-
-    @cached_property
-    def _compiled(self) -> Any:
-        return compiled(self.function)
+    return cast(F, numba.njit(nogil=True, fastmath=flags, error_model="numpy")(function))
 
 
 def inlined(function: F) -> F:

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from recsys_topk.ops.compiled.arithmetic import FENCHEL_YOUNG, HALF, INFINITY, ONE, ZERO, f32, i32, log1p_positive
+from recsys_topk.ops.compiled.arithmetic import HALF, INFINITY, ONE, ZERO, f32, i32, log1p_positive
 from recsys_topk.ops.compiled.build import inlined
 from recsys_topk.ops.compiled.lanes import places, splat, total, where
 from recsys_topk.ops.compiled.losses import loss_kernel, loss_rows
 from recsys_topk.ops.compiled.memory import load, store, store_where, write
 from recsys_topk.ops.compiled.stages import PULL, SHARE, is_counted, stage_rows
 from recsys_topk.ops.compiled.thresholds import clip_threshold
-from recsys_topk.ops.task import WIDTH
+from recsys_topk.ops.task import FENCHEL_YOUNG, WIDTH
 
 LEAST, MOST = f32(1e-6), f32(1.0 - 1e-6)  # as in recsys_topk.ops.topk_loss
 PRODUCT = 6 * WIDTH  # items whose factors of at most 1e6 are multiplied in float32

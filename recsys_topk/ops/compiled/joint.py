@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 
 from recsys_topk.ops.compiled.arithmetic import (
-    CLIP,
-    DFTOPK,
     HALF,
     INFINITY,
-    LAPLACE,
     ONE,
     PRODUCT,
     TWO,
@@ -43,7 +40,7 @@ from recsys_topk.ops.compiled.stages import (
 )
 from recsys_topk.ops.compiled.tasks import clear, list_kernel
 from recsys_topk.ops.compiled.thresholds import distance, threshold
-from recsys_topk.ops.task import WIDTH
+from recsys_topk.ops.task import CLIP, DFTOPK, LAPLACE, WIDTH
 
 
 @inlined

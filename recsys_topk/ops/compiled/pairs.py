@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from recsys_topk.ops.compiled.arithmetic import INFINITY, ONE, TWO, ZERO, exp_negative, i32, log1p_unit
-from recsys_topk.ops.compiled.build import compiled, loop
+from recsys_topk.ops.compiled.build import compiled
 
-PAIR_ONES, PAIR_DIFFERENCES, PAIR_ROWS = 0, 1, 2  # kinds of weights
-WIDTH = 32  # lists are padded to a multiple of this, so that loops have no remainder
+PAIR_ONES, PAIR_DIFFERENCES, PAIR_ROWS = 0, 1, 2  # positions in `recsys_topk.ops.pair_sums.KINDS`
 
 
 @compiled
@@ -50,7 +49,7 @@ def pair_weights(
             w[j] *= part[j]
 
 
-@loop
+@compiled
 def pair_lists(
     number: Any, begin: Any, end: Any, kind: Any, x: Any, first: Any, second: Any, discounts: Any, ranks: Any, mu: Any,
     ks: Any, near: Any, deep: Any, sigma: Any, wants: Any, buffers: Any, losses: Any, gradient: Any, finite: Any,
@@ -73,7 +72,7 @@ def pair_lists(
         deep: Factor of delta for ranks beyond k, indexed by twice the rank.
         sigma: Steepness.
         wants: Whether to write gradients.
-        buffers: (parts, 7, N rounded up to a multiple of WIDTH) float32, overwritten.
+        buffers: (parts, 7, N rounded up to a multiple of PADDED) float32, overwritten.
         losses: (B,) float32, written.
         gradient: (B, N) float32, written.
         finite: (parts,) bool, written: whether all scores are finite. Otherwise the rest is not written.
@@ -122,7 +121,7 @@ def pair_lists(
                 gradient[b, j] = sigma * g[j]
 
 
-@loop
+@compiled
 def count_lists(number: Any, begin: Any, end: Any, first: Any, second: Any, counts: Any) -> None:
     """Write the number of pairs with first_i > second_j for lists begin <= b < end; first_i = -inf is in no pair."""
     n = first.shape[1]

@@ -12,21 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from recsys_topk.ops.compiled.arithmetic import (
-    FENCHEL_YOUNG,
-    HALF,
-    INFINITY,
-    ONE,
-    ZERO,
-    f32,
-    i32,
-    number,
-    ordered,
-)
+from recsys_topk.ops.compiled.arithmetic import HALF, INFINITY, ONE, ZERO, f32, i32, number, ordered
 from recsys_topk.ops.compiled.build import inlined
 from recsys_topk.ops.compiled.lanes import bits_of, count, greatest, least, places, splat, total, where
 from recsys_topk.ops.compiled.memory import load, load_bits, load_where, read, store
-from recsys_topk.ops.task import WIDTH
+from recsys_topk.ops.task import FENCHEL_YOUNG, WIDTH
 
 
 @inlined

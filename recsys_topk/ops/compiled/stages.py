@@ -7,8 +7,8 @@ from typing import Any
 from recsys_topk.ops.compiled.arithmetic import ZERO, f32
 from recsys_topk.ops.compiled.build import inlined
 from recsys_topk.ops.compiled.memory import read
+from recsys_topk.ops.task import STAGE_ROWS
 
-STAGE_ROWS = 6  # rows of a buffer per stage; one more row holds the signs of the items
 COUNTED, KEPT, CUT, AT_KEPT, AT_CUT, SHARE, PULL = 0, 1, 2, 3, 4, 5, 6  # positions in the facts of a stage
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from recsys_topk.ops.compiled.arithmetic import (
     INFINITY,
-    LOGISTIC,
     ONE,
     PRODUCT,
     TWO,
@@ -23,7 +22,7 @@ from recsys_topk.ops.compiled.lanes import places, splat, total, where
 from recsys_topk.ops.compiled.losses import loss_kernel, loss_rows
 from recsys_topk.ops.compiled.memory import load, store, store_where
 from recsys_topk.ops.compiled.thresholds import distance, threshold
-from recsys_topk.ops.task import WIDTH
+from recsys_topk.ops.task import LOGISTIC, WIDTH
 
 
 @inlined

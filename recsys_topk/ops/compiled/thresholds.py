@@ -7,23 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from recsys_topk.ops.compiled.arithmetic import (
-    EPS,
-    HALF,
-    INFINITY,
-    LOGISTIC,
-    ONE,
-    TWO,
-    ZERO,
-    exp_negative,
-    f32,
-    i32,
-    magnitude,
-)
+from recsys_topk.ops.compiled.arithmetic import EPS, HALF, INFINITY, ONE, TWO, ZERO, exp_negative, f32, i32, magnitude
 from recsys_topk.ops.compiled.build import inlined
 from recsys_topk.ops.compiled.lanes import count, least, splat, total, where
 from recsys_topk.ops.compiled.memory import load
-from recsys_topk.ops.task import WIDTH
+from recsys_topk.ops.task import LOGISTIC, WIDTH
 
 
 @inlined
