@@ -95,7 +95,7 @@ def cascade(
     """
     before = _BEFORE_BUILDING.get()
     if before is not None:
-        before(schema, len(default_stages(schema) if stages is None else stages), options)
+        before(schema, len(default_stages(schema.outline) if stages is None else stages), options)
     return CascadeModule(schema, stages=stages, loss=loss, objective=objective, **options)
 
 
