@@ -73,7 +73,7 @@ _LIGHT = """
 import sys
 from recsys_topk.datamodules import Schema, WorldConfig, cache_home, data_spec
 from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles, select_days
-print([m for m in ("torch", "lightning", "datasets", "pyarrow") if m in sys.modules])
+print([m for m in ("torch", "lightning", "datasets") if m in sys.modules])
 """
 
 

@@ -100,13 +100,17 @@ class RecFlowDataModule(CascadeDataModule):
 
     @property
     def cache(self) -> DayCache:
-        """The prepared days. Simulates the embedded world first if there is no root."""
+        """The prepared days. Simulates the embedded world first if there is no root.
+
+        Raise if the data do not have the chosen days, before anything is simulated or prepared.
+        """
         if self._cache is None:
             if self.root is None:
-                self.day_options.used(self.available_days)  # raises if the world will not have these days
+                self.day_options.used(self.world.day_names)
             root = self.root if self.root is not None else embedded_root(self.world, rank_zero_info)
-            folder = Path(self.cache_dir) if self.cache_dir is not None else cache_home() / "prepared"
-            self._cache = DayCache(RecFlowFiles(root), folder)
+            files = RecFlowFiles(root)
+            self.day_options.used(files.days)
+            self._cache = DayCache(files, Path(self.cache_dir) if self.cache_dir else cache_home() / "prepared")
         return self._cache
 
     @property
