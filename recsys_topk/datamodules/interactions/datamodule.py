@@ -10,6 +10,7 @@ from typing_extensions import Unpack
 
 from recsys_topk.datamodules.interactions.deployment import interactions_items, interactions_users
 from recsys_topk.datamodules.interactions.guess import find_roles, guess_description
+from recsys_topk.datamodules.interactions.position_shard import PositionShard
 from recsys_topk.datamodules.interactions.preparation import FORMAT, InteractionsPlan, InteractionsPreparation
 from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptions, SplitMethod
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
@@ -59,6 +60,9 @@ class InteractionsDataModule(PreparedDataModule):
         train_negatives: Sampled negatives per list in training.
         negative_source: Where training negatives come from; see `CascadeDataModule`.
         eval_negatives: Sampled negatives per list in evaluation.
+        every_position: Whether every interaction of a training sequence is a request of its own (`window` is then 1),
+            and the requests of a sequence share one history: an encoder learns from all positions in one pass. The
+            batch size counts sequences of up to `history_length` interactions.
         options: Options of all data modules for a user's tables; see `PreparedDataModule`.
 
     Example:
@@ -104,6 +108,7 @@ class InteractionsDataModule(PreparedDataModule):
         train_negatives: int = 100,
         negative_source: NegativeMix = "uniform",
         eval_negatives: int = 160,
+        every_position: bool = False,
         **options: Unpack[PreparedOptions],
     ) -> None:
         super().__init__(
@@ -127,7 +132,7 @@ class InteractionsDataModule(PreparedDataModule):
                 raise ValueError(f"{name} must be at least 1, got {count}")
         if window_days is not None and window_days <= 0:
             raise ValueError(f"window_days must be above 0, got {window_days}")
-        self.root, self.repeats = root, repeats
+        self.root, self.repeats, self.every_position = root, repeats, every_position
         self._sources = {"interactions": interactions, "users": users, "items": items}
         self._held_out = {"val": val, "test": test} if val is not None else {}
         self.given_columns = {
@@ -137,7 +142,7 @@ class InteractionsDataModule(PreparedDataModule):
         self._sequences = SequenceOptions(
             split=split,
             leave=leave,
-            window=window,
+            window=1 if every_position else window,
             eval_window=eval_window,
             span=None if window_days is None else round(window_days * _DAY_US),
             repeats=repeats,
@@ -192,7 +197,10 @@ class InteractionsDataModule(PreparedDataModule):
 
     def open_shard(self, name: str) -> InteractionsShard:
         """Return a split."""
-        return InteractionsShard(name, self.prepared, self.schema, self.history_length, self.repeats)
+        return self._requests(name, PositionShard if self.every_position and name == "train" else InteractionsShard)
+
+    def _requests(self, name: str, kind: type[InteractionsShard] = InteractionsShard) -> InteractionsShard:
+        return kind(name, self.prepared, self.schema, self.history_length, self.repeats)
 
     def serving_items(self) -> ItemTable:
         """Return all items with their ids of the source."""
@@ -204,4 +212,4 @@ class InteractionsDataModule(PreparedDataModule):
 
     def serving_users(self, items: ItemTable) -> UserTable:
         """Return the state of each user after the last known interaction."""
-        return interactions_users({split: self.open_shard(split) for split in SPLITS}, self.prepared)
+        return interactions_users({split: self._requests(split) for split in SPLITS}, self.prepared)
