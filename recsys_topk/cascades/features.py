@@ -30,9 +30,9 @@ from recsys_topk.cascades.tables import (
     table_weights,
 )
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.ops.look_up import Slot, look_up, look_up_and_update
-from recsys_topk.ops.parallel import checked
-from recsys_topk.ops.row_update import RowUpdate
+from recsys_topk.ops.backends.parallel import checked
+from recsys_topk.ops.stages.look_up import Slot, look_up, look_up_and_update
+from recsys_topk.ops.stages.row_update import RowUpdate
 from recsys_topk.tabular.schema import Part, Schema
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, get_args
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recsys_topk.cascades.encoders.base import HistoryEncoder, make_encoder
@@ -95,9 +96,13 @@ class Stage(nn.Module, ABC):
     Attributes:
         encoder: The encoder of the history; None if there is no history.
         history_dim: Width of the encoded history, W.
+        shares_histories: Whether `score` takes batches in which requests share histories
+            (`CascadeBatch.history_row`), as a stage does that reads histories by `embed` only. Other stages get a batch
+            in which each request has its own.
     """
 
     name: ClassVar[str]
+    shares_histories: ClassVar[bool] = False
     encoder: HistoryEncoder | None
 
     def __init__(
@@ -137,14 +142,24 @@ class Stage(nn.Module, ABC):
 
     def embed(self, batch: CascadeBatch) -> Embedded:
         """Return the vectors of a batch, with the history as one vector per request, (B, W)."""
-        if self.encoder is None or isinstance(self.encoder, MeanEncoder):  # one bag per request, which is cheaper
-            return self.embedding(batch, history="mean")  # type: ignore[no-any-return]
+        shared = batch.shares_histories and self.encoder is not None
+        if not shared and (self.encoder is None or isinstance(self.encoder, MeanEncoder)):
+            return self.embedding(batch, history="mean")  # type: ignore[no-any-return]  # one bag per request: cheaper
         embedded: Embedded = self.embedding(batch, history="rows")
+        assert self.encoder is not None
+        if shared:
+            states = self.encoder.prefixes(embedded.history, batch.history_length, embedded.ages)
+            row = batch.history_row * states.shape[1] + batch.history_prefix
+            return replace(embedded, history=F.embedding(row, states.flatten(0, 1)))
         return replace(embedded, history=self.encoder(embedded.history, batch.history_length, embedded.ages))
 
     def forward(self, batch: CascadeBatch) -> Tensor:
         """Return `score(batch)`."""
-        return self.score(batch)
+        return self.score(self.readable(batch))
+
+    def readable(self, batch: CascadeBatch) -> CascadeBatch:
+        """Return the batch as `score` takes it; see `shares_histories`."""
+        return batch if self.shares_histories else batch.with_own_histories(self.embedding.layout.history_padding)
 
 
 registry = Registry("stage", "recsys_topk.cascades.stages", "recsys_topk.stages", Stage)

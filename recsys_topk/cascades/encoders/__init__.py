@@ -12,12 +12,4 @@ if TYPE_CHECKING:
     from recsys_topk.cascades.encoders.recency import RecencyEncoder as RecencyEncoder
     from recsys_topk.cascades.encoders.transformer import TransformerEncoder as TransformerEncoder
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        "base": ["HistoryEncoder"],
-        "mean": ["MeanEncoder"],
-        "recency": ["RecencyEncoder"],
-        "transformer": ["TransformerEncoder"],
-    },
-)
+__getattr__, __dir__ = attach(__name__)
