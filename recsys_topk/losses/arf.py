@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.topk_target import topk_target
+from recsys_topk.ops.losses.topk_target import topk_target
 
 # Lists are processed in groups whose relaxed permutations have about this many entries in total. The backward pass
 # recomputes each group. On a CPU a group should stay near its cache (measured fastest).

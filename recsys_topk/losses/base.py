@@ -16,11 +16,11 @@ from recsys_topk.losses.skipped_lists import explain_skipped_lists
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
 from recsys_topk.operators.base import TopKOperator
 from recsys_topk.operators.base import registry as operators
-from recsys_topk.ops.count_true import count_true, every
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.positives import find_positives
-from recsys_topk.ops.topk_loss import Law, topk_loss
+from recsys_topk.ops.losses.find_positives import find_positives
+from recsys_topk.ops.losses.topk_loss import Law, topk_loss
+from recsys_topk.ops.selection.count_true import count_true, every
+from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.processes import processes
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded

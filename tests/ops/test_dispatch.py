@@ -12,8 +12,8 @@ from torch import Tensor
 
 from recsys_topk.ops import backend, current_backend, dispatch
 from recsys_topk.ops.dispatch import Operation, is_real
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.pooled_dot import dot
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.stages.pooled_dot import dot
 
 
 def reference(x: Tensor) -> str:

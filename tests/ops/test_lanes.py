@@ -10,7 +10,7 @@ import pytest
 
 numba = pytest.importorskip("numba")
 
-from recsys_topk.ops.compiled.arithmetic import (  # noqa: E402
+from recsys_topk.ops.backends.compiled.arithmetic import (  # noqa: E402
     ONE,
     ZERO,
     exp_negative,
@@ -21,9 +21,9 @@ from recsys_topk.ops.compiled.arithmetic import (  # noqa: E402
     number,
     ordered,
 )
-from recsys_topk.ops.compiled.lanes import count, greatest, least, places, splat, total, where  # noqa: E402
-from recsys_topk.ops.compiled.memory import load, load_bits, load_where, store, store_where  # noqa: E402
-from recsys_topk.ops.compiled.selection import quantile  # noqa: E402
+from recsys_topk.ops.backends.compiled.lanes import count, greatest, least, places, splat, total, where  # noqa: E402
+from recsys_topk.ops.backends.compiled.memory import load, load_bits, load_where, store, store_where  # noqa: E402
+from recsys_topk.ops.backends.compiled.selection import quantile  # noqa: E402
 
 F = np.float32
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from recsys_topk import losses
-from recsys_topk.ops import machine_code
+from recsys_topk.ops.backends import machine_code
+from recsys_topk.ops.backends.jit import Integers, jit
+from recsys_topk.ops.backends.parallel import run_parts
 from recsys_topk.ops.dispatch import installed
-from recsys_topk.ops.jit import Integers, jit
-from recsys_topk.ops.parallel import run_parts
 
 pytestmark = pytest.mark.skipif(not installed("numba"), reason="the compiled loops need numba")
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 
 from recsys_topk.ops.dispatch import installed
-from recsys_topk.ops.ranks import tie_ranks
+from recsys_topk.ops.selection.ranks import tie_ranks
 from tests.strategies import lists
 
 
