@@ -97,3 +97,7 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         return None, grad
+
+    @staticmethod
+    def tangents(ctx: Any, _: Any, tangent: Tensor) -> Tensor:
+        return tangent.clone()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import apply, sampled
+from recsys_topk.ops.dispatch import apply, sampled, save
 
 Law = Literal["logistic", "laplace", "uniform"]
 
@@ -40,13 +40,20 @@ class _FromThreshold(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | float, Law], output: Tensor) -> None:
         _, _, tau, ctx.law = inputs
         ctx.tau = None if isinstance(tau, Tensor) else tau
-        ctx.save_for_backward(output, *([tau] if isinstance(tau, Tensor) else []))
+        save(ctx, output, *([tau] if isinstance(tau, Tensor) else []))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         z, *rest = ctx.saved_tensors
         tau = ctx.tau if ctx.tau is not None else rest[0]
         return (grad - shares(z, ctx.law) * grad.sum(1, keepdim=True)) / tau, None, None, None
+
+    @staticmethod
+    def tangents(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        z, *rest = ctx.saved_tensors
+        tau = ctx.tau if ctx.tau is not None else rest[0]
+        moved: Tensor = (tangent - (shares(z, ctx.law) * tangent).sum(1, keepdim=True)) / tau
+        return moved
 
 
 def shares(z: Tensor, law: Law) -> Tensor:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import full_mask, is_full
-from recsys_topk.ops.dispatch import apply, is_real, operation, sampled
+from recsys_topk.numerics import full_mask, is_full, masked_mean
+from recsys_topk.ops.dispatch import apply, is_real, operation, sampled, save
 from recsys_topk.ops.fill_masked import fill_masked
 
 Array = npt.NDArray[Any]
@@ -94,12 +94,17 @@ class _KthPair(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int | Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(inputs[0], *output)
+        save(ctx, inputs[0], *output)
 
     @staticmethod
     def backward(ctx: Any, grad_kept: Tensor, grad_cut: Tensor) -> tuple[Tensor, None]:
         filled, kept, cut = ctx.saved_tensors
         return share_pair(filled.detach(), kept.detach(), cut.detach(), grad_kept, grad_cut), None
+
+    @staticmethod
+    def tangents(ctx: Any, tangent: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+        filled, kept, cut = (x.detach() for x in ctx.saved_tensors)
+        return masked_mean(tangent, filled == kept)[:, None], masked_mean(tangent, filled == cut)[:, None]
 
 
 @operation

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recsys_topk.numerics import LOWEST_EXPONENT
 from recsys_topk.ops.centred import centred, halvings, threshold_bracket
-from recsys_topk.ops.dispatch import apply, may_read, operation, sampled
+from recsys_topk.ops.dispatch import apply, may_read, operation, sampled, save
 
 MAX_STEPS = 80
 # Newton steps after the bisections, where values may not be read. Over a distance d the slope of the sum changes by at
@@ -42,12 +42,17 @@ class _LogisticLogs(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs)
+        save(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad_p: Tensor, grad_q: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
         return grad_p * torch.sigmoid(-z) - grad_q * torch.sigmoid(z)
+
+    @staticmethod
+    def tangents(ctx: Any, tangent: Tensor) -> tuple[Tensor, Tensor]:
+        (z,) = ctx.saved_tensors
+        return tangent * torch.sigmoid(-z), -tangent * torch.sigmoid(z)
 
 
 def _fake_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor:

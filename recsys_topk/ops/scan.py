@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import apply, operation, sampled
+from recsys_topk.ops.dispatch import apply, operation, sampled, save
 
 
 def scan(a: Tensor, b: Tensor, reverse: bool = False) -> Tensor:
@@ -68,7 +68,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
         a, _, ctx.reverse = inputs
-        ctx.save_for_backward(a, output)
+        save(ctx, a, output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -79,6 +79,14 @@ class _Scan(torch.autograd.Function):
             return grad_b * torch.cat((s[:, 1:], nothing), 1), grad_b, None
         grad_b = scan(torch.cat((a[:, 1:], nothing), 1), grad, reverse=True)
         return grad_b * torch.cat((nothing, s[:, :-1]), 1), grad_b, None
+
+    @staticmethod
+    def tangents(ctx: Any, tangent_a: Tensor | None, tangent_b: Tensor | None, _: Any) -> Tensor:
+        a, s = ctx.saved_tensors
+        nothing = torch.zeros_like(a[:, :1])
+        before = torch.cat((s[:, 1:], nothing) if ctx.reverse else (nothing, s[:, :-1]), 1)
+        moved = torch.zeros_like(s) if tangent_a is None else tangent_a * before
+        return scan(a, moved if tangent_b is None else moved + tangent_b, ctx.reverse)
 
 
 @sampled(recurrence)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import apply, is_real, may_read, operation, sampled
+from recsys_topk.ops.dispatch import apply, is_real, may_read, operation, sampled, save
 
 
 @operation
@@ -107,7 +107,7 @@ class _ShareTies(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        save(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -116,6 +116,8 @@ class _ShareTies(torch.autograd.Function):
             return grad
         values, order = sort_descending(x)
         return torch.zeros_like(grad).scatter(1, order, average_ties(values, grad.gather(1, order)))
+
+    tangents = backward  # the average over ties is a symmetric map
 
 
 def _rows(generator: torch.Generator) -> Iterator[Tensor]:
