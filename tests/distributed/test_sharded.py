@@ -31,12 +31,14 @@ def alone(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def together(folder: Path, alone: dict[str, Any]) -> Results:
+def together(folder: Path, alone: dict[str, Any], warm_python: list[str]) -> Results:
     """The results of two and three processes; all cases run in the same processes."""
     places = {2: folder, 3: folder / "three"}
     places[3].mkdir()
     with ThreadPoolExecutor() as pool:
-        running = {n: pool.submit(launch, "tests.distributed.sharded", n, places[n], 1000.0) for n in places}
+        running = {
+            n: pool.submit(launch, warm_python, "tests.distributed.sharded", n, places[n], 1000.0) for n in places
+        }
         return {n: one.result() for n, one in running.items()}
 
 
