@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,8 @@ def as_python(arguments: list[str], folder: str, environment: dict[str, str]) ->
         return lambda: runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     if first == "-c":
         sys.path[0], sys.argv = "", ["-c", *rest[1:]]
-        return lambda: exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        return lambda: exec(compile(rest[0], "<string>", "exec"), vars(sys.modules["__main__"]))
     sys.path[0], sys.argv = str(Path(first).parent), arguments
     return lambda: runpy.run_path(first, run_name="__main__")
 
