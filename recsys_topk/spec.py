@@ -6,14 +6,22 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from recsys_topk.options import inherit_options
 from recsys_topk.registry import suggest
 from recsys_topk.trust import inspect_names, load_class, reading
 
 
 class Recorded:
-    """Mixin that records the constructor arguments of an object for `describe`."""
+    """Mixin that records the constructor arguments of an object for `describe`.
+
+    A subclass that passes ``**options: Unpack[...]`` on to its base class inherits the options (`inherit_options`).
+    """
 
     _arguments: dict[str, Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        inherit_options(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Create the object and record the arguments by name."""

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.ops.topk_target import topk_target
 
 # Lists are processed in groups whose relaxed permutations have about this many entries in total. The backward pass
@@ -31,9 +32,7 @@ class ARFLoss(RankingLoss):
         top: Number of true items, by label; None = all positive items.
         eps: Added inside each logarithm, as published.
         k: The quota, the number of items that the stage passes on; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> loss = ARFLoss(k=2)
@@ -54,13 +53,9 @@ class ARFLoss(RankingLoss):
         tau: float = 1.0,
         top: int | None = None,
         eps: float = 1e-6,
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
             raise ValueError(f"top must be a positive int or None, got {top!r}")
         self.tau, self.top, self.eps = check_positive("tau", tau), top, check_positive("eps", eps)
@@ -117,9 +112,7 @@ class ARFV2Loss(ARFLoss):
         top: Number of true items, by label; None = all positive items.
         eps: Added inside each logarithm and to C, as published.
         k: The quota, the number of items that the stage passes on; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> loss = ARFV2Loss(k=2)

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.positives import positive_items
+from recsys_topk.losses.base import RankingLoss
+from recsys_topk.losses.true_items import true_items
 from recsys_topk.numerics import masked_mean
 
 
@@ -22,9 +22,7 @@ class BCELoss(RankingLoss):
 
     Args:
         k: If given, only the true top k are positive.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> import torch
@@ -38,17 +36,7 @@ class BCELoss(RankingLoss):
     cost: ClassVar[str] = "n"
     paper: ClassVar[str] = "Cox 1958, JRSS B"
 
-    def __init__(
-        self,
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
-    ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
-
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
-        target = positive_items(labels, mask, k, self.positive_above).to(scores.dtype)
+        target = true_items(labels, mask, k, self.positive_above).to(scores.dtype)
         return masked_mean(F.binary_cross_entropy_with_logits(scores, target, reduction="none"), mask)

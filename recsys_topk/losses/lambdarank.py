@@ -6,9 +6,10 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
 from recsys_topk.ops.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.ops.ranks import tie_ranks
@@ -40,9 +41,7 @@ class LambdaRankLoss(RankingLoss):
             (the default), linear for places (such as RecFlow's 29..20).
         pairs: ``"sum"`` over the pairs of a list, or their ``"mean"``.
         k: Cut-off of NDCG@k; None = no cut-off.
-        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> import torch
@@ -61,13 +60,9 @@ class LambdaRankLoss(RankingLoss):
         sigma: float = 1.0,
         gain: Gain | None = None,
         pairs: Literal["sum", "mean"] = "sum",
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         self.sigma = check_positive("sigma", sigma)
         given = None if gain is None else check_gain(gain)
         self.gain: Gain = self._by_labels("gain", given, grades="exponential", places="linear")

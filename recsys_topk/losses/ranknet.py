@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
-from recsys_topk.losses.positives import positive_items
+from recsys_topk.losses.true_items import true_items
 
 Weighting = Literal["none", "label_difference", "squared_label_difference"]
 
@@ -29,9 +30,7 @@ class RankNetLoss(RankingLoss):
             (``"squared_label_difference"``).
         pairs: ``"mean"`` over the pairs of a list, or their ``"sum"``, which gives long lists a larger weight.
         k: If given, only pairs whose first item is in the true top k are used.
-        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> import torch
@@ -50,13 +49,9 @@ class RankNetLoss(RankingLoss):
         sigma: float = 1.0,
         weighting: Weighting = "none",
         pairs: Literal["mean", "sum"] = "mean",
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         if weighting not in ("none", "label_difference", "squared_label_difference"):
             raise ValueError(
                 f"weighting must be 'none', 'label_difference' or 'squared_label_difference', got {weighting!r}"
@@ -67,7 +62,7 @@ class RankNetLoss(RankingLoss):
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
-        candidate = None if k is None else positive_items(labels, mask, k, self.positive_above)
+        candidate = None if k is None else true_items(labels, mask, k, self.positive_above)
         order = LabelOrder(labels, mask, candidate)
         values = labels.square() if self.weighting == "squared_label_difference" else labels
         weights = order.weights(values, "ones" if self.weighting == "none" else "differences")

@@ -6,10 +6,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 from torch.nn.functional import softplus
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_not_negative, check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.positives import positive_items
+from recsys_topk.losses.base import LossOptions, RankingLoss
+from recsys_topk.losses.true_items import true_items
 from recsys_topk.numerics import masked_mean
 from recsys_topk.ops.subsets import subset_logs
 
@@ -29,9 +30,7 @@ class SmoothTopKSVMLoss(RankingLoss):
         tau: Temperature.
         margin: Required score difference between subsets with and without the positive item (alpha in the paper).
         k: How many items to select; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> import torch
@@ -50,13 +49,9 @@ class SmoothTopKSVMLoss(RankingLoss):
         self,
         tau: float = 1.0,
         margin: float = 1.0,
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         self.tau = check_positive("tau", tau)
         self.margin = check_not_negative("margin", margin)
 
@@ -65,6 +60,6 @@ class SmoothTopKSVMLoss(RankingLoss):
         assert k is not None
         size = k[:, None] if isinstance(k, Tensor) else k
         log_p, log_q = subset_logs(scores / (self.tau * size), k, mask)
-        true = positive_items(labels, mask, k, self.positive_above)
+        true = true_items(labels, mask, k, self.positive_above)
         gap = (log_q - log_p).masked_fill(~true, 0.0)
         return masked_mean(self.tau * softplus(self.margin / self.tau + gap), true)

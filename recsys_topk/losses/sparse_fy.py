@@ -6,9 +6,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.sparse import SparseTopK
 from recsys_topk.ops.centred import centred
@@ -35,9 +36,7 @@ class SparseFenchelYoungLoss(RankingLoss):
     Args:
         tau: Regularisation (l in the paper): the margin.
         k: Maximum number of true items; all positives are true in a list with fewer. Required here or in the call.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> loss = SparseFenchelYoungLoss(tau=2.0, k=2)
@@ -55,16 +54,13 @@ class SparseFenchelYoungLoss(RankingLoss):
     def __init__(
         self,
         tau: float = 1.0,
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         self.tau = check_positive("tau", tau)
 
-    def _law(self) -> Law:
+    def law(self) -> Law:
+        """Return the law of the fused operation; see `recsys_topk.losses.fused`."""
         return Law("fenchel_young", self.tau)
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator, registry
 from recsys_topk.ops.count_true import count_true
@@ -91,9 +92,7 @@ class TopKLoss(RankingLoss):
         operator: The operator to train: an object, a registry name, or a description
             ``{"class_path": ..., "init_args": {...}}``.
         k: How many items to select; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> loss = TopKLoss("lapsum", k=2)
@@ -109,13 +108,9 @@ class TopKLoss(RankingLoss):
     def __init__(
         self,
         operator: TopKOperator | str | Mapping[str, Any],
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         self.operator = operator if isinstance(operator, TopKOperator) else _build(operator)
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
@@ -124,7 +119,8 @@ class TopKLoss(RankingLoss):
         target = topk_target(labels, mask, k, self.positive_above)
         return selection_bce(self.clamp(self.operator.select(scores, k, mask)), target)
 
-    def _law(self) -> Law | None:
+    def law(self) -> Law | None:
+        """Return the law of the operator if this class computes its cross-entropy; see `recsys_topk.losses.fused`."""
         plain = type(self).per_list is TopKLoss.per_list and type(self).clamp is TopKLoss.clamp
         return self.operator.law() if plain else None
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
 from recsys_topk.checks import check_not_negative
 from recsys_topk.losses.base import RankingLoss
+from recsys_topk.losses.fused import fused_joint_terms
 from recsys_topk.losses.topk import TopKLoss, selection_bce
 from recsys_topk.numerics import add_eps, is_full
 from recsys_topk.operators.base import SoftSelection
-from recsys_topk.ops.joint_terms import JointTask, joint_terms
 from recsys_topk.ops.survival import survival_logs
 from recsys_topk.ops.topk_target import topk_target
 from recsys_topk.processes import divisor
@@ -74,10 +74,11 @@ class JointObjective(CascadeObjective):
         k: int,
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
-        task = self._task(labels, mask, quotas, k)
-        if task is not None and joint_terms.backend_for(scores, task) != "torch":
-            own, joint = joint_terms(scores, task)
-            terms = list(own.unbind())
+        real = None if is_full(mask) else mask
+        passed = None if self.stage_k == "k" else tuple(quotas)
+        fused = None if self.eps else fused_joint_terms(self.loss, scores, labels, real, k, passed)
+        if fused is not None:
+            terms, joint = list(fused[0].unbind()), fused[1]
             return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
         positive = mask & (labels > self.loss.positive_above)
         valid = mask.sum(-1)
@@ -98,15 +99,6 @@ class JointObjective(CascadeObjective):
         ]
         *terms, joint = (torch.stack(totals) / numbers).unbind()
         return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
-
-    def _task(self, labels: Tensor, mask: Tensor, quotas: Sequence[int], k: int) -> JointTask | None:
-        """Return the task of the fused operation; None = the operation does not support this loss."""
-        law = self.loss._law() if isinstance(self.loss, TopKLoss) and not self.eps else None
-        if law is None or labels.shape[1] < 2:
-            return None
-        wanted = None if self.loss.k == "positives" else self._fixed(k)
-        cuts = None if self.stage_k == "k" else tuple(quotas)
-        return JointTask(labels, None if is_full(mask) else mask, wanted, cuts, self.loss.positive_above, law)
 
     def _select(self, scores: Tensor, cut: Tensor, mask: Tensor) -> SoftSelection:
         operator = self.loss.operator
