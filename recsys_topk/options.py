@@ -48,8 +48,9 @@ def inherit_options(cls: type) -> None:
     base = next(one for one in cls.__mro__[1:] if "__init__" in one.__dict__)
     options = options_of(base)
     if passed_on is not None:
-        inherited = {name: options[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in passed_on}
-        options = {**{one.name: one for one in _typed(init, own[1:-1])}, **inherited}
+        others = {name: options[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in passed_on}
+        options = {one.name: one for one in _typed(init, own[1:-1])}
+        options |= {name: one for name, one in others.items() if name not in options}
         set_signature(init, [own[0], *options.values()])
     about = {**arguments_of(base.__doc__), **described}
     cls.__doc__ = with_arguments(cls.__doc__ or "", {name: about.get(name, "") for name in options})

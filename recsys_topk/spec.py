@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from recsys_topk.options import inherit_options
+from recsys_topk.options import inherit_options, options_of
 from recsys_topk.registry import suggest
 from recsys_topk.trust import inspect_names, load_class, reading
 
@@ -14,7 +14,7 @@ from recsys_topk.trust import inspect_names, load_class, reading
 class Recorded:
     """Mixin that records the constructor arguments of an object for `describe`.
 
-    A subclass that passes ``**options: Unpack[...]`` on to its base class inherits the options (`inherit_options`).
+    A constructor may take options of its base class as ``**options: Unpack[Options]`` (`recsys_topk.options`).
     """
 
     _arguments: dict[str, Any]
@@ -26,16 +26,18 @@ class Recorded:
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Create the object and record the arguments by name."""
         self = super().__new__(cls)
-        signature = inspect.signature(cls.__init__)
-        own, *options = signature.parameters
-        if not any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values()):
+        options = options_of(cls)
+        if not any(one.kind is one.VAR_KEYWORD for one in options.values()):
             unknown = next((name for name in kwargs if name not in options), None)
             if unknown is not None:
                 hint = suggest(unknown, options)
                 raise TypeError(f"{cls.__name__} has no option {unknown!r}; {hint}it has: {', '.join(options)}")
+        signature = inspect.signature(cls.__init__)
+        own, *others = signature.parameters
         arguments = dict(signature.bind_partial(self, *args, **kwargs).arguments)
         arguments.pop(own)
-        arguments.update(arguments.pop("kwargs", {}))
+        if others and signature.parameters[others[-1]].kind is inspect.Parameter.VAR_KEYWORD:
+            arguments.update(arguments.pop(others[-1], {}))
         object.__setattr__(self, "_arguments", arguments)
         return self
 
@@ -52,7 +54,7 @@ def describe(built: Recorded, exclude: Collection[str] = ()) -> dict[str, Any]:
     Example:
         >>> from recsys_topk.losses import DFTopKLoss
         >>> describe(DFTopKLoss(tau=2.0, k=10))
-        {'class_path': 'recsys_topk.losses.dftopk.DFTopKLoss', 'init_args': {'tau': 2.0, 'k': 10}}
+        {'class_path': 'recsys_topk.losses.DFTopKLoss', 'init_args': {'tau': 2.0, 'k': 10}}
     """
     cls = type(built)
     arguments = {

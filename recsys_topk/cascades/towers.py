@@ -40,7 +40,7 @@ class Towers(Stage):
 
     def encode(self, batch: CascadeBatch) -> tuple[Tensor, Tensor]:
         """Return request vectors (B, D) and pool item vectors (M, D)."""
-        embedded = self.embedding(batch, history="mean")
+        embedded = self.embed(batch)
         # Except on a CPU, a pool with sampled negatives may end in rows that are not items, with negative ids.
         real = None if may_read(batch.item_id) else batch.item_id >= 0
         return self.encode_requests(embedded), self.encode_items(embedded, real)

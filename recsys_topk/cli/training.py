@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
+import textwrap
 from importlib import resources
-from typing import cast
+from typing import Final, cast
 
 import yaml
 
@@ -12,6 +14,7 @@ from recsys_topk.cli.arguments import parse_options
 from recsys_topk.cli.console import announce_start, echo
 from recsys_topk.cli.corpus_options import take_corpus_options
 from recsys_topk.cli.main import COMMANDS
+from recsys_topk.options import options_of
 from recsys_topk.registry import Registry
 from recsys_topk.runs.config import DEFAULTS, KEYS, registry_of
 from recsys_topk.runs.run import Command, TrainingRun
@@ -61,6 +64,9 @@ def requested_help(command: Command, rest: list[str]) -> str | None:
     return None
 
 
+_ARGUMENT: Final = re.compile(r"^    (\w+): ((?:.|\n(?=        |$))*)", re.MULTILINE)
+
+
 def command_help(command: str) -> str:
     """Return the help of a training command."""
     usage = f"usage: recsys-topk {command} [--config NAME] [--loss NAME] [--option value ...]"
@@ -73,6 +79,11 @@ def class_help(key: str, table: Registry[object], name: str | None) -> str:
     if name is None:
         return f"{table.kind}: {', '.join(table.available())}\n--{key}.help NAME tells more of one"
     cls = table.resolve(name)
-    parameters = inspect.signature(cls).parameters.values()
-    options = [f"  --{key}.{p.name} (default: {p.default})" for p in parameters if p.default is not p.empty]
-    return "\n".join([f"--{key} {name}: {cls.__name__}", *options, "", inspect.cleandoc(cls.__doc__ or "")])
+    about = [inspect.cleandoc(home.__doc__ or "") for home in cls.__mro__]
+    entries = dict(reversed([entry for text in about for entry in _ARGUMENT.findall(text.partition("\nArgs:\n")[2])]))
+    lines = [f"--{key} {name}: {cls.__name__}", "", about[0].partition("\nArgs:\n")[0]]
+    for option, parameter in options_of(cls).items():
+        if parameter.default is not parameter.empty:
+            lines.append(f"  --{key}.{option} (default: {parameter.default})")
+            lines.append(textwrap.indent(textwrap.dedent(entries.get(option, "")), "      ").rstrip())
+    return "\n".join([*lines, "", *about[0].partition("\nExample:\n")[1:]]).rstrip()

@@ -16,12 +16,12 @@ and its options beside it or in `init_args`.
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from recsys_topk.options import options_of
 from recsys_topk.registry import Registry, suggest
 from recsys_topk.trust import class_path, from_file, reading
 from recsys_topk.trust.documents import inspect_config, read_yaml, read_yaml_file
@@ -153,10 +153,10 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
     """Raise if a class has no such option, with the nearest one that it has."""
-    parameters = inspect.signature(cls).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    parameters = options_of(cls)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    known = [parameter.name for parameter in parameters if parameter.name not in GIVEN]
+    known = [name for name in parameters if name not in GIVEN]
     for option in given:
         if option not in known:
             close = suggest(option, known, f"--{key}.{{}}")

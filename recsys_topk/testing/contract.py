@@ -1,4 +1,4 @@
-"""Functions that check a loss, an operator, an objective or a data module against the contract of this package.
+"""Functions that check losses, operators, objectives, stages and data modules against the contract of this package.
 
 Each function raises one AssertionError that names every broken rule, the class, and the input that breaks it. Neither
 pytest nor hypothesis is needed: the test of a plug-in is one line.
@@ -20,7 +20,10 @@ from recsys_topk.testing.comparison import run_rules, title
 from recsys_topk.testing.lists import Lists
 
 if TYPE_CHECKING:
+    from recsys_topk.cascades.features import FeatureEmbedding
+    from recsys_topk.cascades.stage import Stage
     from recsys_topk.datamodules.base import CascadeDataModule
+    from recsys_topk.tabular.schema import Schema
 
 Subject = TypeVar("Subject")
 
@@ -152,6 +155,39 @@ def check_objective(
         batches = [build() for build in objective_rules.LISTS] if lists is None else lists
         once = () if lists else objective_rules.ONCE
         _run(f"objective {subject.name}", subject, objective_rules.ON_LISTS, batches, once, rules)
+
+
+def check_stage(
+    make: Callable[[FeatureEmbedding], Stage], schema: Schema | None = None, *, rules: Collection[str] | None = None
+) -> None:
+    """Check a stage against the rules for all stages. Needs TorchRec.
+
+    The rules:
+
+    - scores are (B, N), and finite for real candidates, also with an empty history;
+    - masked candidates and padding of histories have no effect;
+    - the order of the candidates and of the pool does not matter, and lists do not influence each other in evaluation;
+    - every trained parameter gets a finite gradient;
+    - the dot products of the vectors of a stage with towers are its scores;
+    - a prefix of a history is encoded like a history of that length (`HistoryEncoder`);
+    - on devices other than the CPU no values are read on the host;
+    - pickle and state_dict restore the stage.
+
+    Args:
+        make: A function of the embedding that returns the stage, or its class.
+        schema: The features; None = every kind of feature, with and without ages of the views.
+        rules: Names of the rules to check, as in the error message; None = all.
+
+    Example:
+        >>> from recsys_topk.cascades.stages import TwoTower
+        >>> check_stage(lambda embedding: TwoTower(embedding, hidden=[8, 4], history="recency"))
+    """
+    from recsys_topk.testing import stage_rules
+    from recsys_topk.testing.batches import mixed_schema
+
+    for one in (mixed_schema(), mixed_schema(ages=True)) if schema is None else (schema,):
+        subject = stage_rules.StageSubject(make, one)
+        _run(f"stage {subject.name}", subject, (), (), stage_rules.RULES, rules)
 
 
 def check_data_module(make: Callable[[], CascadeDataModule], *, rules: Collection[str] | None = None) -> None:
