@@ -8,9 +8,10 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.numerics import is_full
-from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
 from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.fill_masked import fill_masked
 from recsys_topk.ops.kth_pair import kth_values
@@ -39,7 +40,7 @@ class DiffSort(TopKOperator):
         network: ``"bitonic"`` (log^2 n layers) or ``"odd_even"`` (n layers).
         distribution: ``"cauchy"``, ``"logistic"``, ``"logistic_phi"`` (the gap d enters as d / |d|^0.25),
             ``"gaussian"``, ``"reciprocal"`` or ``"optimal"`` (the last two keep the network monotonic, see the paper).
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> DiffSort(tau=0.1)(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), k=2).p.round(decimals=3)
@@ -57,10 +58,9 @@ class DiffSort(TopKOperator):
         tau: float = 1.0,
         network: Network = "bitonic",
         distribution: Distribution = "cauchy",
-        *,
-        validate: bool = False,
+        **options: Unpack[OperatorOptions],
     ) -> None:
-        super().__init__(tau, validate=validate)
+        super().__init__(tau, **options)
         if network not in ("odd_even", "bitonic"):
             raise ValueError(f"network must be 'odd_even' or 'bitonic', got {network!r}")
         if distribution not in _SHARES:

@@ -26,7 +26,7 @@ class LapSum(TopKOperator):
 
     Args:
         tau: Temperature (alpha in the paper; larger is smoother).
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch

@@ -25,7 +25,7 @@ class SigmoidTopK(TopKOperator):
 
     Args:
         tau: Temperature.
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch

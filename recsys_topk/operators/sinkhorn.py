@@ -24,7 +24,7 @@ class SinkhornTopK(TopKOperator):
 
     Args:
         tau: The entropic regularisation epsilon.
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch

@@ -22,7 +22,7 @@ class SmoothTopK(TopKOperator):
 
     Args:
         tau: Temperature.
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch

@@ -8,10 +8,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_not_negative
 from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp
-from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
 from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
 from recsys_topk.ops.fill_masked import fill_masked
@@ -38,7 +39,7 @@ class SoftSort(TopKOperator):
         tau: Temperature.
         normalised: True = the normalised form, False = the plain form.
         eps: Added to C in the normalised form (LCRON's published loss has 1e-6).
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> x = torch.tensor([[3.0, 1.0, 2.0, 0.0]])
@@ -55,8 +56,10 @@ class SoftSort(TopKOperator):
     loss_leaves_out: ClassVar[tuple[str, ...]] = ("normalised",)
     paper: ClassVar[str] = "Prillo and Eisenschlos 2020, arXiv 2006.16038"
 
-    def __init__(self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, *, validate: bool = False) -> None:
-        super().__init__(tau, validate=validate)
+    def __init__(
+        self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, **options: Unpack[OperatorOptions]
+    ) -> None:
+        super().__init__(tau, **options)
         self.normalised = normalised
         self.eps = check_not_negative("eps", eps)
 

@@ -26,7 +26,7 @@ class SparseTopK(TopKOperator):
 
     Args:
         tau: Regularisation (l in the paper); smaller is sparser.
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch

@@ -122,7 +122,7 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Example:
         >>> resolve({"loss": "lapsum", "losses": {"lapsum": {"tau": 5}}})["model"]["loss"]
-        {'class_path': 'recsys_topk.losses.lapsum.LapSumLoss', 'init_args': {'tau': 5}}
+        {'class_path': 'recsys_topk.losses.LapSumLoss', 'init_args': {'tau': 5}}
     """
     if not from_file():  # in a `TrainingRun`, it has said what is trusted
         with reading(trusted_by(config)):
@@ -272,4 +272,7 @@ def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 def _default_objective(loss: Mapping[str, Any]) -> str:
     """Return the objective that a module takes for a loss if none is named."""
-    return "independent" if registry_of("loss").resolve(loss["class_path"])().operator is None else "joint"
+    from recsys_topk.cascades.objectives.base import default_objective
+    from recsys_topk.losses.base import registry as losses
+
+    return default_objective(losses.resolve(loss["class_path"])())

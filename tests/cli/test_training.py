@@ -100,7 +100,7 @@ def test_fit_announces_that_a_world_is_simulated(recsys_topk: Command, environme
 def test_checkpoint_holds_plain_data(trained: Path) -> None:
     path = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
     content = torch.load(path, weights_only=True)
-    assert content["hyper_parameters"]["loss"]["class_path"] == "recsys_topk.losses.dftopk.DFTopKLoss"
+    assert content["hyper_parameters"]["loss"]["class_path"] == "recsys_topk.losses.DFTopKLoss"
     assert content["hyper_parameters"]["loss"]["init_args"]["tau"] == 2.0
     assert content["datamodule_hyper_parameters"]["eval_negatives"] == 40
 
@@ -216,7 +216,7 @@ def test_yaml_config_may_use_short_names(in_process: Command, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert "lapsum under independent" in done.stdout
     saved = yaml.safe_load((tmp_path / "runs" / "lapsum-tau3-independent-neg0-s42" / "config.yaml").read_text())
-    assert saved["model"]["loss"]["class_path"] == "recsys_topk.losses.lapsum.LapSumLoss"
+    assert saved["model"]["loss"]["class_path"] == "recsys_topk.losses.LapSumLoss"
 
 
 @pytest.mark.parametrize(

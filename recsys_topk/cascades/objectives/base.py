@@ -180,6 +180,17 @@ class CascadeObjective(Recorded, nn.Module, ABC):
             return self.compute(clean, y, mask, groups, quotas, k)
 
 
+def default_objective(loss: RankingLoss) -> str:
+    """Return the name of the objective for a loss if none is named: ``"joint"`` for a loss with a top-k operator.
+
+    Example:
+        >>> from recsys_topk.losses import BCELoss, DFTopKLoss
+        >>> default_objective(DFTopKLoss()), default_objective(BCELoss())
+        ('joint', 'independent')
+    """
+    return "independent" if loss.operator is None else "joint"
+
+
 def require_groups(groups: Tensor | None, name: str) -> Tensor:
     """Return `groups`, or raise if they are None; `name` is the name of the objective."""
     if groups is None:
