@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,18 +78,11 @@ class ApproxNDCGLoss(RankingLoss):
         tensor(0.3691)
     """
 
-    name: ClassVar[str] = "approx_ndcg"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "listwise"
-    cost: ClassVar[str] = "n^2"
-    paper: ClassVar[str] = "Qin et al. 2010, Information Retrieval 13(4)"
+    name, family, cost = "approx_ndcg", "listwise", "n^2"
+    label_kind = "graded"
+    paper = "Qin et al. 2010, Information Retrieval 13(4)"
 
-    def __init__(
-        self,
-        tau: float = 1.0,
-        gain: Gain | None = None,
-        **options: Unpack[LossOptions],
-    ) -> None:
+    def __init__(self, tau: float = 1.0, gain: Gain | None = None, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         self.tau = check_positive("tau", tau)
         given = None if gain is None else check_gain(gain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,20 +40,14 @@ class ARFLoss(RankingLoss):
         tensor(1.8706)
     """
 
-    name: ClassVar[str] = "arf"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "top-k"
-    cost: ClassVar[str] = "n^2"
-    requires_k: ClassVar[bool] = True
-    stage_k: ClassVar[Literal["k", "quota"]] = "quota"
-    paper: ClassVar[str] = "Wang et al. 2024, arXiv 2310.10462 (ARF)"
+    name, family, cost = "arf", "top-k", "n^2"
+    label_kind = "graded"
+    requires_k = True
+    stage_k = "quota"
+    paper = "Wang et al. 2024, arXiv 2310.10462 (ARF)"
 
     def __init__(
-        self,
-        tau: float = 1.0,
-        top: int | None = None,
-        eps: float = 1e-6,
-        **options: Unpack[LossOptions],
+        self, tau: float = 1.0, top: int | None = None, eps: float = 1e-6, **options: Unpack[LossOptions]
     ) -> None:
         super().__init__(**options)
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
@@ -120,9 +114,9 @@ class ARFV2Loss(ARFLoss):
         tensor(1.9425)
     """
 
-    name: ClassVar[str] = "arf_v2"
-    exact_gradient: ClassVar[bool] = False  # the column sums are held constant
-    paper: ClassVar[str] = "LCRON, arXiv 2503.09492 (ARF-v2)"
+    name = "arf_v2"
+    exact_gradient = False  # the column sums are held constant
+    paper = "LCRON, arXiv 2503.09492 (ARF-v2)"
 
     def _relax(
         self, p: Tensor, shares: tuple[Tensor, Tensor], mask: Tensor, first: Tensor, quota: Tensor, n: Tensor

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -30,11 +28,9 @@ class BCELoss(RankingLoss):
         tensor(1.0444)
     """
 
-    name: ClassVar[str] = "bce"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
-    family: ClassVar[str] = "pointwise"
-    cost: ClassVar[str] = "n"
-    paper: ClassVar[str] = "Cox 1958, JRSS B"
+    name, family, cost = "bce", "pointwise", "n"
+    label_kind = "binary"
+    paper = "Cox 1958, JRSS B"
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -53,11 +53,9 @@ class LambdaLoss(RankingLoss):
         tensor(0.8661)
     """
 
-    name: ClassVar[str] = "lambdaloss"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "pairwise"
-    cost: ClassVar[str] = "n^2"
-    paper: ClassVar[str] = "Wang et al. 2018, CIKM; at k: Jagerman et al. 2022, SIGIR"
+    name, family, cost = "lambdaloss", "pairwise", "n^2"
+    label_kind = "graded"
+    paper = "Wang et al. 2018, CIKM; at k: Jagerman et al. 2022, SIGIR"
 
     def __init__(
         self,

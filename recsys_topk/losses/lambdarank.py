@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -49,11 +49,9 @@ class LambdaRankLoss(RankingLoss):
         tensor(0.5257)
     """
 
-    name: ClassVar[str] = "lambdarank"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "pairwise"
-    cost: ClassVar[str] = "n^2"
-    paper: ClassVar[str] = "Burges 2010, MSR-TR-2010-82"
+    name, family, cost = "lambdarank", "pairwise", "n^2"
+    label_kind = "graded"
+    paper = "Burges 2010, MSR-TR-2010-82"
 
     def __init__(
         self,

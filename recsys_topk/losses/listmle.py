@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -36,11 +35,9 @@ class ListMLELoss(RankingLoss):
         tensor(3.5345)
     """
 
-    name: ClassVar[str] = "listmle"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "listwise"
-    cost: ClassVar[str] = "n log n"
-    paper: ClassVar[str] = "Xia et al. 2008, ICML; top k: Xia et al. 2009, NeurIPS"
+    name, family, cost = "listmle", "listwise", "n log n"
+    label_kind = "graded"
+    paper = "Xia et al. 2008, ICML; top k: Xia et al. 2009, NeurIPS"
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""

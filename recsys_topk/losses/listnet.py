@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,18 +39,12 @@ class ListNetLoss(RankingLoss):
         tensor(1.4076)
     """
 
-    name: ClassVar[str] = "listnet"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "listwise"
-    cost: ClassVar[str] = "n"
-    paper: ClassVar[str] = "Cao et al. 2007, ICML"
+    name, family, cost = "listnet", "listwise", "n"
+    label_kind = "graded"
+    paper = "Cao et al. 2007, ICML"
 
     def __init__(
-        self,
-        target: Target | None = None,
-        tau: float = 1.0,
-        label_tau: float = 1.0,
-        **options: Unpack[LossOptions],
+        self, target: Target | None = None, tau: float = 1.0, label_tau: float = 1.0, **options: Unpack[LossOptions]
     ) -> None:
         super().__init__(**options)
         if target not in (None, "softmax", "normalised"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
@@ -41,18 +39,12 @@ class NeuralNDCGLoss(RankingLoss):
         tensor(0.3691)
     """
 
-    name: ClassVar[str] = "neural_ndcg"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "listwise"
-    cost: ClassVar[str] = "n^2"
-    paper: ClassVar[str] = "Pobrotyn and Bialobrzeski 2021, arXiv 2102.07831"
+    name, family, cost = "neural_ndcg", "listwise", "n^2"
+    label_kind = "graded"
+    paper = "Pobrotyn and Bialobrzeski 2021, arXiv 2102.07831"
 
     def __init__(
-        self,
-        tau: float = 1.0,
-        gain: Gain | None = None,
-        rounds: int = 50,
-        **options: Unpack[LossOptions],
+        self, tau: float = 1.0, gain: Gain | None = None, rounds: int = 50, **options: Unpack[LossOptions]
     ) -> None:
         super().__init__(**options)
         if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 from typing_extensions import Unpack
@@ -38,11 +38,9 @@ class RankNetLoss(RankingLoss):
         tensor(0.8133)
     """
 
-    name: ClassVar[str] = "ranknet"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "pairwise"
-    cost: ClassVar[str] = "n^2"
-    paper: ClassVar[str] = "Burges et al. 2005, ICML; Rendle et al. 2009, arXiv 1205.2618 (BPR)"
+    name, family, cost = "ranknet", "pairwise", "n^2"
+    label_kind = "graded"
+    paper = "Burges et al. 2005, ICML; Rendle et al. 2009, arXiv 1205.2618 (BPR)"
 
     def __init__(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 from torch import Tensor
 from torch.nn.functional import softplus
 from typing_extensions import Unpack
@@ -38,19 +36,12 @@ class SmoothTopKSVMLoss(RankingLoss):
         tensor(1.5886)
     """
 
-    name: ClassVar[str] = "smooth_topk_svm"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
-    family: ClassVar[str] = "top-k"
-    cost: ClassVar[str] = "k n"
-    requires_k: ClassVar[bool] = True
-    paper: ClassVar[str] = "Berrada et al. 2018, arXiv 1802.07595"
+    name, family, cost = "smooth_topk_svm", "top-k", "k n"
+    label_kind = "binary"
+    requires_k = True
+    paper = "Berrada et al. 2018, arXiv 1802.07595"
 
-    def __init__(
-        self,
-        tau: float = 1.0,
-        margin: float = 1.0,
-        **options: Unpack[LossOptions],
-    ) -> None:
+    def __init__(self, tau: float = 1.0, margin: float = 1.0, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         self.tau = check_positive("tau", tau)
         self.margin = check_not_negative("margin", margin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,17 +44,12 @@ class SoftmaxLoss(RankingLoss):
         tensor(1.4076)
     """
 
-    name: ClassVar[str] = "softmax"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
-    family: ClassVar[str] = "listwise"
-    cost: ClassVar[str] = "n"
-    paper: ClassVar[str] = "Bruch et al. 2019, ICTIR; van den Oord et al. 2018, arXiv 1807.03748 (InfoNCE)"
+    name, family, cost = "softmax", "listwise", "n"
+    label_kind = "binary"
+    paper = "Bruch et al. 2019, ICTIR; van den Oord et al. 2018, arXiv 1807.03748 (InfoNCE)"
 
     def __init__(
-        self,
-        tau: float = 1.0,
-        against: Literal["all", "negatives"] = "all",
-        **options: Unpack[LossOptions],
+        self, tau: float = 1.0, against: Literal["all", "negatives"] = "all", **options: Unpack[LossOptions]
     ) -> None:
         super().__init__(**options)
         if against not in ("all", "negatives"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
@@ -43,20 +41,14 @@ class SoftmaxAtKLoss(RankingLoss):
         tensor(0.7038)
     """
 
-    name: ClassVar[str] = "softmax_at_k"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
-    family: ClassVar[str] = "listwise"
-    cost: ClassVar[str] = "n"
-    requires_k: ClassVar[bool] = True
-    exact_gradient: ClassVar[bool] = False  # the quantile and the weight are held constant
-    paper: ClassVar[str] = "Yang et al. 2025, KDD, arXiv 2508.05673"
+    name, family, cost = "softmax_at_k", "listwise", "n"
+    label_kind = "binary"
+    requires_k = True
+    exact_gradient = False  # the quantile and the weight are held constant
+    paper = "Yang et al. 2025, KDD, arXiv 2508.05673"
 
     def __init__(
-        self,
-        tau: float = 1.0,
-        tau_weight: float = 1.0,
-        weight_gradient: bool = False,
-        **options: Unpack[LossOptions],
+        self, tau: float = 1.0, tau_weight: float = 1.0, weight_gradient: bool = False, **options: Unpack[LossOptions]
     ) -> None:
         super().__init__(**options)
         self.tau = check_positive("tau", tau)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,18 +44,12 @@ class SparseFenchelYoungLoss(RankingLoss):
         tensor(0.5312)
     """
 
-    name: ClassVar[str] = "sparse_fy"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
-    family: ClassVar[str] = "top-k"
-    cost: ClassVar[str] = SparseTopK.cost
-    requires_k: ClassVar[bool] = True
-    paper: ClassVar[str] = SparseTopK.paper
+    name, family, cost = "sparse_fy", "top-k", SparseTopK.cost
+    label_kind = "binary"
+    requires_k = True
+    paper = SparseTopK.paper
 
-    def __init__(
-        self,
-        tau: float = 1.0,
-        **options: Unpack[LossOptions],
-    ) -> None:
+    def __init__(self, tau: float = 1.0, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         self.tau = check_positive("tau", tau)
 

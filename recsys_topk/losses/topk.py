@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,16 +100,12 @@ class TopKLoss(RankingLoss):
         tensor(0.9665)
     """
 
-    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
-    family: ClassVar[str] = "top-k"
-    requires_k: ClassVar[bool] = True
+    family = "top-k"
+    label_kind = "binary"
+    requires_k = True
     operator: TopKOperator
 
-    def __init__(
-        self,
-        operator: TopKOperator | str | Mapping[str, Any],
-        **options: Unpack[LossOptions],
-    ) -> None:
+    def __init__(self, operator: TopKOperator | str | Mapping[str, Any], **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         self.operator = operator if isinstance(operator, TopKOperator) else _build(operator)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
 from typing_extensions import Unpack
 
@@ -30,10 +28,9 @@ class DFTopK(TopKOperator):
         tensor([[1.0000, 0.0070, 0.9930, 0.0000]])
     """
 
-    name: ClassVar[str] = "dftopk"
-    cost: ClassVar[str] = "n"
-    sums_to_k: ClassVar[bool] = False
-    paper: ClassVar[str] = "Zhu et al. 2025, arXiv 2510.11472"
+    name, cost = "dftopk", "n"
+    sums_to_k = False
+    paper = "Zhu et al. 2025, arXiv 2510.11472"
 
     def __init__(self, tau: float = 1.0, alpha: float = 0.5, **options: Unpack[OperatorOptions]) -> None:
         super().__init__(tau, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,11 +47,10 @@ class DiffSort(TopKOperator):
         tensor([[0.9740, 0.0490, 0.9510, 0.0260]])
     """
 
-    name: ClassVar[str] = "diffsort"
-    cost: ClassVar[str] = "n log^2 n"
-    equivariant: ClassVar[bool] = False
-    tie_fair: ClassVar[bool] = False
-    paper: ClassVar[str] = "Petersen et al. 2022, arXiv 2203.09630"
+    name, cost = "diffsort", "n log^2 n"
+    equivariant = False
+    tie_fair = False
+    paper = "Petersen et al. 2022, arXiv 2203.09630"
 
     def __init__(
         self,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,11 +34,10 @@ class HardTopK(TopKOperator):
         tensor([[1., 0., 1., 0.]])
     """
 
-    name: ClassVar[str] = "hard"
-    cost: ClassVar[str] = "n log n"
-    tie_fair: ClassVar[bool] = False
-    exact_gradient: ClassVar[bool] = False
-    loss_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"straight_through": "dftopk"})
+    name, cost = "hard", "n log n"
+    tie_fair = False
+    exact_gradient = False
+    loss_defaults = MappingProxyType({"straight_through": "dftopk"})
 
     def __init__(
         self, tau: float = 1.0, straight_through: str | None = None, **options: Unpack[OperatorOptions]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,12 +50,11 @@ class NeuralSort(TopKOperator):
         tensor([[0.9890, 0.2110, 0.7890, 0.0110]])
     """
 
-    name: ClassVar[str] = "neuralsort"
-    cost: ClassVar[str] = "n^2"
-    sums_to_k: ClassVar[bool] = False
-    exact_gradient: ClassVar[bool] = False
-    loss_leaves_out: ClassVar[tuple[str, ...]] = ("normalised",)
-    paper: ClassVar[str] = "Grover et al. 2019, arXiv 1903.08850"
+    name, cost = "neuralsort", "n^2"
+    sums_to_k = False
+    exact_gradient = False
+    loss_leaves_out = ("normalised",)
+    paper = "Grover et al. 2019, arXiv 1903.08850"
 
     def __init__(
         self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, **options: Unpack[OperatorOptions]

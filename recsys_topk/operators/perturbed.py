@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,14 +46,13 @@ class PerturbedTopK(TopKOperator):
         (tensor(2.), True)
     """
 
-    name: ClassVar[str] = "perturbed"
-    cost: ClassVar[str] = "n"
-    equivariant: ClassVar[bool] = False
-    tie_fair: ClassVar[bool] = False
-    deterministic: ClassVar[bool] = False
-    exact_gradient: ClassVar[bool] = False
-    transformable: ClassVar[bool] = False
-    paper: ClassVar[str] = "Berthet et al. 2020, arXiv 2002.08676"
+    name, cost = "perturbed", "n"
+    equivariant = False
+    tie_fair = False
+    deterministic = False
+    exact_gradient = False
+    transformable = False
+    paper = "Berthet et al. 2020, arXiv 2002.08676"
 
     def __init__(
         self, tau: float = 1.0, samples: int = 64, seed: int | None = None, **options: Unpack[OperatorOptions]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,12 +49,11 @@ class SoftSort(TopKOperator):
         tensor([[0.8900, 0.2690, 0.7310, 0.1100]])
     """
 
-    name: ClassVar[str] = "softsort"
-    cost: ClassVar[str] = "n log n"
-    sums_to_k: ClassVar[bool] = False
-    exact_gradient: ClassVar[bool] = False
-    loss_leaves_out: ClassVar[tuple[str, ...]] = ("normalised",)
-    paper: ClassVar[str] = "Prillo and Eisenschlos 2020, arXiv 2006.16038"
+    name, cost = "softsort", "n log n"
+    sums_to_k = False
+    exact_gradient = False
+    loss_leaves_out = ("normalised",)
+    paper = "Prillo and Eisenschlos 2020, arXiv 2006.16038"
 
     def __init__(
         self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, **options: Unpack[OperatorOptions]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -22,19 +21,12 @@ class MarginLoss(RankingLoss):
         validate: Raise on NaN or infinity among valid scores.
     """
 
-    name: ClassVar[str] = "margin"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
-    family: ClassVar[str] = "listwise"
-    cost: ClassVar[str] = "n"
-    paper: ClassVar[str] = "an example"
+    name, family, cost = "margin", "listwise", "n"
+    label_kind = "binary"
+    paper = "an example"
 
     def __init__(
-        self,
-        margin: float = 1.0,
-        *,
-        positive_above: float = 0.0,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        self, margin: float = 1.0, *, positive_above: float = 0.0, reduction: Reduction = "mean", validate: bool = False
     ) -> None:
         super().__init__(positive_above=positive_above, reduction=reduction, validate=validate)
         self.margin = margin

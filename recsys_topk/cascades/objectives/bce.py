@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,17 +39,12 @@ class BCEObjective(CascadeObjective):
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
     """
 
-    name: ClassVar[str] = "bce"
-    uses_loss: ClassVar[bool] = False
-    paper: ClassVar[str] = "baseline of Wang et al. 2025, arXiv 2503.09492"
+    name = "bce"
+    uses_loss = False
+    paper = "baseline of Wang et al. 2025, arXiv 2503.09492"
 
     def __init__(
-        self,
-        loss: RankingLoss,
-        stages: int,
-        *,
-        visible: Sequence[int] | None = None,
-        weighting: Weighting = "fixed",
+        self, loss: RankingLoss, stages: int, *, visible: Sequence[int] | None = None, weighting: Weighting = "fixed"
     ) -> None:
         super().__init__(loss, stages)
         if visible is not None and len(visible) != stages:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,9 +34,9 @@ class FullStageLambdaLoss(CascadeObjective):
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
     """
 
-    name: ClassVar[str] = "fs_lambdaloss"
-    uses_loss: ClassVar[bool] = False
-    paper: ClassVar[str] = "baseline of Wang et al. 2025, arXiv 2503.09492"
+    name = "fs_lambdaloss"
+    uses_loss = False
+    paper = "baseline of Wang et al. 2025, arXiv 2503.09492"
 
     def __init__(
         self,

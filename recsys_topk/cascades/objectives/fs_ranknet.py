@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,10 +31,10 @@ class FullStageRankNet(CascadeObjective):
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
     """
 
-    name: ClassVar[str] = "fs_ranknet"
-    uses_loss: ClassVar[bool] = False
-    compares_groups: ClassVar[bool] = True
-    paper: ClassVar[str] = "FS-LTR (Zheng et al. 2024), as in Wang et al. 2025, arXiv 2503.09492"
+    name = "fs_ranknet"
+    uses_loss = False
+    compares_groups = True
+    paper = "FS-LTR (Zheng et al. 2024), as in Wang et al. 2025, arXiv 2503.09492"
 
     def __init__(self, loss: RankingLoss, stages: int, *, weighting: Weighting = "fixed") -> None:
         super().__init__(loss, stages)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,18 +28,11 @@ class ICCObjective(CascadeObjective):
         factor: f; None = the published values, 1 for two stages and 2 for more.
     """
 
-    name: ClassVar[str] = "icc"
-    uses_loss: ClassVar[bool] = False
-    paper: ClassVar[str] = "Gallagher et al. 2019, WSDM, as in Wang et al. 2025, arXiv 2503.09492"
+    name = "icc"
+    uses_loss = False
+    paper = "Gallagher et al. 2019, WSDM, as in Wang et al. 2025, arXiv 2503.09492"
 
-    def __init__(
-        self,
-        loss: RankingLoss,
-        stages: int,
-        *,
-        sigma: float = 1e-3,
-        factor: float | None = None,
-    ) -> None:
+    def __init__(self, loss: RankingLoss, stages: int, *, sigma: float = 1e-3, factor: float | None = None) -> None:
         super().__init__(loss, stages)
         self.sigma = check_positive("sigma", sigma)
         self.factor = (1.0 if stages <= 2 else 2.0) if factor is None else check_positive("factor", factor)

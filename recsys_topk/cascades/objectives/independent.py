@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ class IndependentObjective(CascadeObjective):
             cascade, or ``"quota"``, the number that the stage passes on; None = as in `RankingLoss.stage_k`.
     """
 
-    name: ClassVar[str] = "independent"
+    name = "independent"
 
     def __init__(
         self,

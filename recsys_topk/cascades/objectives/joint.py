@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,9 +37,9 @@ class JointObjective(CascadeObjective):
             or SoftSort, eps = 1e-6 here and in the loss (``--objective.eps 1e-6 --loss.eps 1e-6``).
     """
 
-    name: ClassVar[str] = "joint"
-    needs_operator: ClassVar[bool] = True
-    paper: ClassVar[str] = "Wang et al. 2025, arXiv 2503.09492; Zhu et al. 2025, arXiv 2510.11472"
+    name = "joint"
+    needs_operator = True
+    paper = "Wang et al. 2025, arXiv 2503.09492; Zhu et al. 2025, arXiv 2510.11472"
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,9 +32,9 @@ class RankFlowObjective(CascadeObjective):
         ranking: Weight of the ranking term; None = the published values, 0 for two stages and 1 for more.
     """
 
-    name: ClassVar[str] = "rankflow"
-    uses_loss: ClassVar[bool] = False
-    paper: ClassVar[str] = "Qin et al. 2022, SIGIR, as in Wang et al. 2025, arXiv 2503.09492"
+    name = "rankflow"
+    uses_loss = False
+    paper = "Qin et al. 2022, SIGIR, as in Wang et al. 2025, arXiv 2503.09492"
 
     def __init__(
         self, loss: RankingLoss, stages: int, *, distillation: float = 1.0, ranking: float | None = None
