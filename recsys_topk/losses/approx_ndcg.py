@@ -78,8 +78,7 @@ class ApproxNDCGLoss(RankingLoss):
         tensor(0.3691)
     """
 
-    name, family, cost = "approx_ndcg", "listwise", "n^2"
-    label_kind = "graded"
+    name, label_kind, family, cost = "approx_ndcg", "graded", "listwise", "n^2"
     paper = "Qin et al. 2010, Information Retrieval 13(4)"
 
     def __init__(self, tau: float = 1.0, gain: Gain | None = None, **options: Unpack[LossOptions]) -> None:

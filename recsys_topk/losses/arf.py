@@ -40,8 +40,7 @@ class ARFLoss(RankingLoss):
         tensor(1.8706)
     """
 
-    name, family, cost = "arf", "top-k", "n^2"
-    label_kind = "graded"
+    name, label_kind, family, cost = "arf", "graded", "top-k", "n^2"
     requires_k = True
     stage_k = "quota"
     paper = "Wang et al. 2024, arXiv 2310.10462 (ARF)"
@@ -102,11 +101,8 @@ class ARFV2Loss(ARFLoss):
     `ARFLoss`. O(n^2) time.
 
     Args:
-        tau: Temperature of NeuralSort.
-        top: Number of true items, by label; None = all positive items.
         eps: Added inside each logarithm and to C, as published.
-        k: The quota, the number of items that the stage passes on; required here or in the call.
-        options: See `RankingLoss`.
+        options: See `ARFLoss`.
 
     Example:
         >>> loss = ARFV2Loss(k=2)

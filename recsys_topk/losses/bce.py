@@ -28,8 +28,7 @@ class BCELoss(RankingLoss):
         tensor(1.0444)
     """
 
-    name, family, cost = "bce", "pointwise", "n"
-    label_kind = "binary"
+    name, label_kind, family, cost = "bce", "binary", "pointwise", "n"
     paper = "Cox 1958, JRSS B"
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:

@@ -53,8 +53,7 @@ class LambdaLoss(RankingLoss):
         tensor(0.8661)
     """
 
-    name, family, cost = "lambdaloss", "pairwise", "n^2"
-    label_kind = "graded"
+    name, label_kind, family, cost = "lambdaloss", "graded", "pairwise", "n^2"
     paper = "Wang et al. 2018, CIKM; at k: Jagerman et al. 2022, SIGIR"
 
     def __init__(

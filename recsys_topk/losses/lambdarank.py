@@ -49,8 +49,7 @@ class LambdaRankLoss(RankingLoss):
         tensor(0.5257)
     """
 
-    name, family, cost = "lambdarank", "pairwise", "n^2"
-    label_kind = "graded"
+    name, label_kind, family, cost = "lambdarank", "graded", "pairwise", "n^2"
     paper = "Burges 2010, MSR-TR-2010-82"
 
     def __init__(

@@ -35,8 +35,7 @@ class ListMLELoss(RankingLoss):
         tensor(3.5345)
     """
 
-    name, family, cost = "listmle", "listwise", "n log n"
-    label_kind = "graded"
+    name, label_kind, family, cost = "listmle", "graded", "listwise", "n log n"
     paper = "Xia et al. 2008, ICML; top k: Xia et al. 2009, NeurIPS"
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:

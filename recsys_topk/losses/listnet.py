@@ -39,8 +39,7 @@ class ListNetLoss(RankingLoss):
         tensor(1.4076)
     """
 
-    name, family, cost = "listnet", "listwise", "n"
-    label_kind = "graded"
+    name, label_kind, family, cost = "listnet", "graded", "listwise", "n"
     paper = "Cao et al. 2007, ICML"
 
     def __init__(

@@ -39,8 +39,7 @@ class NeuralNDCGLoss(RankingLoss):
         tensor(0.3691)
     """
 
-    name, family, cost = "neural_ndcg", "listwise", "n^2"
-    label_kind = "graded"
+    name, label_kind, family, cost = "neural_ndcg", "graded", "listwise", "n^2"
     paper = "Pobrotyn and Bialobrzeski 2021, arXiv 2102.07831"
 
     def __init__(

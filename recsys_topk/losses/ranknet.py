@@ -38,8 +38,7 @@ class RankNetLoss(RankingLoss):
         tensor(0.8133)
     """
 
-    name, family, cost = "ranknet", "pairwise", "n^2"
-    label_kind = "graded"
+    name, label_kind, family, cost = "ranknet", "graded", "pairwise", "n^2"
     paper = "Burges et al. 2005, ICML; Rendle et al. 2009, arXiv 1205.2618 (BPR)"
 
     def __init__(

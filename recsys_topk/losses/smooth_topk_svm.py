@@ -36,8 +36,7 @@ class SmoothTopKSVMLoss(RankingLoss):
         tensor(1.5886)
     """
 
-    name, family, cost = "smooth_topk_svm", "top-k", "k n"
-    label_kind = "binary"
+    name, label_kind, family, cost = "smooth_topk_svm", "binary", "top-k", "k n"
     requires_k = True
     paper = "Berrada et al. 2018, arXiv 1802.07595"
 

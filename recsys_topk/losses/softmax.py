@@ -44,8 +44,7 @@ class SoftmaxLoss(RankingLoss):
         tensor(1.4076)
     """
 
-    name, family, cost = "softmax", "listwise", "n"
-    label_kind = "binary"
+    name, label_kind, family, cost = "softmax", "binary", "listwise", "n"
     paper = "Bruch et al. 2019, ICTIR; van den Oord et al. 2018, arXiv 1807.03748 (InfoNCE)"
 
     def __init__(

@@ -41,8 +41,7 @@ class SoftmaxAtKLoss(RankingLoss):
         tensor(0.7038)
     """
 
-    name, family, cost = "softmax_at_k", "listwise", "n"
-    label_kind = "binary"
+    name, label_kind, family, cost = "softmax_at_k", "binary", "listwise", "n"
     requires_k = True
     exact_gradient = False  # the quantile and the weight are held constant
     paper = "Yang et al. 2025, KDD, arXiv 2508.05673"

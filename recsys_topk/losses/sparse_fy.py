@@ -44,8 +44,7 @@ class SparseFenchelYoungLoss(RankingLoss):
         tensor(0.5312)
     """
 
-    name, family, cost = "sparse_fy", "top-k", SparseTopK.cost
-    label_kind = "binary"
+    name, label_kind, family, cost = "sparse_fy", "binary", "top-k", SparseTopK.cost
     requires_k = True
     paper = SparseTopK.paper
 

@@ -19,6 +19,7 @@ from recsys_topk.spec import Recorded
 
 registry: Registry[CascadeObjective]
 Weighting = Literal["learned", "fixed"]
+Quotas = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -117,13 +118,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
 
     @abstractmethod
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """Return the objective. The base class calls it with clean input: float32 or float64 scores, 0 where masked."""
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from recsys_topk.cascades.objectives.base import (
     CascadeObjective,
     ObjectiveOutput,
+    Quotas,
     TermWeights,
     Weighting,
     require_groups,
@@ -55,13 +56,7 @@ class BCEObjective(CascadeObjective):
         self.weights = TermWeights(stages, weighting)
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         group = require_groups(groups, self.name)

@@ -8,7 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
+from recsys_topk.cascades.objectives.base import (
+    CascadeObjective,
+    ObjectiveOutput,
+    Quotas,
+    TermWeights,
+    Weighting,
+)
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.pairs import LabelOrder, pairwise_logistic
 from recsys_topk.numerics import weighted_mean
@@ -54,13 +60,7 @@ class FullStageLambdaLoss(CascadeObjective):
         self.weights = TermWeights(stages, weighting)
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         counted = (mask & (labels > self.loss.positive_above)).any(-1)

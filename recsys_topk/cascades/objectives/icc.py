@@ -7,7 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
+from recsys_topk.cascades.objectives.base import (
+    CascadeObjective,
+    ObjectiveOutput,
+    Quotas,
+)
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.ranknet import RankNetLoss
@@ -38,13 +42,7 @@ class ICCObjective(CascadeObjective):
         self.factor = (1.0 if stages <= 2 else 2.0) if factor is None else check_positive("factor", factor)
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         combined = torch.zeros_like(labels)

@@ -7,7 +7,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
+from recsys_topk.cascades.objectives.base import (
+    CascadeObjective,
+    ObjectiveOutput,
+    Quotas,
+    TermWeights,
+    Weighting,
+)
 from recsys_topk.losses.base import RankingLoss
 
 
@@ -44,13 +50,7 @@ class IndependentObjective(CascadeObjective):
         return list(quotas) if found and self.loss.k is None and self.stage_k == "quota" else found
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         open_k = self.loss.requires_k and self.loss.k is None

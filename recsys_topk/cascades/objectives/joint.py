@@ -8,7 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
+from recsys_topk.cascades.objectives.base import (
+    CascadeObjective,
+    ObjectiveOutput,
+    Quotas,
+    TermWeights,
+    Weighting,
+)
 from recsys_topk.checks import check_not_negative
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.fused import fused_joint_terms
@@ -65,13 +71,7 @@ class JointObjective(CascadeObjective):
         return [max(cut, quota) for cut, quota in zip(found, quotas, strict=True)]
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         real = None if is_full(mask) else mask

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
+from recsys_topk.cascades.objectives.base import (
+    CascadeObjective,
+    ObjectiveOutput,
+    Quotas,
+)
 from recsys_topk.cascades.objectives.bce import list_bce
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.metrics.functional import top
@@ -44,13 +48,7 @@ class RankFlowObjective(CascadeObjective):
         self.ranking = (0.0 if stages <= 2 else 1.0) if ranking is None else ranking
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         positive = mask & (labels > self.loss.positive_above)
