@@ -18,7 +18,7 @@ COLUMNS = {"label_kind": "labels", "requires_k": "needs k"}
 
 
 def row(name: str, cls: type, facts: Sequence[str]) -> dict[str, object]:
-    """Return the row of a class: the facts that it declares, and its options."""
+    """Return the row of a class: its declared attributes and its options."""
     shown = {COLUMNS.get(fact, fact.replace("_", " ")): _text(getattr(cls, fact, None)) for fact in facts}
     parameters = options_of(cls).values()
     options = {p.name: None if p.default is inspect.Parameter.empty else p.default for p in parameters}
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         rows = [row(name, cls, OPERATOR_FACTS) for name, cls in operators.classes().items()]
     else:
         rows = [row(name, cls, LOSS_FACTS) for name, cls in losses.classes().items()]
-        for one in rows:  # what only a top-k loss has is None for the others
+        for one in rows:  # None for losses without an operator
             operator = operators.classes().get(str(one["name"])) if one["family"] == "top-k" else None
             one["sums to k"] = None if operator is None else _text(operator.sums_to_k)
     if arguments.json:

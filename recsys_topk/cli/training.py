@@ -1,4 +1,4 @@
-"""`recsys-topk fit|validate|test|predict`: from typed options to a run, or to the help that was asked for."""
+"""`recsys-topk fit|validate|test|predict`: typed options become a `TrainingRun`, or help is printed."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def main(argv: list[str]) -> None:
 
 
 def requested_help(command: Command, rest: list[str]) -> str | None:
-    """Return the help that the arguments ask for, if they do."""
+    """Return the help that the arguments request; None if they do not."""
     if "-h" in rest or "--help" in rest:
         return command_help(command)
     if "--help_all" in rest:
-        from recsys_topk.runs.lightning_cli import CascadeCLI
+        from recsys_topk.runs.parser import make_parser
 
         data = class_help("data", registry_of("data"), DEFAULTS["data"])
-        return f"{CascadeCLI(command, {}, build=False).help()}\n{data}"
+        return f"{make_parser().format_help()}\n{data}"
     for key in KEYS:
         asked = [argument for argument in rest if argument.partition("=")[0] == f"--{key}.help"]
         if asked:
@@ -75,9 +75,9 @@ def command_help(command: str) -> str:
 
 
 def class_help(key: str, table: Registry[object], name: str | None) -> str:
-    """Return what the class of an option (`--loss`, `--objective`, `--data`) is and takes, or the names there are."""
+    """Return the docstring and the options of a class (`--loss`, `--objective`, `--data`), or the available names."""
     if name is None:
-        return f"{table.kind}: {', '.join(table.available())}\n--{key}.help NAME tells more of one"
+        return f"{table.kind}: {', '.join(table.available())}\n--{key}.help NAME shows the options of one"
     cls = table.resolve(name)
     about = [inspect.cleandoc(home.__doc__ or "") for home in cls.__mro__]
     entries = dict(reversed([entry for text in about for entry in _ARGUMENT.findall(text.partition("\nArgs:\n")[2])]))

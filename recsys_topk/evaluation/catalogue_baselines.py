@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.evaluation.search import Candidates, Requests, best_of, contains
-from recsys_topk.ops.dcg import rank_discounts
+from recsys_topk.ops.losses.dcg import rank_discounts
 
 
 def popular_items(requests: Requests, order: Tensor, counts: Tensor, number: int) -> Candidates:

@@ -24,7 +24,7 @@ from recsys_topk.evaluation.search import (
 )
 from recsys_topk.metrics.functional import recall_of
 from recsys_topk.metrics.mean import ListMean
-from recsys_topk.ops.dcg import Gain, gains, ideal_dcg, rank_discounts
+from recsys_topk.ops.losses.dcg import Gain, gains, ideal_dcg, rank_discounts
 from recsys_topk.registry import suggest
 from recsys_topk.tabular.schema import Schema
 
@@ -122,7 +122,7 @@ class CorpusEvaluation:
         stages: dict[str, Any] = dict(self.cascade.stages.items())
         self._items = items
         self._first = self._search(stages[self.cascade.names[0]], items)
-        self._others = {name: self._exact(stages[name], items) for name in self.alone}
+        self._others = {name: self._exact(self.cascade.scorer(name), items) for name in self.alone}
         self._counts = counts
         self._popular = None if counts is None else counts.sort(descending=True, stable=True).indices
 
@@ -162,11 +162,12 @@ class CorpusEvaluation:
         assert self._items is not None
         assert self._first is not None
         quotas = self.cascade.quotas
-        stages: list[Any] = list(self.cascade.stages.values())
+        stages: list[tuple[str, Any]] = list(self.cascade.stages.items())
         found = [self._first(requests, quotas[0])]
-        for stage, quota in zip(stages[1:], quotas[1:], strict=True):
+        for (name, stage), quota in zip(stages[1:], quotas[1:], strict=True):
             before = found[-1]
             scores = score_candidates(stage, requests, self._items, before, self.items_at_once)
+            scores = self.cascade.add_previous(name, scores, before.scores)
             found.append(best_of(before.rows, scores, before.labels, before.mask, quota))
         return found
 

@@ -17,10 +17,10 @@ from recsys_topk.losses.registry import LossRegistry
 from recsys_topk.losses.skipped_lists import count_lists, replace_skipped, warn_all_skipped
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, weighted_mean
 from recsys_topk.operators.base import TopKOperator
-from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.positives import find_positives
+from recsys_topk.ops.losses.find_positives import find_positives
+from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.processes import processes
 from recsys_topk.spec import Recorded
 

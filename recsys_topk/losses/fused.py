@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from recsys_topk.ops.joint_terms import JointTask, joint_terms
-from recsys_topk.ops.topk_loss import Law, topk_loss
+from recsys_topk.ops.losses.joint_terms import JointTask, joint_terms
+from recsys_topk.ops.losses.topk_loss import Law, topk_loss
 
 if TYPE_CHECKING:
     from recsys_topk.losses.base import RankingLoss

@@ -11,8 +11,8 @@ from typing_extensions import Unpack
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
-from recsys_topk.ops.dcg import Gain, check_gain, discount, normalised_gains
-from recsys_topk.ops.ranks import tie_ranks
+from recsys_topk.ops.losses.dcg import Gain, check_gain, discount, normalised_gains
+from recsys_topk.ops.selection.ranks import tie_ranks
 
 
 def cut_discount(ranks: Tensor, k: int | Tensor | None) -> Tensor:

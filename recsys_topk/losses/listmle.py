@@ -11,7 +11,7 @@ from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.pairs import with_gradient
 from recsys_topk.losses.true_items import true_items
 from recsys_topk.ops.dispatch import under_transform
-from recsys_topk.ops.ranks import descending_order, tie_groups
+from recsys_topk.ops.selection.ranks import descending_order, tie_groups
 
 
 class ListMLELoss(RankingLoss):

@@ -8,9 +8,9 @@ from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.ops.count_true import count_true
-from recsys_topk.ops.dcg import Gain, check_gain, normalised_gains, rank_discounts
-from recsys_topk.ops.sinkhorn_scaling import sinkhorn_scaling
+from recsys_topk.ops.losses.dcg import Gain, check_gain, normalised_gains, rank_discounts
+from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.selection.sinkhorn_scaling import sinkhorn_scaling
 
 
 class NeuralNDCGLoss(RankingLoss):

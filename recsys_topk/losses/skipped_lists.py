@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
-from recsys_topk.ops.count_true import count_true, every
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.positives import find_positives
+from recsys_topk.ops.losses.find_positives import find_positives
+from recsys_topk.ops.selection.count_true import count_true, every
 
 if TYPE_CHECKING:
     from recsys_topk.losses.base import RankingLoss

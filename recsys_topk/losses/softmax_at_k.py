@@ -10,7 +10,7 @@ from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.softmax import item_log_softmax
 from recsys_topk.losses.true_items import true_items
-from recsys_topk.ops.kth_pair import kth_pair
+from recsys_topk.ops.selection.kth_pair import kth_pair
 
 
 class SoftmaxAtKLoss(RankingLoss):

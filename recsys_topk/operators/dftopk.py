@@ -6,9 +6,9 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
-from recsys_topk.ops.kth_pair import kth_pair
-from recsys_topk.ops.logistic import logistic_logs
-from recsys_topk.ops.topk_loss import Law
+from recsys_topk.ops.losses.topk_loss import Law
+from recsys_topk.ops.selection.kth_pair import kth_pair
+from recsys_topk.ops.selection.logistic import logistic_logs
 
 
 class DFTopK(TopKOperator):

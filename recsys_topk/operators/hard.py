@@ -13,8 +13,8 @@ from typing_extensions import Unpack
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator, clamped, registry
 from recsys_topk.ops.dispatch import apply
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.sorting import sort_descending
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.sorting import sort_descending
 
 
 class HardTopK(TopKOperator):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.ops.subsets import subset_logs
+from recsys_topk.ops.selection.subsets import subset_logs
 
 
 class SmoothTopK(TopKOperator):

@@ -149,6 +149,11 @@ class Schema:
         """Return the columns of each numeric feature and vector in the values of a part, by name."""
         return _columns(self.features(part), VALUE_KINDS)
 
+    def padding(self, part: Part) -> list[int]:
+        """Return the padding id of each column of the ids of a part."""
+        tables = [(self.table(one.table), one.size) for one in self.features(part) if one.table is not None]
+        return [table.padding for table, size in tables for _ in range(size)]
+
     def table(self, name: str) -> Table:
         """Return the table with the given name."""
         return next(table for table in self.tables if table.name == name)
