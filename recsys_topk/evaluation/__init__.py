@@ -9,6 +9,7 @@ from recsys_topk.lazy import attach
 if TYPE_CHECKING:
     from recsys_topk.evaluation.corpus import CorpusEvaluation as CorpusEvaluation
     from recsys_topk.evaluation.corpus_metrics import CorpusMetrics as CorpusMetrics
+    from recsys_topk.evaluation.corpus_metrics import evaluate_baseline as evaluate_baseline
     from recsys_topk.evaluation.corpus_metrics import evaluate_corpus as evaluate_corpus
     from recsys_topk.evaluation.list_baselines import measure_baselines as measure_baselines
     from recsys_topk.evaluation.popularity import Popularity as Popularity
@@ -18,7 +19,7 @@ __getattr__, __dir__ = attach(
     __name__,
     {
         "corpus": ["CorpusEvaluation"],
-        "corpus_metrics": ["CorpusMetrics", "evaluate_corpus"],
+        "corpus_metrics": ["CorpusMetrics", "evaluate_baseline", "evaluate_corpus"],
         "list_baselines": ["measure_baselines"],
         "popularity": ["Popularity"],
         "search": ["ExactSearch"],

@@ -183,7 +183,8 @@ class TrainingRun:
         Args:
             corpus: Measure over the whole catalogue too: options of `evaluation.CorpusMetrics`, e.g.
                 ``{"cuts": [10, 20]}``, or ``{}``; None = no. ``{"index": FOLDER}`` measures through an index too,
-                beside exact search; ``"export"`` says which export it was built for. Writes ``corpus.json``.
+                beside exact search; ``"export"`` says which export it was built for. ``{"baselines": {"als":
+                {"factors": 32}}}`` measures baselines beside it. Writes ``corpus.json``.
         """
         return self._measure("test", corpus)
 
@@ -223,6 +224,10 @@ class TrainingRun:
 
         options = dict(options)
         index, export = options.pop("index", None), options.pop("export", None)
+        if isinstance(options.get("baselines"), Mapping):
+            from recsys_topk.evaluation.baselines import make_baselines
+
+            options["baselines"] = make_baselines(options["baselines"])
         if index is not None:
             from recsys_topk.evaluation.index_search import IndexedCatalogue
 
