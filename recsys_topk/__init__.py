@@ -49,25 +49,5 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __getattr__, __dir__ = attach(
-    __name__,
-    {
-        "cascades": ["CascadeModule", "CascadeObjective", "ObjectiveOutput", "Stage", "StageConfig"],
-        "datamodules": [
-            "CascadeBatch",
-            "CascadeDataModule",
-            "Feature",
-            "InteractionsDataModule",
-            "ListsDataModule",
-            "RecFlowDataModule",
-            "Schema",
-            "Table",
-        ],
-        "losses": ["DFTopKLoss", "RankingLoss"],
-        "metrics": ["JointRecall", "RecallAt"],
-        "operators": ["SoftSelection", "TopKOperator"],
-        "runs": ["TrainingRun"],
-        "serving.recommend": ["CascadeRecommender"],
-        "strategies.torchrec": ["TorchRecStrategy"],
-    },
-    ["cascades", "datamodules", "losses", "metrics", "operators", "ops", "reference"],
+    __name__, ["cascades", "datamodules", "losses", "metrics", "operators", "ops", "reference"]
 )

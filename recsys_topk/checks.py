@@ -40,8 +40,15 @@ def check_lists(scores: Tensor, mask: Tensor | None, **others: Tensor | None) ->
             raise ValueError(
                 f"{name} must have the shape of scores, {tuple(scores.shape)}, got {tuple(tensor.shape)}{hint}"
             )
+        check_real(name, tensor)
         if tensor.device != scores.device:
             raise ValueError(f"{name} is on {tensor.device} and scores are on {scores.device}; move one to the other")
+
+
+def check_real(name: str, tensor: Tensor) -> None:
+    """Raise if the tensor is complex."""
+    if tensor.is_complex():
+        raise TypeError(f"{name} must be real numbers, got {tensor.dtype}; pass {name}.real")
 
 
 def check_scores(scores: Tensor) -> None:
@@ -116,6 +123,11 @@ def check_fractional_k(k: float | Tensor, scores: Tensor, *, read: bool) -> int 
 
 def check_int(name: str, value: object) -> int:
     """Return `value` as an int. Raise unless it is a Python integer, a numpy integer or a 0-d integer tensor."""
+    if not isinstance(value, Tensor) and not isinstance(value, str) and hasattr(value, "__len__"):
+        raise TypeError(
+            f"{name} must be an int or an integer tensor with one entry per list, got {type(value).__name__}; "
+            f"pass torch.as_tensor({name}) to the call"
+        )
     boolean = isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
     if not boolean and isinstance(value, SupportsIndex):
         with contextlib.suppress(TypeError):
@@ -231,7 +243,8 @@ def check_labels(labels: Tensor, mask: Tensor) -> None:
     if bool(bad.any()):
         raise ValueError(
             f"labels must be finite and >= 0 (bigger is better); {int(bad.sum())} of {int(mask.sum())} valid labels "
-            f"are not, the first is labels{_first(bad, labels)}. Mask items that have no label"
+            f"are not, the first is labels{_first(bad, labels)}. Mask items that have no label; only a mask marks "
+            f"padding: for labels of -1 pass mask=labels >= 0"
         )
 
 

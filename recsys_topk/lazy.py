@@ -3,42 +3,50 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def attach(
-    package: str, names: Mapping[str, Sequence[str]], modules: Sequence[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def attach(package: str, modules: Sequence[str] = ()) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package whose names are imported on first use.
+
+    The public names are those that the package's ``__init__.py`` imports under ``if TYPE_CHECKING:``. They are written
+    once, for type checkers and for Python.
 
     Args:
         package: Name of the package, `__name__` in its ``__init__.py``.
-        names: The public names by module: a module of the package, or the full name of another one.
         modules: Modules of the package that are attributes too, without an import statement.
 
     Example:
-        >>> get, names = attach("recsys_topk", {"registry": ["Registry"]}, ["files"])
-        >>> get("Registry").__module__, get("files").__name__
-        ('recsys_topk.registry', 'recsys_topk.files')
-        >>> get("Registri")
+        >>> get, names = attach("recsys_topk", ["files"])
+        >>> get("Schema").__module__, get("files").__name__
+        ('recsys_topk.tabular.schema', 'recsys_topk.files')
+        >>> get("Shema")
         Traceback (most recent call last):
             ...
-        AttributeError: module 'recsys_topk' has no attribute 'Registri'
+        AttributeError: module 'recsys_topk' has no attribute 'Shema'
     """
-    home = {name: module for module, listed in names.items() for name in listed}
+
+    @cache
+    def homes() -> dict[str, str]:
+        import ast
+
+        tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
+        blocks = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+        imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+        return {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
         if name in modules:
             return import_module(f"{package}.{name}")
-        if name not in home:
+        if name.startswith("__") or name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        root = package.partition(".")[0]
-        module = home[name] if home[name].startswith(f"{root}.") else f"{package}.{home[name]}"
-        return getattr(import_module(module), name)
+        return getattr(import_module(homes()[name]), name)
 
     def directory() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home, *modules})
+        return sorted({*vars(sys.modules[package]), *homes(), *modules})
 
     return get, directory

@@ -1,4 +1,4 @@
-"""Tables and sizes as text."""
+"""Tables, sizes and untrusted strings as text."""
 
 from __future__ import annotations
 
@@ -50,3 +50,13 @@ def size_text(size: float) -> str:
         size /= 1024
         units.pop(0)
     return f"{size:.0f} {units[0]}" if units[0] == "B" or size >= 100 else f"{size:.1f} {units[0]}"
+
+
+def printable(text: str) -> str:
+    r"""Return text from a file with control characters escaped, so that it is safe to print on a terminal.
+
+    Example:
+        >>> printable("a" + chr(27) + "[2J")
+        'a\\x1b[2J'
+    """
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -79,7 +79,7 @@ def payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Payload
     yield Payload(folder, "evil_payload")
     sys.modules.pop("evil_payload", None)
     losses._classes.pop("loss_of_untrusted_package", None)
-    trust._registered.discard("evil_payload.MyLoss")
+    trust.allowed._registered.discard("evil_payload.MyLoss")
 
 
 @pytest.fixture
@@ -334,7 +334,7 @@ def test_parser_itself_refuses_untrusted_classes(
     (tmp_path / "inner.yaml").write_text("evil_payload.Evil")
     monkeypatch.setattr("recsys_topk.runs.config.inspect_config", lambda *_: None)
     unresolved = merge(resolve({}), yaml.safe_load(text))
-    monkeypatch.setattr("recsys_topk.runs.lightning_cli.resolve", lambda config: unresolved)
+    monkeypatch.setattr("recsys_topk.runs.run.resolve", lambda config: unresolved)
     name = next((name for name in ("LambdaCallback", "PredictionWriter") if name in text), "evil_payload")
     assert_refused("fit", "--config", text, names=(name, "--trust"))
 
@@ -618,7 +618,7 @@ def test_typed_classes_are_trusted_and_resuming_needs_no_flag(
     assert config["trainer"]["callbacks"][0]["class_path"] == "evil_payload.Evil"
 
     # A moved directory is untrusted, unless the package is trusted.
-    trust._registered.discard("evil_payload.MyLoss")
+    trust.allowed._registered.discard("evil_payload.MyLoss")
     shutil.move("runs/mine", "moved")
     capsys.readouterr()
     assert main(["fit", "--resume", "moved", "--trainer.max_epochs=3"]) == 2
@@ -704,13 +704,13 @@ def test_config_with_harmless_callbacks_trains(
 
 def test_modules_of_installed_plugins_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     points = EntryPoints([EntryPoint("margin", "plugin_of_mine.margin", "recsys_topk.losses")])
-    monkeypatch.setattr(trust, "entry_points", lambda: points)
-    trust._plugin_modules.cache_clear()
+    monkeypatch.setattr(trust.allowed, "entry_points", lambda: points)
+    trust.allowed._plugin_modules.cache_clear()
     try:
         assert is_allowed("plugin_of_mine.margin.MarginLoss")
         assert not is_allowed("plugin_of_mine.other.Thing")
     finally:
-        trust._plugin_modules.cache_clear()
+        trust.allowed._plugin_modules.cache_clear()
 
 
 @pytest.mark.parametrize(

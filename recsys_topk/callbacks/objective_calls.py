@@ -1,4 +1,4 @@
-"""What the objective of a cascade is called with, for callbacks that look at scores."""
+"""The arguments of the objective's calls, for callbacks that measure scores."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from torch import nn
 
 
 class ObjectiveCalls(Callback, ABC):  # type: ignore[misc]  # lightning is untyped here
-    """Keeps the arguments of the newest training call of the objective, by name, in `call`.
+    """Stores the arguments of the newest training call of the objective, by name, if `should_record` is true.
 
-    They are kept when `should_record` is true. They belong to the batch that is trained on anyway: there is no second
-    forward pass through the model.
+    The scores are those of the training step, so that no second forward pass is needed.
     """
 
     call: dict[str, Any] | None = None
@@ -23,10 +22,10 @@ class ObjectiveCalls(Callback, ABC):  # type: ignore[misc]  # lightning is untyp
 
     @abstractmethod
     def should_record(self, trainer: pl.Trainer) -> bool:
-        """Return whether to keep the arguments of a call now."""
+        """Return whether to store the arguments of the next call."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen to what the objective is called with."""
+        """Register a forward hook on the objective."""
         signature = inspect.signature(pl_module.objective.forward)
 
         def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -36,13 +35,13 @@ class ObjectiveCalls(Callback, ABC):  # type: ignore[misc]  # lightning is untyp
         self._hook = pl_module.objective.register_forward_pre_hook(remember, with_kwargs=True)
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Stop listening."""
+        """Remove the hook."""
         if self._hook is not None:
             self._hook.remove()
 
     on_exception = teardown
 
     def pop_call(self) -> dict[str, Any] | None:
-        """Return the arguments that were kept and forget them; None if there are none."""
+        """Return and clear the stored arguments; None if there are none."""
         call, self.call = self.call, None
         return call

@@ -1,4 +1,4 @@
-"""Writes what a cascade does to every candidate as one Parquet file."""
+"""Predictions as one Parquet file: scores, rank and the dropping stage of every candidate."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from recsys_topk.tabular.schema import VARIANT
 
 
 class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning is untyped here
-    """Writes a row per candidate, batch by batch.
+    """Writes one row per candidate, batch by batch.
 
     | column | |
     |---|---|
     | `shard` | the part of the data, e.g. the day |
-    | `request_id`, `user_id`, `item_id` | as the source calls them; no `user_id` if the data do not know users |
-    | `group`, `label` | where the candidate comes from (``sampled`` = a sampled negative), and its label |
+    | `request_id`, `user_id`, `item_id` | the ids of the source; no `user_id` if the data have no users |
+    | `group`, `label` | the sample group (``sampled`` = a sampled negative) and the label |
     | `score_STAGE` | the score of each stage |
-    | `kept`, `rank` | whether it survives all stages, and its place among those; null if it does not |
-    | `dropped_by` | the stage that dropped it; null if none did |
+    | `kept`, `rank` | whether the candidate survives all stages, and its rank; null if it does not |
+    | `dropped_by` | the stage that dropped the candidate; null if none did |
 
-    The file appears under its name when it is whole; an interrupted run leaves none. With several processes each
-    writes its own file, numbered by rank.
+    The file is renamed when it is complete; an interrupted run leaves none. With several processes, each process writes
+    a separate file, numbered by rank.
 
     Args:
         path: The file to write.
@@ -46,7 +46,7 @@ class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning
         self._writer: pq.ParquetWriter | None = None
 
     def setup(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        """Take the folder of the first process."""
+        """Use the path of the first process."""
         self.path = trainer.strategy.broadcast(self.path)
 
     def write_on_batch_end(
@@ -62,12 +62,12 @@ class PredictionWriter(BasePredictionWriter):  # type: ignore[misc]  # lightning
         self._writer.write_table(rows)
 
     def on_predict_end(self, *_: Any) -> None:
-        """Close the file and give it its name."""
+        """Close and rename the file."""
         self._writer = None
         self._open.close()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Remove what was begun."""
+        """Remove the incomplete file."""
         self._writer = None
         self._open.__exit__(type(exception), exception, exception.__traceback__)
 
@@ -86,7 +86,7 @@ def table_of(
         batch: The batch.
         groups: Names of the sample groups.
         stages: Names of the stages.
-        data: Knows what the source calls items and requests; None = the ids of the batch are written.
+        data: Maps item and request ids to those of the source; None = the ids of the batch are written.
     """
     found = {name: column.numpy() for name, column in prediction.items()}
     passed, group, dropped = found.pop("passed"), found.pop("group"), ~found["kept"]
@@ -107,5 +107,5 @@ def table_of(
 
 
 def _names(names: Sequence[str], numbers: Any, missing: Any = None) -> pa.Array:
-    """Return the names with some numbers, None where one is missing."""
+    """Return `names[number]` for each number; null where `missing` is true."""
     return pa.array(list(names), pa.string()).take(pa.array(numbers, mask=missing))

@@ -1,4 +1,4 @@
-"""Progress of training: the loss, recalls on training and validation lists, and requests per second."""
+"""Progress of training: loss, recall on training and validation lists, and requests per second."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from recsys_topk.callbacks.objective_calls import ObjectiveCalls
 from recsys_topk.metrics.functional import joint_recall
 
 RATE = "train/requests_per_second"
-LISTS = 256  # of a batch, enough for a recall to two digits
-BAR = (5, 40)  # smallest and largest length of a bar, in characters
+LISTS = 256  # lists per batch for the recall; enough for two digits
+BAR = (5, 40)  # minimum and maximum length of a bar, in characters
 
 
 class Pace(ObjectiveCalls):
-    """Measures requests per second, logs them as ``train/requests_per_second``, and the recall of a training batch.
+    """Measures requests per second (logged as ``train/requests_per_second``) and the recall of training batches.
 
-    The rate is over the steps since it was last logged, or since the last validation or the end of an epoch.
-    The recall is that of scores which the step computed anyway, before its update, for the first 256 lists of the batch
-    and at most once in `every` seconds.
+    The rate covers the steps since it was last logged, or since the last validation or the start of the epoch. The
+    recall uses the scores of the training step, before its update, for the first 256 lists of a batch.
 
     Args:
-        every: Seconds between two measurements of the recall; None = never.
+        every: Minimum number of seconds between two measurements of the recall; None = never.
 
     Attributes:
         requests_per_second: The newest rate; None before the first step.
@@ -47,11 +46,11 @@ class Pace(ObjectiveCalls):
         self._requests, self._since, self._measured = 0, 0.0, 0.0
 
     def should_record(self, trainer: pl.Trainer) -> bool:
-        """Return whether it is time to measure the recall."""
+        """Return whether the next measurement of the recall is due."""
         return self.every is not None and time.monotonic() - self._measured >= self.every
 
     def on_train_epoch_start(self, *_: Any) -> None:
-        """Begin a new measurement: between epochs no requests are trained on."""
+        """Start a new measurement, which excludes the time between epochs."""
         self._requests, self._since = 0, time.monotonic()
 
     on_validation_end = on_train_epoch_start
@@ -59,13 +58,13 @@ class Pace(ObjectiveCalls):
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, batch: Any, *__: Any
     ) -> None:
-        """Remember how long the lists are."""
+        """Store the list length."""
         self.val_length = batch.candidates.shape[1]
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, batch: Any, *__: Any
     ) -> None:
-        """Measure, and log when the trainer does."""
+        """Measure, and log at the steps at which the trainer logs."""
         self._requests += batch.size * trainer.world_size
         self.requests_per_second = self._requests / max(time.monotonic() - self._since, 1e-9)
         if trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
@@ -76,11 +75,10 @@ class Pace(ObjectiveCalls):
             self._measure(call["scores"], pl_module, batch)
 
     def values(self, trainer: pl.Trainer) -> dict[str, str]:
-        """Return what progress shows, the most important first.
+        """Return the values to show, the most important first.
 
-        A recall is shown with the number of items per list, because longer lists are harder. The loss is the sum of the
-        objective's terms (``train/loss_STAGE``) without their weights: learned weights can make the weighted total
-        (``train/loss``) negative.
+        A recall is shown with the list length, because longer lists are harder. The loss is the unweighted sum of the
+        objective's terms (``train/loss_STAGE``): with learned weights, the total (``train/loss``) can be negative.
         """
         metrics = trainer.callback_metrics
         terms = [float(value) for name, value in metrics.items() if name.startswith("train/loss_")]
@@ -103,7 +101,7 @@ class Pace(ObjectiveCalls):
         quotas = pl_module.cascade.quotas
         scores = [x[:LISTS] for x in scores]
         values, counted = joint_recall(scores, labels, mask, quotas=quotas, k=pl_module.k, positive_above=above)
-        total, number = torch.stack([torch.where(counted, values, 0.0).sum(), counted.sum()]).tolist()  # one read
+        total, number = torch.stack([torch.where(counted, values, 0.0).sum(), counted.sum()]).tolist()  # one transfer
         if number:
             self.train_recall, self.train_length = total / number, labels.shape[1]
         self._measured = time.monotonic()
@@ -114,15 +112,15 @@ def progress_line(
 ) -> str:
     """Return progress as one line of at most `width` characters.
 
-    Values that do not fit are left out, the last ones first. The bar takes the room that is left, 5 to 40 characters.
+    Values that do not fit are omitted, the last ones first. The bar takes the remaining 5 to 40 characters.
 
     Args:
-        width: Columns of the terminal.
-        name: What is going on, e.g. ``"epoch 1/3"``.
-        done: Batches done.
-        total: Batches in all; infinity if that is not known.
-        values: What to show, the most important first.
-        seconds_left: Estimated; None = not known.
+        width: Width of the terminal.
+        name: The current phase, e.g. ``"epoch 1/3"``.
+        done: Number of finished batches.
+        total: Total number of batches; infinity = unknown.
+        values: Values by name, the most important first.
+        seconds_left: Estimated remaining seconds; None = unknown.
 
     Example:
         >>> progress_line(50, "epoch 1/3", 4, 8, {"loss": "0.912", "val recall (200)": "0.301"})
@@ -147,11 +145,11 @@ def progress_line(
 
 
 class LineColumn(ProgressColumn):
-    """A task of Rich's progress as the text of `progress_line`.
+    """A column of Rich that shows `progress_line`.
 
     Args:
-        values: Returns what to show beside a task.
-        width: Returns the columns of the terminal.
+        values: Function from a task to the values to show.
+        width: Function that returns the width of the terminal.
     """
 
     def __init__(self, values: Callable[[Task], Mapping[str, str]], width: Callable[[], int]) -> None:
@@ -161,16 +159,16 @@ class LineColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return the line."""
         done, total = int(task.completed), float("inf") if task.total is None else task.total
-        # Rich puts a column of Lightning's, empty here, and a space behind the line.
+        # Rich appends an empty column of Lightning and a space.
         line = progress_line(self._width() - 2, task.description, done, total, self._values(task), task.time_remaining)
         return Text(line, no_wrap=True, overflow="crop")
 
 
 class RichProgress(RichProgressBar):  # type: ignore[misc]  # lightning is untyped here
-    """Lightning's bar for terminals, one line with what `Pace` measures.
+    """Lightning's progress bar for terminals, with the values of `Pace` in one line.
 
     Args:
-        pace: Measures.
+        pace: The source of the values.
     """
 
     def __init__(self, pace: Pace) -> None:
@@ -180,7 +178,7 @@ class RichProgress(RichProgressBar):  # type: ignore[misc]  # lightning is untyp
         self._read = 0.0
 
     def configure_columns(self, trainer: pl.Trainer) -> list[Any]:
-        """Return one column that fills the line."""
+        """Return one column for the whole line."""
 
         def values(task: Task) -> Mapping[str, str]:
             return self._values if task.id == self.train_progress_bar_id else {}
@@ -193,7 +191,7 @@ class RichProgress(RichProgressBar):  # type: ignore[misc]  # lightning is untyp
         super().on_train_epoch_end(*rest)
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
-        """Read the values twice a second; return none, because the line shows them."""
+        """Update the values twice a second. Return an empty dict, because `LineColumn` shows them."""
         if time.monotonic() - self._read >= 0.5:
             self._values, self._read = self.pace.values(trainer), time.monotonic()
         return {}
@@ -203,12 +201,12 @@ class RichProgress(RichProgressBar):  # type: ignore[misc]  # lightning is untyp
 
 
 class PlainProgress(ProgressBar):  # type: ignore[misc]  # lightning is untyped here
-    """One line every few seconds, for logs and pipes, where a bar that redraws itself is unreadable.
+    """Progress as plain lines, for logs and pipes.
 
     Args:
-        pace: Measures.
-        write: Writes a line.
-        every: Seconds between two lines; the end of an epoch has one in any case.
+        pace: The source of the values.
+        write: Called with each line.
+        every: Seconds between two lines. The end of an epoch always writes one.
     """
 
     def __init__(self, pace: Pace, write: Callable[[str], None], every: float = 10.0) -> None:
@@ -218,24 +216,24 @@ class PlainProgress(ProgressBar):  # type: ignore[misc]  # lightning is untyped 
         self._written = time.monotonic()
 
     def disable(self) -> None:
-        """Write nothing; Lightning calls it in all processes but the first."""
+        """Disable output; Lightning calls this in all processes except the first."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Write again."""
+        """Enable output."""
         self._enabled = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
-        """Write a line if it is time to."""
+        """Write a line if one is due."""
         if self._due():
             self._line(self._training(trainer, rest[3] + 1))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write a line with what validation found."""
+        """Write a line with the newest validation metrics."""
         self._line(self._training(trainer, trainer.fit_loop.batch_idx + 1))
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
-        """Write a line if it is time to."""
+        """Write a line if one is due."""
         stages = {"test": ("test", trainer.num_test_batches), "predict": ("prediction", trainer.num_predict_batches)}
         what, batches = stages.get(trainer.state.stage, ("validation", trainer.num_val_batches))
         if self._due():
@@ -257,6 +255,6 @@ class PlainProgress(ProgressBar):  # type: ignore[misc]  # lightning is untyped 
 
 
 def epoch_text(trainer: pl.Trainer) -> str:
-    """Return the epoch that is running, counted from 1, e.g. ``epoch 1/3``."""
+    """Return the current epoch, counted from 1, e.g. ``epoch 1/3``."""
     last = "" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs}"
     return f"epoch {trainer.current_epoch + 1}{last}"

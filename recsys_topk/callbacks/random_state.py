@@ -30,7 +30,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Set the generators to what `random_state` returned; GPUs only if there are as many as then."""
+    """Restore a state from `random_state`; those of the GPUs only if their number is the same."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     kind, keys, *rest = state["numpy"]

@@ -1,4 +1,4 @@
-"""`last.ckpt`: where a run that was stopped, by whatever, is resumed with the same numbers."""
+"""Checkpoints of a run: `last.ckpt`, from which a stopped run resumes exactly, and `best.ckpt`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ RANDOM_STATE = "random_state"
 
 
 class WholeFileIO(TorchCheckpointIO):  # type: ignore[misc]  # lightning is untyped here
-    """Writes a checkpoint beside its place and renames it: a kill at any moment leaves the old file or the new one.
+    """Writes checkpoints atomically: if the process is killed, either the old or the new file is there.
 
-    Lightning's own writer moves the file from the system's temporary folder, which is a copy, and not at once, where
-    that is another file system.
+    Lightning moves the file from the temporary folder of the system. On another file system this is a copy, which is
+    not atomic.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write the file whole or not at all."""
+        """Write the file atomically."""
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -35,17 +35,17 @@ class WholeFileIO(TorchCheckpointIO):  # type: ignore[misc]  # lightning is unty
             torch.save(checkpoint, file)
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read a file; no code in it runs unless `weights_only` is False, which only the user can type."""
+        """Read a file. Code in it is not executed unless `weights_only` is False, which a config file cannot set."""
         if kwargs.get("weights_only") is None:
             kwargs["weights_only"] = True
         return dict(super().load_checkpoint(path, *args, **kwargs))
 
 
 class BestCheckpoint(ModelCheckpoint):  # type: ignore[misc]  # lightning is untyped here
-    """Keeps `best.ckpt`, the one with the largest value of a metric; a run's directory may be moved and resumed.
+    """Saves `best.ckpt`, the checkpoint with the largest value of a metric. The run directory may be moved.
 
     Args:
-        folder: Where it is written.
+        folder: Folder of the checkpoint.
         monitor: The metric.
     """
 
@@ -53,7 +53,7 @@ class BestCheckpoint(ModelCheckpoint):  # type: ignore[misc]  # lightning is unt
         super().__init__(dirpath=folder, filename="best", monitor=monitor, mode="max", enable_version_counter=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best value if `best.ckpt` is in the folder; in a new run it is not."""
+        """Restore the best value if `best.ckpt` is in the folder. A new run does not have it."""
         best = Path(str(self.dirpath)) / "best.ckpt"
         if best.is_file() and state_dict["best_model_path"]:
             scores = {str(best): score for score in state_dict["best_k_models"].values()}
@@ -62,14 +62,14 @@ class BestCheckpoint(ModelCheckpoint):  # type: ignore[misc]  # lightning is unt
 
 
 def _stays_in(folder: Path, state: dict[str, Any]) -> bool:
-    """Return whether all files that the state of a `ModelCheckpoint` names are local and in a folder."""
+    """Return whether all files in the state of a `ModelCheckpoint` are local and inside `folder`."""
     named = [state.get(key) for key in ("best_model_path", "kth_best_model_path", "last_model_path")]
     paths = [str(path) for path in (*named, *state.get("best_k_models", ())) if path]
     return all("://" not in path and "::" not in path and Path(path).resolve().is_relative_to(folder) for path in paths)
 
 
 class TrainingStoppedError(Exception):
-    """Training was stopped by a signal, after a whole step.
+    """Training was stopped by a signal, after a complete step.
 
     Args:
         signal_number: The signal.
@@ -81,20 +81,20 @@ class TrainingStoppedError(Exception):
 
 
 class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped here
-    """Keeps `last.ckpt`, inside epochs too, and stops on Ctrl-C (or SIGTERM) after the step that is running.
+    """Saves `last.ckpt`, also within epochs, and stops after the current step on Ctrl-C or SIGTERM.
 
-    It is saved after a step once `minutes` have passed, at every `steps`-th step, before the step that validation
-    follows (so that a kill during a long validation costs one step), and at the end of every epoch. A file gets its
-    name only after what the step logged has been logged: rows and checkpoint never disagree. Inside an accumulation
-    of gradients, and between a step and its validation, nothing is saved, because Lightning cannot resume there. With
-    `max_steps` it cannot resume between epochs either: the first step of the next one is saved instead of the end.
+    The checkpoint is saved at the end of each epoch and, within an epoch, after `minutes`, at every `steps`-th step,
+    and one step before validation, so that a kill during a long validation loses one step. The file is renamed to
+    `last.ckpt` after the metrics of its step are logged, so that checkpoint and metrics.csv are consistent. Nothing is
+    saved while gradients accumulate or between a step and its validation, because Lightning cannot resume there. With
+    `max_steps` Lightning cannot resume between epochs: the first step of the next epoch is saved instead.
 
-    The state of the random generators goes into every checkpoint, and comes back before the first batch.
+    Every checkpoint contains the state of the random generators, which is restored before the first batch.
 
     Args:
-        folder: Where `last.ckpt` is written.
-        minutes: Save inside an epoch when so much time has passed.
-        steps: Save also at every so many steps; None = by time alone.
+        folder: Folder of `last.ckpt`.
+        minutes: Minutes between two checkpoints within an epoch.
+        steps: Save also at every `steps`-th step; None = by time only.
     """
 
     def __init__(self, folder: Path, minutes: float = 5.0, steps: int | None = None) -> None:
@@ -117,10 +117,10 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
         checkpoint[RANDOM_STATE] = random_state()
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
-        """Remember the state of the random generators; processes other than the first keep their seeds.
+        """Take the state of the random generators in the first process; other processes keep their seeds.
 
-        The state of a `ModelCheckpoint` names files that it will delete. If one of them is outside of the run's
-        directory, the state is left out.
+        The state of a `ModelCheckpoint` names files that it deletes later. The state is dropped if one of them is
+        outside the run directory.
         """
         if trainer.is_global_zero:
             self._random_state = checkpoint.get(RANDOM_STATE)
@@ -131,7 +131,7 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
                     del states[callback.state_key]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen to signals; remove what a process that was killed has left unfinished."""
+        """Install the signal handlers; remove incomplete files of a killed process."""
         for left in self.path.parent.glob(".*.ckpt.*") if trainer.is_global_zero else ():
             left.unlink(missing_ok=True)
         self._saved_at = time.monotonic()
@@ -140,7 +140,7 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._handlers[number] = signal.signal(number, self._on_signal)
-            except ValueError:  # training runs in a thread, which gets no signals
+            except ValueError:  # not in the main thread, which alone receives signals
                 return
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -156,47 +156,47 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
     on_train_end = on_train_epoch_start
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Rename the checkpoint of the step before; stop if a signal came during that step."""
+        """Rename the checkpoint of the previous step; stop if a signal arrived during that step."""
         self.on_train_epoch_start(trainer)
         if self._signalled(trainer) and self.saved_step == trainer.global_step:
             raise TrainingStoppedError(self._signal or signal.SIGINT)
 
     def on_train_batch_end(self, trainer: pl.Trainer, _: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Save if it is time to."""
+        """Save if a checkpoint is due."""
         if trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches:
-            return  # the end of the epoch saves; or gradients are being accumulated
+            return  # saved at the end of the epoch, or gradients are being accumulated
         if trainer.strategy.broadcast(self._due(trainer, batch_idx)) or self._signalled(trainer):
             self._save(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Drop the checkpoint of the step before: resuming from it would leave the validation out."""
+        """Drop the checkpoint of the previous step: a run resumed from it would skip this validation."""
         if trainer.state.fn == "fit":
             self._pending_step = None
 
     def on_validation_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
-        """Stop a validation inside an epoch's end at once; it is run again from the checkpoint before it."""
+        """Stop a validation immediately; the resumed run repeats it."""
         if trainer.state.fn == "fit" and self._signalled(trainer):
             raise TrainingStoppedError(self._signal or signal.SIGINT)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save after a validation inside an epoch; the one after its last step is followed by the epoch's end."""
+        """Save after a validation within an epoch; after the last step, `on_train_epoch_end` saves."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking and not trainer.is_last_batch:
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save; a run that is stopped inside an epoch (max_steps) keeps the checkpoint of its last step."""
+        """Save; a run that ends within an epoch (max_steps) keeps the checkpoint of its last step."""
         over = trainer.should_stop or trainer.max_steps == -1 or trainer.global_step >= trainer.max_steps
         if trainer.is_last_batch and over:
             self._save(trainer)
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Stop listening to signals."""
+        """Restore the signal handlers."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Stop listening to signals; delete a checkpoint that has no name yet."""
+        """Restore the signal handlers; delete a checkpoint that was not renamed yet."""
         self.teardown()
         self._pending_step = None
         if trainer.is_global_zero:
@@ -227,8 +227,8 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
             self.teardown()
             raise KeyboardInterrupt
         self._signal = number
-        os.write(2, b"\nstopping after this step; once more to abort\n")  # print may be what was interrupted
+        os.write(2, b"\nstopping after this step; press again to abort\n")  # print is not safe in a signal handler
 
     def _signalled(self, trainer: pl.Trainer) -> bool:
-        """Return whether any process has got a signal."""
+        """Return whether any process has received a signal."""
         return bool(trainer.strategy.reduce_boolean_decision(bool(self._signal), all=False))

@@ -17,14 +17,4 @@ if TYPE_CHECKING:
     from recsys_topk.cascades.stage import Stage as Stage
     from recsys_topk.cascades.stage import StageConfig as StageConfig
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        "cascade": ["Cascade"],
-        "features": ["FeatureEmbedding"],
-        "inference": ["CascadeResult", "apply_quotas"],
-        "module": ["CascadeModule"],
-        "objectives": ["CascadeObjective", "ObjectiveOutput"],
-        "stage": ["Stage", "StageConfig"],
-    },
-)
+__getattr__, __dir__ = attach(__name__)

@@ -30,9 +30,9 @@ from recsys_topk.cascades.tables import (
     table_weights,
 )
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.ops.look_up import Slot, look_up, look_up_and_update
-from recsys_topk.ops.parallel import checked
-from recsys_topk.ops.row_update import RowUpdate
+from recsys_topk.ops.backends.parallel import checked
+from recsys_topk.ops.stages.look_up import Slot, look_up, look_up_and_update
+from recsys_topk.ops.stages.row_update import RowUpdate
 from recsys_topk.tabular.schema import Part, Schema
 
 if TYPE_CHECKING:
@@ -50,12 +50,15 @@ class Embedded:
     Attributes:
         request: (B, D_r), the concatenated features of the request.
         items: (M, D_i), the concatenated features of the pool items; features shared with the history come first.
-        history: (B, L, D_h), or (B, D_h) for the mean over the real views (0 for an empty history).
+        history: (B, L, D_h), or (B, D_h) for one vector per request, e.g. the mean over the real views (0 for an empty
+            history).
+        ages: (B, L), the ages of the views; None if the schema has none.
     """
 
     request: Tensor
     items: Tensor
     history: Tensor
+    ages: Tensor | None = None
 
 
 def name_of(parts: Parts) -> str:
@@ -163,7 +166,7 @@ class FeatureEmbedding(nn.Module):
         joined = {part: self._with_values(part, found[part], batch, history) for part in PARTS}
         if history == "rows":
             joined["history"] = joined["history"].view(*batch.history.shape[:2], self.dims["history"])
-        return Embedded(**joined)
+        return Embedded(**joined, ages=batch.history_values[..., -1] if self.layout.has_ages else None)
 
     def defuse(self) -> FusedOptimizer | None:
         """Convert tables with a fused optimizer to plain tables with the same weights, and return that optimizer.
@@ -317,14 +320,17 @@ class FeatureEmbedding(nn.Module):
         return sum(most[part] for part in parts)
 
     def _with_values(self, part: Part, embedded: Tensor, batch: CascadeBatch, history: HistoryForm) -> Tensor:
-        if not self.layout.values[part]:
+        width = self.layout.values[part]
+        stored = width + (part == "history" and self.layout.has_ages)
+        if not stored:
             return embedded
         values = {"request": batch.request_values, "items": batch.item_values, "history": batch.history_values}[part]
-        if values.shape[-1] != self.layout.values[part]:
+        if values.shape[-1] != stored:
             raise ValueError(
-                f"the schema has {self.layout.values[part]} values for {part} ({', '.join(self.value_names[part])}), "
+                f"the schema has {stored} values for {part} ({', '.join(self.value_names[part])}), "
                 f"but the batch has {values.shape[-1]}; the data module must fill {part.removesuffix('s')}_values"
             )
+        values = values[..., :width]
         if part == "history":
             values = values.sum(1) / batch.history_length.clamp_min(1)[:, None] if history == "mean" else values
             values = values.flatten(0, -2)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.join_relu import join_relu
-from recsys_topk.ops.pooled_dot import gather
+from recsys_topk.ops.stages.join_relu import join_relu
+from recsys_topk.ops.stages.pooled_dot import gather
 from recsys_topk.processes import processes, total
 
 Activation = Literal["relu", "prelu"]
@@ -59,6 +59,7 @@ class MLP(nn.Module):
         activation: ``"relu"`` or ``"prelu"``.
         batch_norm: Share of the running averages that is kept at each step (0.999 keeps 99.9 %); None = no batch norm.
         initialisation: ``"default"`` (PyTorch's) or ``"he"`` (He et al. 2015).
+        dropout: Dropout after each activation.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class MLP(nn.Module):
         activation: Activation = "relu",
         batch_norm: float | None = None,
         initialisation: Initialisation = "default",
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if not widths:
@@ -80,6 +82,8 @@ class MLP(nn.Module):
             if batch_norm is not None:
                 layers.append(BatchNorm(before, momentum=1.0 - batch_norm))
             layers.append(nn.ReLU(inplace=True) if activation == "relu" else nn.PReLU(before))
+            if dropout:
+                layers.append(nn.Dropout(dropout))
             layers.append(nn.Linear(before, after))
         self.tail = nn.Sequential(*layers)
         if initialisation == "he":

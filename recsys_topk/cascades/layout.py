@@ -51,8 +51,10 @@ class Layout:
         keys: TorchRec names of the features of each collection, with their tables.
         uses: The features of each part that read tables, in the order of the output.
         dims: Width of the output of each part, including values.
-        values: Number of values (numeric features and vectors) of each part.
+        values: Number of values (numeric features and vectors, without ages) of each part.
+        has_ages: Whether the last value of a view is its age, which is not part of the output.
         shared_dim: Width of the features that items and history share.
+        history_padding: The padding id of each column of the history.
     """
 
     def __init__(self, schema: Schema, dims: Mapping[str, int]) -> None:
@@ -67,8 +69,10 @@ class Layout:
             part: sorted(uses, key=lambda use: (use.key not in shared, order.index(use.key)))
             for part, uses in found.items()
         }
+        self.has_ages = schema.has_ages
+        self.history_padding = schema.padding("history")
         self.values = {
-            part: sum(columns.stop - columns.start for columns in schema.value_columns(part).values()) for part in PARTS
+            part: sum(one.size for one in schema.features(part) if one.kind in ("numeric", "vector")) for part in PARTS
         }
         self.dims = {part: sum(self.dim(use) for use in self.uses[part]) + self.values[part] for part in PARTS}
         self.shared_dim = sum(self.dim(use) for use in self.uses["items"] if use.key in shared)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recsys_topk.cascades.cascade import Cascade
+from recsys_topk.cascades.catalogue_loss import catalogue_loss
 from recsys_topk.cascades.default_stages import default_stages
 from recsys_topk.cascades.inference import apply_quotas
 from recsys_topk.cascades.learning_check import LearningCheck, all_selected_message
@@ -177,6 +178,9 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
 
     def compute_objective(self, batch: CascadeBatch) -> ObjectiveOutput:
         """Return the objective of a batch, with its terms."""
+        if batch.catalogue:
+            term = catalogue_loss(self.loss, next(iter(self.cascade.stages.values())), batch)
+            return ObjectiveOutput.of_stages(term, [term])
         if self.hparams["hard_negatives"]:
             first = next(iter(self.cascade.stages.values()))
             batch = keep_hard_negatives(batch, first, self.hparams["hard_negatives"], self.hparams["random_negatives"])

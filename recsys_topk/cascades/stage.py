@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.encoders.base import HistoryEncoder, make_encoder
+from recsys_topk.cascades.encoders.mean import MeanEncoder
+from recsys_topk.cascades.features import Embedded, FeatureEmbedding
 from recsys_topk.cascades.layers import MLP, Activation, Initialisation
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.registry import Registry
@@ -27,6 +30,8 @@ class StageOptions(TypedDict, total=False):
     activation: Activation
     batch_norm: float | None
     initialisation: Initialisation
+    dropout: float
+    history: str | Mapping[str, Any]
 
 
 @dataclass
@@ -67,9 +72,21 @@ class Stage(nn.Module, ABC):
         activation: ``"relu"`` or ``"prelu"``.
         batch_norm: Share of the running averages that is kept at each step, or None for no batch norm.
         initialisation: ``"default"`` (PyTorch's) or ``"he"`` (He et al. 2015).
+        dropout: Dropout after each activation.
+        history: The encoder of the history: its name (``"mean"``, ``"recency"``, ``"transformer"``), or a mapping with
+            the name as ``kind`` and its options, e.g. ``{"kind": "transformer", "blocks": 2}``.
+
+    Attributes:
+        encoder: The encoder of the history; None if there is no history.
+        history_dim: Width of the encoded history, W.
+        shares_histories: Whether `score` takes batches in which requests share histories
+            (`CascadeBatch.history_row`), as a stage does that reads histories by `embed` only. Other stages get a batch
+            in which each request has its own.
     """
 
     name: ClassVar[str]
+    shares_histories: ClassVar[bool] = False
+    encoder: HistoryEncoder | None
 
     def __init__(
         self,
@@ -78,10 +95,19 @@ class Stage(nn.Module, ABC):
         activation: Activation = "relu",
         batch_norm: float | None = None,
         initialisation: Initialisation = "default",
+        dropout: float = 0.0,
+        history: str | Mapping[str, Any] = "mean",
     ) -> None:
         super().__init__()
         self.embedding = embedding
-        self.perceptron = partial(MLP, activation=activation, batch_norm=batch_norm, initialisation=initialisation)
+        self.perceptron = partial(
+            MLP, activation=activation, batch_norm=batch_norm, initialisation=initialisation, dropout=dropout
+        )
+        dim = embedding.dims["history"]
+        if not dim and history != "mean":
+            raise ValueError(f"history={history!r} encodes the user's history, but the schema has no history features")
+        self.encoder = make_encoder(history, dim, embedding.layout.has_ages) if dim else None
+        self.history_dim = self.encoder.width if self.encoder is not None else 0
 
     @property
     def towers(self) -> Towers | None:
@@ -97,9 +123,26 @@ class Stage(nn.Module, ABC):
     def score(self, batch: CascadeBatch) -> Tensor:
         """Return the scores of all candidates, (B, N). Scores of masked candidates have no meaning."""
 
+    def embed(self, batch: CascadeBatch) -> Embedded:
+        """Return the vectors of a batch, with the history as one vector per request, (B, W)."""
+        shared = batch.shares_histories and self.encoder is not None
+        if not shared and (self.encoder is None or isinstance(self.encoder, MeanEncoder)):
+            return self.embedding(batch, history="mean")  # type: ignore[no-any-return]  # one bag per request: cheaper
+        embedded: Embedded = self.embedding(batch, history="rows")
+        assert self.encoder is not None
+        if shared:
+            states = self.encoder.prefixes(embedded.history, batch.history_length, embedded.ages)
+            row = batch.history_row * states.shape[1] + batch.history_prefix
+            return replace(embedded, history=F.embedding(row, states.flatten(0, 1)))
+        return replace(embedded, history=self.encoder(embedded.history, batch.history_length, embedded.ages))
+
     def forward(self, batch: CascadeBatch) -> Tensor:
         """Return `score(batch)`."""
-        return self.score(batch)
+        return self.score(self.readable(batch))
+
+    def readable(self, batch: CascadeBatch) -> CascadeBatch:
+        """Return the batch as `score` takes it; see `shares_histories`."""
+        return batch if self.shares_histories else batch.with_own_histories(self.embedding.layout.history_padding)
 
 
 registry = Registry("stage", "recsys_topk.cascades.stages", "recsys_topk.stages", Stage)

@@ -10,7 +10,7 @@ from recsys_topk.cascades.features import Embedded
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.pooled_dot import dot
+from recsys_topk.ops.stages.pooled_dot import dot
 
 
 class Towers(Stage):
@@ -40,7 +40,7 @@ class Towers(Stage):
 
     def encode(self, batch: CascadeBatch) -> tuple[Tensor, Tensor]:
         """Return request vectors (B, D) and pool item vectors (M, D)."""
-        embedded = self.embedding(batch, history="mean")
+        embedded = self.embed(batch)
         # Except on a CPU, a pool with sampled negatives may end in rows that are not items, with negative ids.
         real = None if may_read(batch.item_id) else batch.item_id >= 0
         return self.encode_requests(embedded), self.encode_items(embedded, real)

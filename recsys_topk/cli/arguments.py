@@ -1,4 +1,4 @@
-"""From typed options to a config."""
+"""Typed options as a config."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from recsys_topk.runs.config import set_option
 
 REPEATED = ("config", "trust")
-FLAGS = ("corpus",)  # options that may stand without a value
+FLAGS = ("corpus",)  # options whose value may be omitted
 
 
 def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return typed options as a config; values stay text, which is read by type when the run is built.
+    """Return typed options as a config. Values remain text; they get their types when the config is parsed.
 
     Example:
         >>> parse_options(["--loss.tau", "2", "--loss=dftopk", "--config", "simulated"])
@@ -32,7 +32,7 @@ def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
             if option[2:] in FLAGS and rest[:1] not in (["true"], ["false"]):
                 rest.insert(0, "true")
             if not rest or rest[0].startswith("--"):
-                raise ValueError(f"{option} needs a value; --help says which")
+                raise ValueError(f"{option} needs a value; see --help")
             value = rest.pop(0)
         name = "config" if option == "-c" else option[2:]
         if name in REPEATED:

@@ -1,4 +1,4 @@
-"""Measure how long things take; print it, save it, and compare it with an earlier run."""
+"""Run a benchmark, print and save its result, and compare it with an earlier one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recsys_topk.files import write_whole
 
 
 def main(argv: list[str]) -> int:
-    """Run one suite; return 0, or 1 if `--check` found a row that is slower than the baseline file."""
+    """Run one suite; return 1 if `--check` finds a row that is slower than in the baseline file, otherwise 0."""
     parser = make_parser("bench", __doc__)
     commands = parser.add_subparsers(dest="suite", required=True, metavar="SUITE")
     for name, (_, summary) in SUITES.items():

@@ -1,9 +1,9 @@
-"""Train several losses on the same data and batch order, with seeds.
+"""Train several losses on the same data and batch order, with several seeds.
 
-compare trains each in one go and tests it, with spread and a paired test. stream takes the days in order: it tests on
-each with what was learned before it, then trains on it (--trainer.max_epochs passes); the first day is trained on only;
-optimizer and schedule carry over. Finished runs are kept: the same command resumes after an interruption, and a stream
-also when there are new days. Further options go to every `recsys-topk fit`.
+compare trains and tests each loss, with standard deviation and a paired test. stream takes the days in order: it tests
+on each day with the model trained before it, then trains on the day (--trainer.max_epochs passes). The first day is
+only for training. Optimizer and schedule continue from day to day. After an interruption, the same command resumes; a
+stream also continues when new days are available. Further options are passed to every `recsys-topk fit`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recsys_topk.trust.typed import import_from_here, trusted_by
 
 
 def main(argv: list[str]) -> None:
-    """Run what has not been run yet, then print and write the table and the plots; `argv` starts with the command."""
+    """Run the unfinished runs, then print and write the table and the plots; `argv` starts with the command."""
     command, *rest = argv
     competition = read_competition(rest, command)
     run = getattr(importlib.import_module(f"recsys_topk.experiments.{command}"), command)
@@ -29,16 +29,16 @@ def main(argv: list[str]) -> None:
 
 
 def read_competition(argv: list[str], command: str) -> Competition:
-    """Return what a command that trains several competitors was asked for."""
+    """Return the competitors, seeds and folders of a command."""
     parser = make_parser(command, __doc__)
-    parser.add_argument("--losses", default="", help="names of losses or published objectives, with commas between")
+    parser.add_argument("--losses", default="", help="names of losses or published objectives, separated by commas")
     parser.add_argument(
         "--variant", action="append", default=[], metavar="LABEL=OPTIONS",
         help="a further competitor, e.g. 'dftopk tau 500=--loss dftopk --loss.tau 500'",
     )  # fmt: skip
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="runs per competitor (default: %(default)s)")
     parser.add_argument("--out", default=f"runs/{command}", help="folder of the results (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread if more than 1")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs, each with one thread if more than 1")
     parser.add_argument("--logger", choices=["csv", "wandb"], default="csv", help="wandb: offline without a key")
     options, further = parser.parse_known_args(argv)
     announce_start(command)

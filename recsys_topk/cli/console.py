@@ -1,4 +1,4 @@
-"""What the commands share: the parser of their options, and what they write for people."""
+"""The parser of the commands, and their output."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any, NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors are a `ValueError` of one line, as all mistakes of a command are."""
+    """A parser that raises a `ValueError` of one line on a mistake."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage and ending the process."""
+        """Raise; argparse would print the usage and exit."""
         raise ValueError(f"{message}; see {self.prog} --help")
 
 
 def make_parser(command: str, description: str | None, **settings: Any) -> argparse.ArgumentParser:
-    """Return the parser of a command; its options cannot be shortened, because further ones may go to `fit`.
+    """Return the parser of a command. Options cannot be abbreviated, because unknown ones may be passed to `fit`.
 
     Args:
         command: The command.
-        description: What it does: the docstring of its module.
-        settings: Other arguments of the parser.
+        description: Its description, usually the docstring of its module.
+        settings: Further arguments of the parser.
     """
     return CommandParser(f"recsys-topk {command}", description=description, allow_abbrev=False, **settings)
 
 
 def announce_start(command: str) -> None:
-    """Write the first line of a command that trains, before torch is imported; only the first process does."""
+    """Write the first line of a training command, in the first process only, before torch is imported."""
     from recsys_topk import __version__
     from recsys_topk.runs.directory import first_process
 
@@ -48,7 +48,7 @@ def warn(text: str) -> None:
 
 
 def write_to(path: str, text: str) -> None:
-    """Write what `--out FILE` asks for, whole or not at all."""
+    """Write the file of `--out FILE` atomically."""
     from recsys_topk.files import write_whole
 
     try:

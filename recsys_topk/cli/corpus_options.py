@@ -1,4 +1,4 @@
-"""`--corpus`, `--corpus.k 10,20`, `--baselines als`, ...: evaluation over the whole catalogue, as it is typed."""
+"""The options of evaluation over the whole catalogue: `--corpus`, `--corpus.k 10,20`, `--baselines als`, ..."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import yaml
 
 from recsys_topk.registry import suggest
 
-# What is typed after `--corpus.` -> option of `CorpusMetrics`.
+# Name after `--corpus.` -> option of `CorpusMetrics`.
 OPTIONS = {"k": "cuts", "stage": "alone", "slices": "slices", "short": "short", "diversity": "diversity"}
 NUMBERS = ("k", "short")
 
 
 def take_corpus_options(command: str, config: dict[str, Any]) -> dict[str, Any] | None:
-    """Remove the options of `CorpusMetrics` from parsed options and return them; None if it is not asked for.
+    """Remove the options of `CorpusMetrics` from parsed options and return them; None without `--corpus`.
 
     Example:
         >>> config = {"corpus": {"class_path": "true", "init_args": {"k": "10,20"}}, "out": "runs"}
@@ -37,7 +37,7 @@ def take_corpus_options(command: str, config: dict[str, Any]) -> dict[str, Any] 
         example = "--baselines popularity,als" if first == "baselines" else "--index DIR"
         raise ValueError(f"--{first} goes with --corpus: recsys-topk {command} --corpus {example}")
     if "export" in found and "index" not in found:
-        raise ValueError("--export says what an index was built for; give --index DIR too")
+        raise ValueError("--export names the export of an index; give --index DIR too")
     options = dict(found)
     for name, text in typed.get("init_args", typed).items():
         if name not in OPTIONS:

@@ -1,7 +1,7 @@
 """Save a W&B workspace with the runs of a project by loss, tau, negatives, day and throughput, and print its address.
 
-Its metrics are those of the project's runs, whose names hold k and the last quota. Without a W&B key the workspace is
-printed as JSON, or written with --out, and its metrics are those of the runs in --runs.
+Its metrics are those of the runs of the project. Without a W&B key, the workspace is printed as JSON, or written with
+--out, and its metrics are those of the runs in --runs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from recsys_topk.cli.console import echo, make_parser, warn, write_to
 from recsys_topk.reports import workspace
-from recsys_topk.runs.directory import offline_wandb
+from recsys_topk.runs.wandb.environment import offline_wandb
 
 
 def main(argv: list[str]) -> None:
-    """Save the workspace, or print or write it where there is no key or it is asked for."""
+    """Save the workspace; print or write it without a key, or with `--print` or `--out`."""
     parser = make_parser("dashboard", __doc__)
     parser.add_argument("--entity", help="user or team that owns the project (default: yours)")
     parser.add_argument(
@@ -23,9 +23,9 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument(
         "--metric", action="append", metavar="NAME",
-        help="compare runs by this, e.g. joint_recall@5@50; may be repeated (default: what the runs were chosen by)",
+        help="metric to compare runs by, e.g. joint_recall@5@50; may be repeated (default: the monitored one)",
     )  # fmt: skip
-    parser.add_argument("--runs", default="runs", help="folder of runs whose metrics are taken (default: %(default)s)")
+    parser.add_argument("--runs", default="runs", help="folder of the runs with the metrics (default: %(default)s)")
     parser.add_argument("--print", action="store_true", help="print the workspace as JSON instead of saving it")
     parser.add_argument("--out", metavar="FILE", help="write the workspace as JSON instead of saving it")
     options = parser.parse_args(argv)
@@ -44,4 +44,4 @@ def main(argv: list[str]) -> None:
     if options.print or not options.out:
         echo(text)
     if no_key:
-        warn("not saved: no W&B key is known here; set WANDB_API_KEY or run `wandb login`, and run this again")
+        warn("not saved: there is no W&B key; set WANDB_API_KEY or run `wandb login`, and run this again")

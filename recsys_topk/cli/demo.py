@@ -1,6 +1,6 @@
-"""Simulate a small world, train a cascade on it, test it, and print how good that is.
+"""Simulate a small world, train a cascade on it, and print its test metrics.
 
-Further options go to `recsys-topk fit`.
+Further options are passed to `recsys-topk fit`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from recsys_topk.runs import TrainingRun
 
 
 def main(argv: list[str]) -> None:
-    """Run the demonstration; options it does not know are passed to `fit`."""
+    """Run the demonstration."""
     parser = make_parser("demo", __doc__)
     parser.add_argument("--loss", default="dftopk", help="see `recsys-topk losses` (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=3, help="passes over the training days (default: %(default)s)")
-    parser.add_argument("--out", default="runs", help="folder in which the run gets its own (default: %(default)s)")
+    parser.add_argument("--out", default="runs", help="folder of the run directories (default: %(default)s)")
     options, further = parser.parse_known_args(argv)
     announce_start("demo")
     trainer = {"max_epochs": options.epochs}
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> None:
     checkpoint = folder / "checkpoints" / "best.ckpt"
     tested = TrainingRun({"ckpt_path": str(checkpoint), "out": str(folder.parent), "name": folder.name}, log_line=echo)
     tested.test()
-    user = tested.data.serving_users(tested.data.serving_items()).names[0]  # one whom an export will know
+    user = tested.data.serving_users(tested.data.serving_items()).names[0]  # a user of the export
     echo("from here to a running service (docs/serving.md):")
     echo(f"  recsys-topk export --ckpt_path {checkpoint} --out export")
     echo("  recsys-topk index --export export --out export-index")

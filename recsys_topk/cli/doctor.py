@@ -15,7 +15,7 @@ from recsys_topk.runs.provenance import installed
 from recsys_topk.text import table
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-# Distribution -> the lowest release that fits, the first that does not, and how to install it.
+# Distribution -> the lowest supported release, the first unsupported one, and the command that installs it.
 NEEDED: dict[str, tuple[str, str, str]] = {
     "torch": ("2.13", "2.14", "pip install --no-deps torch==2.13.0"),
     "fbgemm-gpu-cpu": ("1.8.0", "1.8.1", "pip install --no-deps fbgemm-gpu-cpu==1.8.0"),
@@ -41,7 +41,7 @@ GPU = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_availa
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report: what was found, whether it is right, and the command that fixes it."""
+    """One line of the report: the version, whether it is supported, and the command that fixes it."""
 
     part: str
     found: str
@@ -51,7 +51,7 @@ class Check:
 
 
 def check_versions(found: Mapping[str, str | None], python: tuple[int, ...] = sys.version_info[:3]) -> list[Check]:
-    """Compare installed versions with those that are needed.
+    """Compare installed versions with the supported ones.
 
     Args:
         found: Version by distribution name; None = not installed.
@@ -84,14 +84,14 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 def _python(code: str) -> tuple[int, str]:
-    """Run code in a separate process, which it may crash; return its status and the last line it wrote."""
+    """Run code in a separate process, because it may crash; return its exit status and its last line."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return done.returncode, lines[-1] if lines else ""
 
 
 def main(argv: list[str]) -> int:
-    """Print the report; return 1 if a version does not fit."""
+    """Print the report; return 1 if a version is not supported."""
     parser = make_parser("doctor", __doc__)
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""`recsys-topk export`: a checkpoint becomes what serving needs, one folder per stage."""
+"""`recsys-topk export`: write the stages of a checkpoint for serving, one folder per stage."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--ckpt_path", dest="checkpoint", required=True, help="checkpoint of a fit, or of any day of a stream"
     )
-    parser.add_argument("--out", required=True, help="folder to make; it must not exist")
-    parser.add_argument("--data.root", dest="root", help="where the data are now (default: where they were)")
+    parser.add_argument("--out", required=True, help="folder to create; it must not exist")
+    parser.add_argument("--data.root", dest="root", help="current folder of the data (default: as in training)")
     parser.add_argument(
         "--half-tables", action="store_true", help="embedding tables in float16; prints the recall lost"
     )

@@ -1,4 +1,4 @@
-"""`recsys-topk fuzz`: random lists against losses and operators, with a table of what was found."""
+"""`recsys-topk fuzz`: test losses and operators with random lists, and print a table of the faults."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _SECONDS = 10.0
 
 
 def main(argv: list[str]) -> int:
-    """Try the lists; return 0, 1 if something was found, or 130 if it was interrupted (what is done is shown)."""
+    """Run the tests; return 0 without faults, 1 with faults, 130 after an interruption (partial results are shown)."""
     from tqdm import tqdm
 
     from recsys_topk.testing.fuzz import fuzz_one, fuzz_subjects
 
     parser = make_parser(
-        "fuzz", "Try random lists (masks, ties, extremes, half precision, k per list) on losses and operators."
+        "fuzz", "Test losses and operators with random lists (masks, ties, extremes, half precision, k per list)."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="losses and operators; all by default")
     parser.add_argument("--lists", type=int, default=10_000, help="lists for each (default 10000)")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal lists (default 0)")
     parser.add_argument("--device", default="cpu", help="where to compute (default cpu)")
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="keep the findings so far, with the first list of each fault, in FILE"
+        "--json", type=Path, metavar="FILE", help="write the findings, with the first list of each fault, to FILE"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from what --json FILE holds")
+    parser.add_argument("--resume", action="store_true", help="continue from the findings in --json FILE")
     args = parser.parse_args(argv)
     if args.lists < 1:
         raise ValueError(f"--lists must be at least 1, got {args.lists}")
@@ -69,12 +69,12 @@ def main(argv: list[str]) -> int:
 
 
 class _Record:
-    """The findings by subject, kept in a file while the lists are tried.
+    """The findings by subject, written to a file from time to time.
 
     Args:
-        path: The file; None = nothing is kept.
-        settings: What the findings belong to.
-        resume: Begin with what the file holds.
+        path: The file; None = none is written.
+        settings: The options of the command, which must be equal to resume.
+        resume: Start with the findings in the file.
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any], resume: bool) -> None:
@@ -85,7 +85,7 @@ class _Record:
             self._read()
 
     def keep(self, found: Findings) -> None:
-        """Take the findings of a subject; write them all, but not after every batch."""
+        """Store the findings of a subject; write the file every few seconds."""
         self.found[found.subject] = found
         if time.monotonic() - self._written > _SECONDS:
             self.write()
@@ -101,9 +101,9 @@ class _Record:
         from recsys_topk.testing.fuzz import Findings
 
         if self.path is None:
-            raise ValueError("--resume goes on from the findings of --json FILE, and no --json was given")
+            raise ValueError("--resume continues from the findings of --json FILE, and no --json was given")
         if not self.path.exists():
-            raise FileNotFoundError(f"--resume: there is no file {str(self.path)!r}; leave --resume out to begin")
+            raise FileNotFoundError(f"--resume: there is no file {str(self.path)!r}; leave --resume out to start")
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             rows = [Findings(**row) for row in kept["rows"]]

@@ -1,4 +1,4 @@
-"""`recsys-topk index`: the catalogue of an export through the item tower, into a faiss index."""
+"""`recsys-topk index`: a faiss index of the item vectors of an export."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def main(argv: list[str]) -> int:
     """Run the command."""
     parser = make_parser("index", "Index the items of an export by the vectors of its first stage. Needs no torch.")
     parser.add_argument("--export", required=True, help="folder that `recsys-topk export` wrote")
-    parser.add_argument("--out", required=True, help="folder to make; it must not exist")
+    parser.add_argument("--out", required=True, help="folder to create; it must not exist")
     parser.add_argument(
         "--kind", choices=("flat", "ivf", "hnsw"), help="flat is exact (default: flat up to 200,000 items, else hnsw)"
     )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.losses.base import registry as losses
 from recsys_topk.operators.base import registry as operators
+from recsys_topk.spec import options_of
 from recsys_topk.text import table
 
 LOSS_FACTS = ("family", "label_kind", "cost", "requires_k", "sums_to_k", "paper")
@@ -17,9 +18,9 @@ COLUMNS = {"label_kind": "labels", "requires_k": "needs k"}
 
 
 def row(name: str, cls: type, facts: Sequence[str]) -> dict[str, object]:
-    """Return the row of a class: the facts that it declares, and its options."""
+    """Return the row of a class: its declared attributes and its options."""
     shown = {COLUMNS.get(fact, fact.replace("_", " ")): _text(getattr(cls, fact, None)) for fact in facts}
-    parameters = inspect.signature(cls).parameters.values()
+    parameters = options_of(cls).values()
     options = {p.name: None if p.default is inspect.Parameter.empty else p.default for p in parameters}
     return {"name": name, "class": cls.__name__, **shown, "options": options}
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         rows = [row(name, cls, OPERATOR_FACTS) for name, cls in operators.classes().items()]
     else:
         rows = [row(name, cls, LOSS_FACTS) for name, cls in losses.classes().items()]
-        for one in rows:  # what only a top-k loss has is None for the others
+        for one in rows:  # None for losses without an operator
             operator = operators.classes().get(str(one["name"])) if one["family"] == "top-k" else None
             one["sums to k"] = None if operator is None else _text(operator.sums_to_k)
     if arguments.json:

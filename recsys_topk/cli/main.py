@@ -10,33 +10,33 @@ from collections.abc import Sequence
 from recsys_topk import __version__
 from recsys_topk.cli.console import echo, warn
 from recsys_topk.registry import suggest
-from recsys_topk.trust import printable
+from recsys_topk.text import printable
 
-# name -> (module with `main(argv) -> int | None`, what it does). The modules are imported when the command is run.
+# name -> (module with `main(argv) -> int | None`, description). The module is imported when the command is run.
 COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("recsys_topk.cli.training", "train a cascade"),
     "validate": ("recsys_topk.cli.training", "measure a checkpoint on the validation day"),
     "test": ("recsys_topk.cli.training", "measure a checkpoint on the test day"),
-    "predict": ("recsys_topk.cli.training", "write every candidate's scores, fate and rank as Parquet"),
+    "predict": ("recsys_topk.cli.training", "write scores, rank and dropping stage of every candidate as Parquet"),
     "demo": ("recsys_topk.cli.demo", "simulate a small world, train and test a cascade on it"),
     "simulate": ("recsys_topk.cli.simulate", "write a simulated world in the RecFlow layout"),
-    "schema": ("recsys_topk.cli.schema", "guess what the columns of your tables are, as YAML to edit"),
+    "schema": ("recsys_topk.cli.schema", "guess the roles and types of the columns of your tables, as YAML to edit"),
     "prepare": ("recsys_topk.cli.prepare", "read a data set once into a memory-mapped Arrow cache"),
     "export": ("recsys_topk.cli.export", "write each stage of a checkpoint as ONNX, with the catalogue"),
     "index": ("recsys_topk.cli.index", "index the catalogue of an export (no torch needed)"),
     "recommend": ("recsys_topk.cli.recommend", "recommend items of an export to users (no torch needed)"),
     "serve": ("recsys_topk.cli.serve", "serve recommendations of an export over HTTP (no torch needed)"),
     "bench": ("recsys_topk.cli.bench", "time operators, losses, data and training steps"),
-    "fuzz": ("recsys_topk.cli.fuzz", "try random lists on losses and operators, and count what fails"),
-    "plan": ("recsys_topk.cli.plan", "say how tables would be divided among devices, and what fits"),
-    "compare": ("recsys_topk.cli.compare", "train several losses on the same data and tell them apart"),
+    "fuzz": ("recsys_topk.cli.fuzz", "test losses and operators with random lists"),
+    "plan": ("recsys_topk.cli.plan", "plan the sharding of tables over devices, and check that they fit"),
+    "compare": ("recsys_topk.cli.compare", "train several losses on the same data, with a paired test"),
     "stream": ("recsys_topk.cli.compare", "test on each day, then train on it, for several losses"),
     "experiment": ("recsys_topk.cli.experiment", "run the paper's experiments, simulated or on RecFlow"),
-    "report": ("recsys_topk.cli.report", "make one HTML page of runs, with the paper's figures beside them"),
+    "report": ("recsys_topk.cli.report", "write one HTML page of runs, with the figures of the paper"),
     "sweep": ("recsys_topk.cli.sweep", "list the W&B sweeps, or print one for `wandb sweep`"),
     "dashboard": ("recsys_topk.cli.dashboard", "build the W&B workspace that shows the runs"),
     "losses": ("recsys_topk.cli.losses", "list the losses and operators"),
-    "doctor": ("recsys_topk.cli.doctor", "check the installation and say how to fix it"),
+    "doctor": ("recsys_topk.cli.doctor", "check the installation and print how to fix it"),
 }
 
 EXAMPLES = """examples:
@@ -75,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     module_name = COMMANDS[command][0]
     try:
         module = importlib.import_module(module_name)
-        shared = module_name.endswith((".training", ".compare"))  # modules that have several commands
-        return int(module.main(arguments if shared else arguments[1:]) or 0)  # None = done
+        shared = module_name.endswith((".training", ".compare"))  # modules with several commands
+        return int(module.main(arguments if shared else arguments[1:]) or 0)
     except KeyboardInterrupt:
         warn(f"recsys-topk {command}: interrupted")
         return 130
@@ -86,13 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("RECSYS_TOPK_DEBUG"):
             raise
-        if not getattr(error, "quiet", False):  # another process of the same run reports it
+        if not getattr(error, "quiet", False):  # quiet: another process of the same run prints it
             warn(f"recsys-topk {command}: {describe(error)}")
         return int(getattr(error, "exit_status", 2))
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as one line, with the remedy where an optional dependency is missing."""
+    """Return an error as one line, with the remedy if an optional dependency is missing."""
     text = printable(" ".join(str(error).split())) or type(error).__name__
     if isinstance(error, ImportError) and not str(error.name or "").startswith("recsys_topk"):
         return f"{text}; run `recsys-topk doctor` to see what is missing and how to install it"

@@ -1,4 +1,4 @@
-"""`recsys-topk plan`: how embedding tables would be divided among devices, and whether they fit."""
+"""`recsys-topk plan`: the sharding of embedding tables over devices, and whether they fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recsys_topk.text import table
 
 
 def main(argv: list[str]) -> int:
-    """Print the plan; an error says what would fit."""
+    """Print the plan; if the tables do not fit, the error says what would."""
     parser = make_parser("plan", str(__doc__), epilog="Further options, e.g. --config or --model.dim, describe a run.")
     parser.add_argument("--items", type=float, help="rows of one table, e.g. 1e9; or give a config or a checkpoint")
     parser.add_argument("--dim", type=int, default=96, help="its columns (default 96)")
@@ -61,7 +61,7 @@ def _short(path: str) -> str:
 
 
 def _model(checkpoint: str | None, config: dict[str, Any]) -> Any:
-    """Return a cascade whose tables have no memory, of a checkpoint or of the config of a run."""
+    """Return a cascade of a checkpoint or of a config, with tables on the meta device."""
     from recsys_topk.cascades.module import CascadeModule
     from recsys_topk.cascades.tables import tables_on_meta
 

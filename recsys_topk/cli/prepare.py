@@ -1,7 +1,7 @@
-"""Read a data set once into the Arrow cache; `fit` does the same by itself.
+"""Read a data set once into the Arrow cache; `fit` does the same if needed.
 
-The options are those of `fit`: a config, the data module and its options. What is prepared already is skipped, so an
-interrupted run is resumed.
+The options are those of `fit`: a config, the data module and its options. Prepared parts are skipped, so that an
+interrupted command resumes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ OPTIONS = {
     "--data NAME": "recflow, interactions, lists, or the class path of your own data module (default: recflow)",
     "--data.root DIR": "RecFlow: folder or URL that holds all_stage or data/all_stage; interactions, lists: the files",
     "--data.days DAYS": "RecFlow: a date or FIRST:LAST, both included (default: all)",
-    "--data.cache_dir DIR": "where to put it (default: the user's cache folder)",
+    "--data.cache_dir DIR": "folder of the cache (default: the user's cache folder)",
     "--data.help NAME": "every option of a data module",
     "--trust PACKAGE": "let a config name classes of this package; may be repeated",
 }

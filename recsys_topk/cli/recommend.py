@@ -1,4 +1,4 @@
-"""`recsys-topk recommend`: users in, the items that survive all stages out."""
+"""`recsys-topk recommend`: recommend items of an export to users."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def main(argv: list[str]) -> int:
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--user", action="append", help="a user of the export by name; may be repeated")
     who.add_argument("--users", help="Parquet, CSV or JSON lines: one row per user, features and a column history")
-    parser.add_argument("--number", type=int, help="items per user (default: the k that was trained for)")
-    parser.add_argument("--exclude-seen", action="store_true", help="leave out what the user has had")
+    parser.add_argument("--number", type=int, help="items per user (default: k of the training)")
+    parser.add_argument("--exclude-seen", action="store_true", help="exclude the items of the user's history")
     parser.add_argument("--allow", help="file with one item per line: recommend only these")
     parser.add_argument("--block", help="file with one item per line: never recommend these")
-    parser.add_argument("--explain", metavar="ITEM", help="say at which stage an item falls out, and by how much")
+    parser.add_argument("--explain", metavar="ITEM", help="print which stage drops an item, and by how much")
     parser.add_argument("--out", help="JSON lines file to write (default: standard output)")
     given = parser.parse_args(argv)
 

@@ -1,4 +1,4 @@
-"""Make one self-contained HTML page of the results of experiment, compare, stream, fit and bench --json.
+"""Write one self-contained HTML page of the results of experiment, compare, stream, fit and bench --json.
 
 Unfinished results are shown as far as they are there.
 """
@@ -16,7 +16,7 @@ from recsys_topk.text import size_text
 
 
 def main(argv: list[str]) -> None:
-    """Write the page, and log its tables and plots to W&B if asked to."""
+    """Write the page, and log its tables and plots to W&B with `--logger wandb`."""
     parser = make_parser("report", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="folders or files; folders are searched")
     parser.add_argument("--out", default="report.html", help="the page (default: %(default)s)")

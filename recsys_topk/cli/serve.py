@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         app, host, port, log_level="warning", access_log=False, timeout_keep_alive=30, timeout_graceful_shutdown=30
     )
     socket = config.bind_socket()
-    socket.listen(config.backlog)  # whoever reads the address below can connect at once
+    socket.listen(config.backlog)  # before the address is printed, so that clients can connect
     address = socket.getsockname()
     echo(f"serving {export} on http://{address[0]}:{address[1]}/ (Ctrl-C stops after the running requests)")
     uvicorn.Server(config).run([socket])

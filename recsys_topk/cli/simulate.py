@@ -22,14 +22,14 @@ OPTIONS = {
 def main(argv: list[str]) -> int:
     """Run the command."""
     parser = make_parser("simulate", __doc__)
-    parser.add_argument("--out", required=True, help="folder to make; it must not exist")
+    parser.add_argument("--out", required=True, help="folder to create; it must not exist")
     for name, text in OPTIONS.items():
         default = getattr(WorldConfig(), name)
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} (default: %(default)s)")
     parser.add_argument(
         "--recalls",
         action="store_true",
-        help="afterwards, print what a random, a popularity and an all-knowing ranker reach on the last day",
+        help="print the recalls of random order, popularity and the true utility on the last day",
     )
     given = vars(parser.parse_args(argv))
     out, recalls = given.pop("out"), given.pop("recalls")

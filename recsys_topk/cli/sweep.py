@@ -1,6 +1,6 @@
-"""List the W&B sweeps that come with the package, or print one as YAML for `wandb sweep FILE`.
+"""List the packaged W&B sweeps, or print one as YAML for `wandb sweep FILE`.
 
-Further options go to every `recsys-topk fit` of the sweep.
+Further options are passed to every `recsys-topk fit` of the sweep.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ARGS = "  - ${args}\n"
 
 
 def folder() -> Path:
-    """Return where the sweeps are: inside an installed package, beside it in a checkout."""
+    """Return the folder of the sweeps: inside an installed package, next to it in a checkout."""
     package = Path(recsys_topk.__file__).parent
     packaged = package / "sweeps"
     return packaged if packaged.is_dir() else package.parent / "sweeps"
@@ -35,7 +35,7 @@ def sweeps() -> dict[str, str]:
 
 
 def with_options(text: str, further: list[str]) -> str:
-    r"""Return a sweep whose every run has these options of `recsys-topk fit` too; a config replaces the sweep's own.
+    r"""Return a sweep with further options of `recsys-topk fit`; a config replaces that of the sweep.
 
     Example:
         >>> print(with_options("command:\n  - --config=simulated\n  - ${args}\n", ["--config", "recflow-2stage"]))
@@ -58,8 +58,8 @@ def main(argv: list[str]) -> None:
         usage="recsys-topk sweep [NAME] [--out FILE] [options of fit ...]",
         epilog="example: recsys-topk sweep losses --out mine.yaml --config recflow-2stage --data.root path/to/recflow",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="one of the sweeps; without it they are listed")
-    parser.add_argument("--out", metavar="FILE", help="write it there instead of printing it")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="name of a sweep; without it, the sweeps are listed")
+    parser.add_argument("--out", metavar="FILE", help="write the sweep to a file instead of printing it")
     options, further = parser.parse_known_args(argv)
     found = sweeps()
     if options.name is None:
@@ -84,14 +84,14 @@ def main(argv: list[str]) -> None:
 
 
 def check(further: list[str], varied: set[str]) -> str:
-    """Stop now on what would be of no use in any run of the sweep: what it sets itself, and what `fit` refuses.
+    """Raise if an option is set by the sweep itself, or is refused by `fit`.
 
     Args:
         further: Options of `recsys-topk fit`.
         varied: Options that the sweep sets.
 
     Returns:
-        The metric that the runs choose their best checkpoint by: the sweep maximises it too.
+        The monitored metric of the runs, which the sweep maximises.
     """
     for option in further:
         name = option.partition("=")[0].removeprefix("--")
@@ -101,7 +101,7 @@ def check(further: list[str], varied: set[str]) -> str:
 
 
 def monitored(model: Mapping[str, Any]) -> str:
-    """Return the metric that a model is judged by, from its options.
+    """Return the monitored metric of a model, from its options.
 
     Example:
         >>> monitored({"k": 5, "stages": [{"name": "ranking", "quota": 50}], "metrics": None, "monitor": None})
@@ -115,5 +115,5 @@ def monitored(model: Mapping[str, Any]) -> str:
     stages = model["stages"] or [{"name": "retrieval", "quota": 30}, {"name": "ranking", "quota": 20}]
     quotas = {stage["name"]: stage["quota"] for stage in stages}
     entries = model["metrics"] or DEFAULT
-    metrics = configured_metrics(entries, k=model["k"], quotas=quotas, operator=get("dftopk"))  # names hold no operator
+    metrics = configured_metrics(entries, k=model["k"], quotas=quotas, operator=get("dftopk"))  # any operator will do
     return next((name for name, metric in metrics.items() if metric.whole_cascade), next(iter(metrics)))

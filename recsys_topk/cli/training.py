@@ -1,10 +1,12 @@
-"""`recsys-topk fit|validate|test|predict`: from typed options to a run, or to the help that was asked for."""
+"""`recsys-topk fit|validate|test|predict`: typed options become a `TrainingRun`, or help is printed."""
 
 from __future__ import annotations
 
 import inspect
+import re
+import textwrap
 from importlib import resources
-from typing import cast
+from typing import Final, cast
 
 import yaml
 
@@ -15,6 +17,7 @@ from recsys_topk.cli.main import COMMANDS
 from recsys_topk.registry import Registry
 from recsys_topk.runs.config import DEFAULTS, KEYS, registry_of
 from recsys_topk.runs.run import Command, TrainingRun
+from recsys_topk.spec import options_of
 from recsys_topk.trust.typed import import_from_here
 
 
@@ -44,14 +47,14 @@ def main(argv: list[str]) -> None:
 
 
 def requested_help(command: Command, rest: list[str]) -> str | None:
-    """Return the help that the arguments ask for, if they do."""
+    """Return the help that the arguments request; None if they do not."""
     if "-h" in rest or "--help" in rest:
         return command_help(command)
     if "--help_all" in rest:
-        from recsys_topk.runs.lightning_cli import CascadeCLI
+        from recsys_topk.runs.parser import make_parser
 
         data = class_help("data", registry_of("data"), DEFAULTS["data"])
-        return f"{CascadeCLI(command, {}, build=False).help()}\n{data}"
+        return f"{make_parser().format_help()}\n{data}"
     for key in KEYS:
         asked = [argument for argument in rest if argument.partition("=")[0] == f"--{key}.help"]
         if asked:
@@ -59,6 +62,9 @@ def requested_help(command: Command, rest: list[str]) -> str | None:
             name = asked[0].partition("=")[2] or next((text for text in after[:1] if not text.startswith("--")), "")
             return class_help(key, registry_of(key), name or parse_options([*before, *after]).get(key))
     return None
+
+
+_ARGUMENT: Final = re.compile(r"^    (\w+): ((?:.|\n(?=        |$))*)", re.MULTILINE)
 
 
 def command_help(command: str) -> str:
@@ -69,10 +75,15 @@ def command_help(command: str) -> str:
 
 
 def class_help(key: str, table: Registry[object], name: str | None) -> str:
-    """Return what the class of an option (`--loss`, `--objective`, `--data`) is and takes, or the names there are."""
+    """Return the docstring and the options of a class (`--loss`, `--objective`, `--data`), or the available names."""
     if name is None:
-        return f"{table.kind}: {', '.join(table.available())}\n--{key}.help NAME tells more of one"
+        return f"{table.kind}: {', '.join(table.available())}\n--{key}.help NAME shows the options of one"
     cls = table.resolve(name)
-    parameters = inspect.signature(cls).parameters.values()
-    options = [f"  --{key}.{p.name} (default: {p.default})" for p in parameters if p.default is not p.empty]
-    return "\n".join([f"--{key} {name}: {cls.__name__}", *options, "", inspect.cleandoc(cls.__doc__ or "")])
+    about = [inspect.cleandoc(home.__doc__ or "") for home in cls.__mro__]
+    entries = dict(reversed([entry for text in about for entry in _ARGUMENT.findall(text.partition("\nArgs:\n")[2])]))
+    lines = [f"--{key} {name}: {cls.__name__}", "", about[0].partition("\nArgs:\n")[0]]
+    for option, parameter in options_of(cls).items():
+        if parameter.default is not parameter.empty:
+            lines.append(f"  --{key}.{option} (default: {parameter.default})")
+            lines.append(textwrap.indent(textwrap.dedent(entries.get(option, "")), "      ").rstrip())
+    return "\n".join([*lines, "", *about[0].partition("\nExample:\n")[1:]]).rstrip()

@@ -46,35 +46,4 @@ if TYPE_CHECKING:
     from recsys_topk.tabular.schema import Schema as Schema
     from recsys_topk.tabular.schema import Table as Table
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        "base": ["CascadeDataModule", "available", "get", "registry", "restore"],
-        "batch": ["CascadeBatch"],
-        "catalogue": ["Catalogue"],
-        "hyper_parameters": ["data_spec"],
-        "interactions.datamodule": ["InteractionsDataModule"],
-        "lists.datamodule": ["ListsDataModule"],
-        "loader": ["ShardLoader"],
-        "negatives.expansion": ["NegativeSource", "expand"],
-        "recflow.datamodule": ["RecFlowDataModule"],
-        "recflow.streaming": ["DayStream"],
-        "shard": ["Shard", "ShardBatch", "TensorShard"],
-        "simulator.ground_truth": ["GroundTruth", "reference_recalls"],
-        "simulator.simulation": ["simulate"],
-        "simulator.world": ["WorldConfig"],
-        "recsys_topk.files": ["cache_home"],
-        "recsys_topk.tabular.ids.counter": ["IdCounter"],
-        "recsys_topk.tabular.ids.options": ["VocabularyOptions"],
-        "recsys_topk.tabular.ids.vocabulary": [
-            "CompactVocabulary",
-            "DenseVocabulary",
-            "HashVocabulary",
-            "Vocabulary",
-            "fit_vocabulary",
-            "load_vocabularies",
-            "save_vocabularies",
-        ],
-        "recsys_topk.tabular.schema": ["Feature", "Schema", "Table"],
-    },
-)
+__getattr__, __dir__ = attach(__name__)

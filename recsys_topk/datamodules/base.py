@@ -18,6 +18,7 @@ from recsys_topk.datamodules.catalogue import Catalogue
 from recsys_topk.datamodules.hyper_parameters import LEFT_OUT, data_spec, hyper_parameters
 from recsys_topk.datamodules.loader import ShardLoader
 from recsys_topk.datamodules.negatives.expansion import NegativeMix, check_mix, expand
+from recsys_topk.datamodules.negatives.shared import against_catalogue, expand_shared
 from recsys_topk.datamodules.prepare.progress import Progress, StepBars
 from recsys_topk.datamodules.shard import Shard, ShardBatch
 from recsys_topk.registry import Registry
@@ -57,7 +58,8 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         negative_source: Source of the training negatives: ``"in_batch"``, ``"in_global_batch"``, ``"uniform"`` or
             ``"popularity"``; or the number per list from each source, ``{"in_batch": 20, "uniform": 10}``. The sum
             then replaces `train_negatives`. With several processes, ``"in_batch"`` draws from the batch of one process
-            and ``"in_global_batch"`` from the batches of all processes.
+            and ``"in_global_batch"`` from the batches of all processes. ``"shared"`` draws the same items for all lists
+            of a batch. ``"catalogue"`` draws nothing: a softmax loss compares each positive with all items.
         eval_negatives: Sampled negatives per list in evaluation.
         seed: Seed of the order of requests and of all negatives.
         num_workers: Number of worker processes that make batches.
@@ -287,24 +289,28 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         for every batch.
         """
         number = self.train_negatives if batch.training else self.eval_negatives
-        if not number:
-            return batch.plain()
         source = self.negative_source if batch.training else "uniform"
+        plain, excluded = batch.plain(), batch.excluded
+        if source == "catalogue":
+            return against_catalogue(plain, self.catalogue(batch.shard, batch.items.device), batch.pool_rows)
+        if not number:
+            return plain
+        if excluded is not None and plain.shares_histories:
+            excluded = excluded[plain.history_row]
         log_q = self.logq_correction and batch.training
-        expansion = expand(
-            batch.plain(),
-            number,
-            seed=batch.draw_seed,
-            group=self._sampled_group,
-            source=source,
-            pool_rows=batch.pool_rows,
-            excluded=batch.excluded,
-            log_q=log_q,
-            catalogue=self.catalogue(batch.shard, batch.items.device)
-            if source != "in_batch" or batch.excluded is not None or log_q
+        common: dict[str, Any] = {
+            "seed": batch.draw_seed,
+            "group": self._sampled_group,
+            "pool_rows": batch.pool_rows,
+            "excluded": excluded,
+            "log_q": log_q,
+            "catalogue": self.catalogue(batch.shard, batch.items.device)
+            if source != "in_batch" or excluded is not None or log_q
             else None,
-            processes=self._share()[1],
-        )
+        }
+        if source == "shared":
+            return expand_shared(plain, number, **common)
+        expansion = expand(plain, number, source=source, processes=self._share()[1], **common)
         counts = self._counts.setdefault(batch.training, [torch.zeros_like(expansion.drawn)] * 2)
         self._counts[batch.training] = [counts[0] + expansion.drawn, counts[1] + expansion.rejected]
         return expansion.batch

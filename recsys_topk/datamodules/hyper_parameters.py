@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from recsys_topk.spec import Recorded
+from recsys_topk.spec import Recorded, options_of
 
 CLASS_PATH: Final = "class_path"
 LEFT_OUT: Final = "left_out"
@@ -29,11 +28,9 @@ def hyper_parameters(built: Recorded) -> dict[str, Any]:
     """
     cls = type(built)
     arguments = dict(built._arguments)
-    for parameter in inspect.signature(cls).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            arguments.update(arguments.pop(parameter.name, {}))
-        elif parameter.default is not parameter.empty:
-            arguments.setdefault(parameter.name, parameter.default)
+    for name, parameter in options_of(cls).items():
+        if parameter.default is not parameter.empty:
+            arguments.setdefault(name, parameter.default)
     taken = {CLASS_PATH, LEFT_OUT} & set(arguments)
     if taken:
         raise TypeError(f"{cls.__name__} has an argument {taken.pop()!r}, which the hyper-parameters need; rename it")

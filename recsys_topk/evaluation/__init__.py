@@ -15,13 +15,4 @@ if TYPE_CHECKING:
     from recsys_topk.evaluation.popularity import Popularity as Popularity
     from recsys_topk.evaluation.search import ExactSearch as ExactSearch
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        "corpus": ["CorpusEvaluation"],
-        "corpus_metrics": ["CorpusMetrics", "evaluate_baseline", "evaluate_corpus"],
-        "list_baselines": ["measure_baselines"],
-        "popularity": ["Popularity"],
-        "search": ["ExactSearch"],
-    },
-)
+__getattr__, __dir__ = attach(__name__)

@@ -21,7 +21,7 @@ from recsys_topk.metrics.functional import (
     recall_of,
 )
 from recsys_topk.metrics.mean import ListMean
-from recsys_topk.ops.dcg import Gain, gains, ideal_dcg, rank_discounts
+from recsys_topk.ops.losses.dcg import Gain, gains, ideal_dcg, rank_discounts
 from recsys_topk.processes import sum_over_job
 from recsys_topk.registry import suggest
 from recsys_topk.tabular.schema import Schema

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.evaluation.search import Requests
-from recsys_topk.ops.dcg import rank_discounts
+from recsys_topk.ops.losses.dcg import rank_discounts
 
 
 def random_recall(

@@ -12,7 +12,7 @@ from torch import Tensor
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.cascades.towers import Towers
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
-from recsys_topk.ops.ranks import descending_order
+from recsys_topk.ops.selection.ranks import descending_order
 from recsys_topk.tabular.schema import VARIANT
 
 PAIRS_AT_ONCE: Final = 1 << 22

@@ -13,10 +13,10 @@ from typing import Any
 from recsys_topk.experiments.compare import write_results
 from recsys_topk.files import write_whole
 from recsys_topk.reports.sections import stream_figures
-from recsys_topk.runs.directory import offline_wandb
 from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.runs.statistics import Runs, curves, means
 from recsys_topk.runs.trials import Competition, Send, Trial, by_label, measure_seconds, run_all
+from recsys_topk.runs.wandb.environment import offline_wandb
 from recsys_topk.runs.wandb.lineage import use_data
 from recsys_topk.runs.wandb.logger import wandb_loggers
 from recsys_topk.text import table

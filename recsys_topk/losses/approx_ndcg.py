@@ -11,9 +11,9 @@ from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import better_items, spans
 from recsys_topk.numerics import is_full, masked_mean
-from recsys_topk.ops.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
-from recsys_topk.ops.kth_pair import kth_pair
+from recsys_topk.ops.losses.dcg import Gain, check_gain, discount, normalised_gains
+from recsys_topk.ops.selection.kth_pair import kth_pair
 
 
 class _ApproximateRanks(torch.autograd.Function):

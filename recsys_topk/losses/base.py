@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, final
@@ -15,11 +16,11 @@ from recsys_topk.losses.skipped_lists import explain_skipped_lists
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
 from recsys_topk.operators.base import TopKOperator
 from recsys_topk.operators.base import registry as operators
-from recsys_topk.ops.count_true import count_true, every
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.positives import find_positives
-from recsys_topk.ops.topk_loss import Law, topk_loss
+from recsys_topk.ops.losses.find_positives import find_positives
+from recsys_topk.ops.losses.topk_loss import Law, topk_loss
+from recsys_topk.ops.selection.count_true import count_true, every
+from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.processes import processes
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
@@ -54,7 +55,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
     *positive* if its label is above `positive_above`. A list without a valid positive item has no information about the
     order and is skipped: it does not enter the mean. A loss that requires k also skips lists with k = 0 and lists
     without an item beyond the k-th. If all lists of a batch are skipped, the loss is 0 with zero gradients, and a
-    warning is issued the first time.
+    warning is issued after the first, the 10th, the 100th, ... such batch. Labels are constants: they get no gradient.
+    Only a mask marks padding; a label of -1 is a label, and raises with `validate`.
 
     Class attributes:
         name: Registry name.
@@ -87,6 +89,17 @@ class RankingLoss(Recorded, nn.Module, ABC):
     stage_k: ClassVar[Literal["k", "quota"]] = "k"
     paper: ClassVar[str] = ""
     operator: TopKOperator | None
+    _skipped_batches: int = 0
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Create the loss. Refuse an int that was meant as k."""
+        if cls.requires_k and args and type(args[0]) is int and kwargs.get("k") is None:
+            first = next(iter(list(inspect.signature(cls.__init__).parameters)[1:]))
+            raise TypeError(
+                f"{cls.__name__}({args[0]}) would set {first}, not k; write {cls.__name__}(k={args[0]}), "
+                f"or {cls.__name__}({first}={float(args[0])}) and pass k to the call"
+            )
+        return super().__new__(cls, *args, **kwargs)
 
     def __init__(
         self,
@@ -114,7 +127,6 @@ class RankingLoss(Recorded, nn.Module, ABC):
         self._open_options: dict[str, dict[LabelKind, Any]] = {}
         self.reduction: Reduction = reduction
         self.validate = validate
-        self._warned = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -226,11 +238,11 @@ class RankingLoss(Recorded, nn.Module, ABC):
         k = self._check(scores, labels, mask, k, weights, scores.shape[0])
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
-            y = labels if labels.dtype == x.dtype else labels.to(x.dtype)
+            y = labels.detach().to(x.dtype)  # labels are constants
             mean = self.reduction == "mean" and weights is None
             fused = self._fused(x, y, mask, k, mean)
             losses, counted = self._measure(x, y, mask, k)[:2] if fused is None else fused
-            if counted is not None and not self._warned and may_read(x) and len(x) and not bool(counted.any()):
+            if counted is not None and may_read(x) and len(x) and not bool(counted.any()):
                 longest = y.shape[1] if mask is None else int(count_true(mask).max())
                 positives = find_positives(y, mask, self.positive_above)[1]
                 self._warn_all_skipped(y if mask is None else y[mask], longest, positives)
@@ -243,7 +255,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
         k = self._check(scores, labels, None, k, weights, number)
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
-            y = labels.to(x.dtype)
+            y = labels.detach().to(x.dtype)
             empty = lists.empty()
             places, values = [empty], [x.new_zeros(len(empty)) + x[:0].sum()]
             counted = torch.zeros(number, dtype=torch.bool, device=x.device)
@@ -256,7 +268,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
                 counted[rows] = True if count is None else count
                 places.append(rows)
                 values.append(losses)
-            if not self._warned and may_read(x) and number and not bool(counted.any()):
+            if may_read(x) and number and not bool(counted.any()):
                 self._warn_all_skipped(y, int(lists.lengths.max()), positives, stacklevel=6)
             ordered = torch.cat(values).index_select(0, torch.cat(places).argsort())
             return self._reduce(ordered, counted, weights)
@@ -369,10 +381,15 @@ class RankingLoss(Recorded, nn.Module, ABC):
         return counted
 
     def _warn_all_skipped(self, labels: Tensor, longest: int, positives: Tensor, stacklevel: int = 5) -> None:
-        self._warned = True
+        self._skipped_batches = count = self._skipped_batches + 1
+        if count != 10 ** (len(str(count)) - 1):
+            return
         reasons = explain_skipped_lists(labels, longest, positives, self.positive_above)
-        message = f"{type(self).__name__} skipped every list of a batch: the loss and its gradients are 0"
-        warnings.warn(f"{message}. {reasons}. This warning is shown once", stacklevel=stacklevel)
+        batches = "a batch" if count == 1 else f"{count} batches"
+        message = f"{type(self).__name__} skipped every list of {batches}: the loss and its gradients are 0"
+        warnings.warn(
+            f"{message}. {reasons}. The next warning is after {10 * count} such batches", stacklevel=stacklevel
+        )
 
     def _required(self, k: int | Tensor | None) -> int | Tensor:
         if k is None:

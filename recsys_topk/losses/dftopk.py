@@ -9,9 +9,9 @@ from torch import Tensor
 from recsys_topk.losses.base import ListFacts, Reduction
 from recsys_topk.losses.topk import TopKLoss
 from recsys_topk.operators.dftopk import DFTopK
-from recsys_topk.ops.dftopk_bce import dftopk_bce
-from recsys_topk.ops.topk_loss import Law
-from recsys_topk.ops.topk_target import best_positives
+from recsys_topk.ops.losses.dftopk_bce import dftopk_bce
+from recsys_topk.ops.losses.topk_loss import Law
+from recsys_topk.ops.losses.topk_target import best_positives
 
 
 class DFTopKLoss(TopKLoss):

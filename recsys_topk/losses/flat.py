@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recsys_topk.checks import check_scores
+from recsys_topk.checks import check_real, check_scores
 
 
 class Bucket(NamedTuple):
@@ -99,6 +99,7 @@ def flat_lists(scores: Tensor, labels: Tensor, mask: Tensor | None, list_ids: An
     if not isinstance(labels, Tensor) or labels.shape != scores.shape:
         given = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
         raise ValueError(f"with {name}, labels must be 1-D, one per item, ({len(scores)},), got {given}")
+    check_real("labels", labels)
     if labels.device != scores.device:
         raise ValueError(f"labels are on {labels.device} and scores are on {scores.device}; move one to the other")
     if list_ids is not None:

@@ -12,9 +12,9 @@ from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.lambdarank import cut_discount
 from recsys_topk.losses.pairs import LabelOrder, better_items, check_pairs, weighted_pairs
-from recsys_topk.ops.dcg import Gain, LogBase, check_gain, normalised_gains
-from recsys_topk.ops.pair_sums import PairWeights
-from recsys_topk.ops.ranks import tie_ranks
+from recsys_topk.ops.losses.dcg import Gain, LogBase, check_gain, normalised_gains
+from recsys_topk.ops.losses.pair_sums import PairWeights
+from recsys_topk.ops.selection.ranks import tie_ranks
 
 Variant = Literal["ndcg1", "ndcg2", "ndcg2pp"]
 

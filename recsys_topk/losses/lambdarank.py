@@ -10,8 +10,8 @@ from torch import Tensor
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
-from recsys_topk.ops.dcg import Gain, check_gain, discount, normalised_gains
-from recsys_topk.ops.ranks import tie_ranks
+from recsys_topk.ops.losses.dcg import Gain, check_gain, discount, normalised_gains
+from recsys_topk.ops.selection.ranks import tie_ranks
 
 
 def cut_discount(ranks: Tensor, k: int | Tensor | None) -> Tensor:

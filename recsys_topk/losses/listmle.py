@@ -12,7 +12,7 @@ from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.pairs import with_gradient
 from recsys_topk.losses.positives import positive_items
 from recsys_topk.ops.dispatch import under_transform
-from recsys_topk.ops.ranks import descending_order, tie_groups
+from recsys_topk.ops.selection.ranks import descending_order, tie_groups
 
 
 class ListMLELoss(RankingLoss):

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.ops.count_true import count_true
-from recsys_topk.ops.dcg import Gain, check_gain, normalised_gains, rank_discounts
-from recsys_topk.ops.sinkhorn_scaling import sinkhorn_scaling
+from recsys_topk.ops.losses.dcg import Gain, check_gain, normalised_gains, rank_discounts
+from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.selection.sinkhorn_scaling import sinkhorn_scaling
 
 
 class NeuralNDCGLoss(RankingLoss):

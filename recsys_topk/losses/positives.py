@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.topk_target import topk_target
+from recsys_topk.ops.losses.topk_target import topk_target
 
 
 def positive_items(labels: Tensor, mask: Tensor, k: int | Tensor | None, positive_above: float) -> Tensor:

@@ -11,7 +11,7 @@ from recsys_topk.checks import check_not_negative, check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.positives import positive_items
 from recsys_topk.numerics import masked_mean
-from recsys_topk.ops.subsets import subset_logs
+from recsys_topk.ops.selection.subsets import subset_logs
 
 
 class SmoothTopKSVMLoss(RankingLoss):

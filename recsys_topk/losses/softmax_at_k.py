@@ -11,7 +11,7 @@ from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.losses.positives import positive_items
 from recsys_topk.losses.softmax import item_log_softmax
-from recsys_topk.ops.kth_pair import kth_pair
+from recsys_topk.ops.selection.kth_pair import kth_pair
 
 
 class SoftmaxAtKLoss(RankingLoss):

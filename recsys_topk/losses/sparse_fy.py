@@ -11,13 +11,13 @@ from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.sparse import SparseTopK
-from recsys_topk.ops.centred import centred
-from recsys_topk.ops.clip import clip_threshold
 from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.from_threshold import from_threshold
-from recsys_topk.ops.topk_loss import Law
-from recsys_topk.ops.topk_target import topk_target
+from recsys_topk.ops.losses.topk_loss import Law
+from recsys_topk.ops.losses.topk_target import topk_target
+from recsys_topk.ops.selection.centred import centred
+from recsys_topk.ops.selection.clip import clip_threshold
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.from_threshold import from_threshold
 
 
 class SparseFenchelYoungLoss(RankingLoss):

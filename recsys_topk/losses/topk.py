@@ -11,11 +11,11 @@ from torch import Tensor
 from recsys_topk.losses.base import RankingLoss, Reduction
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator, registry
-from recsys_topk.ops.count_true import count_true
-from recsys_topk.ops.dispatch import apply
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.topk_loss import Law
-from recsys_topk.ops.topk_target import topk_target
+from recsys_topk.ops.dispatch import apply, save
+from recsys_topk.ops.losses.topk_loss import Law
+from recsys_topk.ops.losses.topk_target import topk_target
+from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.selection.fill_masked import fill_masked
 
 
 def selection_bce(selection: SoftSelection, target: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class _CrossEntropy(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, _, target, mask, items = inputs
         ctx.items = None if isinstance(items, Tensor) else items
-        ctx.save_for_backward(target, *(x for x in (mask, items) if isinstance(x, Tensor)))
+        save(ctx, target, *(x for x in (mask, items) if isinstance(x, Tensor)))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
@@ -60,6 +60,12 @@ class _CrossEntropy(torch.autograd.Function):
         grad_p = target * -share
         grad_q = -share - grad_p
         return grad_p, fill_masked(grad_q, masked[0], 0.0) if masked else grad_q, None, None, None
+
+    @staticmethod
+    def tangents(ctx: Any, tangent_p: Tensor, tangent_q: Tensor, *_: Any) -> Tensor:
+        target, *masked = ctx.saved_tensors
+        mask, items = masked or (None, ctx.items)
+        return _CrossEntropy.forward(tangent_p, tangent_q, target, mask, items)
 
 
 def _build(operator: str | Mapping[str, Any]) -> TopKOperator:

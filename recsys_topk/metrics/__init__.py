@@ -36,19 +36,4 @@ __all__ = [
     "configured_metrics",
 ]
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        "average_precision": ["MAPAt"],
-        "configured": ["configured_metrics"],
-        "dcg": ["DCGAt"],
-        "joint_recall": ["JointRecall"],
-        "kendall": ["KendallTau"],
-        "mean": ["ListMean"],
-        "ndcg": ["NDCGAt"],
-        "precision": ["PrecisionAt"],
-        "recall": ["RecallAt"],
-        "reciprocal_rank": ["MRRAt"],
-        "selection_mass": ["SelectionMass"],
-    },
-)
+__getattr__, __dir__ = attach(__name__)

@@ -7,9 +7,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.ops.kth_pair import kth_pair
-from recsys_topk.ops.logistic import logistic_logs
-from recsys_topk.ops.topk_loss import Law
+from recsys_topk.ops.losses.topk_loss import Law
+from recsys_topk.ops.selection.kth_pair import kth_pair
+from recsys_topk.ops.selection.logistic import logistic_logs
 
 
 class DFTopK(TopKOperator):

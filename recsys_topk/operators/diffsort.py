@@ -11,9 +11,9 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.ops.count_true import count_true
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.kth_pair import kth_values
+from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.kth_pair import kth_values
 
 Network = Literal["odd_even", "bitonic"]
 Distribution = Literal["cauchy", "logistic", "logistic_phi", "gaussian", "reciprocal", "optimal"]

@@ -13,8 +13,8 @@ from torch import Tensor
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator, clamped, registry
 from recsys_topk.ops.dispatch import apply
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.sorting import sort_descending
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.sorting import sort_descending
 
 
 class HardTopK(TopKOperator):
@@ -97,3 +97,7 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         return None, grad
+
+    @staticmethod
+    def tangents(ctx: Any, _: Any, tangent: Tensor) -> Tensor:
+        return tangent.clone()

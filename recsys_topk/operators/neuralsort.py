@@ -12,10 +12,10 @@ from torch import Tensor
 from recsys_topk.checks import check_not_negative
 from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp, masked_logsumexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import closed_form, may_read, operation, through_reference, wants_graph
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.sorting import average_ties, sort_descending
+from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.sorting import average_ties, sort_descending
 
 # Rows of the relaxed permutation are computed in chunks of about this many entries, which fit in the cache.
 CHUNK = 2**18

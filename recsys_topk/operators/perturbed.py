@@ -10,10 +10,10 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator, clamped
-from recsys_topk.ops.centred import centred
 from recsys_topk.ops.dispatch import may_read, operation, refuse_second_derivative, under_transform
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.kth_pair import kth_values
+from recsys_topk.ops.selection.centred import centred
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.kth_pair import kth_values
 
 NO_SECOND = (
     "the perturbed operator has no second derivative: its gradient is an estimate from random samples. Call backward "

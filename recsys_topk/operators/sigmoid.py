@@ -10,11 +10,11 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.ops.centred import centred
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.from_threshold import from_threshold
-from recsys_topk.ops.logistic import logistic_logs, logistic_threshold
-from recsys_topk.ops.topk_loss import Law
+from recsys_topk.ops.losses.topk_loss import Law
+from recsys_topk.ops.selection.centred import centred
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.from_threshold import from_threshold
+from recsys_topk.ops.selection.logistic import logistic_logs, logistic_threshold
 
 
 class SigmoidTopK(TopKOperator):

@@ -11,7 +11,7 @@ from torch import Tensor
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.operators.sigmoid import sigmoid_selection
-from recsys_topk.ops.fill_masked import fill_masked
+from recsys_topk.ops.selection.fill_masked import fill_masked
 
 
 class SinkhornTopK(TopKOperator):

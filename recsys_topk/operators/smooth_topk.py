@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.ops.subsets import subset_logs
+from recsys_topk.ops.selection.subsets import subset_logs
 
 
 class SmoothTopK(TopKOperator):

@@ -12,11 +12,11 @@ from torch import Tensor
 from recsys_topk.checks import check_not_negative
 from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.ops.count_true import count_true
 from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.scan import recurrence, scan
-from recsys_topk.ops.sorting import share_ties, sort_descending
+from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.scan import recurrence, scan
+from recsys_topk.ops.selection.sorting import share_ties, sort_descending
 
 
 class SoftSort(TopKOperator):

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator, clamped
-from recsys_topk.ops.centred import centred
-from recsys_topk.ops.clip import clip_logs, clip_threshold
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.topk_loss import Law
+from recsys_topk.ops.losses.topk_loss import Law
+from recsys_topk.ops.selection.centred import centred
+from recsys_topk.ops.selection.clip import clip_logs, clip_threshold
+from recsys_topk.ops.selection.fill_masked import fill_masked
 
 
 class SparseTopK(TopKOperator):

@@ -27,6 +27,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from recsys_topk.registry import suggest
 
@@ -34,6 +35,7 @@ SWITCH = "RECSYS_TOPK_BACKEND"
 BACKENDS = ("numpy", "numba", "triton")
 MODES = ("auto", "torch", *BACKENDS)
 OLDEST_NUMBA = (0, 68)  # the compiled loops use the names of LLVM instructions of this version
+DISABLED = "NUMBA_DISABLE_JIT"  # numba then calls Python functions, which cannot run the loops
 INSTALL = {"numba": "pip install 'recsys-topk[fast]'", "triton": "pip install triton", "numpy": "pip install numpy"}
 
 # Triton's interpreter runs kernels on the CPU, slowly. The tests use it. It must be set before triton is imported.
@@ -44,13 +46,13 @@ T = TypeVar("T")
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
 @cache
 def installed(name: str) -> bool:
-    """Return whether the package of a backend can be imported and is recent enough."""
-    if importlib.util.find_spec(name) is None:
+    """Return whether the package of a backend can be imported, is recent enough and is not disabled."""
+    if importlib.util.find_spec(name) is None or (name == "numba" and os.environ.get(DISABLED, "0") not in ("", "0")):
         return False
     return name != "numba" or tuple(map(int, importlib.metadata.version(name).split(".")[:2])) >= OLDEST_NUMBA
 
@@ -59,9 +61,10 @@ def _checked(mode: str, source: str) -> str:
     if mode not in MODES:
         raise ValueError(f"{source} must be one of {', '.join(MODES)}, got {mode!r}. {suggest(mode, MODES)}".rstrip())
     if mode in BACKENDS and not installed(mode):
+        disabled = f", or disabled by {DISABLED}" if mode == "numba" else ""
         raise ModuleNotFoundError(
-            f"{source} asks for {mode!r}, which is not installed or too old; run {INSTALL[mode]}, or choose 'auto' or "
-            f"'torch'"
+            f"{source} asks for {mode!r}, which is not installed or too old{disabled}; run {INSTALL[mode]}, or choose "
+            f"'auto' or 'torch'"
         )
     return mode
 
@@ -75,9 +78,12 @@ def current_backend() -> str:
     return _mode.get()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _traced_mode() -> str:
     return _mode.get()
+
+
+# What `torch.compiler.assume_constant_result` sets. That decorator imports torch._dynamo, which takes seconds.
+_traced_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -99,13 +105,18 @@ def backend(name: str) -> Iterator[None]:
         _mode.reset(token)
 
 
+def _transforms_active() -> bool:
+    """Return whether a transform of `torch.func` or forward-mode differentiation (`torch.autograd.forward_ad`) runs."""
+    return _functorch_active() or forward_ad._current_level >= 0
+
+
 def is_eager() -> bool:
-    """Return whether code runs eagerly: neither in `torch.compile` nor in a transform of `torch.func`."""
+    """Return whether code runs eagerly: not in `torch.compile`, `torch.func` or forward-mode differentiation."""
     return not torch.compiler.is_compiling() and not _transforms_active()
 
 
 def under_transform() -> bool:
-    """Return whether a transform of `torch.func` (grad, vmap, jacrev, ...) is running, outside `torch.compile`."""
+    """Return whether `torch.func` (grad, vmap, ...) or forward-mode differentiation runs, outside `torch.compile`."""
     return not torch.compiler.is_compiling() and _transforms_active()
 
 
@@ -261,10 +272,13 @@ class Operation(Generic[P, T]):
 
     def _register(self, fake: Callable[..., Any]) -> Any:
         name = f"recsys_topk::{self.reference.__name__}"
-        call: Callable[..., Any] = self
+
+        find: Callable[..., Implementation | None] = self.implementation_for
+        reference: Callable[..., Any] = self.reference
 
         def run(*args: Any) -> Any:
-            return call(*args)
+            found = find(*args)
+            return (reference if found is None else found.function)(*args)
 
         update_wrapper(run, self.reference)
         registered = torch.library.custom_op(name, run, mutates_args=())
@@ -309,7 +323,22 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     """
     if is_eager():
         return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        function = _forward_mode(function)
     return function.apply(*args)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _forward_mode(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
+    """Return the function with its static method `tangents` as `jvp`. `torch.compile` refuses functions with a jvp."""
+    return type(function.__name__, (function,), {"jvp": function.__dict__["tangents"]})
+
+
+def save(ctx: Any, *tensors: Tensor) -> None:
+    """Save tensors for `backward` and for `tangents`, in the `setup_context` of a function."""
+    ctx.save_for_backward(*tensors)
+    if not torch.compiler.is_compiling():
+        ctx.save_for_forward(*tensors)
 
 
 def closed_form(function: type[torch.autograd.Function], reference: Callable[..., Any], *inputs: Any) -> Any:

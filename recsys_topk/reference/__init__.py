@@ -29,12 +29,4 @@ __all__ = [
     "PublishedRecall",
 ]
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        "arf": ["PublishedARF", "PublishedARFV2"],
-        "icc": ["PublishedICC"],
-        "joint": ["PublishedJoint"],
-        "recall": ["PublishedJointRecall", "PublishedRecall"],
-    },
-)
+__getattr__, __dir__ = attach(__name__)

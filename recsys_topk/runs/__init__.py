@@ -11,4 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainingRun"]
 
-__getattr__, __dir__ = attach(__name__, {"run": ["TrainingRun"]})
+__getattr__, __dir__ = attach(__name__)

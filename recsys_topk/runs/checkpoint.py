@@ -1,4 +1,4 @@
-"""What a checkpoint says of the run that wrote it."""
+"""Checkpoints of a run: reading, the config in them, and the comparison with the data."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.datamodules import Schema, data_spec
-from recsys_topk.trust import printable
+from recsys_topk.text import printable
 from recsys_topk.trust.documents import inspect_config
 from recsys_topk.trust.own_runs import recall
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Return the content of a checkpoint that `TrainingRun.fit` wrote, its tensors mapped, not read."""
+    """Return the content of a checkpoint of `TrainingRun.fit`; its tensors are memory-mapped."""
     import torch
 
     check_is_file(path)
@@ -22,8 +22,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
         raise ValueError(
-            f"{str(path)!r} cannot be read: it is damaged, or no checkpoint ({type(error).__name__}); take another, "
-            f"e.g. best.ckpt beside it"
+            f"{str(path)!r} cannot be read: it is damaged, or no checkpoint ({type(error).__name__}); use another one, "
+            f"e.g. best.ckpt of the same run"
         ) from error
     if not isinstance(content, dict) or "stages" not in (content.get("hyper_parameters") or {}):
         raise ValueError(f"{str(path)!r} was not written by `recsys-topk fit`: it describes no cascade")
@@ -34,7 +34,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def check_is_file(path: str | Path) -> None:
     """Raise if a checkpoint is not a local file."""
-    if "://" in str(path):  # a `Path` takes it for a local file, Lightning downloads it
+    if "://" in str(path):  # Lightning would download it
         raise ValueError(f"the checkpoint {str(path)!r} is a URL; download it and give the local file")
     if not Path(path).is_file():
         raise FileNotFoundError(
@@ -50,7 +50,7 @@ def config_from_checkpoint(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_checkpoint(path: str | Path, content: Mapping[str, Any]) -> list[str]:
-    """Return lines saying what a checkpoint restores."""
+    """Return lines that describe the model and the data of a checkpoint."""
     model = content["hyper_parameters"]
     data = _data(content.get("datamodule_hyper_parameters") or {})["init_args"]
     stages = ", ".join(f"{stage['name']} ({stage['kind']}, {stage['quota']})" for stage in model["stages"])
@@ -67,42 +67,39 @@ def describe_checkpoint(path: str | Path, content: Mapping[str, Any]) -> list[st
 
 
 def check_schema(path: str | Path, content: Mapping[str, Any], schema: Schema) -> None:
-    """Raise if a checkpoint was trained on other features than the data have.
+    """Raise if a checkpoint was trained on other features than those of the data.
 
     Args:
         path: The checkpoint.
-        content: What it holds.
+        content: Its content.
         schema: The features of the data.
     """
-    then = Schema.from_dict(content["hyper_parameters"]["schema"]).to_dict()
-    now = schema.to_dict()
-    if then == now:
+    saved = Schema.from_dict(content["hyper_parameters"]["schema"]).to_dict()
+    current = schema.to_dict()
+    if saved == current:
         return
-    name = _other_vocabulary(then, now)
+    before, after = ({table["name"]: table for table in part["tables"]} for part in (saved, current))
+    for name in (name for name in before if name in after):
+        if before[name].get("vocabulary") != after[name].get("vocabulary"):
+            raise ValueError(
+                f"the checkpoint {str(path)!r} was trained with another vocabulary of table {name} than that of the "
+                f"data; give the data and options of its training (RecFlow: --data.train_days and --data.vocabulary). "
+                f"If your own tables have changed since, give the encoder of its training: --data.features FOLDER, the "
+                f"folder `features` of the prepared data"
+            )
+    name = next((name for name in {**before, **after} if _rows(before, name) != _rows(after, name)), None)
     if name is not None:
-        raise ValueError(
-            f"the checkpoint {str(path)!r} was trained with another vocabulary of table {name} than that of the data; "
-            f"give the data and options it was trained with (RecFlow: --data.train_days and --data.vocabulary). If "
-            f"your own tables have changed since, --data.features FOLDER takes the encoder that was fitted then: the "
-            f"folder features of the prepared data"
-        )
-    rows = [{table["name"]: table["rows"] for table in part["tables"]} for part in (then, now)]
-    name = next((name for name in {**rows[0], **rows[1]} if rows[0].get(name) != rows[1].get(name)), None)
-    if name is not None:
-        found = [f"{part[name]} rows" if name in part else "no such table" for part in rows]
-        what = f"its table {name} has {found[0]}, and the data's {found[1]}"
+        difference = f"its table {name} has {_rows(before, name)}, and the data's {_rows(after, name)}"
     else:
-        what = f"{', '.join(key for key in now if then.get(key) != now[key])} differ"
+        difference = f"{', '.join(key for key in current if saved.get(key) != current[key])} differ"
     raise ValueError(
-        f"the checkpoint {str(path)!r} was trained on other data than these: {what}; give the data it was trained on "
+        f"the checkpoint {str(path)!r} was trained on other data: {difference}; give the data of its training "
         f"(--data.root)"
     )
 
 
-def _other_vocabulary(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Return the first table of both schemas whose vocabulary differs, or None."""
-    found = [{table["name"]: table.get("vocabulary") for table in part["tables"]} for part in (then, now)]
-    return next((name for name, own in found[0].items() if name in found[1] and found[1][name] != own), None)
+def _rows(tables: Mapping[str, Any], name: str) -> str:
+    return f"{tables[name]['rows']} rows" if name in tables else "no such table"
 
 
 def _data(saved: Mapping[str, Any]) -> dict[str, Any]:

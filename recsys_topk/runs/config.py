@@ -1,50 +1,51 @@
-"""The config of a run: a plain dict, built from packaged configs, files and options, with names in place of classes.
+"""The config of a run: a plain dict, merged from packaged configs, files and options.
 
-A config has the keys of LightningCLI (`model`, `data`, `trainer`, `seed_everything`, `ckpt_path`) and those of a run
-(`out`, `name`, `logger`, ...). Six keys are short forms:
+A config has the keys of LightningCLI (`model`, `data`, `trainer`, `seed_everything`, `ckpt_path`), the keys of a run
+(`out`, `name`, `logger`, ...), and six short forms:
 
-- `config`: a name, a file, a dict, or a list of them, merged below the other keys in their order;
-- `trust`: packages that the files may name classes of (`recsys_topk.trust`);
+- `config`: a name, a file, a dict, or a list of them; merged in this order, and overridden by the other keys;
+- `trust`: packages whose classes the files may name (`recsys_topk.trust`);
 - `loss`, `objective` and `lr_scheduler`: the same as `model.loss`, `model.objective` and `model.lr_scheduler`;
-- `losses`: options for losses that are chosen by name, ``{"lapsum": {"tau": 5}}``, used for the loss that the merged
-  config chooses, whatever the order; options given for the chosen loss itself win.
+- `losses`: options by loss, ``{"lapsum": {"tau": 5}}``. Those of the loss that the merged config selects are used;
+  options that are given for `loss` itself override them.
 
-A loss, objective or data module is a registry name, a class name or a class path, or a dict with that as `class_path`
-and its options beside it or in `init_args`.
+A loss, objective or data module is a registry name, a class name or a class path, or a dict with one of them as
+`class_path` and its options next to it or in `init_args`.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from recsys_topk.registry import Registry, suggest
+from recsys_topk.spec import options_of
 from recsys_topk.trust import class_path, from_file, reading
 from recsys_topk.trust.documents import inspect_config, read_yaml, read_yaml_file
 from recsys_topk.trust.typed import trusted_by
 
 CONFIGS = "recsys_topk.runs.configs"
-# Arguments that the run itself gives to a class.
-GIVEN = ("self", "loss", "stages")
+# Arguments of a class that are not options.
+NO_OPTIONS = ("self", "loss", "stages")
 KEYS = ("loss", "objective", "data")
 SHORT = ("loss", "objective", "lr_scheduler")
 TORCHREC = "recsys_topk.strategies.torchrec.TorchRecStrategy"
+DROPPED = ("verbose", "return_predictions")  # in files of `validate`, `test` and `predict` of older versions
 DEFAULTS = {"loss": "dftopk", "data": "recflow"}
 
 
 def registry_of(key: str) -> Registry[Any]:
-    """Return the table of the classes that a key of a config may name; each is imported when it is asked for."""
+    """Return the registry of the classes that a key of a config may name; its module is imported on first use."""
     homes = {"loss": "losses.base", "objective": "cascades.objectives.base", "data": "datamodules.base"}
     table: Registry[Any] = importlib.import_module(f"recsys_topk.{homes[key]}").registry
     return table
 
 
 def packaged_configs() -> list[str]:
-    """Return the names of the configs that come with the package."""
+    """Return the names of the packaged configs."""
     names = [entry.name.rpartition(".") for entry in resources.files(CONFIGS).iterdir()]
     return sorted(name for name, _, ending in names if ending == "yaml")
 
@@ -69,11 +70,11 @@ def read_config(name: str) -> dict[str, Any]:
             raise ValueError(f"{source} has the key {key!r}, which only the user can give; remove it")
     inspect_config(content, source)
     _check_shape(content, source)
-    return content
+    return {key: value for key, value in content.items() if key not in DROPPED}
 
 
 def _check_shape(content: Mapping[Any, Any], source: str) -> None:
-    """Raise if a part of a config is not of the kind that `resolve` takes."""
+    """Raise if a part of a config is not a mapping where `resolve` expects one."""
     kinds: dict[str, tuple[type, ...]] = dict.fromkeys(("model", "losses", "init_args"), (Mapping,))
     kinds |= dict.fromkeys((*KEYS, "trainer", "lr_scheduler"), (Mapping, str))
     losses = content.get("losses")
@@ -93,8 +94,8 @@ def _check_shape(content: Mapping[Any, Any], source: str) -> None:
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Return `below` overridden by `above`, dict by dict.
 
-    The options of a class do not reach another one: a dict with another `class_path` replaces the one below it. A key
-    that ends in ``+`` appends to the list below it.
+    A dict with another `class_path` replaces the dict below it, so that a class never gets the options of another one.
+    A key that ends in ``+`` appends to the list below it.
 
     Example:
         >>> merge({"a": {"x": 1, "y": [2]}, "b": 3}, {"a": {"x": 4, "y+": 5}})
@@ -118,13 +119,13 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config in its long form: configs merged, names replaced by class paths, options checked.
+    """Return a config in its long form: configs merged, names replaced by class paths, names of options checked.
 
     Example:
         >>> resolve({"loss": "lapsum", "losses": {"lapsum": {"tau": 5}}})["model"]["loss"]
         {'class_path': 'recsys_topk.losses.lapsum.LapSumLoss', 'init_args': {'tau': 5}}
     """
-    if not from_file():  # in a `TrainingRun`, it has said what is trusted
+    if not from_file():  # called outside of `TrainingRun`, which knows the trusted packages
         with reading(trusted_by(config)):
             return resolve(config)
     by_loss: dict[type, dict[str, Any]] = {}
@@ -152,11 +153,11 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
-    """Raise if a class has no such option, with the nearest one that it has."""
-    parameters = inspect.signature(cls).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    """Raise if a class does not have one of the given options; suggest the nearest one."""
+    parameters = options_of(cls)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    known = [parameter.name for parameter in parameters if parameter.name not in GIVEN]
+    known = [name for name in parameters if name not in NO_OPTIONS]
     for option in given:
         if option not in known:
             close = suggest(option, known, f"--{key}.{{}}")
@@ -166,20 +167,20 @@ def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
 
 
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a config as dotted keys and values, without the level of `init_args`.
+    """Return a config as a flat dict with dotted keys; the level of `init_args` is omitted.
 
     Example:
         >>> flatten_config({"loss": {"class_path": "dftopk", "init_args": {"tau": 1}}, "model": {"lr": 0.1}})
         {'loss': 'dftopk', 'loss.tau': 1, 'model.lr': 0.1}
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in config.items():
         key = prefix if name in ("class_path", "init_args") and prefix else f"{prefix}.{name}".lstrip(".")
         if isinstance(value, Mapping) and value:
-            found |= flatten_config(value, key)
+            flat |= flatten_config(value, key)
         elif not (name == "init_args" and prefix):
-            found[key] = value
-    return found
+            flat[key] = value
+    return flat
 
 
 def set_option(config: dict[str, Any], key: str, value: Any) -> None:
@@ -195,10 +196,10 @@ def set_option(config: dict[str, Any], key: str, value: Any) -> None:
     before = config.get(name)
     if rest:
         name = f"{name}+" if before is None and f"{name}+" in config else name
-        found = config.get(name)
-        last = found[-1] if isinstance(found, list) else found
+        current = config.get(name)
+        last = current[-1] if isinstance(current, list) else current
         inner: Any = {"class_path": last, "init_args": {}} if isinstance(last, str) else last or {}
-        config[name] = [*found[:-1], inner] if isinstance(found, list) else inner
+        config[name] = [*current[:-1], inner] if isinstance(current, list) else inner
         set_option(inner.get("init_args", inner), rest, value)
     elif name.endswith("+"):
         config[name] = [*config.get(name, []), value]
@@ -209,7 +210,7 @@ def set_option(config: dict[str, Any], key: str, value: Any) -> None:
 
 
 def as_options(config: Mapping[str, Any]) -> list[str]:
-    """Return a config as the options that a person would type.
+    """Return a config as command-line options.
 
     Example:
         >>> as_options({"config": "simulated", "loss": {"class_path": "dftopk", "tau": 9}})
@@ -224,12 +225,12 @@ def as_options(config: Mapping[str, Any]) -> list[str]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a value that may be one, several or None as a list."""
+    """Return a list as it is, None as an empty list, and any other value as a list with one element."""
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what a config is merged from, lowest first: the configs that it names, and its own keys."""
+    """Yield the layers of a config, lowest first: the configs that it names, then its other keys."""
     for below in as_list(config.get("config")):
         if isinstance(below, Mapping):
             yield from layers(below)
@@ -243,7 +244,7 @@ def layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with its short forms below `model`, each part with its class path and `init_args`."""
+    """Return a layer with its short forms moved to `model`, and every class as `class_path` and `init_args`."""
     short = {key: layer[key] for key in SHORT if layer.get(key) is not None}
     long = {key: value for key, value in layer.items() if key not in SHORT}
     if short or long.get("model"):
@@ -253,7 +254,7 @@ def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
     trainer = long.get("trainer")
     if isinstance(trainer, Mapping) and isinstance(trainer.get("strategy"), Mapping):
         strategy = dict(trainer["strategy"])
-        if strategy.get("class_path") == "torchrec":  # Lightning's parser knows names of classes only
+        if strategy.get("class_path") == "torchrec":  # Lightning's parser accepts class names only
             long["trainer"] = {**trainer, "strategy": {**strategy, "class_path": TORCHREC}}
     for key in (*KEYS, "lr_scheduler"):
         holder = long if key == "data" else long.get("model", {})
@@ -271,5 +272,5 @@ def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _default_objective(loss: Mapping[str, Any]) -> str:
-    """Return the objective that a module takes for a loss if none is named."""
+    """Return the default objective of a loss."""
     return "independent" if registry_of("loss").resolve(loss["class_path"])().operator is None else "joint"

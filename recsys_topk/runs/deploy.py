@@ -1,4 +1,4 @@
-"""From a checkpoint of a run to an export."""
+"""Export of the cascade of a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def export_checkpoint(
     trust: Sequence[str] = (),
     log_line: Callable[[str], object] = lambda text: None,
 ) -> ExportReport:
-    """Export the cascade of a checkpoint, with the data that it was trained on; see `export_cascade`.
+    """Export the cascade of a checkpoint with the data of its training; see `export_cascade`.
 
     Args:
-        checkpoint: The file.
-        out: Folder to make; it must not exist.
-        root: Where the data are now; None = where the checkpoint says.
+        checkpoint: The checkpoint.
+        out: The folder to create; it must not exist.
+        root: The current folder of the data; None = that of the training.
         half_tables: Store embedding tables in float16.
         programs: Write torch programs beside the ONNX files.
         trust: Packages whose classes the checkpoint may name.
@@ -39,7 +39,7 @@ def export_checkpoint(
     content = read_checkpoint(checkpoint)
     saved = content.get("datamodule_hyper_parameters")
     if not saved:
-        raise ValueError(f"{str(checkpoint)!r} says nothing of its data; use recsys_topk.serving.export.export_cascade")
+        raise ValueError(f"{str(checkpoint)!r} does not name its data; use recsys_topk.serving.export.export_cascade")
     log_line(f"reading {checkpoint}")
 
     from recsys_topk.cascades.module import CascadeModule

@@ -1,4 +1,4 @@
-"""Where a run writes: its name, its directory, what is known of it, what it left there."""
+"""The directory of a run: its name, its lock, its status in run.json, and its files."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from recsys_topk.files import write_whole
-from recsys_topk.runs.config import as_list
 from recsys_topk.text import size_text
 
 Status = Literal["running", "interrupted", "failed", "finished"]
-WANDB_OPTIONS = ("project", "entity", "name", "group", "tags", "job_type", "mode", "notes")
 HANDED_DOWN = "RECSYS_TOPK_RUN"
 
 
 def run_name(model: Any, data: Any, seed: int | bool | None) -> str:
-    """Return a name that tells runs apart, like ``dftopk-tau1-neg25-s42``.
+    """Return a name with the main options of a run, e.g. ``dftopk-tau1-neg25-s42``.
 
     Args:
         model: The `CascadeModule`.
-        data: The datamodule.
-        seed: What the random generators were seeded with.
+        data: The data module.
+        seed: The seed of the random generators.
     """
     operator = model.loss.operator
     if not model.objective.uses_loss:
@@ -41,17 +38,17 @@ def run_name(model: Any, data: Any, seed: int | bool | None) -> str:
 
 
 def first_process() -> bool:
-    """Return whether this is the first process of a run: the one that was started, or torchrun's number 0."""
+    """Return whether this is the first process of a run (rank 0)."""
     if "RANK" in os.environ:
         return os.environ["RANK"] == "0"
     return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
 
 
 class RunDirectory:
-    """A new directory for one run; a name that is taken gets a number, so that no run writes over another.
+    """A new directory for one run. If the name exists, a number is appended, so that no run overwrites another.
 
-    `run.json` in it holds what is known of the run: its status, how far it is, its W&B id. While a process trains, it
-    holds a lock, so that no second one resumes the same run.
+    `run.json` in it contains the status of the run, its number of steps and epochs, and its W&B id. The training
+    process holds a lock, so that no second process resumes the same run.
 
     Args:
         parent: The folder of all runs.
@@ -62,7 +59,7 @@ class RunDirectory:
         self._lock: Any = None
         self._new = first_process()
         check_name(name)
-        if not first_process():  # Lightning's processes inherit the directory, those of torchrun do without
+        if not first_process():  # processes of Lightning inherit the path; those of torchrun derive it
             self.path = Path(os.environ.get(HANDED_DOWN, parent / name))
             return
         try:
@@ -71,33 +68,33 @@ class RunDirectory:
         except (FileExistsError, NotADirectoryError):
             raise ValueError(f"--out {str(parent)!r} is a file, or lies in one; give a folder for the runs") from None
         except PermissionError:
-            raise ValueError(f"--out {str(parent)!r} is not yours to write to; give another folder") from None
+            raise ValueError(f"--out {str(parent)!r} is not writable; give another folder") from None
         os.environ[HANDED_DOWN] = str(self.path)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """Return the directory of a run that exists."""
+        """Return the directory of an existing run."""
         run = cls.__new__(cls)
         run.path, run._lock, run._new = path, None, False
         return run
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is known of the run; empty if nothing is."""
+        """The content of run.json; empty if there is none."""
         try:
-            found = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+            content = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
     def record(self, *, from_any_process: bool = False, **facts: Any) -> None:
-        """Add to what is known of the run; a process that is not the first one does so only with `from_any_process`."""
+        """Add entries to run.json; processes other than the first do so only with `from_any_process`."""
         if first_process() or (from_any_process and self.path.is_dir()):
             write_whole(self.path / "run.json", json.dumps({**self.facts, **facts}, indent=1) + "\n")
 
     @property
     def busy(self) -> bool:
-        """Whether another process is training this run; one that was killed is not."""
+        """Whether another process is training this run. The lock of a killed process does not count."""
         if not first_process() or not self.path.joinpath(".lock").exists():
             return False
         try:
@@ -108,7 +105,7 @@ class RunDirectory:
         return False
 
     def claim(self) -> None:
-        """Lock the run for this process until it ends; raise if another process has it."""
+        """Lock the run for this process; raise if another process holds the lock."""
         from filelock import FileLock, Timeout
 
         if not first_process():
@@ -127,13 +124,13 @@ class RunDirectory:
             self._lock = None
 
     def discard(self) -> None:
-        """Remove the directory of a run that was refused before its first step; a run that is resumed keeps it."""
+        """Remove the directory of a run that failed before its first step; that of a resumed run is kept."""
         self.release()
         if self._new and not (self.path / "wandb").exists():  # W&B still writes there
             shutil.rmtree(self.path, ignore_errors=True)
 
     def files(self) -> list[str]:
-        """Return a line for every file that the run wrote."""
+        """Return one line per file of the run."""
         files = sorted(path for path in self.path.rglob("*") if path.is_file() and "wandb" not in path.parts)
         lines = [f"{path}  ({size_text(path.stat().st_size)})" for path in files if not path.name.startswith(".")]
         return [*lines, *map(sync_line, sorted(self.path.glob("wandb/offline-run-*")))]
@@ -149,50 +146,14 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 def check_name(name: str) -> None:
-    """Raise if a name would put the directory elsewhere than into its parent."""
+    """Raise if a name is not a plain folder name."""
     if name in ("", ".", "..") or len(name) > 200 or any(part in name for part in ("/", "\\", "\0")):
         raise ValueError(
             f"--name must be a plain name of at most 200 characters, without path separators, got {name[:220]!r}; "
-            f"--out says where it goes"
+            f"--out selects the folder"
         )
 
 
 def sync_line(path: Path) -> str:
     """Return an offline W&B run with the command that uploads it."""
     return f"{path}  (upload with: wandb sync {path})"
-
-
-def wandb_environment() -> dict[str, str]:
-    """Return the options of W&B that its environment variables set, by their name in a config (`wandb.NAME`)."""
-    variables = {name: f"WANDB_{name.upper()}" for name in WANDB_OPTIONS} | {"group": "WANDB_RUN_GROUP"}
-    found = {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
-    if found.get("mode") == "dryrun":  # the old name, which Lightning sets
-        found["mode"] = "offline"
-    return found
-
-
-def with_wandb_environment(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the environment's options of W&B in it: below what is typed, above the files.
-
-    Example:
-        >>> os.environ["WANDB_NOTES"] = "said here"
-        >>> with_wandb_environment({"config": "simulated", "wandb": {"project": "mine"}})
-        {'config': ['simulated', {'wandb': {'notes': 'said here'}}], 'wandb': {'project': 'mine'}}
-        >>> del os.environ["WANDB_NOTES"]
-    """
-    found = {key: value for key, value in wandb_environment().items() if key != "name" or "name" not in config}
-    return {**config, **({"config": [*as_list(config.get("config")), {"wandb": found}]} if found else {})}
-
-
-def offline_wandb(mode: str | None = None) -> bool:
-    """Return whether W&B must run offline: no key is known here, or the user said so.
-
-    Args:
-        mode: What the user said; None = what WANDB_MODE holds.
-    """
-    if (mode or os.environ.get("WANDB_MODE")) in ("offline", "disabled", "dryrun"):
-        return True
-    if os.environ.get("WANDB_API_KEY"):
-        return False
-    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
-    return not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore"))

@@ -1,4 +1,4 @@
-"""When one of several processes dies, the others end soon, with one line on what happened and what to do."""
+"""If one of several training processes dies, the others stop, and one line says what happened and what to do."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from recsys_topk.runs.directory import first_process
 if TYPE_CHECKING:
     from recsys_topk.runs.run import TrainingRun
 
-# Seconds between two checks of the other processes, and seconds in which this one may still fail by itself.
+# Seconds between two checks of the other processes, and seconds until this process is stopped as well.
 PERIOD, GRACE = 0.2, 20.0
 
 _LOST = re.compile(r"gloo|nccl|ProcessGroup|TCPStore|Connection (closed|reset|refused)|Broken pipe", re.IGNORECASE)
 
 
 class LostProcessError(ConnectionError):
-    """Another process of the run has ended, so that this one cannot go on.
+    """Another process of the run has ended, so that this one cannot continue.
 
     Args:
-        text: What happened.
-        quiet: Whether another process reports it.
+        text: The message.
+        quiet: Whether another process prints it.
     """
 
     exit_status = 1
@@ -40,13 +40,13 @@ class LostProcessError(ConnectionError):
 
 @contextmanager
 def watch_processes(run: TrainingRun) -> Iterator[None]:
-    """Watch the processes that Lightning starts for a run, and turn errors of communication inside into one line.
+    """Watch the processes of a run, and raise one line on a communication error.
 
-    Lightning kills the first process a few seconds after another has died; here it ends by itself, so that `run.json`
-    says what became of the run. One that hangs is ended.
+    Lightning kills the first process a few seconds after another one died. Here it stops by itself, so that `run.json`
+    gets the status of the run. A process that hangs is killed.
 
     Args:
-        run: The run; its trainer may have one process or several.
+        run: The run, with one or several processes.
     """
     parent, over = os.getppid(), threading.Event()
     watch = threading.Thread(target=_watch, args=(run, over), daemon=True)
@@ -57,9 +57,9 @@ def watch_processes(run: TrainingRun) -> Iterator[None]:
     except Exception as error:
         if run.trainer.world_size == 1 or not isinstance(error, RuntimeError) or not _LOST.search(str(error)):
             raise
-        time.sleep(5 * PERIOD)  # the kernel reports the end of a process a moment later
+        time.sleep(5 * PERIOD)  # the kernel reports the end of a process with a delay
         alone = not first_process() and os.getppid() != parent
-        if alone:  # the first process is dead and cannot record it
+        if alone:  # the first process is dead and cannot record the status
             run.directory.record(from_any_process=True, status="failed")
         raise LostProcessError(_explanation(run), quiet=not first_process() and not alone) from error
     finally:
@@ -71,7 +71,7 @@ def watch_processes(run: TrainingRun) -> Iterator[None]:
 def _watch(run: TrainingRun, over: threading.Event) -> None:
     while not over.wait(PERIOD):
         for thread in threading.enumerate():
-            if thread.name == "child-process-observer":  # it would kill this process too
+            if thread.name == "child-process-observer":  # Lightning's thread would kill this process
                 thread._child_processes = []  # type: ignore[attr-defined]
         if any(process.poll() for process in _children(run)):
             if not over.wait(GRACE):
@@ -87,7 +87,7 @@ def _children(run: TrainingRun) -> list[subprocess.Popen[Any]]:
 
 
 def _end_others(run: TrainingRun) -> None:
-    """Wait for the processes that were started here, and end those that do not."""
+    """Wait for the child processes; kill those that do not end."""
     end = time.monotonic() + GRACE
     for process in _children(run):
         try:
@@ -103,12 +103,12 @@ def _explanation(run: TrainingRun) -> str:
     number = run.trainer.world_size
     killed = next((pair for pair in ended if pair[1] < 0), ended[0] if ended else None)
     if killed is None:
-        what = f"another of the {number} processes ended, or cannot be reached"
+        cause = f"another of the {number} processes ended, or cannot be reached"
     else:
         rank, status = killed
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        what = f"process {rank} of {number} (0 to {number - 1}) {how}"
-    where = run.directory.path
-    saved = (where / "checkpoints" / "last.ckpt").is_file()
-    remedy = f"--resume {where} continues from the last checkpoint" if saved else "there is no checkpoint yet"
-    return f"{what}; training stopped after step {run.trainer.global_step}; {remedy}"
+        end = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        cause = f"process {rank} of {number} (0 to {number - 1}) {end}"
+    folder = run.directory.path
+    saved = (folder / "checkpoints" / "last.ckpt").is_file()
+    remedy = f"--resume {folder} continues from the last checkpoint" if saved else "there is no checkpoint yet"
+    return f"{cause}; training stopped after step {run.trainer.global_step}; {remedy}"

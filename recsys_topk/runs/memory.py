@@ -1,4 +1,4 @@
-"""How this process handles memory that it frees."""
+"""Memory that the process frees is kept for the next training step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed blocks of up to 32 MB for the next step instead of returning them to the system.
+    """Let the C library keep freed blocks of up to 32 MB instead of returning them to the system.
 
-    A training step frees and takes again the same few hundred megabytes. Returned and taken anew, every page of them
-    is zeroed by the kernel again. Peak memory stays what it was; what is kept between steps is given back at the end of
-    the process. Does nothing where there is no glibc.
+    A training step frees and allocates the same few hundred megabytes. If they are returned to the system, the kernel
+    zeroes every page again. Peak memory does not change. Without glibc this has no effect.
 
     Returns:
-        Whether it was set.
+        Whether the C library accepted the setting.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,4 +1,4 @@
-"""metrics.csv: what was logged, a row at a time, in a file that is whole whenever the run is killed."""
+"""metrics.csv: one row per logged step, readable whenever the run is killed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from recsys_topk.files import csv_text, write_whole
 
 
 class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
-    """Logs to `metrics.csv` in the run's directory; columns are sorted, and a value that was not logged is empty.
+    """Logs to `metrics.csv` in the run directory, with sorted columns; a missing value is empty.
 
-    Every row is on disk when the next step begins. A new column rewrites the file beside itself and renames it.
+    Every row is written before the next step starts. A new column rewrites the file atomically.
 
     Args:
-        folder: The run's directory.
-        keep_before: Resume the file that is there, without its rows of this step and later, which will be logged
-            again; None = begin a new file.
+        folder: The run directory.
+        keep_before: Keep the existing rows before this step; later ones will be logged again. None = a new file.
 
     Attributes:
-        dropped: How many rows were left out.
+        dropped: Number of dropped rows.
     """
 
     def __init__(self, folder: Path, keep_before: int | None = None) -> None:
@@ -42,21 +41,21 @@ class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
 
     @property
     def name(self) -> str:
-        """The run's name."""
+        """The name of the run."""
         return self.path.parent.name
 
     @property
     def version(self) -> str:
-        """Empty: a run has one file."""
+        """Empty: a run has one version."""
         return ""
 
     @property
     def save_dir(self) -> str:
-        """The run's directory."""
+        """The run directory."""
         return str(self.path.parent)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: config.yaml holds them."""
+        """Log nothing: config.yaml contains the options."""
 
     @rank_zero_only  # type: ignore[untyped-decorator]  # lightning is untyped here
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -73,9 +72,9 @@ class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a metrics file; a last line that a kill cut off is left out."""
+    """Return the rows of a metrics file, without an incomplete last line."""
     if not path.is_file():
         return []
     text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    return [{name: value or "" for name, value in row.items()} for row in csv.DictReader(io.StringIO(whole))]
+    complete = text[: text.rfind("\n") + 1]
+    return [{name: value or "" for name, value in row.items()} for row in csv.DictReader(io.StringIO(complete))]

@@ -1,4 +1,4 @@
-"""What is refused before data are prepared or a directory is made."""
+"""Checks of a run before its data are prepared and its directory is created."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
+from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.registry import suggest
+from recsys_topk.runs.checkpoint import check_is_file
+from recsys_topk.runs.directory import check_name
 
 NO_GPU = "--trainer.accelerator needs a GPU, but no GPU is visible; use --trainer.accelerator cpu (or auto)"
 _QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+
+
+def check_options(options: Namespace) -> None:
+    """Raise if options contradict each other, or name a directory or a checkpoint that cannot be used."""
+    if options.log_checkpoints and options.logger != "wandb":
+        raise ValueError("--log_checkpoints uploads to W&B; add --logger wandb")
+    if options.name is not None:
+        check_name(options.name)
+    if options.ckpt_path is not None:
+        check_is_file(options.ckpt_path)
 
 
 def check_hardware(trainer: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Where numbers come from: the command, the versions, the machine and the time."""
+"""Provenance of a result: command, versions, machine and time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = (
 
 
 def cpu_model() -> str:
-    """Return the name of the processor as far as the system tells it."""
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -29,11 +29,11 @@ def cpu_model() -> str:
 
 def installed() -> dict[str, str]:
     """Return the versions of all installed distributions by name, with hyphens."""
-    return {found.metadata["Name"].replace("_", "-").lower(): found.version for found in distributions()}
+    return {one.metadata["Name"].replace("_", "-").lower(): one.version for one in distributions()}
 
 
 def provenance(command: Sequence[str]) -> dict[str, Any]:
-    """Return what a result needs beside it to be judged and made again.
+    """Return what is needed to reproduce a result: command, versions, machine and time.
 
     Args:
         command: The command line.
@@ -42,10 +42,10 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
         >>> sorted(provenance(["recsys-topk", "compare"]))
         ['command', 'machine', 'started', 'versions']
     """
-    found = {"recsys-topk": __version__, "python": platform.python_version(), **installed()}
+    versions = {"recsys-topk": __version__, "python": platform.python_version(), **installed()}
     return {
         "command": list(command),
-        "versions": {name: found[name] for name in PACKAGES if name in found},
+        "versions": {name: versions[name] for name in PACKAGES if name in versions},
         "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": platform.system()},
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

@@ -1,4 +1,4 @@
-"""Notices of libraries that say nothing about the run are not shown."""
+"""Filters for notices of libraries that do not concern the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import re
 import warnings
 
-# Notices of libraries that say nothing about the run.
 NOTICES = (
     "Failed to import: fbgemm_gpu|is now DEPRECATED|does not have many workers|LeafSpec|The number of training batches|"
     "torch.distributed.(reduce_scatter_tensor|all_gather_into_tensor)|deprecating ShardedTensor|"
@@ -25,7 +24,7 @@ LOUD = {
 
 
 def quiet_libraries() -> None:
-    """Silence notices that say nothing about the run: TorchRec's import and Lightning's advice on workers."""
+    """Hide notices that do not concern the run, such as TorchRec's at import and Lightning's advice on workers."""
     warnings.filterwarnings("ignore", message=f".*({NOTICES}).*")
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="fbgemm_gpu.*")
     for name, level in LOUD.items():
@@ -35,5 +34,5 @@ def quiet_libraries() -> None:
 
 
 def _is_about_the_run(record: logging.LogRecord) -> bool:
-    """Return False for Lightning's greetings; lines of the data modules go through the same logger and are kept."""
+    """Return False for Lightning's greetings. The lines of data modules use the same logger and are kept."""
     return not GREETINGS.match(record.getMessage())

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from recsys_topk.runs.checkpoint import describe_checkpoint, read_checkpoint
-from recsys_topk.runs.config import flatten_config
+from recsys_topk.runs.config import flatten_config, resolve
 from recsys_topk.runs.directory import RunDirectory
 from recsys_topk.trust.documents import inspect_config, read_yaml_file
 from recsys_topk.trust.own_runs import recall
 
-# Options that may differ from the run's. These say how long to train, where things are and what is shown or kept.
+# Options that may change: length of training, places of files, output.
 FREE = (
     "out", "name", "logger", "wandb", "log_checkpoints", "baselines", "save_every_minutes", "save_every_n_steps",
     "ckpt_path", "weights_only",
@@ -21,27 +21,27 @@ FREE = (
     "trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.log_every_n_steps", "trainer.profiler",
     "trainer.default_root_dir", "data.num_workers", "data.cache_dir", "data.eval_batch_size",
 )  # fmt: skip
-# These depend on the machine: the run is resumed, but its last digits may differ.
+# Options of the machine, which may change; the last digits of the results may then differ.
 MACHINE = (
     "trainer.accelerator", "trainer.strategy", "trainer.devices", "trainer.num_nodes", "trainer.precision",
     "trainer.callbacks", "trainer.plugins", "trainer.deterministic", "trainer.benchmark", "data.root",
 )  # fmt: skip
-LONGER = ("trainer.max_epochs", "trainer.max_steps", "trainer.max_time")
+LONGER = ("max_epochs", "max_steps", "max_time")  # options of the trainer that extend a finished run
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run that is to be resumed.
+    """A run to resume.
 
     Attributes:
-        run: Its directory.
-        checkpoint: Where it is resumed from.
-        config: The options it was started with.
-        steps: Optimizer steps done.
-        epochs: Whole epochs done.
-        mid_epoch: Whether the checkpoint lies inside an epoch.
-        lines: What is restored, for people.
-        trust: What the user trusted when it was started.
+        run: The directory of the run.
+        checkpoint: The checkpoint to resume from.
+        config: The options of the run.
+        steps: Number of finished optimizer steps.
+        epochs: Number of finished epochs.
+        mid_epoch: Whether the checkpoint was saved within an epoch.
+        lines: A description of the restored state.
+        trust: Packages that the user trusted when the run started.
     """
 
     run: RunDirectory
@@ -55,7 +55,7 @@ class Resumption:
 
     @property
     def finished(self) -> bool:
-        """Whether the run had come to its end."""
+        """Whether the run has finished."""
         return self.run.facts.get("status") == "finished"
 
 
@@ -64,9 +64,9 @@ def find_run(wanted: str, out: Path, name: str | None = None) -> tuple[RunDirect
 
     Args:
         wanted: ``"last"`` for the newest unfinished run in `out`; or a run's directory, its name in `out`, or a
-            checkpoint inside a run's directory.
+            checkpoint in a run directory.
         out: The folder of all runs.
-        name: With ``"last"``, consider only the runs of this name.
+        name: With ``"last"``, consider only runs with this name.
     """
     if wanted == "last":
         run, checkpoint = _newest(out, name), None
@@ -95,19 +95,19 @@ def find_run(wanted: str, out: Path, name: str | None = None) -> tuple[RunDirect
 
 
 def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumption:
-    """Find the run, and read from its config and checkpoint what is restored."""
+    """Find the run, and read its config and checkpoint."""
     run, checkpoint = find_run(wanted, out, name)
     content = read_checkpoint(str(checkpoint))
     saved = read_yaml_file(run.path / "config.yaml")
     if not isinstance(saved, dict):
-        raise ValueError(f"{run.path / 'config.yaml'} is no config of a run")
+        raise ValueError(f"{run.path / 'config.yaml'} is not the config of a run")
     config = {name: value for name, value in saved.items() if name not in ("ckpt_path", "weights_only")}
-    own = recall(run.path)
-    inspect_config(config, str(run.path / "config.yaml"), own)
+    trust = recall(run.path)
+    inspect_config(config, str(run.path / "config.yaml"), trust)
     loop = (content.get("loops") or {}).get("fit_loop")
     if "optimizer_states" not in content or not loop:
         raise ValueError(
-            f"{str(checkpoint)!r} holds weights only, so training cannot be resumed from it; take last.ckpt"
+            f"{str(checkpoint)!r} holds weights only, so training cannot be resumed from it; use last.ckpt"
         )
     epoch = loop["epoch_progress"]["current"]
     steps, epochs = int(content["global_step"]), int(epoch["processed"])
@@ -116,20 +116,21 @@ def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumpti
     where = f", {batches} batches into epoch {epochs + 1}" if mid_epoch else ""
     state = f"  state      {steps} steps, {epochs} whole epochs{where}; optimizer, order of requests, generators"
     lines = (*describe_checkpoint(str(checkpoint), content), state)
-    return Resumption(run, checkpoint, config, steps, epochs, mid_epoch, lines, own)
+    return Resumption(run, checkpoint, config, steps, epochs, mid_epoch, lines, trust)
 
 
-def check_changes(resumption: Resumption, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Raise if an option differs from the run's that may not; return a line for each that may change the last digits.
+def check_changes(resumption: Resumption, config: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
+    """Raise if an option that must not change differs from the run's; return a line per change of the machine.
 
     Args:
-        resumption: The run.
-        then: All options that the run was started with.
-        now: All options that it is to be resumed with.
+        resumption: The run to resume.
+        config: The config to resume with, in its long form: that of the run, overridden by what was typed.
+        options: The same config, parsed: numbers are numbers, and defaults are filled in.
     """
-    before, after = flatten_config(then), flatten_config(now)
-    changed = [key for key in after if before.get(key) != after[key]]
-    # With another number of processes, the batch of one may change; the loader refuses another global batch.
+    before, merged, parsed = (flatten_config(part) for part in (resolve(resumption.config), config, options))
+    after = {key: parsed.get(key, value) for key, value in merged.items() if before.get(key) != value}
+    changed = [key for key, value in after.items() if before.get(key) != value]
+    # With another number of processes, the batch size per process may change; the loader checks the global one.
     moved = any(_among(key, ("trainer.devices", "trainer.num_nodes")) for key in changed)
     machine_options = (*MACHINE, "data.batch_size") if moved else MACHINE
     refused = [key for key in changed if not _among(key, (*FREE, *machine_options))]
@@ -140,15 +141,15 @@ def check_changes(resumption: Resumption, then: Mapping[str, Any], now: Mapping[
             f"--resume takes the options of the run in {resumption.run.path}: {chosen} is {before.get(chosen)!r} "
             f"there, and {after[chosen]!r} was given{others}; leave it out, or start a new run without --resume"
         )
-    target = now["trainer"].get("max_epochs")
+    target = options["trainer"].get("max_epochs")
     if target is not None and 0 <= target <= resumption.epochs:
         raise ValueError(
             f"the run in {resumption.run.path} has trained {resumption.epochs} epochs, and --trainer.max_epochs is "
-            f"{target}; give more to train on"
+            f"{target}; give a larger number"
         )
-    if not resumption.mid_epoch and now["trainer"].get("max_steps", -1) != -1:
+    if not resumption.mid_epoch and options["trainer"].get("max_steps", -1) != -1:
         raise ValueError(
-            f"{resumption.checkpoint} was saved between two epochs, from where Lightning cannot count on to "
+            f"{resumption.checkpoint} was saved between two epochs, where Lightning cannot resume with "
             f"--trainer.max_steps; give --trainer.max_steps=-1 --trainer.max_epochs N"
         )
     machine = [(key, before.get(key)) for key in changed if _among(key, machine_options)]

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from recsys_topk.runs.checkpoint import config_from_checkpoint, describe_checkpoint, read_checkpoint
 from recsys_topk.runs.config import resolve
 from recsys_topk.runs.day_check import check_days
-from recsys_topk.runs.directory import RunDirectory, Status, first_process, with_wandb_environment
-from recsys_topk.runs.resume import LONGER, Resumption, plan_resumption
+from recsys_topk.runs.directory import RunDirectory, Status, first_process
+from recsys_topk.runs.resume import LONGER, Resumption, check_changes, plan_resumption
+from recsys_topk.runs.wandb.environment import with_wandb_environment
 from recsys_topk.trust import reading
 from recsys_topk.trust.own_runs import remember
 from recsys_topk.trust.typed import trusted_by
@@ -27,26 +28,25 @@ if TYPE_CHECKING:
 Command: TypeAlias = Literal["fit", "validate", "test", "predict"]
 LogLine: TypeAlias = Callable[[str], None]
 
-# Errors of the user's or of the data, not of the program; the command line shows them as one line.
-REFUSALS = (ValueError, OSError, ImportError)
+# Errors in the input rather than in the program. The command line shows them as one line.
+INPUT_ERRORS = (ValueError, OSError, ImportError)
 
 log = logging.getLogger(__name__)
 
 
 class TrainingRun:
-    """One run: its directory, model, data and trainer, from a config.
+    """A training run: its directory, model, data and trainer, from a config.
 
-    The parts are built when they are first needed. After `fit`, the other methods measure the trained weights in the
-    same directory. Without it they take those of `ckpt_path`, with the model and the data of the checkpoint, and make
-    their own directory.
+    The parts are built on first use. After `fit`, the other methods measure the trained weights in the same directory.
+    Without `fit`, they load the weights, the model and the data of `ckpt_path` and create a directory.
 
     Args:
-        config: What to train or measure; see `recsys_topk.runs.config`. Everything has a default.
-        resume: Resume a run: ``"last"`` for the newest unfinished one in `out`, a run's directory or name, or a
-            checkpoint inside its directory. Its options are restored; `config` may change how long it trains.
+        config: The config; see `recsys_topk.runs.config`. Every option has a default.
+        resume: The run to resume: ``"last"`` for the newest unfinished run in `out`, a run directory or its name, or a
+            checkpoint in a run directory. The options of the run are restored; `config` may extend the training.
         trust: Packages whose classes a config file, checkpoint or run directory may name, e.g. ``["my_package"]``; see
-            `recsys_topk.trust`. Those of the classes that `config` names itself are trusted.
-        log_line: Takes one line of text for people at a time; by default it is logged.
+            `recsys_topk.trust`. The packages of classes that `config` names itself are trusted.
+        log_line: Called with one line of text at a time; by default the lines are logged.
 
     Example::
 
@@ -63,7 +63,7 @@ class TrainingRun:
         trust: Sequence[str] = (),
         log_line: LogLine = log.info,
     ) -> None:
-        # What is typed wins over the environment, and that over the files.
+        # Typed options override the environment, which overrides files.
         self.config = with_wandb_environment(config)
         self.trust = (*trust, *trusted_by(config))
         self.log_line: LogLine = log_line if first_process() else lambda text: None
@@ -71,23 +71,20 @@ class TrainingRun:
         self._parts: CascadeCLI | None = None
         if resume is not None:
             if config.get("ckpt_path") is not None:
-                raise ValueError("--resume says where to resume from; leave --ckpt_path out")
+                raise ValueError("--resume selects the checkpoint; leave --ckpt_path out")
             with reading(self.trust):
                 self.resumption = plan_resumption(str(resume), Path(config.get("out") or "runs"), config.get("name"))
             self.trust = (*self.trust, *self.resumption.trust)
 
     @property
     def finished_message(self) -> str | None:
-        """Why there is nothing to resume, None if there is something."""
-        found = self.resumption
-        if found is None or not found.finished:
-            return None
-        trainer = self.config.get("trainer") or {}
-        if any(trainer.get(option.removeprefix("trainer.")) is not None for option in LONGER):
+        """A message if the run to resume has finished and is not extended; otherwise None."""
+        resumption, trainer = self.resumption, self.config.get("trainer") or {}
+        if resumption is None or not resumption.finished or any(trainer.get(name) is not None for name in LONGER):
             return None
         return (
-            f"the run in {found.run.path} has finished ({found.epochs} epochs, {found.steps} steps); nothing is left "
-            f"to do. To train on, give --trainer.max_epochs N with a larger N"
+            f"the run in {resumption.run.path} has finished ({resumption.epochs} epochs, {resumption.steps} steps); to "
+            f"continue training, give --trainer.max_epochs N with a larger N"
         )
 
     @property
@@ -107,7 +104,7 @@ class TrainingRun:
 
     @property
     def directory(self) -> RunDirectory:
-        """Where the run writes."""
+        """The directory of the run."""
         return self.parts().directory
 
     @property
@@ -116,20 +113,33 @@ class TrainingRun:
         return {name: float(value) for name, value in self.trainer.callback_metrics.items()}
 
     def options(self, command: Command = "fit") -> dict[str, Any]:
-        """Return the whole config, defaults filled in; raise on a mistake. Nothing is built."""
-        return self._read(command, build=False).options
+        """Return the whole config with defaults; raise on a mistake. Nothing is built."""
+        with self._parsed(command, self._resolve(command)[0]) as (parser, values):
+            from recsys_topk.runs.parser import as_dict
+
+            return as_dict(parser, values)
 
     def parts(self, command: Command = "fit") -> CascadeCLI:
-        """Return trainer, model and data, built at the first call."""
+        """Return trainer, model and data. The first call builds them."""
         if self._parts is None:
-            self._parts = self._read(command, build=True)
+            config, lines = self._resolve(command)
+            check_days(config)
+            for line in lines:
+                self.log_line(line)
+            with self._parsed(command, config) as (parser, values):
+                from recsys_topk.runs.lightning_cli import CascadeCLI
+                from recsys_topk.runs.preflight import check_hardware
+
+                check_hardware(vars(values.trainer))
+                self._parts = CascadeCLI(command, parser, values, self.resumption, self.log_line)
         return self._parts
 
     def fit(self) -> dict[str, float]:
         """Train; return the newest metrics.
 
         Raises:
-            KeyboardInterrupt: If it was interrupted; `resume` continues from ``last.ckpt``. SIGTERM gives a SystemExit.
+            KeyboardInterrupt: If training was interrupted; `resume` continues from ``last.ckpt``. SIGTERM raises
+                SystemExit.
         """
         parts = self.parts("fit")
 
@@ -140,8 +150,8 @@ class TrainingRun:
         from recsys_topk.runs.wandb.logger import wandb_loggers
 
         self.directory.claim()
-        own = remember(self.directory.path, self.trust) if first_process() else {}
-        self.directory.record(status="running", monitor=self.model.monitor, **own)
+        trusted = remember(self.directory.path, self.trust) if first_process() else {}
+        self.directory.record(status="running", monitor=self.model.monitor, **trusted)
         for logger in wandb_loggers(self.trainer.loggers):
             self.directory.record(**run_facts(logger))
         status: Status = "failed"
@@ -149,7 +159,7 @@ class TrainingRun:
         try:
             report_start(self, "fit")
             with _weights_fit(), watch_processes(self):
-                self.trainer.fit(**{**parts._prepare_subcommand_kwargs("fit"), **parts.checkpoint_options})
+                self.trainer.fit(self.model, datamodule=self.data, **parts.checkpoint_options)
             status = "finished"
         except (TrainingStoppedError, SystemExit) as stop:
             if not self.trainer.interrupted:
@@ -158,10 +168,10 @@ class TrainingRun:
             report_stop(self)
             number = stop.signal_number if isinstance(stop, TrainingStoppedError) else signal.SIGINT
             if number == signal.SIGTERM and "WANDB_SWEEP_ID" in os.environ:
-                # Early termination: a W&B agent takes any status above 0 for a failure, and gives up after a few.
+                # Early termination: a W&B agent treats any other status as a failure, and stops after a few.
                 raise SystemExit(0) from None
             raise (KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)) from None
-        except REFUSALS:
+        except INPUT_ERRORS:
             refused = self.trainer.global_step == 0
             raise
         finally:
@@ -181,15 +191,15 @@ class TrainingRun:
         """Measure on the test days; return the metrics.
 
         Args:
-            corpus: Measure over the whole catalogue too: options of `evaluation.CorpusMetrics`, e.g.
-                ``{"cuts": [10, 20]}``, or ``{}``; None = no. ``{"index": FOLDER}`` measures through an index too,
-                beside exact search; ``"export"`` says which export it was built for. ``{"baselines": {"als":
-                {"factors": 32}}}`` measures baselines beside it. Writes ``corpus.json``.
+            corpus: Also measure over the whole catalogue and write ``corpus.json``: options of
+                `recsys_topk.evaluation.CorpusMetrics`, e.g. ``{"cuts": [10, 20]}`` or ``{}``; None = no.
+                ``{"index": FOLDER}`` also searches an index, ``"export"`` names the export that it was built for.
+                ``{"baselines": {"als": {"factors": 32}}}`` measures baselines too.
         """
         return self._measure("test", corpus)
 
     def predict(self) -> Path:
-        """Write every candidate's scores, fate and rank for the test days; return the Parquet file."""
+        """Write scores, rank and dropping stage of every candidate of the test days; return the Parquet file."""
         self._measure("predict")
         return self.directory.path / "predictions.parquet"
 
@@ -207,7 +217,7 @@ class TrainingRun:
                 getattr(self.trainer, command)(self.model, datamodule=self.data, **loading, **quietly)
         except SystemExit:
             raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
-        except REFUSALS:
+        except INPUT_ERRORS:
             if own:
                 self.directory.discard()
             raise
@@ -216,7 +226,7 @@ class TrainingRun:
 
     @contextmanager
     def _whole_catalogue(self, options: Mapping[str, Any] | None) -> Iterator[None]:
-        """Let the trainer measure over the whole catalogue too, if there are options for it."""
+        """Add the callback that measures over the whole catalogue, if there are options for it."""
         if options is None:
             yield
             return
@@ -239,39 +249,50 @@ class TrainingRun:
         finally:
             self.trainer.callbacks.remove(callback)
 
-    def _read(self, command: Command, build: bool) -> CascadeCLI:
-        with reading(self.trust):
-            config, lines = self._config(command)
-            if build:
-                check_days(config)
-            resolve(config)  # names are checked before Lightning is imported
-            for line in lines if build else ():
-                self.log_line(line)
+    def _resolve(self, command: Command) -> tuple[dict[str, Any], Sequence[str]]:
+        """Return the config in its long form, and lines that say what is restored.
 
-            from recsys_topk.runs.lightning_cli import CascadeCLI
+        It is merged from the run to resume or the checkpoint, files, environment and typed options, lowest first.
+        """
+        config: Mapping[str, Any] = self.config
+        lines: Sequence[str] = ()
+        with reading(self.trust):
+            if self.resumption is not None:
+                lines = self.resumption.lines
+                config = {"config": [self.resumption.config, config], "ckpt_path": str(self.resumption.checkpoint)}
+            elif command != "fit":
+                checkpoint = config.get("ckpt_path")
+                if not checkpoint:
+                    example = f"recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"
+                    raise ValueError(f"{command} needs a trained model: {example}")
+                content = read_checkpoint(checkpoint)
+                lines = describe_checkpoint(checkpoint, content)
+                config = {"config": [config_from_checkpoint(content), config]}
+            return resolve(config), lines
+
+    @contextmanager
+    def _parsed(self, command: Command, config: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+        """Parse a resolved config; yield the parser and the options. Inside, only trusted classes are imported."""
+        with reading(self.trust):
+            from recsys_topk.runs.parser import as_dict, make_parser, parse
+            from recsys_topk.runs.preflight import check_options
+            from recsys_topk.runs.quiet import quiet_libraries
             from recsys_topk.trust.guard import guarded
 
+            quiet_libraries()
             with guarded():
-                return CascadeCLI(command, config, self.resumption, self.log_line, build)
-
-    def _config(self, command: Command) -> tuple[dict[str, Any], Sequence[str]]:
-        """Return the config, above that of the run to resume or of the checkpoint, and lines on what is restored."""
-        if self.resumption is not None:
-            below, checkpoint = self.resumption.config, str(self.resumption.checkpoint)
-            return {"config": [below, self.config], "ckpt_path": checkpoint}, self.resumption.lines
-        if command == "fit":
-            return self.config, ()
-        checkpoint = self.config.get("ckpt_path") or ""
-        if not checkpoint:
-            example = f"recsys-topk {command} --ckpt_path runs/NAME/checkpoints/best.ckpt"
-            raise ValueError(f"{command} needs a trained model: {example}")
-        content = read_checkpoint(checkpoint)
-        return {"config": [config_from_checkpoint(content), self.config]}, describe_checkpoint(checkpoint, content)
+                parser = make_parser()
+                values = parse(parser, command, config)
+                check_options(values)
+                if self.resumption is not None:
+                    for line in check_changes(self.resumption, config, as_dict(parser, values)):
+                        self.log_line(line)
+                yield parser, values
 
 
 @contextmanager
 def _weights_fit() -> Iterator[None]:
-    """Make the error of weights that do not fit the model one line."""
+    """Raise one line if the weights of a checkpoint do not fit the model."""
     try:
         yield
     except RuntimeError as error:

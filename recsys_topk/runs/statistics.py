@@ -1,4 +1,4 @@
-"""Statistics over the seeds of runs: what comparisons, streams and reports share."""
+"""Statistics over the seeds of runs, for comparisons, streams and reports."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def spread(values: Sequence[float]) -> float | None:
 
 
 def metric_names(runs: Runs) -> list[str]:
-    """Return the names of the metrics of runs, the joint recall first."""
+    """Return the names of the metrics, the joint recall first."""
     return list(next(iter(runs.values()))[0]["metrics"])
 
 
 def summarise(runs: Runs) -> list[dict[str, Any]]:
-    """Return a row for each competitor of a comparison, also of one that is not finished.
+    """Return one row per competitor of a comparison, finished or not.
 
-    ``joint`` is the mean over seeds of the first metric, ``+-`` its standard deviation, ``p`` that of a paired
-    two-sided t-test against the first competitor over the seeds that both have, ``alone`` the means of the other
-    metrics by name, ``seconds`` and ``seeds`` what they say.
+    ``joint`` is the mean over seeds of the first metric, ``+-`` its standard deviation, ``p`` the p-value of a paired
+    two-sided t-test against the first competitor over the common seeds, ``alone`` the means of the other metrics by
+    name, ``seconds`` the mean training time, and ``seeds`` the number of seeds.
     """
     joint, *alone = metric_names(runs)
     first = next(iter(runs))
@@ -51,36 +51,35 @@ def summarise(runs: Runs) -> list[dict[str, Any]]:
 
 def curves(runs: Runs) -> dict[str, dict[str, list[float]]]:
     """Return the joint recall of each seed of a stream, by label and day."""
-    found: dict[str, dict[str, list[float]]] = {}
+    lines: dict[str, dict[str, list[float]]] = {}
     for label, records in runs.items():
         for record in records:
             for entry in record["days"]:
                 joint = next(iter(entry["metrics"].values()))
-                found.setdefault(label, {}).setdefault(entry["day"], []).append(joint)
-    return {label: dict(sorted(by_day.items())) for label, by_day in found.items()}
+                lines.setdefault(label, {}).setdefault(entry["day"], []).append(joint)
+    return {label: dict(sorted(by_day.items())) for label, by_day in lines.items()}
 
 
-def means(found: Mapping[str, Mapping[Any, Sequence[float]]]) -> dict[str, dict[Any, float]]:
-    """Return the means over seeds of curves."""
-    return {label: {x: statistics.fmean(values) for x, values in line.items()} for label, line in found.items()}
+def means(lines: Mapping[str, Mapping[Any, Sequence[float]]]) -> dict[str, dict[Any, float]]:
+    """Return the mean over seeds of each point of some curves."""
+    return {label: {x: statistics.fmean(values) for x, values in line.items()} for label, line in lines.items()}
 
 
 def bands(
-    found: Mapping[str, Mapping[Any, float]], spreads: Mapping[str, Mapping[Any, float | None]]
+    lines: Mapping[str, Mapping[Any, float]], spreads: Mapping[str, Mapping[Any, float | None]]
 ) -> dict[str, list[list[float]]]:
-    """Return the mean minus and plus the standard deviation of every curve that has any."""
+    """Return the mean minus and plus the standard deviation of every curve that has one."""
     return {
         label: [[y + sign * (spreads[label][x] or 0.0) for x, y in line.items()] for sign in (-1, 1)]
-        for label, line in found.items()
+        for label, line in lines.items()
         if any(spreads[label].values())
     }
 
 
 def paired_p_value(differences: Sequence[float]) -> float | None:
-    """Return the two-sided p of a t-test that the mean of `differences` is 0; None for fewer than two of them.
+    """Return the two-sided p-value of a t-test that the mean of `differences` is 0; None for fewer than two values.
 
-    The distribution function of Student's t with n degrees of freedom, by its finite series (Abramowitz and Stegun
-    26.7.3, 26.7.4).
+    The distribution function of Student's t is computed by its finite series (Abramowitz and Stegun 26.7.3, 26.7.4).
 
     Example:
         >>> round(paired_p_value([1.0, 2.0, 3.0]), 4)

@@ -1,4 +1,4 @@
-"""The lines of a run for people: what begins, what was reached, what to do next."""
+"""The printed lines of a run: its model at the start, its metrics and the next commands at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGEST = 3
 
 
 def table_rows(model: Any) -> list[dict[str, object]]:
-    """Return the largest tables of each stage: rows, dimension and size; shared tables once."""
+    """Return the largest tables of each stage with their rows, dimension and size; shared tables appear once."""
     rows: list[dict[str, object]] = []
     users: dict[Any, list[str]] = {}
     for name, stage in model.cascade.stages.items():
@@ -38,7 +38,7 @@ def table_rows(model: Any) -> list[dict[str, object]]:
 
 
 def report_start(run: TrainingRun, command: Command) -> None:
-    """Log what is trained or measured, how large it is, and where the run goes."""
+    """Log the loss, the stages, the number of parameters, the largest tables and the run directory."""
     model = run.model
     stages = " -> ".join(f"{config.name} ({config.kind}, {config.quota})" for config in model.cascade.configs)
     trained = f"{model.loss.name} under {model.objective.name}" if model.objective.uses_loss else model.objective.name
@@ -52,16 +52,16 @@ def report_start(run: TrainingRun, command: Command) -> None:
     )
     for line in table(rows).splitlines() if rows else ():
         run.log_line(f"  {line}")
-    where = f"  run directory {run.directory.path}"
+    line = f"  run directory {run.directory.path}"
     if run.resumption is not None:
         dropped = sum(logger.dropped for logger in run.trainer.loggers if isinstance(logger, MetricsFile))
-        again = f"; {dropped} rows of metrics.csv that came later will be logged again" if dropped else ""
-        where += f", after step {run.resumption.steps}{again}"
-    run.log_line(where)
+        again = f"; {dropped} later rows of metrics.csv will be logged again" if dropped else ""
+        line += f", after step {run.resumption.steps}{again}"
+    run.log_line(line)
 
 
 def report_end(run: TrainingRun, command: Command) -> None:
-    """Log what was reached beside baselines, what was written and what to do next; log the metrics to W&B too."""
+    """Log the metrics with baselines, the written files and the next commands; log the metrics to W&B as well."""
     if not first_process():
         return
     split: Split = "val" if command in ("fit", "validate") else "test"
@@ -80,9 +80,9 @@ def report_end(run: TrainingRun, command: Command) -> None:
 
 
 def report_metrics(run: TrainingRun, split: Split, metrics: Mapping[str, float]) -> None:
-    """Log the metrics of a split in one table, with random order, popularity and the oracle on the same lists.
+    """Log the metrics of a split in one table with those of random order, popularity and the oracle.
 
-    Metrics over the whole catalogue (`--corpus`), which have their own baselines, get a second table.
+    Metrics over the whole catalogue (`--corpus`) have other baselines and get a second table.
     """
     model, data = run.model, run.data
     found = Baselines({}, 0)
@@ -95,7 +95,7 @@ def report_metrics(run: TrainingRun, split: Split, metrics: Mapping[str, float])
             found = measure_baselines(model, data, split, int(batches[0]))
             where += f"; baselines on {found.requests:,} requests"
             where += "" if "popularity" in found.metrics else ", without popularity: there are no training data"
-        except Exception as error:  # what was trained and measured is shown whatever a data module of the user's does
+        except Exception as error:  # the metrics of the run are shown even if a user's data module fails here
             where += f"; no baselines: {type(error).__name__}: {error}"
     catalogue = {name: value for name, value in metrics.items() if re.search(r"/.*/\D", name)}
     rows: list[dict[str, object]] = []
@@ -133,14 +133,14 @@ def _log_table(run: TrainingRun, title: str, rows: Sequence[Mapping[str, object]
 
 
 def next_commands(path: Path, model: CascadeModule) -> list[str]:
-    """Return the commands that one may type after training, with the paths of the run; none without a checkpoint.
+    """Return useful commands after training, with the paths of the run; none without a checkpoint.
 
     Args:
-        path: The run's directory.
-        model: What was trained; `compare` trains its loss again beside another one.
+        path: The run directory.
+        model: The trained model; the `compare` command trains its loss and another one.
     """
-    found = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
-    checkpoint = next((shlex.quote(str(file)) for file in found if file.is_file()), None)
+    files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
+    checkpoint = next((shlex.quote(str(file)) for file in files if file.is_file()), None)
     if checkpoint is None:
         return []
     lines = ["next:", f"  recsys-topk test --ckpt_path {checkpoint}"]
@@ -154,7 +154,7 @@ def next_commands(path: Path, model: CascadeModule) -> list[str]:
 
 
 def report_stop(run: TrainingRun) -> None:
-    """Log what was reached until training was stopped, and the command that resumes it."""
+    """Log the metrics so far and the command that resumes the run."""
     if run.metrics:
         run.log_line(table([{"metric so far": name, "value": value} for name, value in run.metrics.items()]))
     step = run.trainer.global_step

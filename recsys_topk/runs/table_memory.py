@@ -1,4 +1,4 @@
-"""What a run says of the memory of its tables, before they are allocated."""
+"""The memory of the embedding tables, checked before they are allocated."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from recsys_topk.datamodules import Schema
 from recsys_topk.text import size_text, table
 
 _SMALL: Final = 256 * 2**20
-"""Tables that take less than this in all are told in one line."""
+"""Tables with a smaller total size are reported in one line."""
 
 
 def announce_memory(
     schema: Schema, stages: int, options: Mapping[str, Any], accelerator: str, strategy: Any
 ) -> list[str]:
-    """Return the memory of the tables as lines; raise if it is more than the machine, or its GPU, has.
+    """Return the memory of the tables as lines; raise if the machine or its GPU has less.
 
     Args:
         schema: The features.
         stages: Number of stages.
         options: Options of `CascadeModule`.
-        accelerator: The trainer's, by name.
-        strategy: The trainer's; tables that it spreads over devices are not checked.
+        accelerator: Name of the trainer's accelerator.
+        strategy: The trainer's strategy; sharded tables are not checked.
     """
     taken = inspect.signature(plan_memory).parameters
     arguments = {"stages": stages, **{name: value for name, value in options.items() if name in taken}}
@@ -37,7 +37,7 @@ def announce_memory(
 
 
 def _available(accelerator: str) -> int | None:
-    """Return the bytes of the device that the tables are trained on; None = not known."""
+    """Return the memory of the training device in bytes; None = unknown."""
     import torch
 
     if accelerator in ("gpu", "cuda", "auto") and torch.cuda.is_available():

@@ -1,7 +1,7 @@
-"""Many training runs: those that are finished are read, each of the others runs in a separate process.
+"""Many training runs: finished ones are read from their files, the others run in one process each.
 
-A process is forked from one that has imported everything and computed nothing. It starts in a moment and is otherwise
-as fresh as a new interpreter, so a run gives the same numbers as a `TrainingRun` by itself.
+Each process is forked from a server that has imported all modules and computed nothing. It starts quickly, and a run
+gives the same numbers as in a new interpreter.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from recsys_topk.runs.config import flatten_config, registry_of, resolve
-from recsys_topk.runs.directory import with_wandb_environment
 from recsys_topk.runs.run import LogLine, TrainingRun
+from recsys_topk.runs.wandb.environment import with_wandb_environment
 from recsys_topk.trust import reading
 from recsys_topk.trust.typed import trusted_by
 
 
 class TrialsFailedError(ValueError):
-    """Some of the runs of a command failed; the others are kept."""
+    """Some runs of a command failed; the results of the others are kept."""
 
     exit_status = 1
 
@@ -41,10 +41,10 @@ class Trial:
     Attributes:
         label: The competitor.
         seed: Seed of the weights, the order and the negatives.
-        config: What its numbers depend on, in its long form.
-        place: What they do not depend on: where it writes, what it shows.
-        target: The file that holds its numbers.
-        trust: Packages that its files may name classes of.
+        config: The options that determine the results, in their long form.
+        place: The options that do not: folder, name, logger and output.
+        target: The file with the results.
+        trust: Packages whose classes its files may name.
     """
 
     label: str
@@ -55,36 +55,36 @@ class Trial:
     trust: tuple[str, ...] = ()
 
     def read(self) -> dict[str, Any]:
-        """Return what the run has measured, empty if nothing; raise if the file was written with other options."""
+        """Return the results, empty if there are none; raise if the file was written with other options."""
         if not self.target.is_file():
             return {}
-        found: dict[str, Any] = json.loads(self.target.read_text(encoding="utf-8"))
-        then, now = flatten_config(found.get("given", {})), flatten_config(self.identity()["given"])
-        changed = [key for key in {**then, **now} if str(then.get(key)) != str(now.get(key))]
+        results: dict[str, Any] = json.loads(self.target.read_text(encoding="utf-8"))
+        before, now = flatten_config(results.get("given", {})), flatten_config(self.identity()["given"])
+        changed = [key for key in {**before, **now} if str(before.get(key)) != str(now.get(key))]
         if changed:
-            what = ", ".join(f"--{key} was {then.get(key)!r} and is {now.get(key)!r} now" for key in changed[:3])
+            shown = ", ".join(f"--{key} was {before.get(key)!r} and is {now.get(key)!r} now" for key in changed[:3])
             more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
             raise ValueError(
-                f"{self.target} was made with other options: {what}{more}; give another --out, or delete that file to "
+                f"{self.target} was made with other options: {shown}{more}; give another --out, or delete that file to "
                 f"run it again"
             )
-        return found
+        return results
 
     def identity(self) -> dict[str, Any]:
-        """Return what the file says of the run besides its numbers."""
+        """Return the entries of the file that identify the run."""
         return {"seed": self.seed, "given": json.loads(json.dumps(self.config))}
 
     def run(self, **trainer: Any) -> TrainingRun:
         """Return the run, not trained yet."""
-        above = {"wandb": self.place["wandb"]}  # on top, because the environment stands between files and what is typed
-        made = TrainingRun({"config": [self.config, self.place, {"trainer": trainer}], **above}, trust=self.trust)
-        if made.trainer.world_size > 1:
-            raise ValueError(f"each run trains on one device, got {made.trainer.world_size}; use --trainer.devices 1")
-        return made
+        above = {"wandb": self.place["wandb"]}  # above the environment, which overrides configs
+        run = TrainingRun({"config": [self.config, self.place, {"trainer": trainer}], **above}, trust=self.trust)
+        if run.trainer.world_size > 1:
+            raise ValueError(f"each run trains on one device, got {run.trainer.world_size}; use --trainer.devices 1")
+        return run
 
     @property
     def log(self) -> Path:
-        """The file with what the run says."""
+        """The file with the output of the run."""
         return self.target.with_suffix(".log")
 
 
@@ -93,11 +93,11 @@ class Competition:
     """Several configs, each trained with the same seeds on the same data and batches.
 
     Attributes:
-        variants: The competitors: a config each, by label.
-        common: The config below each of them.
-        seeds: Runs of each.
+        variants: The config of each competitor, by label.
+        common: A config that the competitors override.
+        seeds: Number of runs per competitor.
         out: Folder of the results.
-        jobs: Runs at a time, each with one thread if more than 1.
+        jobs: Number of parallel runs; with more than one, each has one thread.
         logger: ``"csv"``, or ``"wandb"`` (offline without a key).
     """
 
@@ -112,8 +112,8 @@ class Competition:
         """Return the runs, seed by seed; raise on a mistake in any of them.
 
         Args:
-            place: Name of the folder with their files.
-            job: Type of their W&B runs. Their group is called after the folder of the results.
+            place: Name of the folder of their files.
+            job: Job type of their W&B runs. The group has the name of the folder of the results.
         """
         for name in ("seeds", "jobs"):
             if getattr(self, name) < 1:
@@ -125,7 +125,7 @@ class Competition:
             other = files.setdefault(file_name(label), label)
             if other != label:
                 raise ValueError(f"{label!r} and {other!r} would be written to the same file; give one another label")
-        made = []
+        trials = []
         for seed in range(self.seeds):
             for label, variant in self.variants.items():
                 name = f"{file_name(label)}-s{seed}"
@@ -134,15 +134,15 @@ class Competition:
                 given = {"config": [grouped, with_wandb_environment(self.common), variant, seeded]}
                 with reading(trusted_by(given)) as trust:
                     config = resolve(given)
-                own = {**config.pop("wandb"), "name": None}  # each run has the name of its directory
-                where = {"out": str(self.out / "runs"), "name": name, "logger": self.logger, "wandb": own}
-                shown = {**where, "baselines": False, "trainer": {"enable_progress_bar": False}}
-                made.append(Trial(label, seed, config, shown, self.out / place / f"{name}.json", trust))
-        return made
+                wandb = {**config.pop("wandb"), "name": None}  # each run has the name of its directory
+                where = {"out": str(self.out / "runs"), "name": name, "logger": self.logger, "wandb": wandb}
+                output = {**where, "baselines": False, "trainer": {"enable_progress_bar": False}}
+                trials.append(Trial(label, seed, config, output, self.out / place / f"{name}.json", trust))
+        return trials
 
 
 def by_name(losses: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return a competitor for each name of a loss, or of an objective that has no use for one.
+    """Return a competitor per name of a loss, or of an objective that uses no loss.
 
     Example:
         >>> by_name(["dftopk", "icc"])
@@ -178,25 +178,25 @@ def run_all(
     log_line: LogLine,
     on_message: Callable[[Trial, Any], None] = lambda trial, message: None,
 ) -> None:
-    """Run `todo` with a line for each that also says how much time is left; raise at the end if some failed.
+    """Run trials, and log one line per finished trial with the remaining time; raise at the end if some failed.
 
     Args:
-        work: What a process does.
-        todo: The runs to do.
-        total: The number of runs with those that are there already.
-        competition: Says how many processes at a time.
-        done: Returns what to say of a run that is over.
-        log_line: Takes the lines.
-        on_message: Called with what a process has to tell.
+        work: The function that a process runs.
+        todo: The trials to run.
+        total: The number of all trials, finished ones included.
+        competition: Its `jobs` is the number of parallel processes.
+        done: Returns the summary of a finished trial.
+        log_line: Called with each line.
+        on_message: Called with each message of a process.
     """
-    there, failures, start = total - len(todo), [], time.monotonic()
-    if there:
-        log_line(f"{there} of {total} runs are finished already")
+    finished, failures, start = total - len(todo), [], time.monotonic()
+    if finished:
+        log_line(f"{finished} of {total} runs are finished already")
     outcomes = in_processes(work, todo, competition.jobs, on_message)
-    for number, (trial, failure) in enumerate(outcomes, start=there + 1):
+    for number, (trial, failure) in enumerate(outcomes, start=finished + 1):
         head = f"[{number}/{total}] {trial.label}, seed {trial.seed}"
         if failure is None:
-            left = (time.monotonic() - start) / (number - there) * (total - number)
+            left = (time.monotonic() - start) / (number - finished) * (total - number)
             shown = f" | about {left / 60:.0f} min left" if left > 90 else f" | about {left:.0f} s left"
             log_line(f"{head}: {done(trial)}{shown if number < total else ''}")
         else:
@@ -211,11 +211,11 @@ def run_all(
 def in_processes(
     work: Work, todo: Sequence[Trial], jobs: int, on_message: Callable[[Trial, Any], None]
 ) -> Iterator[tuple[Trial, str | None]]:
-    """Do `work` for each run in a separate process; yield each when it is over, with the reason if it failed."""
+    """Run `work` for each trial in a separate process; yield each finished trial with the error if it failed."""
     context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recsys_topk.runs.lightning_cli", "numba"])
+    context.set_forkserver_preload(["recsys_topk.runs.lightning_cli"])
     environment = dict(os.environ)
-    environment.pop("WANDB_SERVICE", None)  # W&B's helper of this process, if any, knows nothing of the others
+    environment.pop("WANDB_SERVICE", None)  # the W&B service of this process does not serve the others
     settings = (environment, 1 if jobs > 1 else None, multiprocessing.get_start_method(allow_none=True))
     waiting, running, reasons = iter(todo), dict[Any, tuple[Trial, Any]](), dict[Any, str]()
     try:
@@ -253,7 +253,7 @@ def in_processes(
 
 
 def measure_seconds(train: Callable[..., Any], *arguments: Any) -> float:
-    """Call a function and return the seconds it took."""
+    """Call a function; return its duration in seconds."""
     start = time.perf_counter()
     train(*arguments)
     return time.perf_counter() - start
@@ -262,8 +262,8 @@ def measure_seconds(train: Callable[..., Any], *arguments: Any) -> float:
 def _enter(
     work: Work, trial: Trial, connection: Any, environment: Mapping[str, str], threads: int | None, method: str | None
 ) -> None:
-    """Do `work` in a new process, with the environment of the command and output to a file; end with the parent."""
-    multiprocessing.set_start_method(method, force=True)  # that of this process is not for the workers of its loaders
+    """Run `work` in a new process, with the environment of the command and output to a file; exit with the parent."""
+    multiprocessing.set_start_method(method, force=True)  # for the workers of its loaders
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
@@ -283,7 +283,7 @@ def _enter(
         raise SystemExit(1) from None
     finally:
         if "wandb" in sys.modules:
-            sys.modules["wandb"].finish()  # forked processes end without the clean-up that does it
+            sys.modules["wandb"].finish()  # forked processes do not run exit handlers
 
 
 def _end_with_parent() -> None:

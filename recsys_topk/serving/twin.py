@@ -48,7 +48,8 @@ class PlainEmbedding(nn.Module):
         if history == "mean" and "history" in self.parts:
             # Padding has embeddings and values of 0, so it does not change the sum.
             found["history"] = found["history"].sum(1) / batch.history_length.clamp_min(1)[:, None]
-        return Embedded(**found)
+        ages = batch.history_values[..., -1] if self.layout.has_ages and "history" in self.parts else None
+        return Embedded(**found, ages=ages)
 
     def _embed(self, part: Part, batch: CascadeBatch) -> Tensor:
         ids, values = (getattr(batch, field) for field in FIELDS[part])
@@ -61,7 +62,7 @@ class PlainEmbedding(nn.Module):
                 rows = rows.sum(-2) / present.sum(-1, keepdim=True).clamp_min(1.0)
             found.append(rows if use.bag else rows.squeeze(-2))
         if self.layout.values[part]:
-            found.append(values)
+            found.append(values[..., : self.layout.values[part]])
         return torch.cat(found, dim=-1) if found else torch.zeros(*ids.shape[:-1], 0)
 
 
@@ -126,7 +127,7 @@ class RequestVectors(ExportedModel):
     def compute(self, given: dict[str, Tensor]) -> Tensor:
         """See `ExportedModel.compute`."""
         batch = _batch(given, next(iter(given.values())).shape[0], 0)
-        vectors: Tensor = self.stage.encode_requests(self.stage.embedding(batch, history="mean"))
+        vectors: Tensor = self.stage.encode_requests(self.stage.embed(batch))
         return vectors
 
 
@@ -137,7 +138,7 @@ class ItemVectors(ExportedModel):
         super().__init__(schema, ("items",))
         self.stage = plain_twin(stage, ("items",))
         self.output = ("vectors", ("items", self.stage.width))
-        self.stage.user_tower = None
+        self.stage.user_tower = self.stage.encoder = None
 
     def compute(self, given: dict[str, Tensor]) -> Tensor:
         """See `ExportedModel.compute`."""

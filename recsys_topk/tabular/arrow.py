@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from recsys_topk.types import Array
 
@@ -18,8 +19,6 @@ def write_columns(path: Path, columns: Mapping[str, Array]) -> None:
         path: The file.
         columns: Arrays (n,) or (n, width); they may be memory-mapped. Columns of width 0 are not written.
     """
-    import pyarrow as pa
-
     arrays = {}
     for name, column in columns.items():
         if column.ndim == 2 and not column.shape[1]:
@@ -31,23 +30,17 @@ def write_columns(path: Path, columns: Mapping[str, Array]) -> None:
 
 def write_ids(path: Path, ids: Sequence[Any]) -> None:
     """Write a column ``id`` of integers or strings; a missing id is None."""
-    import pyarrow as pa
-
     write_stream(path, pa.table({"id": pa.array(ids)}))
 
 
 def write_stream(path: Path, table: Any) -> None:
     """Write a pyarrow table as an Arrow stream, to be read with `read_streams`."""
-    import pyarrow as pa
-
     with pa.ipc.new_stream(str(path), table.schema) as writer:
         writer.write_table(table)
 
 
 def read_streams(paths: Iterable[Path]) -> Iterator[Any]:
     """Yield the record batches of memory-mapped Arrow streams, one file after the other. Missing files are skipped."""
-    import pyarrow as pa
-
     for path in paths:
         if path.is_file():
             with pa.memory_map(str(path)) as source:

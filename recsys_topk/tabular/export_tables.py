@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from recsys_topk.types import Array
 
@@ -206,8 +207,6 @@ def _write(
     lists: Mapping[str, tuple[Array, Array]] | None = None,
 ) -> None:
     """Write columns (n,) and (n, width), numbers, and columns of lists, given as flat values and exclusive ends."""
-    import pyarrow as pa
-
     arrays, widths = {}, dict(facts or {})
     for name, column in columns.items():
         if column.ndim == 1:
@@ -225,8 +224,6 @@ def _write(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import pyarrow as pa
-
     with pa.memory_map(str(path)) as source:
         table = pa.ipc.open_file(source).read_all()
     facts = {name.decode(): int(value) for name, value in (table.schema.metadata or {}).items()}

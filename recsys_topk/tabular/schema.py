@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-FeatureKind = Literal["categorical", "bag", "numeric", "vector"]
+FeatureKind = Literal["categorical", "bag", "numeric", "vector", "age"]
 LabelKind = Literal["grades", "places"]
 Part = Literal["request", "history", "items"]
 
 PARTS: tuple[Part, ...] = ("request", "history", "items")
 ID_KINDS: tuple[FeatureKind, ...] = ("categorical", "bag")
-VALUE_KINDS: tuple[FeatureKind, ...] = ("numeric", "vector")
+VALUE_KINDS: tuple[FeatureKind, ...] = ("numeric", "vector", "age")
 VERSION = 2
 
 VARIANT = 1 << 40
@@ -46,7 +46,8 @@ class Feature:
         name: Name of the feature, unique within its part of the schema.
         table: The embedding table of the ids; None for numeric features and vectors.
         kind: ``"categorical"`` (one id), ``"bag"`` (up to `size` ids of one table, whose embeddings are averaged),
-            ``"numeric"`` (one float) or ``"vector"`` (`size` floats).
+            ``"numeric"`` (one float), ``"vector"`` (`size` floats) or ``"age"`` (seconds from a view to the request:
+            the last feature of a history, which only history encoders read).
         size: Number of columns: 1 for categorical and numeric features, the maximum number of ids of a bag, or the
             length of a vector.
 
@@ -71,7 +72,7 @@ class Feature:
             raise ValueError(f"feature {self.name!r} is {self.kind}, so it needs a table; give Feature(name, table)")
         if self.kind in VALUE_KINDS and self.table is not None:
             raise ValueError(f"feature {self.name!r} is {self.kind} and takes no table, got {self.table!r}")
-        if self.size < 1 or (self.size > 1 and self.kind in ("categorical", "numeric")):
+        if self.size < 1 or (self.size > 1 and self.kind in ("categorical", "numeric", "age")):
             raise ValueError(f"feature {self.name!r} is {self.kind} and cannot have size {self.size}")
 
 
@@ -120,6 +121,8 @@ class Schema:
             raise ValueError(f"table names must differ, got {names}")
         if self.labels not in ("grades", "places"):
             raise ValueError(f"labels must be 'grades' or 'places', got {self.labels!r}")
+        if any(one.kind == "age" for one in (*self.request, *self.items, *self.history[:-1])):
+            raise ValueError("a feature of kind 'age' must be the last feature of the history")
         for part in PARTS:
             features = self.features(part)
             if len({feature.name for feature in features}) != len(features):
@@ -127,6 +130,11 @@ class Schema:
             for feature in features:
                 if feature.table is not None and feature.table not in names:
                     raise ValueError(f"feature {feature.name!r} names table {feature.table!r}; there are {names}")
+
+    @property
+    def has_ages(self) -> bool:
+        """Whether the history has the ages of its views."""
+        return bool(self.history) and self.history[-1].kind == "age"
 
     def features(self, part: Part) -> tuple[Feature, ...]:
         """Return the features of a part."""
@@ -140,6 +148,11 @@ class Schema:
     def value_columns(self, part: Part) -> dict[str, slice]:
         """Return the columns of each numeric feature and vector in the values of a part, by name."""
         return _columns(self.features(part), VALUE_KINDS)
+
+    def padding(self, part: Part) -> list[int]:
+        """Return the padding id of each column of the ids of a part."""
+        tables = [(self.table(one.table), one.size) for one in self.features(part) if one.table is not None]
+        return [table.padding for table, size in tables for _ in range(size)]
 
     def table(self, name: str) -> Table:
         """Return the table with the given name."""

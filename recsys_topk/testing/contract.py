@@ -1,4 +1,4 @@
-"""Functions that check a loss, an operator, an objective or a data module against the contract of this package.
+"""Functions that check losses, operators, objectives, stages and data modules against the contract of this package.
 
 Each function raises one AssertionError that names every broken rule, the class, and the input that breaks it. Neither
 pytest nor hypothesis is needed: the test of a plug-in is one line.
@@ -20,7 +20,10 @@ from recsys_topk.testing.comparison import run_rules, title
 from recsys_topk.testing.lists import Lists
 
 if TYPE_CHECKING:
+    from recsys_topk.cascades.features import FeatureEmbedding
+    from recsys_topk.cascades.stage import Stage
     from recsys_topk.datamodules.base import CascadeDataModule
+    from recsys_topk.tabular.schema import Schema
 
 Subject = TypeVar("Subject")
 
@@ -42,12 +45,12 @@ def check_loss(
     - k is one int or one int per list, including 0 and values above the number of items;
     - the same input gives the same loss, and equal items get equal gradients;
     - flat lists (`lengths`, `list_ids`) give the same result as rows;
-    - inputs are not modified;
+    - inputs are not modified, and labels get no gradient;
     - losses are finite and not negative, also for scores of 1e4 and 1e30;
     - half precision and autocast are computed in float32, and float64 stays float64;
     - weights and reductions are consistent, and validate=True raises on scores that are not finite;
     - the gradient matches finite differences, second derivatives (create_graph=True) are correct or raise, and
-      torch.func.grad, vmap and jacrev agree with autograd;
+      torch.func and forward mode (jacfwd, hessian, torch.autograd.forward_ad) agree with autograd;
     - torch.compile(fullgraph=True) gives the same result;
     - on devices other than the CPU no values are read on the host;
     - pickle and state_dict restore the loss.
@@ -91,8 +94,7 @@ def check_operator(
     - inputs are not modified;
     - half precision and autocast are computed in float32, and float64 stays float64;
     - validate=True raises on scores that are not finite;
-    - second derivatives (create_graph=True) are correct or raise, and torch.func.grad, vmap and jacrev agree with
-      autograd;
+    - second derivatives (create_graph=True) are correct or raise, and torch.func and forward mode agree with autograd;
     - torch.compile(fullgraph=True) gives the same result;
     - on devices other than the CPU no values are read on the host;
     - pickle and state_dict restore the operator;
@@ -132,7 +134,7 @@ def check_objective(
     - the total is a finite scalar with named terms, and every stage gets a finite gradient;
     - masked items have no effect, and the order of the items does not matter;
     - lists without a valid item are skipped;
-    - inputs are not modified;
+    - inputs are not modified, and labels get no gradient;
     - half precision and autocast are computed in float32;
     - scores of 1e4 give finite results;
     - on devices other than the CPU no values are read on the host;
@@ -153,6 +155,39 @@ def check_objective(
         batches = [build() for build in objective_rules.LISTS] if lists is None else lists
         once = () if lists else objective_rules.ONCE
         _run(f"objective {subject.name}", subject, objective_rules.ON_LISTS, batches, once, rules)
+
+
+def check_stage(
+    make: Callable[[FeatureEmbedding], Stage], schema: Schema | None = None, *, rules: Collection[str] | None = None
+) -> None:
+    """Check a stage against the rules for all stages. Needs TorchRec.
+
+    The rules:
+
+    - scores are (B, N), and finite for real candidates, also with an empty history;
+    - masked candidates and padding of histories have no effect;
+    - the order of the candidates and of the pool does not matter, and lists do not influence each other in evaluation;
+    - every trained parameter gets a finite gradient;
+    - the dot products of the vectors of a stage with towers are its scores;
+    - a prefix of a history is encoded like a history of that length (`HistoryEncoder`);
+    - on devices other than the CPU no values are read on the host;
+    - pickle and state_dict restore the stage.
+
+    Args:
+        make: A function of the embedding that returns the stage, or its class.
+        schema: The features; None = every kind of feature, with and without ages of the views.
+        rules: Names of the rules to check, as in the error message; None = all.
+
+    Example:
+        >>> from recsys_topk.cascades.stages import TwoTower
+        >>> check_stage(lambda embedding: TwoTower(embedding, hidden=[8, 4], history="recency"))
+    """
+    from recsys_topk.testing import stage_rules
+    from recsys_topk.testing.batches import mixed_schema
+
+    for one in (mixed_schema(), mixed_schema(ages=True)) if schema is None else (schema,):
+        subject = stage_rules.StageSubject(make, one)
+        _run(f"stage {subject.name}", subject, (), (), stage_rules.RULES, rules)
 
 
 def check_data_module(make: Callable[[], CascadeDataModule], *, rules: Collection[str] | None = None) -> None:

@@ -219,6 +219,23 @@ def half_precision_is_computed_in_float32(subject: LossSubject) -> None:
                 require_same(cast, exact, "autocast changed the loss", half, LOOSE)
 
 
+def labels_get_no_gradient(subject: LossSubject) -> None:
+    """Labels that require a gradient do not change the loss and get none, as rows and as flat lists."""
+    for dtype in (torch.float32, torch.float64):
+        lists = ragged().to(dtype)
+        for k in subject.cuts(lists):
+            labels = lists.labels.to(dtype).requires_grad_()
+            scores, mask = lists.scores.clone().requires_grad_(), lists.mask
+            each = None if k is None else torch.full((len(scores),), k)
+            loss = subject.build(reduction="none")
+            flat = {"lengths": mask.sum(-1), "k": each}
+            for value in (loss(scores, labels, mask, k=k), loss(scores[mask], labels[mask], **flat)):
+                if subject.deterministic:
+                    require_same(value, subject(lists, k)[0], "labels with a gradient changed the loss", lists, LOOSE)
+                (found,) = torch.autograd.grad(value.sum(), labels, allow_unused=True)
+                require(found is None, "labels got a gradient", lists)
+
+
 def weights_and_reductions_agree(subject: LossSubject) -> None:
     """The mean is sum(w L) / sum(w), the sum is sum(w L). Without a mask all items are real."""
     if not subject.deterministic:
@@ -286,7 +303,7 @@ def second_derivatives_are_correct_or_raise(subject: LossSubject) -> None:
 
 
 def torch_func_transforms_agree(subject: LossSubject) -> None:
-    """torch.func.grad, vmap and jacrev work. An operator that declares transformable = False raises a clear error."""
+    """torch.func and forward mode work. An operator that declares transformable = False raises a clear error."""
     operator = subject.template.operator
     refused = operator is not None and not operator.transformable
     for lists in (ordinary(), ragged()):
@@ -378,6 +395,7 @@ ON_LISTS: tuple[Callable[[LossSubject, Lists], None], ...] = (
 )
 ONCE: tuple[Callable[[LossSubject], None], ...] = (
     half_precision_is_computed_in_float32,
+    labels_get_no_gradient,
     weights_and_reductions_agree,
     validate_raises_on_non_finite_scores,
     gradient_matches_finite_differences,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -155,6 +156,18 @@ def inputs_are_not_modified(subject: ObjectiveSubject, lists: Lists) -> None:
     require(same, "the call changed its input", lists)
 
 
+def labels_get_no_gradient(subject: ObjectiveSubject) -> None:
+    """Labels that require a gradient do not change the total and get none."""
+    for dtype in (torch.float32, torch.float64):
+        plain = ragged().to(dtype)
+        lists = replace(plain, labels=plain.labels.to(dtype).requires_grad_())
+        total = subject.output(lists, subject.inputs(lists)).total
+        if subject.deterministic:
+            require_same(total, subject(plain)[0], "labels that require a gradient changed the total", lists, LOOSE)
+        (found,) = torch.autograd.grad(total, lists.labels, allow_unused=True)
+        require(found is None, "labels got a gradient", lists)
+
+
 def half_precision_is_computed_in_float32(subject: ObjectiveSubject) -> None:
     """bfloat16 and autocast give the float32 result in float32."""
     half = ragged().to(torch.bfloat16)
@@ -215,6 +228,7 @@ ON_LISTS: tuple[Callable[[ObjectiveSubject, Lists], None], ...] = (
     inputs_are_not_modified,
 )
 ONCE: tuple[Callable[[ObjectiveSubject], None], ...] = (
+    labels_get_no_gradient,
     half_precision_is_computed_in_float32,
     large_scores_give_finite_results,
     no_values_are_read_on_the_host,

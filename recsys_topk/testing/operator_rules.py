@@ -241,7 +241,7 @@ def second_derivatives_are_correct_or_raise(subject: OperatorSubject) -> None:
 
 
 def torch_func_transforms_agree(subject: OperatorSubject) -> None:
-    """torch.func.grad, vmap and jacrev work. An operator that declares transformable = False raises a clear error."""
+    """torch.func and forward mode work. An operator that declares transformable = False raises a clear error."""
     operator = subject.build()
     for lists in (ordinary(), ragged()):
 

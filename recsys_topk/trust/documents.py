@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from recsys_topk.trust import MAX_DEPTH, MAX_VALUES, Expand, UntrustedError, inspect_names
+from recsys_topk.trust.inspection import MAX_DEPTH, MAX_VALUES, Expand, inspect_names
+from recsys_topk.trust.source import UntrustedError
 
 MAX_CHARACTERS = 1_000_000
 # Maximum length of a plain scalar. YAML tries to parse plain scalars as numbers, which is slow for long ones.
@@ -33,7 +34,7 @@ def read_yaml(text: str, source: str) -> Any:
         >>> read_yaml("[" * 100 + "]" * 100, "my.yaml")
         Traceback (most recent call last):
         ...
-        recsys_topk.trust.UntrustedError: my.yaml is refused: values are nested deeper than 50
+        recsys_topk.trust.source.UntrustedError: my.yaml is refused: values are nested deeper than 50
     """
     check_bounds(text, source)
     try:

@@ -14,8 +14,10 @@ from jsonargparse import _common as settings
 from jsonargparse import get_loader, set_loader, set_parsing_settings
 from jsonargparse._loaders_dumpers import get_loader_exceptions
 
-from recsys_topk.trust import UntrustedError, locate, names_for_parser, trusted
+from recsys_topk.trust.allowed import names_for_parser
+from recsys_topk.trust.class_paths import locate
 from recsys_topk.trust.documents import check_bounds
+from recsys_topk.trust.source import UntrustedError, trusted
 
 
 @contextmanager

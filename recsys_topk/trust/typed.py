@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from recsys_topk.trust import names_of_typed
+from recsys_topk.trust.allowed import names_of_typed
 from recsys_topk.trust.documents import CONFIG_SUFFIXES, inspect_config, read_yaml
 from recsys_topk.trust.lists import TEXT_KEYS
 from recsys_topk.trust.own_runs import recall

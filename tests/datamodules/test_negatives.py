@@ -13,8 +13,9 @@ from recsys_topk.datamodules import catalogue
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.catalogue import Catalogue
 from recsys_topk.datamodules.loader import ShardLoader
+from recsys_topk.datamodules.negatives import sampling
 from recsys_topk.datamodules.negatives.draws import exponentials, integers, request_keys, scramble
-from recsys_topk.datamodules.negatives.expansion import expand, sampling
+from recsys_topk.datamodules.negatives.expansion import expand
 from recsys_topk.datamodules.negatives.sampling import Occurrences, Uniform, draw_distinct
 from recsys_topk.datamodules.shard import TensorShard
 from recsys_topk.tabular.schema import VARIANT

@@ -13,7 +13,7 @@ from recsys_topk import losses
 from recsys_topk.cascades.objectives.base import registry as objectives
 from tests.distributed.launch import launch
 from tests.distributed.sharded import FIRST, RELAY, SECOND
-from tests.distributed.training import CASES, SHIFTS, STEPS, Case, cases, train
+from tests.distributed.training import CASES, SHIFTS, Case, cases, train
 
 Results = dict[int, list[dict[str, Any]]]
 
@@ -50,7 +50,7 @@ def test_several_processes_train_like_one(
     processes: int, case: Case, alone: dict[str, dict[str, Any]], together: Results, folder: Path
 ) -> None:
     one, found = alone[case.name], [rank["cases"][case.name] for rank in together[processes]]
-    assert len(one["losses"]) == STEPS
+    assert len(one["losses"]) == case.steps
     for rank in found:
         assert rank["losses"] == pytest.approx(one["losses"], abs=1e-5)
         assert rank["metrics"] == pytest.approx(one["metrics"], abs=1e-5, nan_ok=True)

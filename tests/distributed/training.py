@@ -54,6 +54,10 @@ NORMED = tuple(
     StageConfig(s.kind, s.name, s.quota, {**s.options, "batch_norm": 0.9} if s.kind == "din" else s.options)
     for s in STAGES
 )
+ORDERED = (
+    StageConfig("two_tower", "retrieval", 9, {"hidden": [16, 8], "history": {"kind": "transformer", "dropout": 0.0}}),
+    StageConfig("din", "ranking", 4, {"hidden": [16, 8], "attention": 8, "history": "recency"}),
+)
 WITH_THREE_PROCESSES = {"table_wise adagrad", "row_wise rowwise_adagrad", "column_wise adagrad"}
 CASES = [
     Case("table_wise sgd", "table_wise", "sgd"),
@@ -66,6 +70,7 @@ CASES = [
     Case("column_wise adagrad", "column_wise", "adagrad"),
     Case("auto shared", "auto", "rowwise_adagrad", model=(("share_embeddings", True),)),
     Case("ddp batch norm", "ddp", "same", model=(("stages", NORMED),)),
+    Case("row_wise ordered", "row_wise", "adagrad", model=(("stages", ORDERED),), steps=20),
     Case("ddp gathered", "ddp", "same", data=(("negative_source", "in_global_batch"),)),
 ]
 # Biases that add a constant to all scores of a list do not change the loss. Their gradients are rounding errors, from

@@ -41,6 +41,29 @@ def test_non_integer_k_raises(k):
         DFTopKLoss()(X, Y, k=k)
 
 
+@pytest.mark.parametrize("k", [[1, 2], (1, 2), np.array([1, 2])])
+def test_error_for_a_sequence_as_k_names_the_tensor_to_pass(k):
+    for call in (lambda: DFTopKLoss(k=k), lambda: DFTopKLoss()(X, Y, k=k), lambda: operators.get("lapsum")(X, k)):
+        with pytest.raises(TypeError, match=r"one entry per list, got (list|tuple|ndarray); pass torch.as_tensor\(k\)"):
+            call()
+
+
+@pytest.mark.parametrize("name", [n for n, cls in losses.registry.classes().items() if cls.requires_k])
+def test_an_int_without_a_name_is_not_taken_for_another_option(name):
+    cls = losses.registry.classes()[name]
+    with pytest.raises(TypeError, match=rf"{cls.__name__}\(10\) would set tau, not k; write {cls.__name__}\(k=10\)"):
+        cls(10)
+    assert cls(2.0).k is None
+    assert cls(2, k=10).k == 10
+
+
+def test_complex_labels_raise():
+    with pytest.raises(TypeError, match=r"labels must be real numbers, got torch.complex64; pass labels.real"):
+        DFTopKLoss(k=2)(X, Y.to(torch.complex64))
+    with pytest.raises(TypeError, match=r"labels must be real numbers"):
+        DFTopKLoss(k=2)(X.flatten(), Y.flatten().to(torch.complex64), lengths=[4, 4])
+
+
 @pytest.mark.parametrize("k", [np.int64(-1), torch.tensor(-1)])
 def test_negative_k_raises(k):
     with pytest.raises(ValueError, match=r"non-negative int.*got -1"):

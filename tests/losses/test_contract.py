@@ -24,7 +24,7 @@ VARIANTS = {
 
 
 # Compilation takes most of the time. The operators' losses are compiled by name in test_topk_losses.
-NOT_COMPILED = [title(rule) for rule in (*loss_rules.ON_LISTS, *loss_rules.ONCE) if "compilation" not in title(rule)]
+NOT_COMPILED = [title(rule) for rule in (*loss_rules.ON_LISTS, *loss_rules.ONCE) if "compiled" not in title(rule)]
 BY_BACKEND = [title(rule) for rule in (*loss_rules.ON_LISTS, loss_rules.large_scores_give_finite_results)]
 
 

@@ -1,4 +1,4 @@
-"""Bad labels raise with `validate`, and a batch in which all lists are skipped warns once."""
+"""Bad labels raise with `validate`, and batches in which all lists are skipped warn."""
 
 import math
 import warnings
@@ -42,13 +42,30 @@ def test_validation_names_bad_weights(bad):
     ],
     ids=["nan", "negative", "masked", "covered", "both"],
 )
-def test_batch_of_skipped_lists_warns_once_with_the_reason(labels, mask, message):
+def test_batch_of_skipped_lists_warns_with_the_reason(labels, mask, message):
     loss = DFTopKLoss(k=3)
     with pytest.warns(UserWarning, match=message):
         assert loss(SCORES, labels, mask) == 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loss(SCORES, labels, mask)
+
+
+def test_the_warning_returns_after_ten_times_as_many_skipped_batches():
+    loss = DFTopKLoss(k=3)
+    counts = []
+    for batch in range(1, 121):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loss(SCORES, LABELS * 0)
+        counts += [(batch, str(one.message).partition(":")[0]) for one in caught]
+    of = "DFTopKLoss skipped every list of {} batches"
+    assert counts == [(1, "DFTopKLoss skipped every list of a batch"), (10, of.format(10)), (100, of.format(100))]
+
+
+def test_validation_of_padded_labels_names_the_mask():
+    with pytest.raises(ValueError, match=r"only a mask marks padding: for labels of -1 pass mask=labels >= 0"):
+        BCELoss(validate=True)(SCORES, torch.where(SCORES > 1, -1.0, LABELS))
 
 
 def test_k_that_covers_every_list_warns():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recsys_topk import losses
 from recsys_topk.ops.dispatch import backend, installed
-from recsys_topk.ops.topk_loss import Law, topk_loss
+from recsys_topk.ops.losses.topk_loss import Law, topk_loss
 
 pytestmark = pytest.mark.skipif(not installed("numba"), reason="the compiled loops need numba")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from recsys_topk.cascades.stage import Stage
 from recsys_topk.cascades.stages import DIN, MLPStage, TwoTower
 from recsys_topk.serving.export import TOLERANCE, check, compare, models_of, onnx_scores, write_stage
 from recsys_topk.serving.manifest import ManifestError, read_manifest, write_manifest
@@ -66,6 +67,18 @@ def test_numeric_features_alone_can_be_exported(tmp_path: Path) -> None:
     entry = write_stage(tmp_path, "only", "two_tower", 3, models_of(stage, NUMERIC), programs=False)
     score = onnx_scores(tmp_path, entry)
     check(compare({"only": stage}, [3], lambda name, batch: score(batch), [random_batch(NUMERIC, 5)]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "history"), [(TwoTower, "recency"), (DIN, {"kind": "transformer", "width": 8, "blocks": 2})]
+)
+def test_stages_with_ordered_histories_are_exported(tmp_path: Path, kind: type[Stage], history: object) -> None:
+    schema = mixed_schema(ages=True)
+    stage = trained_stage(kind, schema, history=history, dropout=0.1)
+    entry = write_stage(tmp_path, "only", kind.name, 3, models_of(stage, schema), programs=False)
+    score = onnx_scores(tmp_path, entry)
+    batches = [random_batch(schema, *size, seed=seed) for seed, size in enumerate(SIZES)]
+    check(compare({"only": stage}, [3], lambda name, batch: score(batch), batches))
 
 
 def test_torch_program_gives_the_scores_of_its_stage(exported) -> None:

@@ -15,6 +15,7 @@ from tests.cascades.batches import mixed_schema, random_batch, recflow_like_sche
 
 NUMERIC = Schema((), (Feature("age", kind="numeric"),), (), (Feature("picture", kind="vector", size=4),))
 SCHEMAS = {"recflow": recflow_like_schema(), "mixed": mixed_schema(), "numeric": NUMERIC}
+ORDERED = ["recency", {"kind": "transformer", "width": 8, "blocks": 2}]
 
 
 def trained_stage(kind: type[Stage], schema: Schema, **options: object) -> Stage:
@@ -54,6 +55,18 @@ def test_export_copy_gives_the_scores_of_its_stage(kind: type[Stage], options: d
         model = ListScores(stage, schema)
         found = model(*inputs(model, batch))[batch.mask]
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("kind", [TwoTower, DIN, MLPStage])
+@pytest.mark.parametrize("history", ORDERED, ids=["recency", "transformer"])
+def test_export_copy_encodes_ordered_histories(kind: type[Stage], history: object) -> None:
+    schema = mixed_schema(ages=True)
+    stage, batch = trained_stage(kind, schema, history=history), random_batch(schema, seed=5)
+    model = ListScores(stage, schema)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model(*inputs(model, batch))[batch.mask], stage(batch)[batch.mask], rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)

@@ -15,9 +15,4 @@ if TYPE_CHECKING:
     from recsys_topk.cascades.objectives.base import ObjectiveOutput as ObjectiveOutput
     from recsys_topk.cascades.objectives.base import registry as registry
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        "base": ["CascadeObjective", "ObjectiveOutput", "registry"],
-    },
-)
+__getattr__, __dir__ = attach(__name__)

@@ -167,7 +167,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
             check_lists(stage_scores, mask, labels=labels, groups=groups)
         with float32_island(labels.device.type):
             clean = [at_least_float32(stage_scores) for stage_scores in scores]
-            y = labels.to(clean[0].dtype)
+            y = labels.detach().to(clean[0].dtype)  # labels are constants
             if self.validate:
                 for x in clean:
                     deferred = None if may_read(x) else self.deferred_checks

@@ -13,8 +13,8 @@ from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutp
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.pairs import LabelOrder, pairwise_logistic
 from recsys_topk.numerics import weighted_mean
-from recsys_topk.ops.dcg import discount, ideal_dcg
-from recsys_topk.ops.ranks import tie_ranks
+from recsys_topk.ops.losses.dcg import discount, ideal_dcg
+from recsys_topk.ops.selection.ranks import tie_ranks
 
 _Weight = Callable[[slice], Tensor]
 

@@ -12,7 +12,7 @@ from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutp
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.ranknet import RankNetLoss
-from recsys_topk.ops.kth_pair import kth_pair
+from recsys_topk.ops.selection.kth_pair import kth_pair
 
 
 class ICCObjective(CascadeObjective):

@@ -14,9 +14,9 @@ from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.topk import TopKLoss, selection_bce
 from recsys_topk.numerics import add_eps, is_full
 from recsys_topk.operators.base import SoftSelection
-from recsys_topk.ops.joint_terms import JointTask, joint_terms
-from recsys_topk.ops.survival import survival_logs
-from recsys_topk.ops.topk_target import topk_target
+from recsys_topk.ops.losses.joint_terms import JointTask, joint_terms
+from recsys_topk.ops.losses.survival import survival_logs
+from recsys_topk.ops.losses.topk_target import topk_target
 from recsys_topk.processes import divisor
 
 

@@ -11,11 +11,4 @@ if TYPE_CHECKING:
     from recsys_topk.cascades.stages.mlp import MLPStage as MLPStage
     from recsys_topk.cascades.stages.two_tower import TwoTower as TwoTower
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        "din": ["DIN"],
-        "mlp": ["MLPStage"],
-        "two_tower": ["TwoTower"],
-    },
-)
+__getattr__, __dir__ = attach(__name__)

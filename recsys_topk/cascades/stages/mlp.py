@@ -14,7 +14,7 @@ from recsys_topk.datamodules.batch import CascadeBatch
 
 
 class MLPStage(Stage):
-    """Score = MLP([request, mean of the history, item]).
+    """Score = MLP([request, encoded history, item]).
 
     The first layer is applied once per request and once per pool item. Both results are added for each candidate.
 
@@ -25,17 +25,18 @@ class MLPStage(Stage):
     """
 
     name: ClassVar[str] = "mlp"
+    shares_histories: ClassVar[bool] = True
 
     def __init__(
         self, embedding: FeatureEmbedding, hidden: Sequence[int] = (128, 64, 32), **options: Unpack[StageOptions]
     ) -> None:
         super().__init__(embedding, **options)
         dims = embedding.dims
-        self.mlp = self.perceptron([dims["request"], dims["history"], dims["items"]], [*hidden, 1])
+        self.mlp = self.perceptron([dims["request"], self.history_dim, dims["items"]], [*hidden, 1])
 
     def score(self, batch: CascadeBatch) -> Tensor:
         """See `Stage.score`."""
-        embedded = self.embedding(batch, history="mean")
+        embedded = self.embed(batch)
         request = self.mlp.project(0, embedded.request) + self.mlp.project(1, embedded.history)
         item = self.mlp.project(2, embedded.items)
         return self.mlp.joined(None, request, item, batch.candidates, batch.mask).squeeze(-1)

@@ -15,17 +15,19 @@ from recsys_topk.cascades.towers import Towers
 
 
 class TwoTower(Towers):
-    """Score = <user tower(request, mean of the history), item tower(item)> (Huang et al. 2013).
+    """Score = <user tower(request, encoded history), item tower(item)> (Huang et al. 2013).
 
-    The item tower runs once per pool item, also if the item occurs in many lists.
+    The item tower runs once per pool item, also if the item occurs in many lists. Without hidden layers, the item
+    vector is the item's embedding, and the user tower is one linear layer (SASRec: Kang and McAuley 2018).
 
     Args:
         embedding: The embedding tables.
-        hidden: Widths of both towers; the last one is the width of the vectors.
+        hidden: Widths of both towers; the last one is the width of the vectors. Empty = see above.
         options: Options of every stage; see `Stage`.
     """
 
     name: ClassVar[str] = "two_tower"
+    shares_histories: ClassVar[bool] = True
 
     def __init__(
         self, embedding: FeatureEmbedding, hidden: Sequence[int] = (128, 64, 32), **options: Unpack[StageOptions]
@@ -37,9 +39,13 @@ class TwoTower(Towers):
                 f"the stage {self.name!r} needs request or history features, but the schema has neither; "
                 f"use the stage 'mlp'"
             )
-        self.user_tower = self.perceptron([dims["request"], dims["history"]], hidden)
-        self.item_tower = self.perceptron([dims["items"]], hidden)
-        self.width = hidden[-1]
+        self.width = hidden[-1] if hidden else dims["items"]
+        self.user_tower = self.perceptron([dims["request"], self.history_dim], hidden or [self.width])
+        self.item_tower = self.perceptron([dims["items"]], hidden) if hidden else None
+        if not hidden and self.history_dim == self.width:  # starts as <encoded history, item>
+            with torch.no_grad():
+                self.user_tower.first.weight[:, dims["request"] :] = torch.eye(self.width)
+                self.user_tower.first.bias.zero_()
 
     def encode_requests(self, embedded: Embedded) -> Tensor:
         """See `Towers.encode_requests`."""
@@ -48,5 +54,5 @@ class TwoTower(Towers):
 
     def encode_items(self, embedded: Embedded, real: Tensor | None = None) -> Tensor:
         """See `Towers.encode_items`."""
-        vectors: Tensor = self.item_tower(embedded.items, real)
+        vectors: Tensor = embedded.items if self.item_tower is None else self.item_tower(embedded.items, real)
         return vectors

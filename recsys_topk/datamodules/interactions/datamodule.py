@@ -12,6 +12,7 @@ import numpy as np
 
 from recsys_topk.datamodules.interactions.deployment import interactions_items, interactions_users
 from recsys_topk.datamodules.interactions.guess import find_roles, guess_description
+from recsys_topk.datamodules.interactions.position_shard import PositionShard
 from recsys_topk.datamodules.interactions.preparation import FORMAT, Plan, Preparation
 from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptions
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
@@ -76,6 +77,9 @@ class InteractionsDataModule(PreparedDataModule):
         negative_source: Where training negatives come from; see `CascadeDataModule`.
         eval_negatives: Sampled negatives per list in evaluation.
         history_length: Maximum length of the history; the newest interactions are kept.
+        every_position: Whether every interaction of a training sequence is a request of its own (`window` is then 1),
+            and the requests of a sequence share one history: an encoder learns from all positions in one pass. The
+            batch size counts sequences of up to `history_length` interactions.
         seed: Seed of the order and of all negatives.
         num_workers: Worker processes that make batches.
         shuffle: Whether to shuffle training requests.
@@ -131,6 +135,7 @@ class InteractionsDataModule(PreparedDataModule):
         negative_source: NegativeMix = "uniform",
         eval_negatives: int = 160,
         history_length: int = 50,
+        every_position: bool = False,
         seed: int = 42,
         num_workers: int = 0,
         shuffle: bool = True,
@@ -168,6 +173,7 @@ class InteractionsDataModule(PreparedDataModule):
         if window_days is not None and window_days <= 0:
             raise ValueError(f"window_days must be above 0, got {window_days}")
         self.root, self.cache_dir, self.history_length, self.repeats = root, cache_dir, history_length, repeats
+        self.every_position = every_position
         self._sources = {"interactions": interactions, "users": users, "items": items}
         self._held_out = {"val": val, "test": test} if val is not None else {}
         self._roles = {"user": user, "item": item, "time": time, "rating": rating, "weight": weight}
@@ -178,7 +184,7 @@ class InteractionsDataModule(PreparedDataModule):
         self._sequences = SequenceOptions(
             split=split,
             leave=leave,
-            window=window,
+            window=1 if every_position else window,
             eval_window=eval_window,
             span=None if window_days is None else round(window_days * _DAY_US),
             repeats=repeats,
@@ -221,7 +227,10 @@ class InteractionsDataModule(PreparedDataModule):
 
     def open_shard(self, name: str) -> InteractionsShard:
         """Return a split."""
-        return InteractionsShard(name, self.prepared, self.schema, self.history_length, self.repeats)
+        return self._requests(name, PositionShard if self.every_position and name == "train" else InteractionsShard)
+
+    def _requests(self, name: str, kind: type[InteractionsShard] = InteractionsShard) -> InteractionsShard:
+        return kind(name, self.prepared, self.schema, self.history_length, self.repeats)
 
     def serving_items(self) -> ItemTable:
         """Return all items with their ids of the source."""
@@ -233,7 +242,7 @@ class InteractionsDataModule(PreparedDataModule):
 
     def serving_users(self, items: ItemTable) -> UserTable:
         """Return the state of each user after the last known interaction."""
-        return interactions_users({split: self.open_shard(split) for split in SPLITS}, self.prepared)
+        return interactions_users({split: self._requests(split) for split in SPLITS}, self.prepared)
 
     def _plan(self) -> Plan:
         roles = dict(self.guessed.roles)

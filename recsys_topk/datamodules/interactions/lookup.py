@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from recsys_topk.datamodules.prepare.raw_ids import RawIds
 from recsys_topk.tabular.tables.columns import keys_of, one_chunk
@@ -28,8 +29,6 @@ class Lookup:
     """
 
     def __init__(self, reader: TableReader | None, key: str, columns: Sequence[str], what: str) -> None:
-        import pyarrow as pa
-
         self.key, self.columns, self.ids = key, list(columns), RawIds()
         self.keys = np.empty(0, dtype=np.int64)
         self._table: Any = None
@@ -69,8 +68,6 @@ class Lookup:
 
     def rows(self, keys: Array) -> Any:
         """Return the rows of `keys` as a pyarrow table, in this order. Ids that are not in the table have nulls."""
-        import pyarrow as pa
-
         made: dict[str, Any] = {}
         if self._table is not None and self._table.num_columns:
             at = np.minimum(np.searchsorted(self.keys, keys), max(self.keys.size - 1, 0))

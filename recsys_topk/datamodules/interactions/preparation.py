@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from recsys_topk.datamodules.interactions.lookup import Lookup
 from recsys_topk.datamodules.interactions.sequences import (
@@ -203,8 +204,6 @@ class Preparation:
         return self.work.path / f"{split}.{part}.requests"
 
     def _contexts(self, split: str, parts: int) -> Iterator[Any]:
-        import pyarrow as pa
-
         for batch in read_streams(self._context(split, number) for number in range(parts)):
             yield pa.Table.from_batches([batch])
 

@@ -84,13 +84,17 @@ class InteractionsShard(Shard):
 
     def batch(self, rows: Array) -> ShardBatch:
         """Return some requests. The pool holds the distinct items of their lists, in the order of the catalogue."""
-        requests, positives = self._requests, self.prepared.table(f"{self.name}-positives")
         rows = np.asarray(rows)
+        return self.with_histories(rows, self.views(self._requests["start"][rows], self._requests["stop"][rows]))
+
+    def with_histories(self, rows: Array, histories: tuple[Array, Array, Array]) -> ShardBatch:
+        """Return some requests with the given histories: ids, values and lengths, as from `views`."""
+        requests, positives = self._requests, self.prepared.table(f"{self.name}-positives")
+        history, history_values, length = histories
         ends = requests["ends"]
         first = np.where(rows > 0, ends[rows - 1], 0)
         mask = np.arange(self._length) < (ends[rows] - first)[:, None]
         at = np.where(mask, first[:, None] + np.arange(self._length), 0)
-        history, history_values, length = self.views(requests["start"][rows], requests["stop"][rows])
         user = requests["user"][rows]
         columns = {
             "request_id": requests["request_id"][rows],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from recsys_topk.datamodules.interactions.sequences import ROW
 from recsys_topk.datamodules.prepare.raw_ids import RawIds
@@ -130,8 +131,6 @@ class _Piece(Piece):
 
     def add(self, batch: Any) -> None:
         """Add a record batch."""
-        import pyarrow as pa
-
         split = self._split
         column = {
             role: one_chunk(batch.column(name)) for role, name in self.roles.items() if name in batch.schema.names

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from recsys_topk.tabular.tables.columns import is_list, one_chunk
 from recsys_topk.tabular.tables.reader import TableReader
@@ -28,9 +30,6 @@ def flat_rows(reader: TableReader, markers: Sequence[str], whole: Sequence[str])
         markers: Columns that hold one value per item: item, label, stage, position.
         whole: Columns that are never flattened, e.g. the history.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kinds = {field.name: field.type for field in reader.schema}
     marker = next((name for name in markers if name in kinds and is_list(kinds[name])), None)
     if marker is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from recsys_topk.datamodules.lists.catalogue import ItemTable
 from recsys_topk.datamodules.lists.grouping import Grouped, group_rows
@@ -210,8 +211,6 @@ class Preparation:
         return {self.plan.roles["item"]: views.values}
 
     def _write(self, encoder: FeatureEncoder) -> None:
-        import pyarrow as pa
-
         parts = range(self.parts)
         keys = {split: self._items[split].keys() for split in SPLITS}
         distinct = np.unique(np.concatenate([np.unique(own) for own in keys.values()]))

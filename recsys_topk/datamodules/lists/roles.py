@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from recsys_topk.datamodules.lists.labels import StageTable
 from recsys_topk.datamodules.lists.nested import ROW
@@ -111,8 +112,6 @@ def guess_columns(reader: TableReader, roles: Mapping[str, str]) -> GuessedTable
 
 def _codes(column: Any) -> npt.NDArray[Any]:
     """Return a code per row; equal values have equal codes, and lists are never equal."""
-    import pyarrow as pa
-
     if pa.types.is_nested(column.type):
         return np.arange(len(column))
     return np.asarray(column.dictionary_encode().indices.fill_null(-1))

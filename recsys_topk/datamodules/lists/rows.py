@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from recsys_topk.datamodules.lists.labels import graded
 from recsys_topk.datamodules.lists.plan import Plan
@@ -95,8 +96,6 @@ class _RowPiece(Piece):
 
     def add(self, batch: Any) -> None:
         """Add a record batch."""
-        import pyarrow as pa
-
         columns = {role: one_chunk(batch.column(name)) for role, name in self._roles.items()}
         request = self._present(keys_of(columns["request"]), "request")
         named = not _is_number(columns["request"].type)
@@ -162,6 +161,4 @@ class _RowPiece(Piece):
 
 
 def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from recsys_topk.tabular.tables.reader import TableReader, list_files
 from recsys_topk.types import Array
@@ -52,8 +53,6 @@ def open_svmlight(path: str | Path, width: Callable[[], int], query_file: str | 
         width: Returns the largest feature index of all related files; called when rows are read.
         query_file: File with the lengths of the lists, in order; None = ``<path>.query`` if lines have no ``qid:``.
     """
-    import pyarrow as pa
-
     files, (place,) = list_files(path)
     beside = str(query_file) if query_file is not None else f"{path}.query"
     lengths: Array | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from recsys_topk.files import remove_partial, whole_folder
 from recsys_topk.tabular.arrow import read_streams
@@ -49,8 +50,6 @@ class Piece(ABC):
         Raises:
             ValueError: A column has another type than in the first batch, and cannot be converted.
         """
-        import pyarrow as pa
-
         self._schema = self._schema or batch.schema
         part = (mixed(keys, self._seed) % np.uint64(self._parts)).astype(np.int64)
         order = np.argsort(part, kind="stable")
@@ -62,8 +61,6 @@ class Piece(ABC):
             self._writers[number].write_batch(batch.slice(edges[number], edges[number + 1] - edges[number]))
 
     def _converted(self, batch: Any) -> Any:
-        import pyarrow as pa
-
         if batch.schema == self._schema:
             return batch
         made = []
@@ -122,8 +119,6 @@ class Pieces:
             start: Returns a new piece in the given folder.
             done: Called with the number of rows of each batch that was read.
         """
-        import pyarrow as pa
-
         for number in range(reader.pieces):
             target = self.folder / f"piece-{len(self._folders)}"
             read_before = target.is_dir()
@@ -146,8 +141,6 @@ class Pieces:
 
     def part(self, number: int, columns: Sequence[str] | None = None) -> Any:
         """Return the rows of a part as a table. Rows with the same key keep the order of the source."""
-        import pyarrow as pa
-
         batches = list(read_streams(piece / f"{number}.rows" for piece in self._folders))
         table = pa.Table.from_batches(batches, self.schema)
         return (table if columns is None else table.select(list(columns))).combine_chunks()

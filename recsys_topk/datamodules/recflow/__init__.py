@@ -23,17 +23,4 @@ if TYPE_CHECKING:
     from recsys_topk.datamodules.recflow.shard import DayShard as DayShard
     from recsys_topk.datamodules.recflow.streaming import DayStream as DayStream
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        "batch_maker": ["BatchMaker"],
-        "cache": ["DayCache", "PreparedDay"],
-        "datamodule": ["RecFlowDataModule"],
-        "days": ["select_days"],
-        "files": ["RecFlowFiles"],
-        "layout": ["Group", "LAYOUTS", "Layout"],
-        "pickles": ["FormatError"],
-        "shard": ["DayShard"],
-        "streaming": ["DayStream"],
-    },
-)
+__getattr__, __dir__ = attach(__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from recsys_topk.datamodules.recflow.layout import BEST_LABEL, LAYOUTS, ORDERED_STAGES
 from recsys_topk.datamodules.recflow.pickles import FormatError
@@ -25,8 +26,6 @@ def read_all_stage(path: AnyPath) -> tuple[dict[str, Array], dict[str, Array]]:
         The samples, which are the distinct rows of the request columns in file order; and (m, 3) rows of request,
         video and position for each ordered stage whose columns are in the file.
     """
-    import pyarrow as pa
-
     samples: dict[str, list[Array]] = {name: [] for name in _SAMPLE}
     ordered: dict[str, list[Array]] = {}
     try:
@@ -82,8 +81,6 @@ def _add_positions(ordered: dict[str, list[Array]], columns: dict[str, Array]) -
 
 
 def _integers(column: Any, name: str, path: AnyPath) -> Array:
-    import pyarrow as pa
-
     if not pa.types.is_integer(column.type) or column.null_count:
         raise FormatError(
             f"{path}: column {name} must hold integers without gaps, it is {column.type} with {column.null_count} nulls"

@@ -17,12 +17,4 @@ if TYPE_CHECKING:
     from recsys_topk.datamodules.simulator.world import World as World
     from recsys_topk.datamodules.simulator.world import WorldConfig as WorldConfig
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        "embedded": ["embedded_root"],
-        "ground_truth": ["GroundTruth", "reference_recalls"],
-        "simulation": ["simulate"],
-        "world": ["World", "WorldConfig"],
-    },
-)
+__getattr__, __dir__ = attach(__name__)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from recsys_topk.datamodules.recflow.layout import ORDERED_STAGES, STAGES
 from recsys_topk.datamodules.simulator.funnel import SHOWN
@@ -156,8 +157,6 @@ def _write_all_stage(
     playing: Array,
 ) -> None:
     """Write one row per (request, video), with a flag for each stage that contains the video."""
-    import pyarrow as pa
-
     request_id, users, time_ms = requests
     writer = None
     with pa.OSFile(str(path), "wb") as file:

@@ -1,4 +1,4 @@
-"""Lineage in W&B: the data a run used, the weights it produced, the training run behind a checkpoint."""
+"""Lineage in W&B: the data and the weights of a run, and the training run of a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from recsys_topk.datamodules import CascadeDataModule
 from recsys_topk.runs.directory import RunDirectory
 
-# What `recsys-topk test` needs of a checkpoint: weights and plain descriptions, no optimizer state.
+# The entries of a checkpoint that `recsys-topk test` needs: weights and plain descriptions, no optimizer state.
 KEPT = ("state_dict", "hyper_parameters", "datamodule_hyper_parameters", "epoch", "global_step")
 LIGHTNING = "pytorch-lightning_version"
 TRAINING_RUN = "wandb_run"
@@ -27,16 +27,16 @@ log = logging.getLogger(__name__)
 
 
 def run_facts(logger: Any) -> dict[str, Any]:
-    """Return what identifies a run of W&B, as `run.json` holds it: ``wandb_id``, ``wandb_project``, ..."""
+    """Return the identity of a W&B run for `run.json`: ``wandb_id``, ``wandb_project``, ..."""
     started = getattr(logger, "_experiment", None)
     found = {**logger._wandb_init, "entity": getattr(started, "entity", None) or logger._wandb_init.get("entity")}
     return {f"wandb_{name}": str(found[name]) for name in FACTS if found.get(name)}
 
 
 def linked_run(checkpoint: str | Path | None) -> dict[str, str]:
-    """Return the W&B run that trained a checkpoint: ``id``, ``project``, ...; empty if it is not known.
+    """Return the W&B run that trained a checkpoint: ``id``, ``project``, ...; empty if unknown.
 
-    It is found in `run.json` of the run's directory, or in a file of weights that `log_weights` uploaded.
+    It is read from `run.json` of the run directory, or from a file of weights that `log_weights` uploaded.
     """
     if checkpoint is None:
         return {}
@@ -56,11 +56,11 @@ def linked_run(checkpoint: str | Path | None) -> dict[str, str]:
 
 
 def use_weights(experiment: Any, linked: Mapping[str, str]) -> None:
-    """Declare the uploaded weights of a checkpoint an input of a run; offline W&B cannot look them up.
+    """Declare the uploaded weights of a checkpoint as an input of a run; W&B cannot do this offline.
 
     Args:
         experiment: The W&B run.
-        linked: What `linked_run` returned.
+        linked: The result of `linked_run`.
     """
     if experiment.offline or "artifact" not in linked:
         return
@@ -84,7 +84,7 @@ def log_weights(
 
     Args:
         logger: Logs to W&B.
-        checkpoints: Files by the alias of their version, e.g. ``best`` and ``last``.
+        checkpoints: Files by alias, e.g. ``best`` and ``last``.
         metadata: Metadata of the artifact.
         run_name: Name of the run.
 
@@ -109,11 +109,11 @@ def log_weights(
 
 
 def use_data(experiment: Any, data: Any) -> None:
-    """Declare the data an input of a run: an artifact of references to the prepared files, which stay where they are.
+    """Declare the data as an input of a run: an artifact of references to the prepared files, which are not uploaded.
 
     Args:
         experiment: The W&B run.
-        data: The data module, prepared. Nothing happens for other data modules than those of this package.
+        data: The prepared data module. Other classes than `CascadeDataModule` are skipped.
     """
     if not isinstance(data, CascadeDataModule):
         return
@@ -121,17 +121,17 @@ def use_data(experiment: Any, data: Any) -> None:
     import wandb
 
     try:
-        # What `use_artifact` does with a new artifact; itself it refuses to work offline, and online it waits.
+        # As `use_artifact` with a new artifact, which raises offline and waits online.
         experiment._log_artifact(data_artifact(data), is_user_created=True, use_after_commit=True)
     except (wandb.Error, ValueError, OSError) as error:  # a missing link must not end a run
         log.warning("the data are not an input of the W&B run: %s", error)
 
 
 def data_artifact(data: CascadeDataModule) -> Any:
-    """Return the artifact of some data: a description of a few lines, and references to the prepared files.
+    """Return the artifact of a data module: a short description, and references to the prepared files.
 
-    The digest of a file is that of its path, and the path holds a fingerprint of the source, so the content is not
-    read. Other sources or options of the data give another version; batch size, seed and negatives do not.
+    The digest of a file is that of its path, which contains a fingerprint of the source, so that the content is not
+    read. Another source or other options of the data give another version; batch size, seed and negatives do not.
     """
     import wandb
 

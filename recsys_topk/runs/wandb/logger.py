@@ -1,4 +1,4 @@
-"""W&B: a logger that never prompts, axes and summaries that sweeps can read, and runs of tables and pictures."""
+"""The W&B logger of a run, and W&B runs of tables and figures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from recsys_topk.runs.directory import RunDirectory, offline_wandb
+from recsys_topk.runs.directory import RunDirectory
 from recsys_topk.runs.metrics_file import read_rows
+from recsys_topk.runs.wandb.environment import offline_wandb
 from recsys_topk.runs.wandb.lineage import linked_run, log_weights, run_facts, use_data, use_weights
 
 if TYPE_CHECKING:
@@ -26,31 +27,30 @@ PROJECT = "recsys-topk"
 class RunLogger(WandbLogger):  # type: ignore[misc]  # lightning is untyped here
     """Lightning's logger, with the best value of each validation metric as a plain number in the summary.
 
-    W&B's own ``define_metric(summary="max")`` writes ``{"max": value}``, and a sweep or a table that looks for the
-    metric's name finds no number there.
+    W&B's ``define_metric(summary="max")`` writes ``{"max": value}``, which sweeps and tables do not read as a number.
 
     Args:
-        linked: The training run of the checkpoint that is measured (`linked_run`).
-        options: As those of `WandbLogger`.
+        linked: The training run of the measured checkpoint (`linked_run`).
+        options: Options of `WandbLogger`.
 
     Attributes:
-        best: The largest value so far of each metric that is summed up so.
+        best: The largest value so far, by validation metric.
     """
 
     def __init__(self, linked: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.linked = dict(linked or {})
-        self._wandb_init.pop("anonymous", None)  # Lightning passes it on, and W&B warns that it has no effect
+        self._wandb_init.pop("anonymous", None)  # an option of Lightning about which W&B warns
         self.best: dict[str, float] = {}
 
     @rank_zero_only  # type: ignore[untyped-decorator]  # lightning is untyped here
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log metrics. W&B puts the newest values into the summary; of those in `best`, replace them by the largest."""
+        """Log metrics. In the summary, replace the newest value of the metrics in `best` by the largest."""
         super().log_metrics(metrics, step)
         self.keep_best({name: float(value) for name, value in metrics.items() if name in self.best})
 
     def keep_best(self, values: Mapping[str, float]) -> None:
-        """Put the largest of these and earlier values into the summary."""
+        """Write the largest value so far of each metric to the summary."""
         for name, value in values.items():
             self.best[name] = max(value, self.best[name])
             self.experiment.summary[name] = self.best[name]
@@ -62,13 +62,13 @@ def make_wandb(
     command: str = "fit",
     checkpoint: str | Path | None = None,
 ) -> RunLogger:
-    """Return the logger of a run; a resumed run keeps the id that `run.json` or the environment holds.
+    """Return the logger of a run; a resumed run keeps the id in `run.json` or in the environment.
 
     Args:
-        run: Where it writes.
+        run: The directory of the run.
         options: Arguments of `wandb.init` by name (`WANDB_OPTIONS`); None = its default.
-        command: Decides the job type: ``"train"`` for ``fit``, else the command.
-        checkpoint: The checkpoint that is measured. Its training run gives the defaults of project, entity and group.
+        command: The job type is ``"train"`` for ``fit``, otherwise the command.
+        checkpoint: The measured checkpoint. Its training run is the default for project, entity and group.
     """
     given = _given(options)
     known = run.facts.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
@@ -76,13 +76,13 @@ def make_wandb(
     linked = linked_run(checkpoint)
     defaults = {"name": run.path.name, "project": PROJECT, "job_type": "train" if command == "fit" else command}
     defaults |= {name: linked[name] for name in ("project", "entity", "group") if name in linked}
-    # W&B reads its environment once in a process, so the mode is given too.
+    # W&B reads its environment once per process, so the mode is passed as well.
     mode = {"mode": "offline" if offline else "online"}
     return RunLogger(linked, **{**defaults, **given}, id=known, save_dir=str(run.path), offline=offline, **mode)
 
 
 def _given(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options that are set; tags may be one text with commas between."""
+    """Return the options that are set, with tags as a list."""
     given = {name: value for name, value in (options or {}).items() if value is not None}
     if isinstance(given.get("tags"), str):
         given["tags"] = [tag.strip() for tag in given["tags"].split(",")]
@@ -90,20 +90,20 @@ def _given(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def wandb_loggers(loggers: Sequence[Logger]) -> list[WandbLogger]:
-    """Return those of some loggers that log to W&B."""
+    """Return the W&B loggers."""
     return [logger for logger in loggers if isinstance(logger, WandbLogger)]
 
 
 def describe_run(logger: WandbLogger, config: Mapping[str, Any], recalls: Sequence[str]) -> None:
-    """Log the whole configuration, and say what the metrics are drawn against and how they are summed up.
+    """Log the config, and define the axis and the summary of the metrics.
 
-    Everything is drawn over the optimizer steps. The summary of a recall is its largest value so far, a plain number,
-    those before a resumption included. The recalls are named one by one: Lightning defines `*`, and of two globs that
-    fit a name W&B takes either. A run that measures a checkpoint has the training run under ``training_run``.
+    The axis is the optimizer step. The summary of a recall is its largest value, also over the time before a
+    resumption. The recalls are named one by one: Lightning defines `*`, and if two patterns match a name, W&B uses
+    either. The config of a run that measures a checkpoint contains ``training_run``.
 
     Args:
-        logger: Logs to W&B.
-        config: The configuration.
+        logger: The logger.
+        config: The config.
         recalls: Names of the validation metrics.
     """
     linked = logger.linked if isinstance(logger, RunLogger) else {}
@@ -120,23 +120,23 @@ def describe_run(logger: WandbLogger, config: Mapping[str, Any], recalls: Sequen
 
 
 def log_end(run: TrainingRun, command: Command, metrics: Mapping[str, float]) -> None:
-    """Log what stands at the end of a command: a table of its metrics, the data it used, and the weights if wanted.
+    """Log a table of the metrics, the data and, with `log_checkpoints`, the weights.
 
     Args:
         run: The run.
-        command: What it did.
-        metrics: What it measured.
+        command: The command.
+        metrics: Its metrics.
     """
     path = run.directory.path
     for logger in wandb_loggers(run.trainer.loggers):
         key = f"tables/{'val' if command in ('fit', 'validate') else command}"
         logger.log_table(key, columns=["metric", "value"], data=[list(item) for item in metrics.items()])
-        if command == run.parts().command:  # not the test of what was just trained
+        if command == run.parts().command:  # not for a test after fit
             use_data(logger.experiment, run.data)
         if command == "fit":
             run.directory.record(**run_facts(logger))
             found = {label: path / "checkpoints" / f"{label}.ckpt" for label in ("best", "last")}
-            if run.parts().config["fit"].log_checkpoints:
+            if run.parts().config.log_checkpoints:
                 kept = {label: file for label, file in found.items() if file.is_file()}
                 run.directory.record(**log_weights(logger, kept, metrics, path.name))
 
@@ -154,14 +154,14 @@ def log_once(
     """Log tables, pictures and pages as a separate W&B run, offline without a key.
 
     Args:
-        folder: Where W&B writes.
-        job: Type of the run.
+        folder: Folder of the W&B files.
+        job: Job type of the run.
         name: Name of the run and, by default, of its group.
-        config: Its config.
+        config: Config of the run.
         tables: Rows by key.
         pictures: PNG images by key.
         pages: HTML files by key.
-        options: Project, entity, group, tags, notes and mode, as those of the runs it is about.
+        options: Project, entity, group, tags, notes and mode.
     """
     given = _given(options)
     mode = given.pop("mode", None) or os.environ.get("WANDB_MODE")
@@ -170,11 +170,12 @@ def log_once(
 
     import wandb
 
-    made = {"project": os.environ.get("WANDB_PROJECT", PROJECT), "group": name, **given, "name": name, "job_type": job}
+    project = os.environ.get("WANDB_PROJECT", PROJECT)
+    init = {"project": project, "group": name, **given, "name": name, "job_type": job}
     with (
         tempfile.TemporaryDirectory() as scratch,
         wandb.init(
-            **made, config=dict(config), dir=str(folder.resolve()),
+            **init, config=dict(config), dir=str(folder.resolve()),
             mode="offline" if offline_wandb(mode) else "online", settings=wandb.Settings(silent=True),
         ) as run,
     ):  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from recsys_topk.files import write_whole
 from recsys_topk.registry import suggest
@@ -249,8 +250,6 @@ def as_arrow(rows: Any, columns: Sequence[str]) -> Any:
         rows: A table or record batch, a mapping from column to values, or a list of dicts.
         columns: The wanted columns.
     """
-    import pyarrow as pa
-
     if isinstance(rows, (pa.Table, pa.RecordBatch)):
         return rows
     if isinstance(rows, Mapping):
@@ -300,6 +299,4 @@ def squashed(feature: RawFeature, numbers: Array) -> Array:
 
 
 def _nothing(number: int) -> Any:
-    import pyarrow as pa
-
     return pa.nulls(number)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from recsys_topk.tabular.features.description import Description, RawFeature
 from recsys_topk.tabular.tables.columns import is_list, is_text, keys_of, lists_of, numbers_of, one_chunk
@@ -152,8 +154,6 @@ def guess_feature(name: str, values: Any) -> Guess:
         >>> guess_feature("genres", pa.array(["Comedy|Drama", "Drama", "Comedy"])).feature.separator
         '|'
     """
-    import pyarrow as pa
-
     column = one_chunk(values)
     kind = column.type
     missing = column.null_count / max(len(column), 1)
@@ -197,8 +197,6 @@ def _of_numbers(numbers: Any) -> dict[str, Any]:
 
 
 def _of_lists(name: str, column: Any, guess: _Guesser) -> Guess:
-    import pyarrow as pa
-
     found = lists_of(column, " ", name)
     there = found.length[~found.missing]
     if pa.types.is_floating(column.type.value_type):
@@ -214,8 +212,6 @@ def _of_lists(name: str, column: Any, guess: _Guesser) -> Guess:
 
 
 def _of_text(column: Any, number: int, distinct: int, guess: _Guesser) -> Guess:
-    import pyarrow.compute as pc
-
     for separator in ("|", ";"):
         if pc.sum(pc.match_substring(column, separator)).as_py() > 0.2 * number:
             found = lists_of(column, separator, "")
@@ -234,9 +230,6 @@ def _named_like_time(name: str) -> bool:
 
 
 def _looks_like_time(column: Any) -> bool:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if is_text(column.type):
         try:
             column.slice(0, 100).cast(pa.timestamp("us"))

@@ -6,6 +6,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from recsys_topk.tabular.ids.keys import id_keys
 from recsys_topk.types import Array
@@ -39,8 +41,6 @@ class Lists(NamedTuple):
 
 def one_chunk(column: Any) -> Any:
     """Return a column of a table as one array; dictionary-encoded values are decoded."""
-    import pyarrow as pa
-
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
@@ -48,15 +48,11 @@ def one_chunk(column: Any) -> Any:
 
 def is_text(kind: Any) -> bool:
     """Return whether an Arrow type is a string type."""
-    import pyarrow as pa
-
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_list(kind: Any) -> bool:
     """Return whether an Arrow type is a list type."""
-    import pyarrow as pa
-
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -69,8 +65,6 @@ def keys_of(column: Any) -> Keys:
         >>> keys.tolist(), missing.tolist()
         ([3, 0, 7], [False, True, False])
     """
-    import pyarrow as pa
-
     column = one_chunk(column)
     kind = column.type
     missing = np.asarray(column.is_null())
@@ -110,15 +104,11 @@ def numbers_of(column: Any, name: str) -> Array:
     Raises:
         ValueError: The column contains text that is not a number.
     """
-    import pyarrow as pa
-
     column = one_chunk(column)
     try:
         if pa.types.is_boolean(column.type):
             column = column.cast(pa.int8())
         if is_text(column.type):
-            import pyarrow.compute as pc
-
             column = pc.if_else(pc.equal(column, ""), None, column)
         numbers = np.array(column.cast(pa.float64(), safe=False).fill_null(np.nan), dtype=np.float64)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -132,9 +122,6 @@ def numbers_of(column: Any, name: str) -> Array:
 
 def lists_of(column: Any, separator: str, name: str) -> Lists:
     """Return the elements of a column of lists, or of text that is split at `separator`."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     column = one_chunk(column)
     if is_text(column.type):
         column = pc.utf8_trim_whitespace(column)

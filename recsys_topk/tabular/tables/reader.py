@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
 
 from recsys_topk.registry import suggest
 from recsys_topk.tabular.tables.text import text_format
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Source: TypeAlias = Any
 """A path or URL, several of them, a folder, a pandas or polars frame, a pyarrow table or a `datasets.Dataset`."""
@@ -88,8 +89,6 @@ class TableReader:
         nbytes: int | None = None,
         pieces: int | None = None,
     ) -> None:
-        import pyarrow as pa
-
         self.name = name
         self.pieces = pieces or 1
         self._in_pieces = pieces is not None
@@ -125,8 +124,6 @@ class TableReader:
             columns: The columns; None = all.
             piece: The index of the piece to read; None = all.
         """
-        import pyarrow as pa
-
         wanted = self.columns if columns is None else list(dict.fromkeys(columns))
         self.require(wanted)
         with _readable(self.name):
@@ -136,8 +133,6 @@ class TableReader:
 
     def head(self, rows: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the first rows."""
-        import pyarrow as pa
-
         found: list[Any] = []
         for batch in self.batches(columns):
             found.append(batch.slice(0, rows))
@@ -153,9 +148,6 @@ class TableReader:
         return hashlib.blake2b(json.dumps(self._identity()).encode(), digest_size=8).hexdigest()
 
     def _plain(self, column: Any, name: str) -> Any:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if name in self._lists:
@@ -194,9 +186,6 @@ def list_files(path: str | Path) -> tuple[Any, list[str]]:
 
 
 def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableReader:
-    import pyarrow as pa
-    import pyarrow.dataset as pads
-
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
     found = [list_files(path) for path in paths]
     files, places = found[0][0], [place for _, inside in found for place in inside]
@@ -261,8 +250,6 @@ def _fragments(dataset: Any, kind: str | None) -> list[list[Any]]:
 
 def _open_frame(frame: Any) -> TableReader:
     """Open a table in memory, or a Hugging Face data set."""
-    import pyarrow as pa
-
     kind = f"{type(frame).__module__.partition('.')[0]}.{type(frame).__name__}"
     if isinstance(frame, pa.RecordBatch):
         table = pa.Table.from_batches([frame])
@@ -316,8 +303,6 @@ def _open_dataset(data: Any) -> TableReader:
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
     """Replace Arrow's errors by a one-line ValueError that names the table and explains what to do."""
-    import pyarrow as pa
-
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

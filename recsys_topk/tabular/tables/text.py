@@ -7,6 +7,10 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.dataset as pads
+
 _NULLS: Final = ("", "NULL", "null", "NaN", "nan", "None")
 _LOOKED_AT: Final = 1000
 _PADDED = re.compile(r"0\d+")
@@ -21,10 +25,6 @@ def text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) -> 
         places: The files; they must have the same header.
         types: Arrow types of columns, to replace wrong guesses.
     """
-    import pyarrow as pa
-    import pyarrow.csv as pacsv
-    import pyarrow.dataset as pads
-
     (header, *first), *others = (_first_lines(files, place, 1 if n else _LOOKED_AT) for n, place in enumerate(places))
     if not header:
         raise ValueError(f"{places[0]} has no header line")

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from recsys_topk.types import Array
 
@@ -34,8 +36,6 @@ def guess_unit(column: Any) -> str:
         >>> [guess_unit(pa.array([time])) for time in (881250949, 1705104000000, "2024-01-13", 20240113)]
         ['s', 'ms', 'datetime', 'yyyymmdd']
     """
-    import pyarrow as pa
-
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         first = next((value.as_py() for value in column if value.is_valid), "")
@@ -66,9 +66,6 @@ def microseconds(column: Any, unit: str, name: str = "time") -> tuple[npt.NDArra
         unit: From `guess_unit`.
         name: The column's name, for messages.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kind = column.type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
@@ -145,8 +142,6 @@ def _date(time: int) -> str:
 
 def _from_digits(column: Any, unit: str, name: str) -> Any:
     """Return the microseconds of dates such as 20231114 or 20231114123000, in UTC."""
-    import pyarrow as pa
-
     missing = np.asarray(column.is_null())
     numbers = np.array(column.fill_null(np.nan), dtype=np.float64)
     missing |= np.isnan(numbers)

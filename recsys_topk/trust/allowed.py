@@ -1,0 +1,130 @@
+"""The classes that a file may name."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import entry_points
+
+from recsys_topk.trust.class_paths import class_path, is_covered, locate
+from recsys_topk.trust.lists import BROAD, HARMLESS, HARMLESS_NAMES, OWN, PACKAGE
+from recsys_topk.trust.source import UntrustedError, trusted
+
+DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_registered: set[str] = set()
+
+
+def allow_registered(cls: type) -> None:
+    """Allow files to name `cls`, because the program itself imported and registered it."""
+    _registered.add(class_path(cls))
+
+
+def is_allowed(path: str, trust: Iterable[str] = ()) -> bool:
+    """Return whether a file may name the class `path`. Only modules of this package are imported.
+
+    Args:
+        path: A class path, or a class name without a module.
+        trust: Packages or class paths that are trusted besides those of the enclosing `reading`.
+
+    Example:
+        >>> is_allowed("recsys_topk.losses.DFTopKLoss"), is_allowed("lightning.pytorch.callbacks.EarlyStopping")
+        (True, True)
+        >>> is_allowed("recsys_topk.checks.torch.load"), is_allowed("LambdaCallback")
+        (False, False)
+    """
+    if is_covered(path, (*trusted(), *trust)) or path in _registered:
+        return True
+    if path.startswith(f"{PACKAGE}."):
+        return _is_own(path)
+    if "." not in path:
+        return path in HARMLESS_NAMES or _is_loaded(path)
+    return _is_harmless(path) or is_covered(path, _plugin_modules())
+
+
+def check_name(path: str, *, where: str, trust: Iterable[str] = ()) -> None:
+    """Raise if a file may not name the class `path`.
+
+    Args:
+        path: The class path.
+        where: The file and the position in it, for messages.
+        trust: See `is_allowed`.
+    """
+    if not is_allowed(path, trust):
+        needed = what_to_trust(path)
+        raise UntrustedError(
+            f"{where} names {path!r}, which is not a class of {PACKAGE} that a file may name, not a class of an "
+            f"installed plug-in, and not on the list of harmless classes; it was not imported. If you trust the file "
+            f"and the package, add --trust {needed} (in Python: trust=[{needed!r}])"
+        )
+
+
+def names_for_parser(trust: Iterable[str] = ()) -> list[str]:
+    """Return the allowed modules and class paths, including the paths at which the classes are defined."""
+    names = {*OWN, *_registered, *_plugin_modules(), *trusted(), *trust}
+    package = sys.modules[PACKAGE]
+    for name in dir(package):  # a parser uses the shortest path of a class
+        found = getattr(package, name)
+        if isinstance(found, type) and is_covered(class_path(found), OWN):
+            names.add(f"{PACKAGE}.{name}")
+    for home, classes in HARMLESS.items():
+        for name in classes:
+            names |= {f"{home}.{name}"}
+            found = getattr(sys.modules.get(home), name, None)
+            if isinstance(found, type):
+                names.add(class_path(found))
+    return sorted(name for name in names if all(part.isidentifier() for part in name.split(".")))
+
+
+def names_of_typed(value: str) -> tuple[str, ...]:
+    """Return the names that are trusted if the user types `value`.
+
+    This is the package of a class path, or the class path alone if the package is in `BROAD`.
+
+    Example:
+        >>> names_of_typed("my_package.losses.MyLoss"), names_of_typed("torch.nn.ReLU"), names_of_typed("dftopk")
+        (('my_package',), ('torch.nn.ReLU',), ())
+    """
+    if not DOTTED.fullmatch(value):
+        return ()
+    package = value.partition(".")[0]
+    if package == PACKAGE or _is_harmless(value):
+        return ()
+    return (value,) if package in BROAD else (package,)
+
+
+def what_to_trust(path: str) -> str:
+    """Return the value of `--trust` for the class `path`: its package, or the class path if the package is `BROAD`."""
+    package = path.partition(".")[0]
+    return path if package in BROAD else package
+
+
+def _is_harmless(path: str) -> bool:
+    package, _, name = path.rpartition(".")
+    return any(name in names and is_covered(package, [home]) for home, names in HARMLESS.items())
+
+
+def _is_own(path: str) -> bool:
+    try:
+        found = locate(path)
+    except ImportError:
+        return True  # it does not exist, so it cannot be built; the registry raises a better error
+    return isinstance(found, type) and is_covered(class_path(found), OWN)
+
+
+def _is_loaded(name: str) -> bool:
+    """Return whether `name` is a class of this package or registered. A parser finds these by their class name."""
+    if any(path.rpartition(".")[2] == name for path in _registered):
+        return True
+    ours = [module for key, module in list(sys.modules.items()) if is_covered(key, [PACKAGE])]
+    found = [vars(module).get(name) for module in ours]
+    return any(isinstance(cls, type) and is_covered(class_path(cls), OWN) for cls in found)
+
+
+@cache
+def _plugin_modules() -> tuple[str, ...]:
+    """Return the modules that installed distributions name as plug-ins of this package."""
+    found = entry_points()
+    groups = [group for group in found.groups if is_covered(group, [PACKAGE])]
+    return tuple(sorted({point.module for group in groups for point in found.select(group=group)}))
