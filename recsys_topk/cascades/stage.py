@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, get_args
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from recsys_topk.cascades.towers import Towers
 
 registry: Registry[Stage]
+Previous = Literal["ignore", "add", "add_detached"]
 
 
 class StageOptions(TypedDict, total=False):
@@ -43,16 +44,32 @@ class StageConfig:
         name: Name of the stage in metrics and state-dict keys, e.g. ``"retrieval"``.
         quota: Number of items that it passes on.
         options: Arguments of the stage's class.
+        previous: What the stage does with the scores of the stage before it: ``"ignore"``, ``"add"`` (times a learned
+            scale, and the stage before it is trained through the sum) or ``"add_detached"`` (it is not).
+        hard_negatives: Number of sampled negatives per list that the stage trains on: of those that the stage before it
+            trains on, the ones which that stage scores highest. 0 = all.
+        random_negatives: Number of sampled negatives that are added to the hard ones regardless of their score.
     """
 
     kind: str
     name: str
     quota: int
     options: dict[str, Any] = field(default_factory=dict)
+    previous: Previous = "ignore"
+    hard_negatives: int = 0
+    random_negatives: int = 0
 
     def __post_init__(self) -> None:
         if self.quota < 1:
             raise ValueError(f"stage {self.name!r} must pass on at least one item, got quota={self.quota}")
+        if self.previous not in get_args(Previous):
+            known = ", ".join(get_args(Previous))
+            raise ValueError(f"previous of stage {self.name!r} must be one of {known}, got {self.previous!r}")
+        if min(self.hard_negatives, self.random_negatives) < 0 or (self.random_negatives and not self.hard_negatives):
+            raise ValueError(
+                f"stage {self.name!r} cannot train on {self.hard_negatives} hard and {self.random_negatives} random "
+                f"negatives; give hard_negatives of at least 1, and random_negatives in addition"
+            )
 
     @classmethod
     def of(cls, config: StageConfig | Mapping[str, Any]) -> StageConfig:

@@ -114,7 +114,7 @@ class CorpusEvaluation:
         if self.cascade is not None:
             stages: dict[str, Any] = dict(self.cascade.stages.items())
             self._first = self._search(stages[self.cascade.names[0]], items)
-            self._others = {name: self._exact(stages[name], items) for name in self.alone}
+            self._others = {name: self._exact(self.cascade.scorer(name), items) for name in self.alone}
         if log is None and self.baselines and not self._default:
             raise ValueError("baselines need training data, and the data module has none; leave out --baselines")
         self._fitted = [] if log is None else self.baselines
@@ -169,11 +169,12 @@ class CorpusEvaluation:
         assert self._first is not None
         assert self.cascade is not None
         quotas = self.cascade.quotas
-        stages: list[Any] = list(self.cascade.stages.values())
+        stages: list[tuple[str, Any]] = list(self.cascade.stages.items())
         found = [self._first(requests, quotas[0])]
-        for stage, quota in zip(stages[1:], quotas[1:], strict=True):
+        for (name, stage), quota in zip(stages[1:], quotas[1:], strict=True):
             before = found[-1]
             scores = score_candidates(stage, requests, self._items, before, self.items_at_once)
+            scores = self.cascade.add_previous(name, scores, before.scores)
             found.append(best_of(before.rows, scores, before.labels, before.mask, quota))
         return found
 

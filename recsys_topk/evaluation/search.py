@@ -9,7 +9,6 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.stage import Stage
 from recsys_topk.cascades.towers import Towers
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
 from recsys_topk.ops.selection.ranks import descending_order
@@ -81,6 +80,17 @@ class Candidates:
         return mask & contains(torch.where(self.mask, self.rows, -1), rows)
 
 
+class Scorer(Protocol):
+    """Protocol of a function from a batch to scores (B, N): a `Stage`, or `Cascade.scorer`."""
+
+    @property
+    def towers(self) -> Towers | None:
+        """See `Stage.towers`."""
+
+    def __call__(self, batch: CascadeBatch) -> Tensor:
+        """Return the scores."""
+
+
 Search = Callable[[Requests, int], Candidates]
 """A search for the candidates of the first stage: a function of requests and a quota, e.g. `ExactSearch`."""
 
@@ -138,7 +148,7 @@ class ExactSearch:
             same in all processes.
     """
 
-    def __init__(self, stage: Stage, items: Items, *, items_at_once: int = 512) -> None:
+    def __init__(self, stage: Scorer, items: Items, *, items_at_once: int = 512) -> None:
         self.stage, self.items, self.items_at_once = stage, items, items_at_once
         self._vectors: Tensor | None = None
 
@@ -217,7 +227,7 @@ def best_scored(
     )
 
 
-def score_candidates(stage: Stage, requests: Requests, items: Items, found: Candidates, at_once: int) -> Tensor:
+def score_candidates(stage: Scorer, requests: Requests, items: Items, found: Candidates, at_once: int) -> Tensor:
     """Return the scores of a stage for the candidates, (B, m) float32, computed `at_once` columns at a time."""
     parts = []
     for start in range(0, found.rows.shape[1], at_once):

@@ -89,6 +89,11 @@ STAGES: dict[str, tuple[StageConfig, ...]] = {
         StageConfig("din", "ranking", 4, {"hidden": [8], "attention": 4}),
     ),
     "no towers": (StageConfig("mlp", "retrieval", 50, {"hidden": [8]}), StageConfig("mlp", "ranking", 6)),
+    "added scores": (
+        StageConfig("two_tower", "retrieval", 20, {"hidden": [8, 4]}),
+        StageConfig("mlp", "prerank", 9, {"hidden": [8, 4]}, previous="add"),
+        StageConfig("two_tower", "ranking", 4, {"hidden": [8, 4]}, previous="add_detached"),
+    ),
     "one stage": (StageConfig("two_tower", "retrieval", 6, {"hidden": [8, 4]}),),
 }
 

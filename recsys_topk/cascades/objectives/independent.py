@@ -23,6 +23,7 @@ class IndependentObjective(CascadeObjective):
     """
 
     name: ClassVar[str] = "independent"
+    separate_lists: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -53,7 +54,13 @@ class IndependentObjective(CascadeObjective):
         k: int,
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
+        return self.compute_separately(scores, [labels] * self.stages, [mask] * self.stages, quotas, k)
+
+    def compute_separately(
+        self, scores: Sequence[Tensor], labels: Sequence[Tensor], masks: Sequence[Tensor], quotas: Sequence[int], k: int
+    ) -> ObjectiveOutput:
+        """See `CascadeObjective.compute_separately`."""
         open_k = self.loss.requires_k and self.loss.k is None
         cuts: list[int] | list[None] = self.cuts(quotas, k) if open_k else [None] * self.stages
-        terms = [self.loss(x, labels, mask, k=cut) for x, cut in zip(scores, cuts, strict=True)]
+        terms = [self.loss(x, y, mask, k=cut) for x, y, mask, cut in zip(scores, labels, masks, cuts, strict=True)]
         return ObjectiveOutput.of_stages(self.weights(terms), terms)
