@@ -121,7 +121,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
         wanted = DEFAULT if metrics is None else metrics
         with reading() if described else nullcontext():
-            chosen = default_stages(self.schema) if stages is None else stages
+            chosen = default_stages(self.schema.outline) if stages is None else stages
             self.cascade = Cascade(self.schema, chosen, dim, share_embeddings, fused, init_std, tie_history)
             built = _loss(loss, self.schema)
             self.objective = _objective(objective, built, len(self.cascade.configs))

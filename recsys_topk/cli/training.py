@@ -85,5 +85,6 @@ def class_help(key: str, table: Registry[object], name: str | None) -> str:
     for option, parameter in options_of(cls).items():
         if parameter.default is not parameter.empty:
             lines.append(f"  --{key}.{option} (default: {parameter.default})")
-            lines.append(textwrap.indent(textwrap.dedent(entries.get(option, "")), "      ").rstrip())
+            text = " ".join(entries.get(option, "").split())
+            lines.append(textwrap.fill(text, 118, initial_indent="      ", subsequent_indent="      "))
     return "\n".join([*lines, "", *about[0].partition("\nExample:\n")[1:]]).rstrip()

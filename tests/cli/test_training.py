@@ -299,7 +299,7 @@ def test_corpus_option_reports_metrics_over_the_whole_catalogue(
     folder = tmp_path / "runs" / "test-all"
     found = metrics(folder)
     written = json.loads((folder / "corpus.json").read_text())["metrics"]
-    assert {f"test/{name}": value for name, value in written.items()}.items() <= found.items()
+    assert {name: found[f"test/{name}"] for name in written} == pytest.approx(written, abs=1e-6)
     assert {"recall@5/corpus", "ndcg@20/popularity", "lost_ranking/corpus"} <= written.keys()
     share = sum(written[name] for name in ("lost_retrieval/corpus", "lost_ranking/corpus", "kept/corpus"))
     assert share == pytest.approx(1.0, abs=1e-6)
@@ -310,6 +310,9 @@ def test_invalid_corpus_options_exit_with_status_2(capsys: pytest.CaptureFixture
         (["fit", "--corpus"], "--corpus goes with test and validate"),
         (["test", "--corpus.stages", "x"], "did you mean --corpus.stage"),
         (["test", "--corpus.k", "ten"], "--corpus.k takes numbers such as 10,20, got 'ten'"),
+        (["test", "--corpus.short", "ten"], "--corpus.short takes a number such as 10, got 'ten'"),
+        (["test", "--baselines", "als"], "--baselines goes with --corpus: recsys-topk test --corpus --baselines"),
+        (["test", "--corpus", "--baselines.als.factors", "3"], "--baselines.als is an option of no baseline"),
     ):
         assert main(arguments) == 2
         assert text in one_line(capsys.readouterr().err)
