@@ -12,7 +12,7 @@ import recsys_topk
 PACKAGE = Path(recsys_topk.__file__).parent
 
 # Modules that every other module may import.
-BASE = {"lazy", "numerics", "processes", "checks", "registry", "spec", "trust", "files", "types", "text"}
+BASE = {"lazy", "options", "numerics", "processes", "checks", "registry", "spec", "trust", "files", "types", "text"}
 # package -> packages that it may import besides itself and BASE. "a.b" allows only that module of a package.
 ALLOWED: dict[str, set[str]] = {
     **{name: set() for name in BASE},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -30,9 +30,9 @@ from recsys_topk.cascades.tables import (
     table_weights,
 )
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.ops.look_up import Slot, look_up, look_up_and_update
-from recsys_topk.ops.parallel import checked
-from recsys_topk.ops.row_update import RowUpdate
+from recsys_topk.ops.backends.parallel import checked
+from recsys_topk.ops.stages.look_up import Slot, look_up, look_up_and_update
+from recsys_topk.ops.stages.row_update import RowUpdate
 from recsys_topk.tabular.schema import Part, Schema
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class FeatureEmbedding(nn.Module):
         init_std: Tables are initialised from N(0, init_std^2).
         fused: Optimizer that updates the tables inside backward; None = an ordinary optimizer updates them.
         device: Device of the tables; None = torch's default device.
+        tie_history: The history reads the tables of the items. False = it has tables of its own (`untie_history`).
 
     Attributes:
         collections: The tables. The optimizer treats all modules in it as tables.
@@ -118,8 +119,11 @@ class FeatureEmbedding(nn.Module):
         init_std: float = 1.0,
         fused: FusedOptimizer | None = None,
         device: torch.device | str | None = None,
+        tie_history: bool = True,
     ) -> None:
         super().__init__()
+        if not tie_history:
+            schema, dim = untie_history(schema, dimensions(schema, dim))
         if not schema.items:
             raise ValueError("the schema has no item features, so a stage cannot tell items apart; add one")
         self.layout = Layout(schema, dimensions(schema, dim))
@@ -362,6 +366,17 @@ def dimensions(schema: Schema, dim: int | Mapping[str, int]) -> dict[str, int]:
     if missing:
         raise ValueError(f"no embedding dimension for tables {missing}; add them or a 'default'")
     return {name: dim.get(name, dim.get("default", 0)) for name in names}
+
+
+def untie_history(schema: Schema, dims: Mapping[str, int]) -> tuple[Schema, dict[str, int]]:
+    """Return a schema whose history has tables of its own, named ``history:TABLE``, and the width of each table."""
+    read = {one.table for part in (schema.request, schema.items) for one in part}
+    shared = [table for table in schema.tables if table.name in read & {one.table for one in schema.history}]
+    names = {table.name: f"history:{table.name}" for table in shared}
+    copies = [replace(table, name=names[table.name]) for table in shared]
+    history = tuple(replace(one, table=names.get(str(one.table), one.table)) for one in schema.history)
+    widths = {name: dims[table] for table, name in names.items()}
+    return replace(schema, tables=(*schema.tables, *copies), history=history), {**dims, **widths}
 
 
 def table_sizes(embedding: FeatureEmbedding) -> list[dict[str, object]]:

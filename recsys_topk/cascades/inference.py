@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.metrics.functional import survivors
-from recsys_topk.ops.ranks import descending_order
+from recsys_topk.ops.selection.ranks import descending_order
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.join_relu import join_relu
-from recsys_topk.ops.pooled_dot import gather
+from recsys_topk.ops.stages.join_relu import join_relu
+from recsys_topk.ops.stages.pooled_dot import gather
 from recsys_topk.processes import processes, total
 
 Activation = Literal["relu", "prelu"]

@@ -54,6 +54,7 @@ class Layout:
         values: Number of values (numeric features and vectors, without ages) of each part.
         has_ages: Whether the last value of a view is its age, which is not part of the output.
         shared_dim: Width of the features that items and history share.
+        history_padding: The padding id of each column of the history.
     """
 
     def __init__(self, schema: Schema, dims: Mapping[str, int]) -> None:
@@ -69,6 +70,7 @@ class Layout:
             for part, uses in found.items()
         }
         self.has_ages = schema.has_ages
+        self.history_padding = schema.padding("history")
         self.values = {
             part: sum(one.size for one in schema.features(part) if one.kind in ("numeric", "vector")) for part in PARTS
         }

@@ -17,7 +17,7 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recsys_topk.cascades.layout import Use
-from recsys_topk.ops.row_update import RowUpdate, Rule
+from recsys_topk.ops.stages.row_update import RowUpdate, Rule
 from recsys_topk.tabular.schema import Table
 
 _on_meta = False

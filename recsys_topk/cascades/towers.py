@@ -10,7 +10,7 @@ from recsys_topk.cascades.features import Embedded
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.pooled_dot import dot
+from recsys_topk.ops.stages.pooled_dot import dot
 
 
 class Towers(Stage):

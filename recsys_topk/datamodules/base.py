@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from recsys_topk.datamodules.catalogue import Catalogue
 from recsys_topk.datamodules.hyper_parameters import LEFT_OUT, data_spec, hyper_parameters
 from recsys_topk.datamodules.loader import ShardLoader
 from recsys_topk.datamodules.negatives.expansion import NegativeMix, check_mix, expand
+from recsys_topk.datamodules.negatives.shared import against_catalogue, expand_shared
 from recsys_topk.datamodules.prepare.progress import Progress, StepBars
 from recsys_topk.datamodules.shard import Shard, ShardBatch
 from recsys_topk.registry import Registry
@@ -25,13 +26,37 @@ from recsys_topk.spec import Recorded, build
 from recsys_topk.tabular.export_tables import ItemTable, UserTable, newest_rows
 from recsys_topk.tabular.features.encoder import FeatureEncoder
 from recsys_topk.tabular.ids.vocabulary import Vocabulary
-from recsys_topk.tabular.schema import Schema
+from recsys_topk.tabular.schema import Outline, Schema
 from recsys_topk.trust import loading
 from recsys_topk.types import Array
 
 Split = Literal["train", "val", "test"]
 
 registry: Registry[CascadeDataModule]
+
+
+class LoaderOptions(TypedDict, total=False):
+    """Options of all data modules that no source changes; see `CascadeDataModule`."""
+
+    eval_batch_size: int | None
+    seed: int
+    num_workers: int
+    shuffle: bool
+    logq_correction: bool
+
+
+class NegativeOptions(LoaderOptions, total=False):
+    """The options of loaders and of negatives."""
+
+    train_negatives: int
+    negative_source: NegativeMix
+    eval_negatives: int
+
+
+class DataOptions(NegativeOptions, total=False):
+    """All options of `CascadeDataModule`. A subclass takes them as ``**options: Unpack[DataOptions]``."""
+
+    batch_size: int
 
 
 class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[misc]  # Lightning is seen untyped
@@ -57,7 +82,8 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         negative_source: Source of the training negatives: ``"in_batch"``, ``"in_global_batch"``, ``"uniform"`` or
             ``"popularity"``; or the number per list from each source, ``{"in_batch": 20, "uniform": 10}``. The sum
             then replaces `train_negatives`. With several processes, ``"in_batch"`` draws from the batch of one process
-            and ``"in_global_batch"`` from the batches of all processes.
+            and ``"in_global_batch"`` from the batches of all processes. ``"shared"`` draws the same items for all lists
+            of a batch. ``"catalogue"`` draws nothing: a softmax loss compares each positive with all items.
         eval_negatives: Sampled negatives per list in evaluation.
         seed: Seed of the order of requests and of all negatives.
         num_workers: Number of worker processes that make batches.
@@ -137,7 +163,12 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     @property
     @abstractmethod
     def schema(self) -> Schema:
-        """The schema of the batches. It must be available before the data are prepared."""
+        """The schema of the batches. It may need the prepared data, which are then prepared first; see `outline`."""
+
+    @property
+    def outline(self) -> Outline:
+        """What is known of the schema before the data are prepared. Override it if `schema` needs prepared data."""
+        return self.schema.outline
 
     @abstractmethod
     def open_shard(self, name: str) -> Shard:
@@ -287,24 +318,28 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         for every batch.
         """
         number = self.train_negatives if batch.training else self.eval_negatives
-        if not number:
-            return batch.plain()
         source = self.negative_source if batch.training else "uniform"
+        plain, excluded = batch.plain(), batch.excluded
+        if source == "catalogue":
+            return against_catalogue(plain, self.catalogue(batch.shard, batch.items.device), batch.pool_rows)
+        if not number:
+            return plain
+        if excluded is not None and plain.shares_histories:
+            excluded = excluded[plain.history_row]
         log_q = self.logq_correction and batch.training
-        expansion = expand(
-            batch.plain(),
-            number,
-            seed=batch.draw_seed,
-            group=self._sampled_group,
-            source=source,
-            pool_rows=batch.pool_rows,
-            excluded=batch.excluded,
-            log_q=log_q,
-            catalogue=self.catalogue(batch.shard, batch.items.device)
-            if source != "in_batch" or batch.excluded is not None or log_q
+        common: dict[str, Any] = {
+            "seed": batch.draw_seed,
+            "group": self._sampled_group,
+            "pool_rows": batch.pool_rows,
+            "excluded": excluded,
+            "log_q": log_q,
+            "catalogue": self.catalogue(batch.shard, batch.items.device)
+            if source != "in_batch" or excluded is not None or log_q
             else None,
-            processes=self._share()[1],
-        )
+        }
+        if source == "shared":
+            return expand_shared(plain, number, **common)
+        expansion = expand(plain, number, source=source, processes=self._share()[1], **common)
         counts = self._counts.setdefault(batch.training, [torch.zeros_like(expansion.drawn)] * 2)
         self._counts[batch.training] = [counts[0] + expansion.drawn, counts[1] + expansion.rejected]
         return expansion.batch
@@ -327,7 +362,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     @cached_property
     def _sampled_group(self) -> int:
         """The index of the group of sampled negatives."""
-        return len(self.schema.groups)
+        return len(self.outline.groups)
 
     def _share(self) -> tuple[int, int]:
         """Return the rank of this process and the number of processes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 NO_VALUES = torch.empty(0, 0)
 """The values of a part of the schema without numeric features and vectors."""
+NO_ROWS = torch.empty(0, dtype=torch.int64)
+"""`CascadeBatch.history_row` and `history_prefix` of a batch in which every request has a history of its own."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,12 @@ class CascadeBatch:
         item_values: (M, V_i) float32, numeric features and vectors of the pool items.
         log_q: (B, N) float32, the log-probability that a sampled candidate is in its list; 0 for logged candidates
             (`recsys_topk.datamodules.negatives.inclusion`). Shape (0, 0) if no correction is wanted.
+        history_row: (B,) int64. If it is not empty, requests share histories: `history`, `history_values` and
+            `history_length` have H rows, and the history of request b is the first `history_prefix[b]` views of row
+            `history_row[b]`. So the views of a user are stored and encoded once, however many of them are targets.
+        history_prefix: (B,) int64, see `history_row`.
         sampled: Number of columns, at the end of the lists, that are sampled negatives.
+        catalogue: Whether the pool holds the whole catalogue, and all of its items compete with those of each list.
         shard: Name of the shard that contains all requests, e.g. a day. Only set in evaluation batches.
         users: Names of the users in the source; empty if they are not known. Only set in evaluation batches.
     """
@@ -63,7 +70,10 @@ class CascadeBatch:
     history_values: Tensor = NO_VALUES
     item_values: Tensor = NO_VALUES
     log_q: Tensor = NO_VALUES
+    history_row: Tensor = NO_ROWS
+    history_prefix: Tensor = NO_ROWS
     sampled: int = 0
+    catalogue: bool = False
     shard: str = ""
     users: tuple[int | str, ...] = ()
 
@@ -77,6 +87,30 @@ class CascadeBatch:
         """(B, L) boolean, True = a real view."""
         steps = torch.arange(self.history.shape[1], device=self.history.device)
         return steps < self.history_length[:, None]
+
+    @property
+    def shares_histories(self) -> bool:
+        """Whether requests share histories; see `history_row`."""
+        return self.history_row.numel() > 0
+
+    def with_own_histories(self, padding: Sequence[int] = ()) -> Self:
+        """Return the same requests, each with its own history: (B, L, F_h) instead of (H, L, F_h).
+
+        Args:
+            padding: The padding id of each column, which follows the views of a history; empty = 0.
+        """
+        if not self.shares_histories:
+            return self
+        real = torch.arange(self.history.shape[1], device=self.history.device) < self.history_prefix[:, None]
+        ids = torch.tensor(padding or [0], device=self.history.device)
+        values = self.history_values
+        return self.replace(
+            history=torch.where(real[..., None], self.history[self.history_row], ids),
+            history_values=torch.where(real[..., None], values[self.history_row], 0.0) if values.numel() else values,
+            history_length=self.history_prefix,
+            history_row=NO_ROWS,
+            history_prefix=NO_ROWS,
+        )
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed."""

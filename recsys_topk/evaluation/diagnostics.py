@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.metrics.functional import selection_mass
-from recsys_topk.ops.topk_target import topk_target
+from recsys_topk.ops.losses.topk_target import topk_target
 
 
 def score_diagnostics(

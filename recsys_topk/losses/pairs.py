@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.ops.dispatch import may_read, through_reference, under_transform, wants_graph
-from recsys_topk.ops.pair_sums import PairWeights, count_pairs, pair_sums
+from recsys_topk.ops.losses.pair_sums import PairWeights, count_pairs, pair_sums
 
 # Number of pairs per chunk. About six such buffers exist at once. On a CPU the share of each thread should stay in its
 # cache (measured fastest); on other devices and under compilation a chunk should outweigh its kernel launches.

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from recsys_topk.metrics.at_k import MeanAtK
 from recsys_topk.metrics.functional import dcg_at
-from recsys_topk.ops.dcg import Gain, check_gain
+from recsys_topk.ops.losses.dcg import Gain, check_gain
 
 
 class DCGAt(MeanAtK):

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, TypedDict, final
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,10 @@ from torch.nn.functional import pad
 
 from recsys_topk.checks import check_finite, check_fractional_k, check_k, check_lists, check_positive
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full
-from recsys_topk.ops.count_true import count_true, every
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.topk_loss import CLAMP, Law
+from recsys_topk.ops.losses.topk_loss import CLAMP, Law
+from recsys_topk.ops.selection.count_true import count_true, every
+from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 
@@ -60,6 +60,12 @@ def clamped(selection: SoftSelection) -> SoftSelection:
 
 
 registry: Registry[TopKOperator]
+
+
+class OperatorOptions(TypedDict, total=False):
+    """Options of every operator; see `TopKOperator`. A subclass takes ``**options: Unpack[OperatorOptions]``."""
+
+    validate: bool
 
 
 class TopKOperator(Recorded, nn.Module, ABC):

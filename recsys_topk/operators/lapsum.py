@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.ops.centred import centred
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.kth_pair import kth_values
-from recsys_topk.ops.laplace import laplace_logs, laplace_threshold
-from recsys_topk.ops.topk_loss import Law
+from recsys_topk.ops.losses.topk_loss import Law
+from recsys_topk.ops.selection.centred import centred
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.kth_pair import kth_values
+from recsys_topk.ops.selection.laplace import laplace_logs, laplace_threshold
 
 
 class LapSum(TopKOperator):
@@ -26,7 +25,7 @@ class LapSum(TopKOperator):
 
     Args:
         tau: Temperature (alpha in the paper; larger is smoother).
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch
@@ -36,10 +35,9 @@ class LapSum(TopKOperator):
         tensor(1.5000)
     """
 
-    name: ClassVar[str] = "lapsum"
-    cost: ClassVar[str] = "n"
-    fractional_k: ClassVar[bool] = True
-    paper: ClassVar[str] = "Struski et al. 2025, arXiv 2503.06242"
+    name, cost = "lapsum", "n"
+    fractional_k = True
+    paper = "Struski et al. 2025, arXiv 2503.06242"
 
     def law(self) -> Law:
         """See `TopKOperator.law`."""

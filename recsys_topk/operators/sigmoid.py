@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.ops.centred import centred
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.from_threshold import from_threshold
-from recsys_topk.ops.logistic import logistic_logs, logistic_threshold
-from recsys_topk.ops.topk_loss import Law
+from recsys_topk.ops.losses.topk_loss import Law
+from recsys_topk.ops.selection.centred import centred
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.from_threshold import from_threshold
+from recsys_topk.ops.selection.logistic import logistic_logs, logistic_threshold
 
 
 class SigmoidTopK(TopKOperator):
@@ -25,7 +24,7 @@ class SigmoidTopK(TopKOperator):
 
     Args:
         tau: Temperature.
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch
@@ -33,9 +32,8 @@ class SigmoidTopK(TopKOperator):
         tensor([[0.8180, 0.3780, 0.6220, 0.1820]])
     """
 
-    name: ClassVar[str] = "sigmoid"
-    cost: ClassVar[str] = "n"
-    paper: ClassVar[str] = "the strict form of DFTopK; equal to two-anchor entropic transport (Xie et al. 2020)"
+    name, cost = "sigmoid", "n"
+    paper = "the strict form of DFTopK; equal to two-anchor entropic transport (Xie et al. 2020)"
 
     def law(self) -> Law:
         """See `TopKOperator.law`."""

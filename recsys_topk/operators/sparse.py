@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator, clamped
-from recsys_topk.ops.centred import centred
-from recsys_topk.ops.clip import clip_logs, clip_threshold
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.topk_loss import Law
+from recsys_topk.ops.losses.topk_loss import Law
+from recsys_topk.ops.selection.centred import centred
+from recsys_topk.ops.selection.clip import clip_logs, clip_threshold
+from recsys_topk.ops.selection.fill_masked import fill_masked
 
 
 class SparseTopK(TopKOperator):
@@ -26,7 +25,7 @@ class SparseTopK(TopKOperator):
 
     Args:
         tau: Regularisation (l in the paper); smaller is sparser.
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch
@@ -34,9 +33,8 @@ class SparseTopK(TopKOperator):
         tensor([[1.0000, 0.2500, 0.7500, 0.0000]])
     """
 
-    name: ClassVar[str] = "sparse"
-    cost: ClassVar[str] = "n"
-    paper: ClassVar[str] = "Sander et al. 2023, arXiv 2302.01425"
+    name, cost = "sparse", "n"
+    paper = "Sander et al. 2023, arXiv 2302.01425"
 
     def law(self) -> Law:
         """See `TopKOperator.law`."""

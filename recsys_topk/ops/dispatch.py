@@ -35,6 +35,7 @@ SWITCH = "RECSYS_TOPK_BACKEND"
 BACKENDS = ("numpy", "numba", "triton")
 MODES = ("auto", "torch", *BACKENDS)
 OLDEST_NUMBA = (0, 68)  # the compiled loops use the names of LLVM instructions of this version
+DISABLED = "NUMBA_DISABLE_JIT"  # numba then calls Python functions, which cannot run the loops
 INSTALL = {"numba": "pip install 'recsys-topk[fast]'", "triton": "pip install triton", "numpy": "pip install numpy"}
 
 # Triton's interpreter runs kernels on the CPU, slowly. The tests use it. It must be set before triton is imported.
@@ -50,8 +51,8 @@ _functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 
 @cache
 def installed(name: str) -> bool:
-    """Return whether the package of a backend can be imported and is recent enough."""
-    if importlib.util.find_spec(name) is None:
+    """Return whether the package of a backend can be imported, is recent enough and is not disabled."""
+    if importlib.util.find_spec(name) is None or (name == "numba" and os.environ.get(DISABLED, "0") not in ("", "0")):
         return False
     return name != "numba" or tuple(map(int, importlib.metadata.version(name).split(".")[:2])) >= OLDEST_NUMBA
 
@@ -60,9 +61,10 @@ def _checked(mode: str, source: str) -> str:
     if mode not in MODES:
         raise ValueError(f"{source} must be one of {', '.join(MODES)}, got {mode!r}. {suggest(mode, MODES)}".rstrip())
     if mode in BACKENDS and not installed(mode):
+        disabled = f", or disabled by {DISABLED}" if mode == "numba" else ""
         raise ModuleNotFoundError(
-            f"{source} asks for {mode!r}, which is not installed or too old; run {INSTALL[mode]}, or choose 'auto' or "
-            f"'torch'"
+            f"{source} asks for {mode!r}, which is not installed or too old{disabled}; run {INSTALL[mode]}, or choose "
+            f"'auto' or 'torch'"
         )
     return mode
 
@@ -76,9 +78,12 @@ def current_backend() -> str:
     return _mode.get()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _traced_mode() -> str:
     return _mode.get()
+
+
+# What `torch.compiler.assume_constant_result` sets. That decorator imports torch._dynamo, which takes seconds.
+_traced_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -213,7 +213,7 @@ def in_processes(
 ) -> Iterator[tuple[Trial, str | None]]:
     """Run `work` for each trial in a separate process; yield each finished trial with the error if it failed."""
     context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recsys_topk.runs.lightning_cli", "numba"])
+    context.set_forkserver_preload(["recsys_topk.runs.lightning_cli"])
     environment = dict(os.environ)
     environment.pop("WANDB_SERVICE", None)  # the W&B service of this process does not serve the others
     settings = (environment, 1 if jobs > 1 else None, multiprocessing.get_start_method(allow_none=True))

@@ -122,7 +122,7 @@ class Funnel:
         else:
             passages = [self._retrieve(requests, search or self.exact, excluded)]
         for stage in self.stages[1:]:
-            passages.append(self._stage(stage, requests, [one.kept for one in passages[-1]]))
+            passages.append(self._stage(stage, requests, [one.kept for one in passages[-1]], passages[-1]))
         return [list(one) for one in zip(*passages, strict=True)]
 
     def exact(self, requests: Requests, number: int) -> tuple[Array, Array]:
@@ -161,12 +161,16 @@ class Funnel:
             found.append(Passage(self.first.entry.name, own[good][:quota], values[good][:quota], quota))
         return found
 
-    def _stage(self, stage: StageRunner, requests: Requests, lists: Sequence[Array]) -> list[Passage]:
+    def _stage(
+        self, stage: StageRunner, requests: Requests, lists: Sequence[Array], before: Sequence[Passage] = ()
+    ) -> list[Passage]:
         longest = max((len(rows) for rows in lists), default=0)
         padded = np.zeros((len(lists), longest), dtype=np.int64)
         for row, own in zip(padded, lists, strict=True):
             row[: len(own)] = own
         scores = stage.scores(requests, self.items, padded)
+        for row, one in zip(scores, before, strict=False):
+            row[: len(one.kept)] += np.float32(stage.entry.previous_scale) * one.scores[: one.quota]
         found = []
         for own, values in zip(lists, scores, strict=True):
             order = np.argsort(-values[: len(own)], kind="stable")

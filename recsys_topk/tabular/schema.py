@@ -77,6 +77,23 @@ class Feature:
 
 
 @dataclass(frozen=True)
+class Outline:
+    """What is known of a schema before the data are prepared.
+
+    Attributes:
+        parts: The parts that have features.
+        groups: See `Schema`.
+        positive_above: See `Schema`.
+        labels: See `Schema`.
+    """
+
+    parts: frozenset[Part]
+    groups: tuple[str, ...] = ()
+    positive_above: float = 0.0
+    labels: LabelKind = "grades"
+
+
+@dataclass(frozen=True)
 class Schema:
     """The features of requests, histories and items, in column order, and the meaning of the labels.
 
@@ -136,6 +153,12 @@ class Schema:
         """Whether the history has the ages of its views."""
         return bool(self.history) and self.history[-1].kind == "age"
 
+    @property
+    def outline(self) -> Outline:
+        """What is known before the data are prepared: no names and sizes of features and tables."""
+        parts = frozenset(part for part in PARTS if self.features(part))
+        return Outline(parts, self.groups, self.positive_above, self.labels)
+
     def features(self, part: Part) -> tuple[Feature, ...]:
         """Return the features of a part."""
         found: tuple[Feature, ...] = getattr(self, part)
@@ -148,6 +171,11 @@ class Schema:
     def value_columns(self, part: Part) -> dict[str, slice]:
         """Return the columns of each numeric feature and vector in the values of a part, by name."""
         return _columns(self.features(part), VALUE_KINDS)
+
+    def padding(self, part: Part) -> list[int]:
+        """Return the padding id of each column of the ids of a part."""
+        tables = [(self.table(one.table), one.size) for one in self.features(part) if one.table is not None]
+        return [table.padding for table, size in tables for _ in range(size)]
 
     def table(self, name: str) -> Table:
         """Return the table with the given name."""

@@ -85,10 +85,27 @@ def random_batch(
     return made
 
 
+def shared_histories(batch: CascadeBatch, requests: int = 3, seed: int = 0) -> CascadeBatch:
+    """Return a batch with `requests` requests per history of `batch`, each of which sees a prefix of it.
+
+    Args:
+        batch: A batch in which every request has its own history.
+        requests: Number of requests per history.
+        seed: Seed of the prefixes.
+    """
+    row = torch.arange(batch.size).repeat(requests)
+    drawn = torch.rand(len(row), generator=torch.Generator().manual_seed(seed))
+    prefix = (drawn * (batch.history_length[row] + 1)).long()
+    names = ("request", "candidates", "labels", "mask", "group")
+    parts = {name: getattr(batch, name)[row] for name in names}
+    if batch.request_values.numel():
+        parts["request_values"] = batch.request_values[row]
+    return batch.replace(**parts, request_id=torch.arange(len(row)), history_row=row, history_prefix=prefix)
+
+
 def padding_ids(schema: Schema, part: Part) -> Tensor:
     """Return the ids of a row of padding."""
-    tables = [(schema.table(one.table), one.size) for one in schema.features(part) if one.table is not None]
-    return torch.tensor([table.padding for table, size in tables for _ in range(size)], dtype=torch.int64)
+    return torch.tensor(schema.padding(part), dtype=torch.int64)
 
 
 def _ids(schema: Schema, part: Part, rows: int, generator: torch.Generator) -> Tensor:

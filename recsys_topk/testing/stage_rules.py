@@ -14,7 +14,7 @@ from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.tabular.schema import Schema
-from recsys_topk.testing.batches import padding_ids, random_batch
+from recsys_topk.testing.batches import padding_ids, random_batch, shared_histories
 from recsys_topk.testing.comparison import LOOSE, require, require_finite, require_same
 from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 
@@ -158,6 +158,16 @@ def a_prefix_is_encoded_like_a_shorter_history(subject: StageSubject) -> None:
             require_same(same, expected, f"prefixes of length {row} differ from a history of that length", views, LOOSE)
 
 
+def requests_may_share_histories(subject: StageSubject) -> None:
+    """A request that sees a prefix of a shared history has the same scores as with a history of its own."""
+    if not subject.schema.history:
+        return
+    batch = shared_histories(subject.batch)
+    own = batch.with_own_histories(subject.schema.padding("history"))
+    expected, found = (subject.scores(one)[batch.mask] for one in (own, batch))
+    require_same(found, expected, "scores of requests with shared histories differ", batch, LOOSE)
+
+
 def no_values_are_read_on_the_host(subject: StageSubject) -> None:
     """On devices other than the CPU, training and evaluation do not wait for the device."""
     stage, batch = subject.build().to(DEVICE), subject.batch.to(DEVICE)
@@ -200,6 +210,7 @@ RULES = (
     every_parameter_gets_a_finite_gradient,
     towers_give_the_scores,
     a_prefix_is_encoded_like_a_shorter_history,
+    requests_may_share_histories,
     no_values_are_read_on_the_host,
     pickle_and_state_dict_restore_the_stage,
 )

@@ -14,9 +14,9 @@ from recsys_topk.cascades import features
 from recsys_topk.cascades.features import FeatureEmbedding, HistoryForm
 from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer
 from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.ops.backends.parallel import run_chains
 from recsys_topk.ops.dispatch import backend
-from recsys_topk.ops.parallel import run_chains
-from recsys_topk.ops.row_update import number_rows
+from recsys_topk.ops.stages.row_update import number_rows
 from recsys_topk.tabular.schema import Feature, Schema, Table
 from tests.cascades.batches import random_batch
 

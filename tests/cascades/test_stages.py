@@ -14,8 +14,8 @@ from recsys_topk.cascades.stages.din import DIN
 from recsys_topk.cascades.stages.mlp import MLPStage
 from recsys_topk.cascades.stages.two_tower import TwoTower
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.ops import attention
-from recsys_topk.ops.attention import attention_logits
+from recsys_topk.ops.stages import attention
+from recsys_topk.ops.stages.attention import attention_logits
 from recsys_topk.tabular.schema import Feature, Schema, Table
 from tests.cascades.batches import random_batch, recflow_like_schema
 

@@ -88,6 +88,11 @@ STAGES: dict[str, tuple[StageConfig, ...]] = {
         StageConfig("din", "ranking", 4, {"hidden": [8], "attention": 4}),
     ),
     "no towers": (StageConfig("mlp", "retrieval", 50, {"hidden": [8]}), StageConfig("mlp", "ranking", 6)),
+    "added scores": (
+        StageConfig("two_tower", "retrieval", 20, {"hidden": [8, 4]}),
+        StageConfig("mlp", "prerank", 9, {"hidden": [8, 4]}, previous="add"),
+        StageConfig("two_tower", "ranking", 4, {"hidden": [8, 4]}, previous="add_detached"),
+    ),
     "one stage": (StageConfig("two_tower", "retrieval", 6, {"hidden": [8, 4]}),),
 }
 
@@ -151,6 +156,7 @@ def brute_force(model: CascadeModule, data: Tiny, cuts: Sequence[int], popularit
     batch, scores = pair_scores(model, data)
     quotas, names = model.cascade.quotas, model.cascade.names
     rows_of: dict[str, list[float]] = {}
+    shown: dict[str, list[int]] = {"corpus": [0] * ITEMS, "popularity": [0] * ITEMS}
 
     def add(name: str, value: float) -> None:
         rows_of.setdefault(name, []).append(value)
@@ -170,10 +176,16 @@ def brute_force(model: CascadeModule, data: Tiny, cuts: Sequence[int], popularit
         add("kept/corpus", len(positive & alive) / len(positive))
         popular = best(candidates, lambda row: popularity.get(row, 0), labels, quotas[-1])
         for column, final in (("corpus", ranked), ("popularity", popular)):
+            for row in final[: max(cuts)]:
+                shown[column][row] += 1
             add(f"joint_recall@{K}@{quotas[-1]}/{column}", recall(set(final), labels, K))
             for cut in cuts:
                 add(f"recall@{cut}/{column}", recall(set(final[:cut]), labels, cut))
                 add(f"ndcg@{cut}/{column}", ndcg(final, labels, cut))
+    for column, counts in shown.items():
+        pairs = sum(abs(a - b) for a in counts for b in counts)
+        rows_of[f"coverage@{max(cuts)}/{column}"] = [sum(map(bool, counts)) / ITEMS]
+        rows_of[f"gini@{max(cuts)}/{column}"] = [pairs / (2 * ITEMS * sum(counts))]
     return {name: sum(values) / len(values) for name, values in rows_of.items()}
 
 

@@ -75,9 +75,18 @@ def test_gradient_grouping_and_learned_weight(name: str, monkeypatch: pytest.Mon
         return value, *torch.autograd.grad(value, (x, loss.log_variance))
 
     whole = run()
-    monkeypatch.setattr(arf, "GROUP", 2 * 49)
+    monkeypatch.setattr(arf, "GROUP_ON_CPU", 2 * 49)
     for grouped, direct in zip(run(), whole, strict=True):
         torch.testing.assert_close(grouped, direct)
     assert "log_variance" in loss.state_dict()
     with pytest.raises(ValueError, match="top"):
         get(name, top=0)
+
+
+def test_groups_fit_the_cache_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of 2**24 entries take three times as long on a CPU, and three times the memory."""
+    sizes = []
+    terms = arf.ARFLoss._terms
+    monkeypatch.setattr(arf.ARFLoss, "_terms", lambda self, *group: sizes.append(len(group[0])) or terms(self, *group))
+    get("arf", k=2)(torch.randn(12, 300), torch.ones(12, 300))
+    assert sizes == [5, 5, 2]

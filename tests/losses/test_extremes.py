@@ -2,7 +2,7 @@
 
 import torch
 
-from recsys_topk.losses import ApproxNDCGLoss
+from recsys_topk.losses import ApproxNDCGLoss, ListNetLoss
 
 
 def test_approx_ndcg_with_k_at_least_the_list_length_equals_no_k():
@@ -16,3 +16,11 @@ def test_approx_ndcg_with_k_at_least_the_list_length_equals_no_k():
     for value, gradient in results[1:]:
         torch.testing.assert_close(value, results[0][0])
         torch.testing.assert_close(gradient, results[0][1])
+
+
+def test_listnet_is_accurate_for_millions_of_items():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(1, 4_000_000, generator=generator)
+    labels = torch.randint(0, 5, scores.shape, generator=generator).float()
+    exact = ListNetLoss()(scores.double(), labels)
+    torch.testing.assert_close(ListNetLoss()(scores, labels).double(), exact, rtol=1e-5, atol=0)

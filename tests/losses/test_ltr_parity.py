@@ -18,8 +18,8 @@ from recsys_topk.losses import (
     RankNetLoss,
     SoftmaxLoss,
 )
-from recsys_topk.ops.dcg import gains, ideal_dcg
-from recsys_topk.ops.ranks import tie_ranks
+from recsys_topk.ops.losses.dcg import gains, ideal_dcg
+from recsys_topk.ops.selection.ranks import tie_ranks
 from tests.peers import cases, ordered_pairs
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recsys_topk.losses import NeuralNDCGLoss
-from recsys_topk.ops import sinkhorn_scaling
+from recsys_topk.ops.selection import sinkhorn_scaling
 from tests.peers import cases
 
 FILES = ("neuralndcg_allrank", "neuralndcg_transposed_allrank", "neuralndcg_atk_allrank")

@@ -17,7 +17,7 @@ from torch import Tensor
 from recsys_topk.losses import get, registry
 from recsys_topk.losses.topk import TopKLoss
 from recsys_topk.operators import get as get_operator
-from recsys_topk.ops.topk_target import topk_target
+from recsys_topk.ops.losses.topk_target import topk_target
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 NAMES = [name for name, cls in registry.classes().items() if issubclass(cls, TopKLoss)]

@@ -12,11 +12,11 @@ from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.stages.din import DIN
 from recsys_topk.cascades.stages.mlp import MLPStage
 from recsys_topk.cascades.stages.two_tower import TwoTower
-from recsys_topk.ops.attention import attention_logits
 from recsys_topk.ops.dispatch import backend
-from recsys_topk.ops.join_relu import join_relu
-from recsys_topk.ops.look_up import Slot, look_up
-from recsys_topk.ops.pooled_dot import dot
+from recsys_topk.ops.stages.attention import attention_logits
+from recsys_topk.ops.stages.join_relu import join_relu
+from recsys_topk.ops.stages.look_up import Slot, look_up
+from recsys_topk.ops.stages.pooled_dot import dot
 from tests.cascades.batches import random_batch, recflow_like_schema
 
 SCHEMA = recflow_like_schema()

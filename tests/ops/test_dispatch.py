@@ -12,8 +12,8 @@ from torch import Tensor
 
 from recsys_topk.ops import backend, current_backend, dispatch
 from recsys_topk.ops.dispatch import Operation, is_real
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.pooled_dot import dot
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.stages.pooled_dot import dot
 
 
 def reference(x: Tensor) -> str:
@@ -51,7 +51,7 @@ def test_backend_that_is_not_installed_is_skipped(
     with (
         pytest.raises(
             ModuleNotFoundError,
-            match=r"'numba', which is not installed or too old; run pip install .*recsys-topk\[fast\]",
+            match=r"which is not installed or too old, or disabled by NUMBA_DISABLE_JIT; run pip .*recsys-topk\[fast\]",
         ),
         backend("numba"),
     ):
@@ -63,6 +63,14 @@ def test_old_numba_counts_as_not_installed(monkeypatch: pytest.MonkeyPatch) -> N
     for version, expected in newest.items():
         monkeypatch.setattr("importlib.metadata.version", lambda _, version=version: version)
         assert dispatch.installed.__wrapped__("numba") is expected
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", False), ("0", True), ("", True)])
+def test_numba_without_compiler_counts_as_not_installed(
+    value: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", value)
+    assert dispatch.installed.__wrapped__("numba") is (expected and dispatch.installed("numba"))
 
 
 def test_error_for_unknown_backend_suggests_the_nearest() -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from recsys_topk import operators
 from recsys_topk.operators import neuralsort
-from recsys_topk.ops import clip, laplace, logistic
 from recsys_topk.ops.dispatch import backend
+from recsys_topk.ops.selection import clip, laplace, logistic
 
 EPS = torch.finfo(torch.float32).eps
 MODULES = (clip, laplace, logistic, neuralsort)

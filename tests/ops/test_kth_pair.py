@@ -14,11 +14,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recsys_topk.numerics import full_mask
-from recsys_topk.ops.count_true import count_true
-from recsys_topk.ops.fill_masked import fill_masked
-from recsys_topk.ops.kth_pair import kth_largest, kth_pair, kth_values, pair_numpy
-from recsys_topk.ops.scan import scan
-from recsys_topk.ops.sorting import share_ties, sort_descending
+from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.kth_pair import kth_largest, kth_pair, kth_values, pair_numpy
+from recsys_topk.ops.selection.scan import scan
+from recsys_topk.ops.selection.sorting import share_ties, sort_descending
 
 # Shapes that reach the SIMD sort, the partition of the smaller side, the group prefilter and the sample.
 SHAPES = [

@@ -10,8 +10,7 @@ import pytest
 
 numba = pytest.importorskip("numba")
 
-from recsys_topk.ops.compiled import build  # noqa: E402
-from recsys_topk.ops.compiled.arithmetic import (  # noqa: E402
+from recsys_topk.ops.backends.compiled.arithmetic import (  # noqa: E402
     ONE,
     ZERO,
     exp_negative,
@@ -22,11 +21,9 @@ from recsys_topk.ops.compiled.arithmetic import (  # noqa: E402
     number,
     ordered,
 )
-from recsys_topk.ops.compiled.dftopk import dftopk, dftopk_kernel  # noqa: E402
-from recsys_topk.ops.compiled.lanes import count, greatest, least, places, splat, total, where  # noqa: E402
-from recsys_topk.ops.compiled.losses import loss_kernel  # noqa: E402
-from recsys_topk.ops.compiled.memory import load, load_bits, load_where, store, store_where  # noqa: E402
-from recsys_topk.ops.compiled.selection import quantile  # noqa: E402
+from recsys_topk.ops.backends.compiled.lanes import count, greatest, least, places, splat, total, where  # noqa: E402
+from recsys_topk.ops.backends.compiled.memory import load, load_bits, load_where, store, store_where  # noqa: E402
+from recsys_topk.ops.backends.compiled.selection import quantile  # noqa: E402
 
 F = np.float32
 
@@ -114,23 +111,3 @@ def test_table_of_quantiles_matches_the_normal_distribution():
     expected = np.array([-law.inv_cdf(max(one, 2.0**-24)) for one in p.tolist()])
     np.testing.assert_allclose(z, expected, atol=0.02)
     np.testing.assert_allclose(density, [law.pdf(one) for one in expected], rtol=0.02)
-
-
-def test_cache_key_changes_with_every_file_of_the_package(monkeypatch):
-    """Numba's own key does not change with the files of called functions."""
-    from numba.core.registry import cpu_target
-
-    kept = build._PackageCache(list_statistics.py_func)
-    arguments = ((numba.int64,), cpu_target.target_context.codegen())
-    before = kept._index_key(*arguments)
-    assert before == kept._index_key(*arguments)
-    monkeypatch.setattr(build, "FINGERPRINT", "another")
-    assert before != kept._index_key(*arguments)
-
-
-def test_compiled_kernel_is_read_from_disk() -> None:
-    """The new kernel calls a new function of its closure, as the kernel of another process does."""
-    assert dftopk_kernel.address
-    again = loss_kernel(dftopk)
-    assert again.address != dftopk_kernel.address
-    assert again._made.cache_hits == 1

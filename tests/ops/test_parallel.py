@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from recsys_topk.ops import parallel
+from recsys_topk.ops.backends import parallel
+from recsys_topk.ops.backends.jit import Floats, Integers, jit
+from recsys_topk.ops.backends.parallel import Call, run_chains, run_parts, run_threads
 from recsys_topk.ops.dispatch import installed
-from recsys_topk.ops.jit import Floats, Integers, jit
-from recsys_topk.ops.parallel import Call, run_chains, run_parts, run_threads
 from tests.ops.forked import assert_ends_in_a_forked_process, needs_fork
 
 needs_numba = pytest.mark.skipif(not installed("numba"), reason="the compiled loops need numba")

@@ -15,8 +15,9 @@ from recsys_topk import ops
 from recsys_topk.ops import dispatch
 from recsys_topk.ops.dispatch import BACKENDS, Operation, backend, installed
 
-for module in pkgutil.iter_modules(ops.__path__):
-    importlib.import_module(f"{ops.__name__}.{module.name}")
+for module in pkgutil.walk_packages(ops.__path__, "recsys_topk.ops."):
+    if ".backends." not in module.name:
+        importlib.import_module(module.name)
 
 # Operations outside recsys_topk.ops may have been imported before; they are compared only if they have a backend.
 OURS = {

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from recsys_topk.ops.dispatch import installed
-from recsys_topk.ops.joint_terms import JointTask, joint_losses
-from recsys_topk.ops.pair_sums import PairWeights, pair_sums
-from recsys_topk.ops.topk_loss import Law, topk_loss
+from recsys_topk.ops.losses.joint_terms import JointTask, joint_losses
+from recsys_topk.ops.losses.pair_sums import PairWeights, pair_sums
+from recsys_topk.ops.losses.topk_loss import Law, topk_loss
 from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 
 pytestmark = pytest.mark.skipif(not installed("triton"), reason="needs triton")
@@ -81,7 +81,7 @@ def test_kernel_compiles_for_a100_and_h100(
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = getattr(
-        importlib.import_module(f"recsys_topk.ops.triton_kernels.{FILES.get(name, name)}"), f"{name}_kernel"
+        importlib.import_module(f"recsys_topk.ops.backends.triton_kernels.{FILES.get(name, name)}"), f"{name}_kernel"
     )
     signature = {
         one: "constexpr" if one in options else TYPES.get(one, "*fp32" if one.endswith("_ptr") else "fp32")
@@ -99,9 +99,9 @@ def test_kernel_compiles_for_a100_and_h100(
 
 def test_operators_on_a_cpu_match_the_references() -> None:
     """A graph with these operators may run on a CPU; `torch.library.opcheck` checks them too."""
-    from recsys_topk.ops.triton_kernels import joint_terms as joint
-    from recsys_topk.ops.triton_kernels import pair_sums as pairs
-    from recsys_topk.ops.triton_kernels import topk_loss as topk
+    from recsys_topk.ops.backends.triton_kernels import joint_terms as joint
+    from recsys_topk.ops.backends.triton_kernels import pair_sums as pairs
+    from recsys_topk.ops.backends.triton_kernels import topk_loss as topk
 
     x = torch.randn(3, 9, generator=torch.Generator().manual_seed(0)).requires_grad_()
     labels = (torch.arange(9) % 3).float().expand(3, 9).contiguous()
@@ -143,7 +143,7 @@ class _NoOpKernel:
 
 @pytest.mark.parametrize("n", [40, 20_000])
 def test_kernel_launchers_read_no_values_on_the_host(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {name: importlib.import_module(f"recsys_topk.ops.triton_kernels.{name}") for name in MODULES}
+    files = {name: importlib.import_module(f"recsys_topk.ops.backends.triton_kernels.{name}") for name in MODULES}
     for module in files.values():
         for name in [one for one in vars(module) if one.endswith("_kernel")]:
             monkeypatch.setattr(module, name, _NoOpKernel())

@@ -15,9 +15,9 @@ from recsys_topk import losses
 from recsys_topk.cascades.objectives.joint import JointObjective
 from recsys_topk.ops import dispatch
 from recsys_topk.ops.dispatch import INTERPRETED, backend, installed
-from recsys_topk.ops.joint_terms import JointTask, joint_terms
-from recsys_topk.ops.pair_sums import PairWeights, pair_sums
-from recsys_topk.ops.topk_loss import Law, topk_loss
+from recsys_topk.ops.losses.joint_terms import JointTask, joint_terms
+from recsys_topk.ops.losses.pair_sums import PairWeights, pair_sums
+from recsys_topk.ops.losses.topk_loss import Law, topk_loss
 from tests.losses import test_ltr_parity as peers
 from tests.ops import test_parity
 from tests.ops.test_topk_loss import LAWS, check
@@ -34,7 +34,7 @@ pytestmark = [
 KERNELS = {
     name: one for name, one in dispatch.operations.items() if "triton" in [x.backend for x in one.implementations]
 }
-FILES = "recsys_topk.ops.triton_kernels"
+FILES = "recsys_topk.ops.backends.triton_kernels"
 NAMES = ["dftopk", "sigmoid", "lapsum", "sparse", "sparse_fy"]
 PAIRWISE = ["ranknet", "lambdarank", "lambdaloss"]
 
@@ -224,7 +224,7 @@ def test_compiled_graph_contains_the_operator(name: str) -> None:
 
 def test_operators_pass_opcheck() -> None:
     """Compilation is tested separately."""
-    kernels = "recsys_topk.ops.triton_kernels"
+    kernels = "recsys_topk.ops.backends.triton_kernels"
     x = torch.randn(3, 9, device=DEVICE, requires_grad=True)
     labels = (torch.arange(9, device=DEVICE) % 3).float().expand(3, 9).contiguous()
     mask, ks = labels < 2, torch.tensor([2, 3, 1], device=DEVICE)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.operators import SoftSelection, TopKOperator
-from recsys_topk.ops.kth_pair import kth_pair
+from recsys_topk.ops.selection.kth_pair import kth_pair
 
 
 class Cauchy(TopKOperator):

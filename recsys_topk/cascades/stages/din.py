@@ -13,7 +13,7 @@ from recsys_topk.cascades.encoders.relative_bias import RelativeBias
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.stage import Stage, StageOptions
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.ops.attention import attention_logits
+from recsys_topk.ops.stages.attention import attention_logits
 
 # Number of (request, candidate) pairs that are scored at once without gradients.
 PAIRS_AT_ONCE = 8192

@@ -25,6 +25,7 @@ class MLPStage(Stage):
     """
 
     name: ClassVar[str] = "mlp"
+    shares_histories: ClassVar[bool] = True
 
     def __init__(
         self, embedding: FeatureEmbedding, hidden: Sequence[int] = (128, 64, 32), **options: Unpack[StageOptions]

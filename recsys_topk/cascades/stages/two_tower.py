@@ -27,6 +27,7 @@ class TwoTower(Towers):
     """
 
     name: ClassVar[str] = "two_tower"
+    shares_histories: ClassVar[bool] = True
 
     def __init__(
         self, embedding: FeatureEmbedding, hidden: Sequence[int] = (128, 64, 32), **options: Unpack[StageOptions]

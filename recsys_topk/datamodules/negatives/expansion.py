@@ -19,8 +19,9 @@ from recsys_topk.ops.dispatch import may_read
 from recsys_topk.tabular.schema import VARIANT
 
 NegativeSource = Literal["in_batch", "in_global_batch", "uniform", "popularity"]
-NegativeMix = NegativeSource | dict[NegativeSource, int]
-"""One source, or the number of negatives per list from each source."""
+SharedSource = Literal["shared", "catalogue"]
+NegativeMix = NegativeSource | SharedSource | dict[NegativeSource, int]
+"""One source, or the number of negatives per list from each source that draws for every list."""
 
 _PART_STEP: Final = 0x5851F42D4C957F2D
 
@@ -149,9 +150,10 @@ def check_mix(source: NegativeMix, number: int) -> int:
     """
     known = get_args(NegativeSource)
     if isinstance(source, str):
-        if source not in known:
-            raise ValueError(f"negative_source must be one of {', '.join(known)}, got {source!r}")
-        return number
+        if source not in (*known, *get_args(SharedSource)):
+            every = ", ".join((*known, *get_args(SharedSource)))
+            raise ValueError(f"negative_source must be one of {every}, got {source!r}")
+        return 0 if source == "catalogue" else number
     for name, count in source.items():
         if name not in known or count < 0:
             raise ValueError(

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from recsys_topk.checks import check_count, check_lists
 from recsys_topk.numerics import full_mask
-from recsys_topk.ops.dcg import Gain, check_gain, gains, ideal_dcg, rank_discounts
-from recsys_topk.ops.ranks import descending_order
+from recsys_topk.ops.losses.dcg import Gain, check_gain, gains, ideal_dcg, rank_discounts
+from recsys_topk.ops.selection.ranks import descending_order
 
 
 def ndcg_at(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recsys_topk.checks import check_count, check_lists
 from recsys_topk.numerics import full_mask
-from recsys_topk.ops.ranks import descending_order
+from recsys_topk.ops.selection.ranks import descending_order
 
 
 def top(scores: Tensor, m: int, mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:

@@ -1,0 +1,65 @@
+"""Training shard in which every position of a user's sequence is a request, and the requests share histories."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recsys_topk.datamodules.interactions.shard import InteractionsShard
+from recsys_topk.datamodules.shard import ShardBatch
+from recsys_topk.types import Array
+
+
+class PositionShard(InteractionsShard):
+    """The requests of an `InteractionsShard`, grouped by sequence. A row is a sequence of up to L views.
+
+    A sequence is a run of a user's requests whose histories are prefixes of the same L views. If a user has more
+    views, the next sequence begins L / 2 views later, so that every request beyond the first L sees at least half of
+    its views. A batch of H sequences has B requests; `CascadeBatch.history_row` is the sequence of each of them. The
+    requests are those of the prepared data: one positive each if they were prepared with ``window=1``.
+    """
+
+    def __len__(self) -> int:
+        return len(self._sequences) - 1
+
+    def batch(self, rows: Array) -> ShardBatch:
+        """Return the requests of some sequences."""
+        requests, row = self._requests_of(np.asarray(rows))
+        begin, stop = self._begins[requests], self._requests["stop"][requests]
+        last = np.r_[np.flatnonzero(np.diff(row)), len(row) - 1]
+        history, values, length = self.views(begin[last], stop[last])
+        longest = max(1, int(length.max()))
+        return self.with_histories(requests, (history[:, :longest], values[:, :longest], length)).replace(
+            history_row=torch.from_numpy(row), history_prefix=torch.from_numpy((stop - begin).astype(np.int64))
+        )
+
+    def excluded(self, rows: Array) -> Tensor | None:
+        """Return the items of the user of each sequence, (H, E); see `InteractionsShard.excluded`."""
+        return super().excluded(self._sequences[np.asarray(rows)])
+
+    def _requests_of(self, rows: Array) -> tuple[Array, Array]:
+        """Return the requests of some sequences, one after the other, and the number of the sequence of each."""
+        first, number = self._sequences[rows], self._sequences[rows + 1] - self._sequences[rows]
+        row = np.repeat(np.arange(rows.size), number)
+        requests: Array = first[row] + np.arange(row.size) - (np.cumsum(number) - number)[row]
+        return requests, row
+
+    @cached_property
+    def _begins(self) -> Array:
+        """The first view of the sequence of each request, an event."""
+        start, stop = (np.asarray(self._requests[name]) for name in ("start", "stop"))
+        step = max(1, self.history_length // 2)
+        beyond = np.maximum(stop - start - self.history_length, 0)
+        begins: Array = start + step * (-(-beyond // step))
+        return begins
+
+    @cached_property
+    def _sequences(self) -> Array:
+        """The first request of each sequence, and the number of requests at the end."""
+        start = np.asarray(self._requests["start"])
+        opens = (start[1:] != start[:-1]) | (self._begins[1:] != self._begins[:-1])
+        bounds: Array = np.r_[0, np.flatnonzero(opens) + 1, start.size]
+        return bounds

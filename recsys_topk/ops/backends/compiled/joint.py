@@ -1,0 +1,265 @@
+"""The kernel of the joint objective: the losses of all stages, the loss of survival, and all gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from recsys_topk.ops.backends.compiled.arithmetic import (
+    HALF,
+    INFINITY,
+    ONE,
+    PRODUCT,
+    TWO,
+    ZERO,
+    exp_negative,
+    f32,
+    i32,
+    log1p_positive,
+    log1p_unit,
+    log_positive,
+    magnitude,
+)
+from recsys_topk.ops.backends.compiled.build import inlined
+from recsys_topk.ops.backends.compiled.clip import clip_stage, clip_survival
+from recsys_topk.ops.backends.compiled.lanes import count, places, splat, total, where
+from recsys_topk.ops.backends.compiled.memory import load, read, store, store_where, write
+from recsys_topk.ops.backends.compiled.selection import begin_list
+from recsys_topk.ops.backends.compiled.stages import (
+    AT_CUT,
+    AT_KEPT,
+    COUNTED,
+    CUT,
+    KEPT,
+    PULL,
+    SHARE,
+    is_counted,
+    stage_rows,
+)
+from recsys_topk.ops.backends.compiled.tasks import clear, list_kernel
+from recsys_topk.ops.backends.compiled.thresholds import distance, threshold
+from recsys_topk.ops.backends.task import CLIP, DFTOPK, LAPLACE, WIDTH
+
+
+@inlined
+def stage_term(
+    task: Any, buffer: Any, m: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any, z: Any
+) -> Any:
+    """Write the rows of a stage (see `stage_rows`); return the summed losses of all items and of the true items.
+
+    With p the membership and u the logit of an item, its slope is the derivative of its loss with respect to u, and
+    its rise d log p / du.
+
+    Args:
+        task: The task.
+        buffer: The buffer of the thread.
+        m: Index of the stage.
+        rank: k.
+        valid: Number of items.
+        kept: x_[k].
+        cut: x_[k+1].
+        mean: Mean of the scores.
+        variance: Variance of the scores.
+        z: Normal quantile of k.
+    """
+    size, law, tau, alpha = task.size, task.law, task.tau, task.alpha
+    v, u, d, r, w, facts = stage_rows(buffer, size, m)
+    s, steep = buffer, ONE / tau
+    base, at, near = cut, ZERO, ZERO
+    if law == DFTOPK:
+        base = cut + alpha * (kept - cut)
+    else:
+        at, near = threshold(law, v, size, valid, rank, cut, kept - cut, mean, variance, z, tau)
+    unit = f32(math.exp(-near))
+    whole, own, pull, weight = 0.0, 0.0, 0.0, 0.0
+    kepts, cuts = splat(ZERO), splat(ZERO)
+    for start in range(0, size, PRODUCT):
+        trues, others, true_product, other_product = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
+        slopes, density = splat(ZERO), splat(ZERO)
+        for i in range(start, min(start + PRODUCT, size), WIDTH):
+            score, sign = load(v, i), load(s, i)
+            logit = distance(score, base, at) * steep
+            t = logit * sign
+            share = exp_negative(near - magnitude(logit))
+            e = share * unit
+            if law == LAPLACE:
+                factor = where(t >= ZERO, ONE, e / (TWO - e))
+                slope = factor * sign
+            else:
+                factor, inverse = e, ONE / (e + ONE)
+                slope = where(t >= ZERO, ONE, e) * inverse * sign
+                store(r, i, where(logit > ZERO, e, ONE) * inverse)
+                share = share * (inverse * inverse)
+            true = sign < ZERO
+            hinge = where(t > ZERO, t, ZERO)
+            trues = trues + where(true, hinge, ZERO)
+            others = others + where(true, ZERO, hinge)
+            true_product = where(true, true_product * factor + (true_product + factor), true_product)
+            other_product = where(true, other_product, other_product * factor + (other_product + factor))
+            slopes = slopes + slope
+            if law == DFTOPK:
+                kepts = where(score == kept, kepts + ONE, kepts)
+                cuts = where(score == cut, cuts + ONE, cuts)
+            else:
+                density = density + share
+                store(w, i, share)
+            store(u, i, logit)
+            store(d, i, slope)
+        loss = total(trues + log1p_positive(true_product))
+        own += loss
+        whole += loss + total(others + log1p_positive(other_product))
+        pull += total(slopes)
+        weight += total(density)
+    write(facts, KEPT, kept)
+    write(facts, CUT, cut)
+    write(facts, PULL, f32(pull))
+    if law == DFTOPK:
+        write(facts, AT_KEPT, alpha / total(kepts))
+        write(facts, AT_CUT, (ONE - alpha) / total(cuts))
+    else:
+        write(facts, SHARE, f32(1.0 / weight))
+    return whole, own
+
+
+@inlined
+def survival_loss(task: Any, buffer: Any) -> Any:
+    """Return the summed survival losses of the items that are not true; replace the rises by the slopes of that loss.
+
+    With p_m the membership of stage m, p = prod_m p_m and q = 1 - p = sum_m (1 - p_m) prod_{l < m} p_l, the loss is
+    -log q, with the derivative p / q d log p_m / du_m.
+    """
+    size, law, stages = task.size, task.law, task.stages
+    s, losses = buffer, splat(ZERO)
+    for i in range(0, size, WIDTH):
+        low = splat(INFINITY)
+        for m in range(stages):
+            _, u, _, _, _, facts = stage_rows(buffer, size, m)
+            if is_counted(facts):
+                logit = load(u, i)
+                low = where(logit < low, logit, low)
+        true = load(s, i) < ZERO
+        if law != LAPLACE and count(where(true, -ONE, low) > ZERO) == 0:
+            # Every item that is not true is below the threshold of some stage. The slope of such an item is its
+            # membership, and its rise one minus the membership.
+            p, q = splat(ONE), splat(ZERO)
+            for m in range(stages):
+                _, _, d, r, _, facts = stage_rows(buffer, size, m)
+                if is_counted(facts):
+                    q = q + load(r, i) * p
+                    p = p * load(d, i)
+            odds = p / q
+            losses = losses + where(true, ZERO, log1p_unit(odds))
+        else:
+            odds, loss = survivors(law, buffer, size, stages, i, where(low > ZERO, low, ZERO))
+            losses = losses + where(true, ZERO, loss)
+        if task.gradient != 0:
+            for m in range(stages):
+                _, _, d, r, _, _ = stage_rows(buffer, size, m)
+                store(r, i, where(true, load(d, i), odds * load(r, i)))
+    return total(losses)
+
+
+@inlined
+def survivors(law: Any, buffer: Any, size: Any, stages: Any, i: Any, low: Any) -> Any:
+    """Return p / q and -log q of 16 items, and write their rises, in units of exp(-low).
+
+    `low` is the smallest logit of an item, or 0 if that is negative. In these units q is accurate for memberships near
+    1.
+    """
+    unit = exp_negative(ZERO - low)
+    p, q = splat(ONE), splat(ZERO)
+    for m in range(stages):
+        _, u, _, r, _, facts = stage_rows(buffer, size, m)
+        if is_counted(facts):
+            logit = load(u, i)
+            up = logit > ZERO
+            share = exp_negative(low - magnitude(logit))
+            if law == LAPLACE:
+                rest = ONE - share * unit * HALF
+                q = q + where(up, share * HALF, rest) * p
+                p = p * where(up, rest, share * HALF)
+                rise = where(up, share / (TWO - share * unit), ONE)
+            else:
+                inverse = ONE / (share * unit + ONE)
+                rise = where(up, share, ONE) * inverse
+                q = q + rise * p
+                p = p * where(up, ONE, share) * inverse
+            store(r, i, rise)
+    odds = p / q
+    return odds, where(low > ZERO, low - log_positive(q), log1p_unit(where(low > ZERO, ZERO, odds)))
+
+
+@inlined
+def write_gradients(task: Any, buffer: Any, m: Any, rate: Any, own: Any, joint: Any) -> None:
+    """Write the gradients of the loss of stage m and of survival: the slopes, corrected for the moving threshold."""
+    n, size, law = task.items, task.size, task.law
+    v, _, d, r, w, facts = stage_rows(buffer, size, m)
+    kept, cut, pull = read(facts, KEPT, f32), read(facts, CUT, f32), read(facts, PULL, f32)
+    at_kept, at_cut, share = read(facts, AT_KEPT, f32), read(facts, AT_CUT, f32), read(facts, SHARE, f32)
+    slopes = splat(ZERO)
+    for i in range(0, size, WIDTH):
+        slopes = slopes + load(r, i)
+    joint_pull = total(slopes)
+    for i in range(0, size, WIDTH):
+        score = load(v, i)
+        if law == DFTOPK:
+            moves = where(score == kept, at_kept, ZERO) + where(score == cut, at_cut, ZERO)
+        else:
+            moves = load(w, i) * share
+        inside = places(i32(i)) < i32(n)
+        moves = where(score > -INFINITY, moves * rate, ZERO)
+        scale = where(score > -INFINITY, rate, ZERO)
+        store_where(own, i, load(d, i) * scale - moves * pull, inside)
+        store_where(joint, i, load(r, i) * scale - moves * joint_pull, inside)
+
+
+@inlined
+def joint_list(task: Any, b: Any, buffer: Any) -> Any:
+    """Write the losses of list b and their gradients; return 1 (NaN if the square of a score overflows) and one loss.
+
+    The survival loss of a true item is the sum of its losses in the stages.
+    """
+    n, size, stages, lists, law = task.items, task.size, task.stages, task.lists, task.law
+    share, joint = 0.0, 0.0
+    y = task.labels + 4 * b * n
+    mask = task.mask + b * n if task.mask != 0 else 0
+    for m in range(stages):
+        v, _, _, _, w, facts = stage_rows(buffer, size, m)
+        x = read(task.scores, m, np.int64) + 4 * b * n
+        quota = read(task.quotas, m, np.int64) if task.quotas != 0 else -1
+        state, rank, valid, kept, cut, mean, variance, z = begin_list(
+            law, x, y, mask, n, size, task.k, quota, task.above, v, buffer, w
+        )
+        if state < 0:
+            return np.nan, 0.0
+        write(facts, COUNTED, ONE if state == 1 else ZERO)
+        write(task.counted, m * lists + b, np.uint8(1 if state == 1 else 0))
+        loss = 0.0
+        if state == 1:
+            share = 1.0 / valid
+            if law == CLIP:
+                loss, own = clip_stage(task, buffer, m, rank, kept, cut)
+            else:
+                loss, own = stage_term(task, buffer, m, rank, valid, kept, cut, mean, variance, z)
+            joint += own
+        write(task.losses, m * lists + b, f32(loss * share))
+    if share > 0.0:
+        joint += clip_survival(task, buffer) if law == CLIP else survival_loss(task, buffer)
+    write(task.losses, stages * lists + b, f32(joint * share))
+    write(task.counted, stages * lists + b, np.uint8(1 if share > 0.0 else 0))
+    if task.gradient != 0:
+        rate = f32(share) * task.scale / task.tau
+        for m in range(stages):
+            before = 4 * n * (m * lists + b)
+            _, _, _, _, _, facts = stage_rows(buffer, size, m)
+            if is_counted(facts):
+                write_gradients(task, buffer, m, rate, task.gradient + before, task.joint_gradient + before)
+            else:
+                clear(task.gradient + before, n)
+                clear(task.joint_gradient + before, n)
+    return 1.0, joint * share
+
+
+joint_kernel = list_kernel(joint_list)

@@ -1,0 +1,1 @@
+"""Losses of lists: targets, top-k losses, the joint objective, pairs."""

@@ -1,0 +1,231 @@
+"""The terms of the joint objective in one pass over the scores of all stages, with their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recsys_topk.numerics import full_mask
+from recsys_topk.ops.backends.machine_code import Kernel
+from recsys_topk.ops.backends.task import STAGE_ROWS, Task, address_of, run
+from recsys_topk.ops.dispatch import (
+    apply,
+    is_float32,
+    is_last_backward,
+    is_real,
+    operation,
+    runs_triton,
+    sampled,
+    through_reference,
+    wants_graph,
+)
+from recsys_topk.ops.losses.find_positives import find_positives
+from recsys_topk.ops.losses.survival import survival_logs
+from recsys_topk.ops.losses.topk_loss import KERNELS, Law, membership_logs
+from recsys_topk.ops.losses.topk_target import best_positives
+from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.processes import divisor, divisors
+
+# The laws whose memberships have a joint objective.
+_JOINT = Kernel("recsys_topk.ops.backends.compiled.joint:joint_kernel")
+
+LAWS = ("dftopk", "logistic", "laplace", "clip")
+
+
+class JointTask(NamedTuple):
+    """The arguments of `joint_terms` other than the scores.
+
+    Attributes:
+        labels: (B, N), the dtype of the scores.
+        mask: Boolean (B, N); None = all items are real.
+        k: How many items are wanted; None = each list's number of positives.
+        quotas: How many items each stage passes on; None = k.
+        above: Items with a label above this are positive.
+        law: Which membership.
+    """
+
+    labels: Tensor
+    mask: Tensor | None
+    k: int | None
+    quotas: tuple[int, ...] | None
+    above: float
+    law: Law
+
+
+@operation
+def joint_terms(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy of each stage's membership, (M,), and of surviving all stages, a scalar.
+
+    Each value is a mean over the lists that count. A list counts if it has a positive item and 0 < k < number of valid
+    items. In the term of a stage it must also have more valid items than the stage passes on; otherwise all of its
+    items survive that stage.
+
+    Args:
+        scores: M tensors (B, N), N >= 2; masked places may hold anything.
+        task: The other arguments.
+    """
+    losses, counted = joint_losses(scores, task)
+    means = losses.sum(1) / divisor(counted.sum(1), losses.dtype)
+    return means[:-1], means[-1]
+
+
+def joint_losses(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
+    """Return the losses of the lists and which lists count, (M + 1, B) each: one row per stage, then survival."""
+    labels, mask, k, quotas, above, law = task
+    positive, positives = find_positives(labels, mask, above)
+    items = torch.full_like(positives, labels.shape[1]) if mask is None else count_true(mask)
+    wanted = positives if k is None else torch.minimum(torch.full_like(items, k), items)
+    target = best_positives(labels, positive, wanted.clamp_min(1), None)
+    counted = (positives > 0) & (wanted > 0) & (wanted < items)
+    valid = full_mask(labels) if mask is None else mask
+
+    def losses(log_p: Tensor, log_q: Tensor, rows: Tensor) -> Tensor:
+        chosen = torch.where(valid & rows[:, None], torch.where(target, log_p, log_q), 0.0)
+        return -chosen.sum(1) / items.clamp_min(1)
+
+    terms, where, survivals, anywhere = [], [], [], torch.zeros_like(counted)
+    for m, x in enumerate(scores):
+        cut = wanted if quotas is None else torch.full_like(items, quotas[m])
+        rows = counted & (cut < items)
+        row = rows[:, None]
+        inside = valid & row
+        log_p, log_q = membership_logs(torch.where(inside, x, 0.0), valid | ~row, torch.where(rows, cut, 1), law)
+        terms.append(losses(log_p, log_q, rows))
+        where.append(rows)
+        survivals.append((torch.where(inside, log_p, 0.0), torch.where(inside, log_q, -math.inf)))
+        anywhere = anywhere | rows
+    log_p, log_q = survival_logs(*zip(*survivals, strict=True))
+    return torch.stack([*terms, losses(log_p, log_q, anywhere)]), torch.stack([*where, anywhere])
+
+
+def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
+    return (
+        is_float32(*scores, task.labels)
+        and not task.labels.requires_grad
+        and (task.mask is None or is_real(task.mask))
+        and task.law.name in LAWS
+        and task.labels.numel() > 0
+    )
+
+
+@joint_terms.backend("numba", _serves)
+def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
+    labels, mask, k, quotas, above, law = task
+    stages, (lists, n) = len(scores), labels.shape
+    x, y = [one.detach().contiguous() for one in scores], labels.contiguous()
+    m = None if mask is None else mask.contiguous()
+    addresses = np.array([one.data_ptr() for one in x], np.int64)
+    cuts = None if quotas is None else np.array(quotas, np.int64)
+    wants = torch.is_grad_enabled() and any(one.requires_grad for one in scores)
+    losses, counted = np.empty((stages + 1, lists), np.float32), np.empty((stages + 1, lists), np.bool_)
+    gradients = torch.empty(2, stages, lists, n) if wants else None
+    whole = Task(
+        lists=lists,
+        items=n,
+        scores=addresses.ctypes.data,
+        labels=y.data_ptr(),
+        mask=address_of(m),
+        ks=0,
+        k=-1 if k is None else k,
+        stages=stages,
+        quotas=0 if cuts is None else cuts.ctypes.data,
+        losses=losses.ctypes.data,
+        counted=counted.ctypes.data,
+        gradient=0 if gradients is None else gradients[0].data_ptr(),
+        joint_gradient=0 if gradients is None else gradients[1].data_ptr(),
+        law=KERNELS[law.name][1],
+        above=above,
+        tau=law.tau,
+        alpha=law.alpha,
+        scale=1.0 / lists,
+    )
+    done, _ = run(_JOINT, whole, STAGE_ROWS * stages + 1)
+    if done != lists:  # a score is not finite, or its square overflows
+        return joint_terms.reference(scores, task)
+    numbers_counted = divisors(counted.sum(1).tolist())
+    means = torch.from_numpy((losses.sum(1, dtype=np.float64) / numbers_counted).astype(np.float32))
+    if gradients is not None:
+        factors = [lists / number for number in numbers_counted]
+        means = apply(_WithGradients, _Result(means, gradients, factors, task), *scores)
+    return means[:-1], means[-1]
+
+
+def _serves_triton(scores: Sequence[Tensor], task: JointTask) -> bool:
+    given = [x for x in (*scores, task.labels, task.mask) if x is not None]
+    known = task.law.name in LAWS
+    return runs_triton(*given) and known and not task.labels.requires_grad and 2 <= task.labels.shape[1] < 2**28
+
+
+@joint_terms.backend("triton", _serves_triton, traced=True)
+def _triton(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
+    from recsys_topk.ops.backends.triton_kernels.joint_terms import joint_terms_triton
+
+    return joint_terms_triton(scores, task)
+
+
+class _Result(NamedTuple):
+    """The result of the compiled kernel.
+
+    Attributes:
+        means: (M + 1,), the terms of the stages, then survival.
+        gradients: (2, M, B, N): of the terms of the stages, and of survival.
+        factors: One number per term, by which its gradient must be multiplied.
+        task: The arguments.
+    """
+
+    means: Tensor
+    gradients: Tensor
+    factors: list[float]
+    task: JointTask
+
+
+class _WithGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, result: _Result, *scores: Tensor) -> Tensor:
+        ctx.save_for_backward(result.gradients, *scores)
+        ctx.factors, ctx.task = result.factors, result.task
+        return result.means
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, *scores = ctx.saved_tensors
+        if wants_graph():
+
+            def formula(*x: Tensor) -> Tensor:
+                terms, joint = joint_terms.reference(x, ctx.task)
+                return torch.cat([terms, joint[None]])
+
+            return None, *through_reference(formula, scores, [grad])
+        *own, joint = (value * factor for value, factor in zip(grad.tolist(), ctx.factors, strict=True))
+        made = gradients[1] if is_last_backward() else gradients[1].clone()
+        if joint != 1.0:  # it is 1 in the objective if all lists count
+            made.mul_(joint)
+        return None, *(
+            made[m].add_(gradients[0, m], alpha=own[m]) if x.requires_grad else None for m, x in enumerate(scores)
+        )
+
+
+@sampled(joint_terms)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
+    laws = [Law("dftopk", 0.7), Law("dftopk", 2.0, 0.2), Law("logistic", 0.7), Law("laplace", 0.7)]
+    laws += [Law("clip", 4.0), Law("clip", 0.5)]
+    for stages, lists, n in ((2, 5, 12), (1, 3, 40), (3, 4, 70)):
+        x = torch.randn(stages, lists, n, generator=generator)
+        x[:, 1] = x[:, 1].round()
+        y = torch.randint(0, 4, (lists, n), generator=generator).float()
+        y[0] = 0.0
+        mask = torch.rand(lists, n, generator=generator) > 0.3
+        quotas = (n - 2, n // 2, 3)[:stages]
+        for law in laws:
+            # For these scores a clipped membership is 0 or at least 1 / (2 n tau). 1 / p amplifies the rounding of p.
+            given = (x * 2).round() / 2 if law.name == "clip" else x
+            for scores, real in ((given, None), (given.masked_fill(~mask, math.nan), mask)):
+                for k, cuts in ((n // 4, None), (None, None), (2, quotas)):
+                    leaves = [one.clone().requires_grad_() for one in scores]
+                    yield leaves, JointTask(y, real, k, cuts, 0.0, law)
+    yield [one.double().requires_grad_() for one in x], JointTask(y.double(), None, 3, None, 0.0, laws[0])

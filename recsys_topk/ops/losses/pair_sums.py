@@ -1,0 +1,230 @@
+"""The logistic loss over weighted pairs of a list, and its closed-form gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recsys_topk.ops.backends.jit import Loop
+from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
+from recsys_topk.ops.dispatch import (
+    apply,
+    is_float32,
+    is_last_backward,
+    operation,
+    runs_triton,
+    sampled,
+    through_reference,
+    wants_graph,
+)
+from recsys_topk.ops.losses.dcg import discount
+
+Kind = Literal["ones", "differences", "rows"]
+
+KINDS: tuple[Kind, ...] = ("ones", "differences", "rows")  # a compiled loop takes the position
+
+# A compiled loop pads lists to a multiple of this, so that it has no remainder.
+PADDED = 32
+
+_PAIR_LISTS, _COUNT_LISTS = (
+    Loop(f"recsys_topk.ops.backends.compiled.pairs:{name}") for name in ("pair_lists", "count_lists")
+)
+_NONE = np.zeros((0, 0), np.float32)
+
+
+class PairWeights(NamedTuple):
+    """w_ij = g_ij (abs(D_i - D_j) + mu delta_ij), or g_ij alone without discounts and ranks.
+
+    delta_ij = D(d) - D(d + 1) with d = abs(r_i - r_j) and D(r) = 1 / log2(1 + r); with a k, pairs with a rank beyond k
+    are divided by 1 - D(max(r_i, r_j)) (Jagerman et al. 2022).
+
+    Attributes:
+        first: Values of the items i, (B, N); -inf where an item cannot be the first of a pair (``"rows"``: 0).
+        second: Values of the items j, (B, N); inf where masked.
+        kind: g_ij is 1 if first_i > second_j (``"ones"``), max(first_i - second_j, 0) (``"differences"``), or first_i
+            for all valid j (``"rows"``).
+        discounts: D_i, (B, N); None = the first part is 0.
+        ranks: r_i, (B, N), multiples of 1/2; None = the second part is 0.
+        mu: Weight of the second part.
+        k: One int, one int per list, (B,), or None: no cut.
+    """
+
+    first: Tensor
+    second: Tensor
+    kind: Kind
+    discounts: Tensor | None = None
+    ranks: Tensor | None = None
+    mu: float = 1.0
+    k: int | Tensor | None = None
+
+    def block(self, lists: slice, rows: Tensor) -> Tensor:
+        """Return the weights of some lists, (b, P, N), for the items i at `rows`, (B, P)."""
+        rows = rows[lists]
+        first, second = self.first[lists].gather(1, rows)[:, :, None], self.second[lists, None]
+        if self.kind == "ones":
+            gain = (first > second).to(self.first.dtype)
+        elif self.kind == "rows":
+            gain = torch.where(second < math.inf, first, 0.0)
+        else:
+            gain = (first - second).clamp_min(0.0)
+        weight: Tensor | None = None
+        if self.discounts is not None:
+            d = self.discounts[lists]
+            weight = (d.gather(1, rows)[:, :, None] - d[:, None]).abs()
+        if self.ranks is not None:
+            r = self.ranks[lists]
+            k = self.k[lists, None, None] if isinstance(self.k, Tensor) else self.k
+            delta = distance_weight(r.gather(1, rows)[:, :, None], r[:, None], k)
+            weight = self.mu * delta if weight is None else weight.add_(delta, alpha=self.mu)
+        return gain if weight is None else gain.mul_(weight)
+
+
+def distance_weight(a: Tensor, b: Tensor, k: int | Tensor | None) -> Tensor:
+    """Return delta of two ranks, see `PairWeights`; the shapes broadcast."""
+    # Different items are at least half a rank apart. Equal items have equal gains, so any finite weight is correct.
+    distance = (a - b).abs().clamp_min(0.5)
+    delta = discount(distance, distance.dtype) - discount(distance + 1.0, distance.dtype)
+    if k is None:
+        return delta
+    worse = torch.maximum(a, b)
+    return torch.where(worse > k, delta / (1.0 - discount(worse.clamp_min(1.5), delta.dtype)), delta)
+
+
+@operation
+def pair_sums(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
+    """Return sum over pairs of w_ij log(1 + exp(-sigma (x_i - x_j))) for each list, (B,).
+
+    The weights are constants. The reference stores B N^2 numbers; `recsys_topk.losses.pairs` computes blocks of them.
+
+    Args:
+        scores: (B, N), finite.
+        weights: The weights.
+        sigma: Steepness.
+    """
+    rows = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    z = sigma * (scores[:, :, None] - scores[:, None, :])
+    return -(F.logsigmoid(z) * weights.block(slice(None), rows)).sum((1, 2))
+
+
+def _serves(scores: Tensor, weights: PairWeights, sigma: float) -> bool:
+    given = [x for x in (weights.first, weights.second, weights.discounts, weights.ranks) if x is not None]
+    return is_float32(scores, *given) and scores.numel() > 0
+
+
+@pair_sums.backend("numba", _serves)
+def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
+    kind = KINDS.index(weights.kind)
+    lists, n = scores.shape
+    x, first, second = (y.detach().contiguous().numpy() for y in (scores, weights.first, weights.second))
+    discounts, ranks = (
+        _NONE if y is None else y.detach().contiguous().numpy() for y in (weights.discounts, weights.ranks)
+    )
+    k = math.inf if weights.k is None else weights.k
+    ks = k.numpy().astype(np.float32) if isinstance(k, Tensor) else np.full(lists, k, np.float32)
+    halves = torch.arange(2 * n + 3, dtype=torch.float64) / 2
+    near = distance_weight(halves, torch.zeros(()), None).float().numpy()
+    deep = (1.0 / (1.0 - discount(halves.clamp_min(1.5), halves.dtype))).float().numpy()
+    mu = np.float32(weights.mu if weights.ranks is not None else 0.0)
+    wants = scores.requires_grad and torch.is_grad_enabled()
+    losses = np.empty(lists, np.float32)
+    gradient = torch.empty(lists, n) if wants else torch.empty(1, 1)
+    parts = number_of_parts(lists)
+    buffers = np.empty((parts, 7, -(-n // PADDED) * PADDED), np.float32)
+    finite = np.empty(parts, np.bool_)
+    arrays = (x, first, second, discounts, ranks, mu, ks, near, deep, np.float32(sigma), int(wants))
+    run_parts(_PAIR_LISTS, lists, kind, *arrays, buffers, losses, gradient.numpy(), finite)
+    if not finite.all():
+        return pair_sums.reference(scores, weights, sigma)
+    value = torch.from_numpy(losses)
+    if not wants:
+        return value
+    found: Tensor = apply(_WithGradient, scores, gradient, value, weights, sigma)
+    return found
+
+
+def _serves_triton(scores: Tensor, weights: PairWeights, sigma: float) -> bool:
+    given = [x for x in (weights.first, weights.second, weights.discounts, weights.ranks) if x is not None]
+    return runs_triton(scores, *given) and scores.shape[1] > 0
+
+
+@pair_sums.backend("triton", _serves_triton, traced=True)
+def _triton(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
+    from recsys_topk.ops.backends.triton_kernels.pair_sums import pair_sums_triton
+
+    return pair_sums_triton(scores, weights, sigma)
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, gradient: Tensor, value: Tensor, weights: PairWeights, sigma: float
+    ) -> Tensor:
+        ctx.save_for_backward(scores, gradient)
+        ctx.rest = (weights, sigma)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        scores, gradient = ctx.saved_tensors
+        if wants_graph():
+            found = through_reference(lambda x: pair_sums.reference(x, *ctx.rest), [scores], [grad])[0]
+        elif is_last_backward():
+            found = gradient.mul_(grad[:, None])
+        else:
+            found = gradient * grad[:, None]
+        return found, None, None, None, None
+
+
+@operation
+def count_pairs(first: Tensor, second: Tensor) -> Tensor:
+    """Return the number of pairs with first_i > second_j in each list, (B,) int64; first_i = -inf is in no pair."""
+    below = torch.searchsorted(second.sort(-1).values, first.contiguous())
+    return below.sum(-1)
+
+
+@count_pairs.backend("numba", lambda first, second: is_float32(first, second))
+def _count_numba(first: Tensor, second: Tensor) -> Tensor:
+    counts = np.empty(len(first), np.int64)
+    run_parts(_COUNT_LISTS, len(first), first.contiguous().numpy(), second.contiguous().numpy(), counts)
+    return torch.from_numpy(counts)
+
+
+def _orders(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for lists, n in ((3, 7), (2, 40)):
+        for dtype in (torch.float32, torch.float64):
+            values = torch.randint(0, 4, (lists, n), generator=generator).to(dtype)
+            mask = torch.rand(lists, n, generator=generator) > 0.2
+            x = torch.randn(lists, n, generator=generator, dtype=dtype)
+            yield x, values.masked_fill(~mask | (values == 0), -math.inf), values.masked_fill(~mask, math.inf)
+
+
+@sampled(pair_sums)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, PairWeights, float]]:
+    for x, first, second in _orders(generator):
+        ranks = (x[:, :, None] < x[:, None, :]).sum(2).to(x.dtype) + 1.0
+        ranks[0] += 0.5
+        d = discount(ranks, x.dtype)
+        ks = torch.randint(1, 6, x.shape[:1], generator=generator)
+        kinds: tuple[Kind, ...] = ("ones", "differences")
+        for kind in kinds:
+            for weights in (
+                PairWeights(first, second, kind),
+                PairWeights(first, second, kind, d),
+                PairWeights(first, second, kind, d, ranks, 10.0),
+                PairWeights(first, second, kind, None, ranks, 1.0, 3),
+                PairWeights(first, second, kind, d, ranks, 2.0, ks),
+            ):
+                yield x.clone().requires_grad_(), weights, 1.5
+        yield x.clone().requires_grad_(), PairWeights(first.clamp_min(0.0), second, "rows"), 1.0
+
+
+@sampled(count_pairs)
+def _count_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    for _, first, second in _orders(generator):
+        yield first, second

@@ -1,0 +1,297 @@
+"""The losses of soft top-k memberships in one pass: positives, threshold, cross-entropy and gradient of each list."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recsys_topk.numerics import full_mask
+from recsys_topk.ops.backends import task as codes
+from recsys_topk.ops.backends.machine_code import Kernel
+from recsys_topk.ops.backends.task import Task, address_of, run
+from recsys_topk.ops.dispatch import (
+    apply,
+    is_float32,
+    is_last_backward,
+    is_real,
+    may_read,
+    operation,
+    runs_triton,
+    sampled,
+    through_reference,
+    wants_graph,
+)
+from recsys_topk.ops.losses.find_positives import find_positives
+from recsys_topk.ops.losses.topk_target import best_positives
+from recsys_topk.ops.selection.centred import centred
+from recsys_topk.ops.selection.clip import clip_logs, clip_threshold
+from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.selection.from_threshold import from_threshold
+from recsys_topk.ops.selection.kth_pair import kth_pair
+from recsys_topk.ops.selection.laplace import laplace_logs, laplace_threshold
+from recsys_topk.ops.selection.logistic import logistic_logs, logistic_threshold
+from recsys_topk.processes import divisor, divisors
+
+LawName = Literal["dftopk", "logistic", "laplace", "clip", "fenchel_young"]
+
+# A cross-entropy replaces memberships of exactly 0 and 1 by this and one minus this.
+CLAMP = 1e-6
+
+
+_DFTOPK = Kernel("recsys_topk.ops.backends.compiled.dftopk:dftopk_kernel")
+_SUMS_TO_K = Kernel("recsys_topk.ops.backends.compiled.sums_to_k:sums_to_k_kernel")
+_CLIP = Kernel("recsys_topk.ops.backends.compiled.clip:clip_kernel")
+# The compiled kernel of each law, and the code of the law in the kernel.
+KERNELS: dict[LawName, tuple[Kernel, int]] = {
+    "dftopk": (_DFTOPK, codes.DFTOPK),
+    "logistic": (_SUMS_TO_K, codes.LOGISTIC),
+    "laplace": (_SUMS_TO_K, codes.LAPLACE),
+    "clip": (_CLIP, codes.CLIP),
+    "fenchel_young": (_CLIP, codes.FENCHEL_YOUNG),
+}
+
+
+class Law(NamedTuple):
+    """A membership and its loss.
+
+    Attributes:
+        name: ``"dftopk"``, ``"logistic"`` (sums to k), ``"laplace"``, ``"clip"``: the cross-entropy of that membership;
+            ``"fenchel_young"``: the Fenchel-Young loss of ``"clip"``, with the number of true items as k.
+        tau: Temperature.
+        alpha: Only for ``"dftopk"``: where the threshold lies between x_[k+1] (0) and x_[k] (1).
+    """
+
+    name: LawName
+    tau: float
+    alpha: float = 0.5
+
+
+@operation
+def topk_loss(
+    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the loss of each list, (B,), or its mean over the lists that count, and which lists count.
+
+    A list counts if it has a valid positive item and 0 < k < its number of valid items; the loss of the others is 0.
+    The true items are the positives whose label reaches the k-th largest of the list.
+
+    Args:
+        scores: (B, N), N >= 2; masked places may hold anything.
+        labels: (B, N), the dtype of scores.
+        mask: Boolean (B, N); None = all items are real.
+        k: One int, one int per list, (B,), or None: each list's number of positives.
+        above: Items with a label above this are positive.
+        law: Which membership and loss.
+        mean: Return the mean over the lists that count; 0 if no list counts.
+
+    Returns:
+        The losses or their mean, and a boolean (B,); None if all lists are known to count.
+    """
+    positive, positives = find_positives(labels, mask, above)
+    items = torch.full_like(positives, scores.shape[1]) if mask is None else count_true(mask)
+    wanted = positives if k is None else k.long() if isinstance(k, Tensor) else torch.full_like(items, k)
+    wanted = torch.minimum(wanted, items)
+    counted = (positives > 0) & (wanted > 0) & (wanted < items)
+    # Lists that do not count are replaced by lists of equal scores.
+    row = counted[:, None]
+    valid = full_mask(scores) if mask is None else mask | ~row
+    x = torch.where(row if mask is None else mask & row, scores, 0.0)
+    ks = torch.where(counted, wanted, 1)
+    target = best_positives(labels, positive & row, ks, None)
+    losses = torch.where(counted, _list_losses(x, target, valid, ks, items.clamp_min(1), law), 0.0)
+    if mean:
+        losses = losses.sum() / divisor(counted.sum(), losses.dtype)
+    return losses, None if may_read(scores) and bool(counted.all()) else counted
+
+
+def membership_logs(x: Tensor, valid: Tensor, ks: Tensor, law: Law) -> tuple[Tensor, Tensor]:
+    """Return log p and log(1 - p) of a law's membership as they enter a cross-entropy, (B, N) each.
+
+    Args:
+        x: (B, N), 0 where masked.
+        valid: Boolean (B, N).
+        ks: (B,), 1 <= k < number of valid items.
+        law: Any but ``"fenchel_young"``.
+    """
+    if law.name == "dftopk":
+        kept, cut = kth_pair(x, ks, valid)
+        return logistic_logs((x - (cut + law.alpha * (kept - cut))) / law.tau)
+    moved, gap = centred(torch.where(valid, x, -math.inf), ks)
+    fixed = moved.detach()
+    if law.name == "logistic":
+        tau = torch.full_like(gap, law.tau)
+        return logistic_logs(from_threshold(moved, logistic_threshold(fixed, gap, ks, tau), tau, "logistic"))
+    if law.name == "laplace":
+        return laplace_logs(moved, laplace_threshold(fixed, gap, ks, law.tau), law.tau)
+    log_p, log_q = clip_logs(moved, clip_threshold(fixed / law.tau, gap / law.tau, ks), law.tau)
+    low, high = math.log(CLAMP), math.log1p(-CLAMP)
+    return log_p.clamp(low, high), log_q.clamp(low, high)
+
+
+def _list_losses(x: Tensor, target: Tensor, valid: Tensor, ks: Tensor, items: Tensor, law: Law) -> Tensor:
+    """Return the loss of each list, (B,), for 1 <= k < number of valid items and scores of 0 where masked."""
+    if law.name == "fenchel_young":
+        return _fenchel_young(x, target, valid, items, law.tau)
+    log_p, log_q = membership_logs(x, valid, ks, law)
+    chosen = torch.where(valid, torch.where(target, log_p, log_q), 0.0)
+    return -chosen.sum(1) / items
+
+
+def _fenchel_young(x: Tensor, target: Tensor, valid: Tensor, items: Tensor, tau: float) -> Tensor:
+    wanted = count_true(target)
+    proper = (wanted > 0) & (wanted < items)  # tied labels may make every item true
+    ks = torch.where(proper, wanted, 1)
+    moved, gap = centred(torch.where(valid, x, -math.inf), ks)
+    threshold = clip_threshold(moved.detach() / tau, gap / tau, ks)
+    z = from_threshold(moved, threshold * tau, tau, "uniform")
+    wrong = torch.where(valid & proper[:, None], torch.where(target, 1.0 - z, z), 0.0)
+    hinge = torch.where(wrong >= 1.0, wrong - 0.5, 0.5 * wrong.clamp_min(0.0).square())
+    return tau * hinge.sum(1) / items
+
+
+def _serves(
+    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool
+) -> bool:
+    return (
+        is_float32(scores, labels)
+        and not labels.requires_grad
+        and (mask is None or is_real(mask))
+        and (is_real(k) and not k.is_floating_point() if isinstance(k, Tensor) else k is None or isinstance(k, int))
+        and scores.numel() > 0
+        and scores.shape[1] < 2**31 - 64
+    )
+
+
+@topk_loss.backend("numba", _serves)
+def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
+    labels, mask, k, above, law, mean = rest
+    lists, n = scores.shape
+    x, y = scores.detach().contiguous(), labels.contiguous()
+    m = None if mask is None else mask.contiguous()
+    ks = k.long().contiguous() if isinstance(k, Tensor) else None
+    gradient = torch.empty(lists, n) if scores.requires_grad and torch.is_grad_enabled() else None
+    losses, counted = torch.empty(lists), torch.empty(lists, dtype=torch.bool)
+    kernel, code = KERNELS[law.name]
+    task = Task(
+        lists=lists,
+        items=n,
+        scores=x.data_ptr(),
+        labels=y.data_ptr(),
+        mask=address_of(m),
+        ks=address_of(ks),
+        k=-1 if k is None or ks is not None else k,
+        stages=1,
+        quotas=0,
+        losses=losses.data_ptr(),
+        counted=counted.data_ptr(),
+        gradient=address_of(gradient),
+        joint_gradient=0,
+        law=code,
+        above=above,
+        tau=law.tau,
+        alpha=law.alpha,
+        scale=1.0 / lists if mean else 1.0,
+    )
+    number, total = run(kernel, task, 3)
+    if number != number:  # a score is not finite, or its square overflows
+        return topk_loss.reference(scores, *rest)
+    which = None if number == lists else counted
+    (divided_by,) = divisors([int(number)]) if mean else (1.0,)
+    value = torch.full((), total / divided_by) if mean else losses
+    if gradient is None:
+        return value, which
+    factor = lists / divided_by if mean else 1.0
+    return apply(_WithGradient, scores, _Result(value, factor, rest), [gradient]), which
+
+
+def _serves_triton(
+    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool
+) -> bool:
+    given = [x for x in (scores, labels, mask, k) if isinstance(x, Tensor)]
+    whole = k is None or isinstance(k, int) or not k.is_floating_point()
+    return runs_triton(*given) and whole and not labels.requires_grad and 2 <= scores.shape[1] < 2**28
+
+
+@topk_loss.backend("triton", _serves_triton, traced=True)
+def _triton(*args: Any) -> tuple[Tensor, Tensor | None]:
+    from recsys_topk.ops.backends.triton_kernels.topk_loss import topk_loss_triton
+
+    return topk_loss_triton(*args)
+
+
+def _serves_numpy(
+    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool
+) -> bool:
+    given = [x for x in (scores, labels, mask, k) if isinstance(x, Tensor)]
+    return law.name == "dftopk" and all(map(is_real, given)) and scores.numel() > 0
+
+
+@topk_loss.backend("numpy", _serves_numpy)
+def _numpy(*args: Any) -> tuple[Tensor, Tensor | None]:
+    from recsys_topk.ops.losses.dftopk_bce import dftopk_bce
+
+    return dftopk_bce(*args)
+
+
+class _Result(NamedTuple):
+    """The result of a compiled kernel.
+
+    Attributes:
+        value: The mean, or the losses, (B,).
+        factor: The number by which the gradient must be multiplied.
+        arguments: Those of `topk_loss` after the scores.
+    """
+
+    value: Tensor
+    factor: float
+    arguments: tuple[Any, ...]
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, result: _Result, gradient: list[Tensor]) -> Tensor:
+        ctx.save_for_backward(scores)
+        # The last backward takes the gradient out of the list. Autograd does not copy a tensor with no other reference.
+        ctx.result, ctx.gradient = result, gradient
+        value: Tensor = result.value
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
+        (scores,) = ctx.saved_tensors
+        _, factor, arguments = ctx.result
+        if wants_graph():
+            formula = lambda x: topk_loss.reference(x, *arguments)[0]  # noqa: E731
+            return through_reference(formula, [scores], [grad])[0], None, None
+        rate = grad.item() * factor if grad.dim() == 0 else grad[:, None]
+        if not is_last_backward():
+            return ctx.gradient[0] * rate, None, None
+        gradient = ctx.gradient.pop()
+        return gradient if grad.dim() == 0 and rate == 1.0 else gradient.mul_(rate), None, None
+
+
+@sampled(topk_loss)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
+    laws = [Law("dftopk", 0.7), Law("dftopk", 2.0, 0.2), Law("logistic", 0.7), Law("laplace", 0.7)]
+    laws += [Law("clip", 2.0), Law("fenchel_young", 2.0)]
+    for lists, n in ((5, 12), (30, 300), (2, 2)):
+        x = torch.randn(lists, n, generator=generator)
+        x[1] = x[1].round()
+        y = torch.randint(0, 4, (lists, n), generator=generator).float()
+        y[0] = 0.0
+        mask = torch.rand(lists, n, generator=generator) > 0.3
+        junk = x.masked_fill(~mask, math.nan)
+        ks = torch.randint(0, n + 1, (lists,), generator=generator)
+        for law in laws:
+            if law.name == "clip" and n > 100:  # some p are so small that 1 / p amplifies their rounding
+                continue
+            for mean in (True, False):
+                yield x.clone().requires_grad_(), y, None, 1, 1.0, law, mean
+                yield x.clone().requires_grad_(), y, None, None, 0.0, law, mean
+                yield junk.clone().requires_grad_(), y, mask, ks, 0.0, law, mean
+                yield junk.clone().requires_grad_(), y, mask, max(1, n // 4), 2.0, law, mean
+    yield x.double().requires_grad_(), y.double(), None, 1, 0.0, laws[0], True

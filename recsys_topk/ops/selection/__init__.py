@@ -1,0 +1,1 @@
+"""Selection from lists: counts, orders, thresholds, memberships."""

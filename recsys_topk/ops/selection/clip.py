@@ -1,0 +1,123 @@
+"""The clipped membership of Sparse Top-K: log p and log(1 - p), and the threshold at which it sums to k."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recsys_topk.ops.dispatch import closed_form, may_read, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.selection.centred import centred
+from recsys_topk.ops.selection.from_threshold import from_threshold
+
+MAX_STEPS = 100
+# Newton steps after the bisections, where values may not be read. Either the first guess is exact (z_[k] - z_[k+1] is 1
+# or more), or the bracket is less than 2 wide. After one bisection per bit its middle is within eps / 2 of t, and the
+# sum within N eps / 2 of k.
+LAST_STEPS = 2
+
+
+def clip_logs(x: Tensor, threshold: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """Return log p and log(1 - p) of p = clip(x / tau - t, 0, 1), (B, N) each; no gradient where p is 0 or 1.
+
+    Args:
+        x: (B, N), -inf where masked.
+        threshold: t, (B, 1), where the memberships sum to k; its derivative follows from that.
+        tau: Temperature.
+    """
+    log_p, log_q = closed_form(_ClipLogs, _reference, x, threshold, tau)
+    return log_p, log_q
+
+
+def _reference(x: Tensor, threshold: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    z = from_threshold(x, threshold * tau, tau, "uniform")
+    inside = (z > 0.0) & (z < 1.0)
+    safe = torch.where(inside, z, 0.5)
+    log_p = torch.where(inside, torch.log(safe), torch.where(z > 0.0, 0.0, -math.inf))
+    return log_p, torch.where(inside, torch.log1p(-safe), torch.where(z > 0.0, -math.inf, 0.0))
+
+
+class _ClipLogs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, threshold: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+        z = x / tau - threshold
+        ctx.save_for_backward(x, threshold, z)
+        ctx.tau = tau
+        return torch.log(z.clamp(0.0, 1.0)), torch.log((1.0 - z).clamp(0.0, 1.0))
+
+    @staticmethod
+    def backward(ctx: Any, grad_p: Tensor, grad_q: Tensor) -> tuple[Tensor | None, ...]:
+        x, threshold, z = ctx.saved_tensors
+        if wants_graph():
+            return through_reference(_reference, (x, threshold, ctx.tau), (grad_p, grad_q))
+        fractional = (z > 0.0) & (z < 1.0)
+        safe = torch.where(fractional, z, 0.5)
+        inner = torch.where(fractional, grad_p / safe - grad_q / (1.0 - safe), 0.0)
+        mean = inner.sum(1, keepdim=True) / fractional.sum(1, keepdim=True).clamp_min(1)
+        return (inner - fractional * mean) / ctx.tau, None, None
+
+
+def _fake_threshold(z: Tensor, gap: Tensor, k: Tensor) -> Tensor:
+    return torch.empty_like(gap)
+
+
+@operation(fake=_fake_threshold)
+def clip_threshold(z: Tensor, gap: Tensor, k: Tensor) -> Tensor:
+    """Return t with sum_i clip(z_i - t, 0, 1) = k for each list, (B, 1), without gradient.
+
+    Newton's method from the midpoint of the k-th pair, inside a bracket. The sum is piecewise linear in t, so a step
+    is exact once no item becomes, or stops being, fractional. If values may not be read, the number of steps is
+    fixed: the bracket is halved down to the precision of t.
+
+    Args:
+        z: (B, N), with z_[k+1] = 0 (see `centred`); -inf where masked.
+        gap: (B, 1), z_[k] - z_[k+1].
+        k: (B,) int64, 1 <= k < number of valid items.
+    """
+    wanted = k[:, None].to(z.dtype)
+    # At t = z_[k+1] - 1 the k + 1 largest are all in, and at t = z_[k] at most k - 1 are.
+    low, high = torch.full_like(gap, -1.0), gap
+    t = 0.5 * gap - 0.5
+    buffer, eps = torch.empty_like(z), torch.finfo(z.dtype).eps
+    readable = may_read(z)
+    halved = 0 if readable else 1 - round(math.log2(eps))
+    for number in range(MAX_STEPS if readable else halved + LAST_STEPS):
+        torch.sub(z, t, out=buffer)
+        inside = ((buffer > 0.0) & (buffer < 1.0)).sum(1, keepdim=True)
+        excess = buffer.clamp_(0.0, 1.0).sum(1, keepdim=True) - wanted
+        low, high = torch.where(excess >= 0, t, low), torch.where(excess <= 0, t, high)
+        middle = 0.5 * (low + high)
+        if number < halved:
+            t = middle
+            continue
+        step = torch.where(inside > 0, t + excess / inside.clamp_min(1), middle)
+        step = torch.where((step >= low) & (step <= high), step, middle)
+        done = excess.abs() <= 4.0 * eps * wanted
+        step = torch.where(done, t, step)
+        if readable and bool((step == t).all()):
+            break
+        t = step
+    return t
+
+
+def _lists(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    for dtype in (torch.float32, torch.float64):
+        x = torch.randn(4, 30, generator=generator, dtype=dtype)
+        yield x, torch.tensor([1, 5, 10, 20])
+        yield x.masked_fill(torch.rand(4, 30, generator=generator) < 0.3, -math.inf), torch.tensor([1, 2, 3, 4])
+
+
+@sampled(clip_threshold)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for x, k in _lists(generator):
+        yield *centred(x, k), k
+
+
+@sampled(clip_logs)
+def _log_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
+    for x, k in _lists(generator):
+        moved, gap = centred(x, k)
+        yield moved.requires_grad_(), clip_threshold(moved.detach() / 0.7, gap / 0.7, k), 0.7

@@ -1,0 +1,116 @@
+"""Orders and ranks of lists. Among equal scores the lower label ranks first. Losses and metrics use them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recsys_topk.numerics import at_least_float32, full_mask, is_full
+from recsys_topk.ops.backends.jit import Loop
+from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
+from recsys_topk.ops.dispatch import is_float32, is_real, may_read, operation, sampled
+from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.selection.sorting import sort_descending
+
+_PACK_LISTS, _RANK_LISTS = (
+    Loop(f"recsys_topk.ops.backends.compiled.ranks:{name}") for name in ("pack_lists", "rank_lists")
+)
+
+
+def descending_order(scores: Tensor, mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    """Return the indices that sort each list by descending score, masked items last, (B, N).
+
+    Equal scores keep their order in the list. With `labels`, the item with the lower label comes first. NaN ranks last
+    among the valid items.
+
+    Example:
+        >>> descending_order(torch.tensor([[1.0, 2.0, 1.0]]), labels=torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor([[1, 2, 0]])
+    """
+    x = at_least_float32(scores.detach())
+    limits = torch.finfo(x.dtype)
+    x = torch.nan_to_num(x, nan=limits.min, posinf=limits.max, neginf=limits.min)
+    if mask is not None:
+        x = torch.where(mask, x, -math.inf)
+    if labels is None:
+        return sort_descending(x)[1] if x.dim() == 2 else x.argsort(dim=-1, descending=True, stable=True)
+    by_label = labels.argsort(dim=-1, stable=True)
+    return by_label.gather(-1, x.gather(-1, by_label).argsort(dim=-1, descending=True, stable=True))
+
+
+@operation
+def tie_ranks(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Return 1-based ranks by descending score that do not depend on the order of the items, (B, N).
+
+    Among equal scores the lower label ranks first, so that a positive that ties with negatives still gets a gradient.
+    (With mid-ranks, all items of a constant model would have the same rank, and LambdaRank a gradient of 0.) Items with
+    equal score and label get the mean of their ranks. Masked items have the rank N.
+
+    Example:
+        >>> ones = torch.ones(1, 4, dtype=torch.bool)
+        >>> tie_ranks(torch.tensor([[5.0, 5.0, 9.0, 5.0]]), torch.tensor([[1.0, 0.0, 0.0, 0.0]]), ones)
+        tensor([[4.0000, 2.5000, 1.0000, 2.5000]])
+    """
+    order = descending_order(scores, mask)
+    x, valid = scores.detach().gather(-1, order), mask.gather(-1, order)
+    if may_read(x) and not bool(((x[:, 1:] == x[:, :-1]) & valid[:, 1:]).any()):
+        places = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device).expand_as(x)
+        return torch.empty_like(x).scatter_(-1, order, places.masked_fill(~valid, x.shape[-1]))
+    order = descending_order(scores, mask, labels)
+    x, y, valid = scores.detach().gather(-1, order), labels.gather(-1, order), mask.gather(-1, order)
+    first, last = tie_groups((x[:, 1:] != x[:, :-1]) | (y[:, 1:] != y[:, :-1]) | (valid[:, 1:] != valid[:, :-1]))
+    middle = torch.where(valid, (first + last).to(x.dtype) * 0.5 + 1.0, x.shape[-1])
+    return torch.empty_like(middle).scatter(-1, order, middle)
+
+
+def _serves(scores: Tensor, labels: Tensor, mask: Tensor) -> bool:
+    return is_float32(scores, labels) and is_real(mask) and scores.numel() > 0
+
+
+@tie_ranks.backend("numba", _serves)
+def _numba(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    x, y = (values.detach().contiguous().numpy() for values in (scores, labels))
+    full = is_full(mask)
+    real = np.zeros((0, 0), np.bool_) if full else mask.contiguous().numpy()
+    valid = np.full(len(x), x.shape[1]) if full else count_true(mask).numpy()
+    packed, ranks = np.empty(x.shape, np.int64), np.empty(x.shape, np.float32)
+    finite = np.empty(number_of_parts(len(x)), np.bool_)
+    run_parts(_PACK_LISTS, len(x), x, real, packed, finite)
+    if not finite.all():
+        return tie_ranks.reference(scores, labels, mask)
+    packed.sort(axis=1)
+    run_parts(_RANK_LISTS, len(x), packed, valid, y, ranks)
+    return torch.from_numpy(ranks)
+
+
+def tie_groups(changes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first and last position, from 0, of the group of ties at each position of a sorted list, (B, N) each.
+
+    Args:
+        changes: Boolean (B, N - 1), whether an item differs from the item before it.
+
+    Example:
+        >>> tie_groups(torch.tensor([[False, True]]))
+        (tensor([[0, 0, 2]]), tensor([[1, 1, 2]]))
+    """
+    n = changes.shape[-1] + 1
+    edge = torch.ones((*changes.shape[:-1], 1), dtype=torch.bool, device=changes.device)
+    place = torch.arange(n, device=changes.device)
+    first = torch.where(torch.cat([edge, changes], -1), place, 0).cummax(-1).values
+    last = torch.where(torch.cat([changes, edge], -1), place, n).flip(-1).cummin(-1).values.flip(-1)
+    return first, last
+
+
+@sampled(tie_ranks)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for dtype in (torch.float32, torch.float64):
+        x = torch.randn(4, 20, generator=generator, dtype=dtype)
+        labels = torch.randint(3, (4, 20), generator=generator).to(dtype)
+        mask = torch.rand(4, 20, generator=generator) > 0.3
+        for scores in (x, x.round(), x.masked_fill(x > 1.5, math.nan)):
+            yield scores, labels, full_mask(x)
+            yield torch.where(mask, scores, 0.0), labels, mask

@@ -1,0 +1,1 @@
+"""Inner loops of stages: tables, attention, first layers, dot products."""
