@@ -279,17 +279,14 @@ def embed_means_backward(
 ) -> None:
     """Add the gradient of `embed_means` to the gradient of the table."""
     dim = grad_table.shape[1]
-    scaled = np.empty(dim, np.float32)
     for b in range(ids.shape[0]):
         share = np.float32(1.0) / np.float32(max(lengths[b], 1))
-        for d in range(dim):
-            scaled[d] = grad[b, start + d] * share
         for l in range(lengths[b]):  # noqa: E741
             i = ids[b, l, column]
             if i != padding:
                 target = grad_table[i]
                 for d in range(dim):
-                    target[d] += scaled[d]
+                    target[d] += grad[b, start + d] * share
 
 
 @sampled(look_up)
