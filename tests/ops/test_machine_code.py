@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -99,3 +100,14 @@ def test_import_and_first_call_do_not_import_what_takes_seconds() -> None:
         [sys.executable, "-c", CODE, *names], capture_output=True, text=True, check=False, env=dict(os.environ)
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_compiled_loops_allocate_no_memory() -> None:
+    """Machine code from disk runs without the runtime of numba, which allocates: a call of it ends the process."""
+    allocating = {"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "copy", "array"}
+    for file in sorted(Path(machine_code.__file__).parents[1].rglob("*.py")):
+        for function in ast.walk(ast.parse(file.read_text())):
+            if isinstance(function, ast.FunctionDef) and "jit" in map(ast.unparse, function.decorator_list):
+                calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+                names = {call.attr for call in calls if isinstance(call, ast.Attribute)}
+                assert not names & allocating, f"{file.name}: {function.name}"
