@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recsys_topk.evaluation.search import Candidates, Requests, best_of, contains
+from recsys_topk.evaluation.search import Candidates, SearchRequests, best_of, contains
 from recsys_topk.ops.losses.dcg import rank_discounts
 
 
-def popular_items(requests: Requests, order: Tensor, counts: Tensor, number: int) -> Candidates:
+def popular_items(requests: SearchRequests, order: Tensor, counts: Tensor, number: int) -> Candidates:
     """Return the `number` items with the largest counts for each request. Ties are ordered as in `ExactSearch`.
 
     Args:
@@ -27,7 +27,7 @@ def popular_items(requests: Requests, order: Tensor, counts: Tensor, number: int
 
 
 def random_recall(
-    requests: Requests, items: Tensor, *, k: int, m: int, positive_above: float = 0.0
+    requests: SearchRequests, items: Tensor, *, k: int, m: int, positive_above: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Return the expected recall@k@m of a uniformly random order, per request.
 

@@ -16,8 +16,8 @@ from recsys_topk.evaluation.search import (
     Candidates,
     ExactSearch,
     Items,
-    Requests,
     Search,
+    SearchRequests,
     best_of,
     requests_of,
     score_candidates,
@@ -157,7 +157,7 @@ class CorpusEvaluation:
         if self.baselines:
             self._add_baselines(requests)
 
-    def candidates(self, requests: Requests) -> list[Candidates]:
+    def candidates(self, requests: SearchRequests) -> list[Candidates]:
         """Return the candidates that each stage passes on."""
         assert self._items is not None
         assert self._first is not None
@@ -192,11 +192,11 @@ class CorpusEvaluation:
             self.metrics[name] = RequestMean().to(values.device)
         self.metrics[name].update(values, counted)
 
-    def _recall(self, requests: Requests, found: Candidates, k: int) -> tuple[Tensor, Tensor]:
+    def _recall(self, requests: SearchRequests, found: Candidates, k: int) -> tuple[Tensor, Tensor]:
         held = found.holds(requests.own, requests.mask)
         return recall_of(held, requests.labels, requests.mask, k=k, positive_above=self.positive_above)
 
-    def _measure_final(self, column: str, requests: Requests, found: Candidates) -> None:
+    def _measure_final(self, column: str, requests: SearchRequests, found: Candidates) -> None:
         """Add the metrics of the final lists."""
         last = self.cascade.quotas[-1]
         self._add(f"joint_recall@{self.k}@{last}/{column}", *self._recall(requests, found, self.k))
@@ -207,16 +207,16 @@ class CorpusEvaluation:
             dcg = (value * rank_discounts(value.shape[1], None, value)).sum(1)
             self._add(f"ndcg@{cut}/{column}", *self._normalised(requests, dcg, cut))
 
-    def _normalised(self, requests: Requests, dcg: Tensor, cut: int) -> tuple[Tensor, Tensor]:
+    def _normalised(self, requests: SearchRequests, dcg: Tensor, cut: int) -> tuple[Tensor, Tensor]:
         best = ideal_dcg(self._gains(requests), cut)
         positive = (requests.mask & (requests.labels > self.positive_above)).any(1)
         counted = positive & (best > 0)
         return torch.where(counted, dcg / torch.where(counted, best, 1.0), 0.0), counted
 
-    def _gains(self, requests: Requests) -> Tensor:
+    def _gains(self, requests: SearchRequests) -> Tensor:
         return torch.where(requests.mask, gains(requests.labels.double(), self.gain), 0.0)
 
-    def _add_baselines(self, requests: Requests) -> None:
+    def _add_baselines(self, requests: SearchRequests) -> None:
         assert self._items is not None
         last, above = self.cascade.quotas[-1], self.positive_above
         if self._popular is not None and self._counts is not None:

@@ -36,7 +36,7 @@ class Items(Protocol):
 
 
 @dataclass(frozen=True)
-class Requests:
+class SearchRequests:
     """B requests, with their items as rows of a catalogue.
 
     Attributes:
@@ -88,11 +88,11 @@ class Scorer(Protocol):
         """Return the scores."""
 
 
-Search = Callable[[Requests, int], Candidates]
+Search = Callable[[SearchRequests, int], Candidates]
 """A search for the candidates of the first stage: a function of requests and a quota, e.g. `ExactSearch`."""
 
 
-def requests_of(batch: CascadeBatch, items: Items, excluded: Tensor | None = None) -> Requests:
+def requests_of(batch: CascadeBatch, items: Items, excluded: Tensor | None = None) -> SearchRequests:
     """Return the requests of a batch with catalogue rows. The catalogue must contain all items of their lists.
 
     Args:
@@ -121,7 +121,9 @@ def requests_of(batch: CascadeBatch, items: Items, excluded: Tensor | None = Non
     excluded = torch.where(_first_of_equals(excluded), excluded, -1)
     own_excluded = mask & contains(excluded, own)
     excluded = torch.where(contains(torch.where(mask, own, -1), excluded), -1, excluded)
-    return Requests(batch, torch.where(mask, own, 0), torch.where(mask, labels, 0.0), mask, excluded, own_excluded)
+    return SearchRequests(
+        batch, torch.where(mask, own, 0), torch.where(mask, labels, 0.0), mask, excluded, own_excluded
+    )
 
 
 class ExactSearch:
@@ -145,7 +147,7 @@ class ExactSearch:
         self.stage, self.items, self.items_at_once = stage, items, items_at_once
         self._vectors: Tensor | None = None
 
-    def __call__(self, requests: Requests, quota: int) -> Candidates:
+    def __call__(self, requests: SearchRequests, quota: int) -> Candidates:
         """Return the `quota` best items of each request."""
         size, lists = self.items.item_id.numel(), requests.own.shape[0]
         number = min(quota, size)
@@ -207,7 +209,7 @@ def request_vectors(towers: Towers, batch: CascadeBatch, items: Items) -> Tensor
     return towers.encode(with_items(batch, items, first, first.expand(batch.size, 1)))[0]
 
 
-def score_candidates(stage: Scorer, requests: Requests, items: Items, found: Candidates, at_once: int) -> Tensor:
+def score_candidates(stage: Scorer, requests: SearchRequests, items: Items, found: Candidates, at_once: int) -> Tensor:
     """Return the scores of a stage for the candidates, (B, m) float32, computed `at_once` columns at a time."""
     parts = []
     for start in range(0, found.rows.shape[1], at_once):

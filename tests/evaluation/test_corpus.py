@@ -20,7 +20,7 @@ from recsys_topk import CascadeModule, Feature, Schema, StageConfig, Table
 from recsys_topk.datamodules import CascadeDataModule, Catalogue, TensorShard
 from recsys_topk.evaluation.corpus import CorpusEvaluation
 from recsys_topk.evaluation.corpus_metrics import CorpusMetrics, evaluate_corpus
-from recsys_topk.evaluation.search import Candidates, ExactSearch, Requests, requests_of, with_items
+from recsys_topk.evaluation.search import Candidates, ExactSearch, SearchRequests, requests_of, with_items
 from recsys_topk.tabular.schema import VARIANT
 
 ITEMS, REQUESTS, K = 45, 26, 3
@@ -213,7 +213,7 @@ def test_result_does_not_depend_on_batch_size_or_chunks(monkeypatch: pytest.Monk
     assert results[0] == pytest.approx(results[1], abs=1e-6)
 
 
-def one_request(own: list[int], labels: list[float], excluded: list[int], items: Catalogue) -> Requests:
+def one_request(own: list[int], labels: list[float], excluded: list[int], items: Catalogue) -> SearchRequests:
     lists, y = torch.tensor([own]), torch.tensor([labels])
     shard = TensorShard("x", items, torch.tensor([0]), lists, y, excluded=torch.tensor([excluded]))
     rows = torch.tensor([0]).numpy()
@@ -279,7 +279,7 @@ def test_search_of_the_first_stage_can_be_replaced() -> None:
     def search_for_positives_only(stage: Any, items: Any) -> Any:
         exact = ExactSearch(stage, items)
 
-        def search(requests: Requests, quota: int) -> Candidates:
+        def search(requests: SearchRequests, quota: int) -> Candidates:
             found = exact(requests, quota)
             return Candidates(found.rows, found.scores, found.labels, found.mask & (found.labels > 0))
 
