@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.base import CascadeDataModule
-from recsys_topk.evaluation.search import Candidates, Items, SearchRequests, best_of, request_vectors, score_candidates
+from recsys_topk.evaluation.search import Candidates, Items, Requests, best_of, request_vectors, score_candidates
 from recsys_topk.serving.index import CatalogueIndex
 from recsys_topk.serving.manifest import read_manifest
 from recsys_topk.tabular.export_tables import ITEMS, ItemTable
@@ -63,7 +63,7 @@ class IndexSearch:
         made[there[there >= 0]] = np.flatnonzero(there >= 0)
         return torch.from_numpy(made).to(self.items.item_id.device)
 
-    def __call__(self, requests: SearchRequests, quota: int) -> Candidates:
+    def __call__(self, requests: Requests, quota: int) -> Candidates:
         """Return up to `quota` items of each request; what a request leaves out is searched for and dropped."""
         vectors = request_vectors(self.towers, requests.batch, self.items)
         absent = int((self._rows < 0).sum())

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from recsys_topk import CascadeModule, Feature, Schema, StageConfig, Table
 from recsys_topk.datamodules import CascadeDataModule, Catalogue, TensorShard
 from recsys_topk.evaluation.corpus import CorpusEvaluation
 from recsys_topk.evaluation.corpus_metrics import CorpusMetrics, evaluate_corpus
-from recsys_topk.evaluation.search import Candidates, ExactSearch, SearchRequests, requests_of, with_items
+from recsys_topk.evaluation.search import Candidates, ExactSearch, Requests, requests_of, with_items
 from recsys_topk.tabular.schema import VARIANT
 
 ITEMS, REQUESTS, K = 45, 26, 3
@@ -157,6 +156,7 @@ def brute_force(model: CascadeModule, data: Tiny, cuts: Sequence[int], popularit
     batch, scores = pair_scores(model, data)
     quotas, names = model.cascade.quotas, model.cascade.names
     rows_of: dict[str, list[float]] = {}
+    shown: dict[str, list[int]] = {"corpus": [0] * ITEMS, "popularity": [0] * ITEMS}
 
     def add(name: str, value: float) -> None:
         rows_of.setdefault(name, []).append(value)
@@ -176,10 +176,16 @@ def brute_force(model: CascadeModule, data: Tiny, cuts: Sequence[int], popularit
         add("kept/corpus", len(positive & alive) / len(positive))
         popular = best(candidates, lambda row: popularity.get(row, 0), labels, quotas[-1])
         for column, final in (("corpus", ranked), ("popularity", popular)):
+            for row in final[: max(cuts)]:
+                shown[column][row] += 1
             add(f"joint_recall@{K}@{quotas[-1]}/{column}", recall(set(final), labels, K))
             for cut in cuts:
                 add(f"recall@{cut}/{column}", recall(set(final[:cut]), labels, cut))
                 add(f"ndcg@{cut}/{column}", ndcg(final, labels, cut))
+    for column, counts in shown.items():
+        pairs = sum(abs(a - b) for a in counts for b in counts)
+        rows_of[f"coverage@{max(cuts)}/{column}"] = [sum(map(bool, counts)) / ITEMS]
+        rows_of[f"gini@{max(cuts)}/{column}"] = [pairs / (2 * ITEMS * sum(counts))]
     return {name: sum(values) / len(values) for name, values in rows_of.items()}
 
 
@@ -213,7 +219,7 @@ def test_result_does_not_depend_on_batch_size_or_chunks(monkeypatch: pytest.Monk
     assert results[0] == pytest.approx(results[1], abs=1e-6)
 
 
-def one_request(own: list[int], labels: list[float], excluded: list[int], items: Catalogue) -> SearchRequests:
+def one_request(own: list[int], labels: list[float], excluded: list[int], items: Catalogue) -> Requests:
     lists, y = torch.tensor([own]), torch.tensor([labels])
     shard = TensorShard("x", items, torch.tensor([0]), lists, y, excluded=torch.tensor([excluded]))
     rows = torch.tensor([0]).numpy()
@@ -279,7 +285,7 @@ def test_search_of_the_first_stage_can_be_replaced() -> None:
     def search_for_positives_only(stage: Any, items: Any) -> Any:
         exact = ExactSearch(stage, items)
 
-        def search(requests: SearchRequests, quota: int) -> Candidates:
+        def search(requests: Requests, quota: int) -> Candidates:
             found = exact(requests, quota)
             return Candidates(found.rows, found.scores, found.labels, found.mask & (found.labels > 0))
 
@@ -332,12 +338,12 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_result_of_one(tmp_path: Path) -> None:
+def test_two_processes_give_the_result_of_one(tmp_path: Path, warm_python: list[str]) -> None:
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), str(tmp_path / "store")],
+            [*warm_python, "-c", WORKER, str(rank), str(tmp_path / "store")],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=root,
         )
         for rank in range(2)
