@@ -14,7 +14,7 @@ DEMO_DIR ?= runs
 PAPER_DIR ?= runs/paper
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test types suite test-gpu docs bench paper lint lock clean
+.PHONY: help install demo test types suite test-long test-gpu docs bench paper lint lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,7 +42,10 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 suite: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+
+test-long: $(STAMP)  ## the long cases that make test leaves out: all kernels, kills, shardings, browsers
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 docs: $(STAMP)  ## the documentation site, into docs/_build/html
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

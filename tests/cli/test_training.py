@@ -40,30 +40,10 @@ def metrics(folder: Path) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+def trained(made_once: Callable[..., Path]) -> Path:
     """A folder with one finished run, made with the command of the README."""
-    import subprocess
-    import sys
-
-    folder = tmp_path_factory.mktemp("trained")
-    arguments = [
-        "fit",
-        "--loss",
-        "dftopk",
-        "--loss.tau",
-        "2",
-        "--trainer.max_epochs",
-        "1",
-        "--trainer.accelerator",
-        "cpu",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "recsys_topk", *arguments, *TINY_WORLD],
-        capture_output=True, text=True, check=False, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (folder / "stdout.txt").write_text(done.stdout)
-    return folder
+    options = ("--loss", "dftopk", "--loss.tau", "2", "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu")
+    return made_once("trained", "fit", *options, *TINY_WORLD)
 
 
 def test_fit_writes_checkpoint_config_and_metrics_and_prints_their_paths(trained: Path) -> None:
