@@ -76,20 +76,19 @@ def train_and_test_best(trial: FinalTrial, send: Send) -> None:
 
 def measure_requests(run: TrainingRun, metric: str | None) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
     """Test a run; return its metrics, the chosen one first, and the chosen one for each request, NaN if skipped."""
+    import torch
+
     first = next(iter(run.model.metrics["test"].values()))
     first.lists = []
     metrics = {name: value for name, value in run.test().items() if name.startswith("test/")}
-    means = first
-    if metric is not None:
-        from recsys_topk.evaluation import evaluate_corpus
+    if metric is None:
+        return metrics, torch.cat(first.lists).float().numpy()
+    from recsys_topk.evaluation import evaluate_corpus
 
-        evaluation = evaluate_corpus(run.model, run.data, "test", keep_lists=True, **corpus_options(metric))
-        metrics = {f"test/{name}": value for name, value in evaluation.compute().items()} | metrics
-        metrics = {f"test/{metric}": metrics[f"test/{metric}"], **metrics}
-        means = evaluation.metrics[metric]
-    import torch
-
-    return metrics, torch.cat(means.lists).float().numpy()
+    evaluation = evaluate_corpus(run.model, run.data, "test", keep=True, **corpus_options(metric))
+    over_catalogue = {f"test/{name}": value for name, value in evaluation.compute().items()}
+    chosen = {f"test/{metric}": over_catalogue[f"test/{metric}"]}
+    return {**chosen, **over_catalogue, **metrics}, evaluation.lists.per_request(metric).float().numpy()
 
 
 def with_intervals(
