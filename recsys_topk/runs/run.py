@@ -192,6 +192,7 @@ class TrainingRun:
             corpus: Also measure over the whole catalogue and write ``corpus.json``: options of
                 `recsys_topk.evaluation.CorpusMetrics`, e.g. ``{"cuts": [10, 20]}`` or ``{}``; None = no.
                 ``{"index": FOLDER}`` also searches an index, ``"export"`` names the export that it was built for.
+                ``{"baselines": {"als": {"factors": 32}}}`` measures baselines too.
         """
         return self._measure("test", corpus)
 
@@ -231,6 +232,10 @@ class TrainingRun:
 
         options = dict(options)
         index, export = options.pop("index", None), options.pop("export", None)
+        if isinstance(options.get("baselines"), Mapping):
+            from recsys_topk.evaluation.baselines import make_baselines
+
+            options["baselines"] = make_baselines(options["baselines"])
         if index is not None:
             from recsys_topk.evaluation.index_search import IndexedCatalogue
 
