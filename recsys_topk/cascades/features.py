@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from recsys_topk.cascades.layout import PARTS, Layout, Parts
+from recsys_topk.cascades.layout import PARTS, EmbeddingLayout, Parts
 from recsys_topk.cascades.tables import (
     FusedOptimizer,
     configs_of,
@@ -76,7 +76,8 @@ class FeatureEmbedding(nn.Module):
 
     `EmbeddingBagCollection`s look up the tables: on a CPU the pooled kernel with bags of length 1 is several times
     faster than the sequence kernel. A bag feature is the mean over its real ids. On a CPU padding is removed from the
-    bags. On other devices it stays with weight 0, so that shapes are known without reading the ids (`Layout` describes
+    bags. On other devices it stays with weight 0, so that shapes are known without reading the ids (`EmbeddingLayout`
+    describes
     the groups of features). Tables that are not sharded are read directly. On a CPU `look_up` reads them if numba is
     installed and no feature is a bag; it also updates tables with a fused optimizer. Otherwise `embedding_bag` reads
     them if they have an ordinary optimizer or are not trained.
@@ -129,7 +130,7 @@ class FeatureEmbedding(nn.Module):
             schema, dim = untie_history(schema, dimensions(schema, dim))
         if not schema.items:
             raise ValueError("the schema has no item features, so a stage cannot tell items apart; add one")
-        self.layout = Layout(schema, dimensions(schema, dim), only)
+        self.layout = EmbeddingLayout(schema, dimensions(schema, dim), only)
         self.fused = fused
         self.rate = 0.0 if fused is None else fused.options["lr"]
         self._applied: Callable[[Tensor], Tensor] | None = None

@@ -35,7 +35,7 @@ class Use:
         return _key(self.table, self.number)
 
 
-class Layout:
+class EmbeddingLayout:
     """The grouping of the features of a schema into collections, and their order in the output.
 
     Requests (B rows), pool items (M rows) and histories (B L rows) have different numbers of rows. The tables are

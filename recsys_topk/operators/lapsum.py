@@ -23,6 +23,9 @@ class LapSum(TopKOperator):
     e_i = exp(-|x_i - b| / tau) the gradient of the threshold is db/dx_i = e_i / sum_j e_j. The threshold is found
     without a sort, in two to four passes over the list, O(N) each (see `laplace_threshold`). k may be a fraction.
 
+    Choose tau by the scale of the scores, as for `DFTopK`: start with their standard deviation within a list, or with
+    ``"auto"``.
+
     Args:
         tau: Temperature (alpha in the paper; larger is smoother).
         options: See `TopKOperator`.

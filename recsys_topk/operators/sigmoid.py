@@ -22,6 +22,9 @@ class SigmoidTopK(TopKOperator):
     p_i = sigmoid((x_i - b) / tau), b solves sum_i p_i = k. Newton's method finds b in a few passes, O(N) each; the
     gradient follows from the implicit function theorem, db/dx_i = p_i (1 - p_i) / sum_j p_j (1 - p_j).
 
+    Choose tau by the scale of the scores, as for `DFTopK`: start with their standard deviation within a list, or with
+    ``"auto"``.
+
     Args:
         tau: Temperature.
         options: See `TopKOperator`.

@@ -33,6 +33,7 @@ class SinkhornTopK(TopKOperator):
 
     name, cost = "sinkhorn", "n"
     exact_gradient = False
+    scales_with_tau = False
     paper = "Xie et al. 2020, arXiv 2002.06504"
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:

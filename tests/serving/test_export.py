@@ -212,8 +212,8 @@ def test_single_mlp_stage_with_numeric_features_is_exported_and_recommends(tmp_p
 def _requests_without_features(number: int):
     import numpy as np
 
-    from recsys_topk.serving.requests import Requests
+    from recsys_topk.serving.requests import EncodedRequests
 
     none = np.empty((number, 0), dtype=np.float32)
     views = np.empty((number, 1, 0), dtype=np.float32)
-    return Requests(none, none, views, np.zeros(number), views, (np.empty(0, dtype=np.int64),) * number)
+    return EncodedRequests(none, none, views, np.zeros(number), views, (np.empty(0, dtype=np.int64),) * number)
