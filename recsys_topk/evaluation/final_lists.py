@@ -118,7 +118,7 @@ class FinalLists:
         self._means[name].update(values, counted)
 
     def per_request(self, name: str) -> Tensor:
-        """Return a metric of every request in the order of the data, NaN if the request is not counted; needs `keep`."""
+        """Return a metric of every request in the order of the data, NaN if it is not counted; needs `keep`."""
         return torch.cat(self._means[name].lists or [])
 
     def add(self, column: str, requests: Requests, found: Candidates) -> None:
