@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
-from torch import nn
+from torch import Tensor, nn
 
 from recsys_topk.callbacks.objective_calls import ObjectiveCalls
 from recsys_topk.evaluation.diagnostics import score_diagnostics, share_below
@@ -45,7 +45,7 @@ class Diagnostics(ObjectiveCalls):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         """Log what the objective did to the scores."""
         call = self.pop_call()
-        if call is not None:
+        if call is not None and isinstance(call["labels"], Tensor):  # else the stages train on different lists
             found = score_diagnostics(pl_module.objective, **call, names=pl_module.cascade.names)
             batch_size = len(call["labels"])
             pl_module.log_dict({f"diagnostics/{name}": value for name, value in found.items()}, batch_size=batch_size)

@@ -72,7 +72,7 @@ class Pace(ObjectiveCalls):
             self.on_train_epoch_start()
         call = self.pop_call()
         if call is not None:
-            self._measure(call["scores"], pl_module, batch)
+            self._measure(call["scores"], call["labels"], call["mask"], pl_module)
 
     def values(self, trainer: pl.Trainer) -> dict[str, str]:
         """Return the values to show, the most important first.
@@ -96,9 +96,11 @@ class Pace(ObjectiveCalls):
         return found
 
     @torch.no_grad()
-    def _measure(self, scores: Sequence[Tensor], pl_module: pl.LightningModule, batch: Any) -> None:
-        labels, mask, above = batch.labels[:LISTS], batch.mask[:LISTS], pl_module.schema.positive_above
-        quotas = pl_module.cascade.quotas
+    def _measure(self, scores: Sequence[Tensor], labels: Any, mask: Any, pl_module: pl.LightningModule) -> None:
+        if not isinstance(labels, Tensor):  # the stages train on different lists, so there is no joint recall
+            return
+        labels, mask, quotas = labels[:LISTS], mask[:LISTS], pl_module.cascade.quotas
+        above = pl_module.schema.positive_above
         scores = [x[:LISTS] for x in scores]
         values, counted = joint_recall(scores, labels, mask, quotas=quotas, k=pl_module.k, positive_above=above)
         total, number = torch.stack([torch.where(counted, values, 0.0).sum(), counted.sum()]).tolist()  # one transfer

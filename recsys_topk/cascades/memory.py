@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from recsys_topk.cascades.features import dimensions
-from recsys_topk.cascades.layout import Layout
+from recsys_topk.cascades.features import dimensions, untie_history
+from recsys_topk.cascades.layout import EmbeddingLayout
 from recsys_topk.tabular.schema import Schema
 
 _FLOAT: Final = 4
@@ -95,6 +95,7 @@ def plan_memory(
     optimizer: str = "adam",
     embedding_optimizer: str = "same",
     optimizer_options: Mapping[str, Any] | None = None,
+    tie_history: bool = True,
 ) -> MemoryPlan:
     """Return the memory of the tables during training. Nothing is allocated.
 
@@ -110,6 +111,7 @@ def plan_memory(
         optimizer: Name of the optimizer.
         embedding_optimizer: Optimizer of the tables, or ``"same"``.
         optimizer_options: Further arguments of the optimizer.
+        tie_history: Whether the history reads the tables of the items.
 
     Example:
         >>> from recsys_topk.tabular.schema import Feature, Table
@@ -120,7 +122,8 @@ def plan_memory(
         >>> plan_memory(schema, stages=2, dim=8, embedding_optimizer="rowwise_adagrad").total
         72000000
     """
-    layout = Layout(schema, dimensions(schema, dim))
+    dims = dimensions(schema, dim)
+    layout = EmbeddingLayout(schema, dims) if tie_history else EmbeddingLayout(*untie_history(schema, dims))
     fused = embedding_optimizer != "same"
     copies = _COPIES.get(embedding_optimizer if fused else optimizer, 2)
     if not fused:

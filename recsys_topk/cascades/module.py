@@ -15,7 +15,7 @@ from recsys_topk.cascades.catalogue_loss import catalogue_loss
 from recsys_topk.cascades.default_stages import default_stages
 from recsys_topk.cascades.inference import apply_quotas
 from recsys_topk.cascades.learning_check import LearningCheck, all_selected_message
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
+from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, default_objective
 from recsys_topk.cascades.objectives.base import registry as objectives
 from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, table_collections, warm_up
 from recsys_topk.cascades.sampled_negatives import check_logq_correction, check_negatives, keep_hard_negatives
@@ -51,11 +51,13 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         stages: The stages, first stage first; None = chosen by the features (`default_stages`).
         loss: A loss, its registry name, or a description (`recsys_topk.spec.describe`). Label options that it does not
             set (positive_above, gains) come from the schema.
-        objective: A registry name, a description, or a callable of (loss, number of stages); None = ``"joint"`` for a
-            loss with an operator and ``"independent"`` for all others.
+        objective: A registry name, a description, or a callable of (loss, number of stages); None = as
+            `default_objective` says: ``"joint"`` for a loss with an operator, else ``"independent"``.
         k: Number of items wanted at the end of the cascade.
         dim: Embedding dimension, one for all tables or by table name.
         share_embeddings: All stages use one set of tables.
+        init_std: Tables are initialised from N(0, init_std^2).
+        tie_history: The history reads the tables of the items. False = it has tables of its own.
         optimizer: Name of the optimizer.
         lr: Learning rate.
         embedding_optimizer: ``"same"``, or an optimizer that updates the tables inside backward: ``"rowwise_adagrad"``
@@ -67,8 +69,9 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             (`recsys_topk.cascades.schedules`); None = a constant learning rate after the warm-up.
         validate: Raise on NaN or infinity among the scores. On devices other than the CPU the error comes one step
             later.
-        hard_negatives: Number of sampled negatives per list to train on, those with the highest scores of the first
-            stage at that step. The selection has no gradient. `random_negatives` are added; 0 = train on all.
+        hard_negatives: Number of sampled negatives per list to train all stages on, those with the highest scores of
+            the first stage at that step. The selection has no gradient. `random_negatives` are added; 0 = train on all.
+            `StageConfig.hard_negatives` selects for one stage.
         random_negatives: Number of sampled negatives per list that are kept regardless of their score.
         metrics: Metrics to compute: names, or mappings such as ``{"metric": "ndcg", "k": 5}`` (`configured_metrics`);
             None = the joint recall and the recall of each stage.
@@ -97,6 +100,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         monitor: str | None = None,
         hard_negatives: int = 0,
         random_negatives: int = 0,
+        init_std: float = 1.0,
+        tie_history: bool = True,
     ) -> None:
         super().__init__()
         if k < 1:
@@ -116,8 +121,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
         wanted = DEFAULT if metrics is None else metrics
         with reading() if described else nullcontext():
-            chosen = default_stages(self.schema) if stages is None else stages
-            self.cascade = Cascade(self.schema, chosen, dim, share_embeddings, fused)
+            chosen = default_stages(self.schema.outline) if stages is None else stages
+            self.cascade = Cascade(self.schema, chosen, dim, share_embeddings, fused, init_std, tie_history)
             built = _loss(loss, self.schema)
             self.objective = _objective(objective, built, len(self.cascade.configs))
             self.metrics = nn.ModuleDict({split: self._metrics(wanted) for split in ("val", "test")})
@@ -134,6 +139,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 "k": k,
                 "dim": dim if isinstance(dim, int) else dict(dim),
                 "share_embeddings": share_embeddings,
+                "init_std": init_std,
+                "tie_history": tie_history,
                 "optimizer": optimizer,
                 "lr": lr,
                 "embedding_optimizer": embedding_optimizer,
@@ -184,13 +191,18 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         if self.hparams["hard_negatives"]:
             first = next(iter(self.cascade.stages.values()))
             batch = keep_hard_negatives(batch, first, self.hparams["hard_negatives"], self.hparams["random_negatives"])
-        scores = self(batch)
-        if batch.log_q.numel():
+        scores, lists = self.cascade.training_lists(batch)
+        if batch.log_q.numel():  # not for stages with negatives that were selected by score
             check_logq_correction(self.objective)
-            scores = [self.loss.correct_sampling(x, batch.log_q) for x in scores]
-        output: ObjectiveOutput = self.objective(
-            scores, batch.labels, batch.mask, groups=batch.group, quotas=self.cascade.quotas, k=self.k
-        )
+            scores = [
+                self.loss.correct_sampling(x, own.log_q) if own.log_q.numel() else x
+                for x, own in zip(scores, lists, strict=True)
+            ]
+        known: dict[str, Any] = {"quotas": self.cascade.quotas, "k": self.k}
+        if lists[-1] is batch:
+            output: ObjectiveOutput = self.objective(scores, batch.labels, batch.mask, groups=batch.group, **known)
+        else:
+            output = self.objective(scores, [own.labels for own in lists], [own.mask for own in lists], **known)
         return output
 
     def training_step(self, batch: CascadeBatch, batch_idx: int) -> Tensor:
@@ -355,14 +367,28 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 f"the {self.objective.name!r} objective compares sample groups and needs at least 2, but the data has "
                 f"{groups}; use --objective independent, or sample negatives (--data.train_negatives)"
             )
-        longest = None
+        separate = [config.name for config in self.cascade.configs if config.hard_negatives]
+        if separate and not self.objective.separate_lists:
+            raise ValueError(
+                f"stage {separate[0]!r} has hard_negatives of its own, but the {self.objective.name!r} objective "
+                f"trains all stages on the same lists; use --objective independent, or --model.hard_negatives"
+            )
         if callable(length):
-            longest = length("train")
-            if hard := self.hparams["hard_negatives"]:
-                longest -= max(0, self.trainer.datamodule.train_negatives - hard - self.hparams["random_negatives"])
-        if cuts and longest is not None and min(cuts) >= longest:
-            raise ValueError(all_selected_message(min(cuts), longest, quotas))
+            lengths = self._list_lengths(length("train"), getattr(self.trainer.datamodule, "train_negatives", 0) or 0)
+            for cut, longest in zip(cuts, lengths, strict=bool(cuts)):
+                if cut >= longest:
+                    raise ValueError(all_selected_message(cut, longest, quotas))
         self._check = LearningCheck(self.loss.positive_above, cuts, quotas)
+
+    def _list_lengths(self, length: int, sampled: int) -> list[int]:
+        """Return the length of the lists that each stage trains on."""
+        options, lengths = self.hparams, []
+        own = [(config.hard_negatives, config.random_negatives) for config in self.cascade.configs]
+        for hard, random in [(options["hard_negatives"], options["random_negatives"]), *own[1:]]:
+            if 0 < hard + random < sampled:
+                length, sampled = length - sampled + hard + random, hard + random
+            lengths.append(length)
+        return lengths
 
     def _finish_check(self) -> None:
         check, self._check = self._check, None
@@ -401,7 +427,7 @@ def _objective(
     objective: ObjectiveFactory | Mapping[str, Any] | str | None, loss: RankingLoss, stages: int
 ) -> CascadeObjective:
     if objective is None:
-        objective = "independent" if loss.operator is None else "joint"
+        objective = default_objective(loss)
     if isinstance(objective, str):
         return objectives.resolve(objective)(loss, stages)
     if isinstance(objective, Mapping):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from recsys_topk.cascades.objectives.base import CascadeObjective
-from recsys_topk.cascades.stage import Stage
-from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
 
 
 def keep_hard_negatives(batch: CascadeBatch, stage: torch.nn.Module, hard: int, random: int = 0) -> CascadeBatch:
@@ -24,29 +24,41 @@ def keep_hard_negatives(batch: CascadeBatch, stage: torch.nn.Module, hard: int, 
         hard: Number of highest-scored negatives to keep.
         random: Number of negatives to keep regardless of their score.
     """
-    assert isinstance(stage, Stage)
-    width, drawn = batch.candidates.shape[1], batch.sampled
-    if drawn <= hard + random:
+    if batch.sampled <= hard + random:
         return batch
     if batch.log_q.numel():
         raise ValueError(
             "hard negatives cannot be combined with log_q: they are selected by score, so their sampling probability "
             "is unknown; use batches without log_q"
         )
-    fixed = width - drawn + random
-    columns = slice(fixed, width)
-    rest = batch.replace(
-        **{name: getattr(batch, name)[:, columns] for name in ("candidates", "labels", "mask", "group")}
-    )
     was_training = stage.training
     stage.eval()
     with torch.no_grad():
-        scores = stage(rest).float()
+        scores = stage(batch)
     stage.train(was_training)
-    best = torch.where(rest.mask, scores.nan_to_num(nan=-torch.inf), -torch.inf).topk(hard, 1).indices
-    kept = torch.cat([torch.arange(fixed, device=best.device).expand(batch.size, -1), fixed + best], 1)
-    parts = {name: getattr(batch, name).gather(1, kept) for name in ("candidates", "labels", "mask", "group")}
-    return batch.replace(**parts, sampled=random + hard)
+    return with_columns(batch, hardest_columns(batch, scores, hard, random))
+
+
+def hardest_columns(batch: CascadeBatch, scores: Tensor, hard: int, random: int) -> Tensor:
+    """Return the columns to keep, (B, N'): the logged candidates, the first `random` draws and the `hard` best others.
+
+    Args:
+        batch: A batch with more than hard + random sampled negatives per list.
+        scores: (B, N), scores that select the negatives; the selection has no gradient.
+        hard: Number of highest-scored negatives to keep.
+        random: Number of negatives to keep regardless of their score.
+    """
+    first = batch.candidates.shape[1] - batch.sampled + random
+    rest = scores.detach()[:, first:].float().nan_to_num(nan=-torch.inf)
+    best = torch.where(batch.mask[:, first:], rest, -torch.inf).topk(hard, 1).indices
+    return torch.cat([torch.arange(first, device=best.device).expand(batch.size, -1), first + best], 1)
+
+
+def with_columns(batch: CascadeBatch, columns: Tensor) -> CascadeBatch:
+    """Return a batch with some columns of its lists, (B, N'): the logged candidates and some of the sampled ones."""
+    parts = {name: getattr(batch, name).gather(1, columns) for name in ("candidates", "labels", "mask", "group")}
+    removed = batch.candidates.shape[1] - columns.shape[1]
+    return batch.replace(**parts, sampled=batch.sampled - removed, log_q=NO_VALUES)
 
 
 def check_logq_correction(objective: CascadeObjective) -> None:

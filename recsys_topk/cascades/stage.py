@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, get_args
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,12 +16,14 @@ from recsys_topk.cascades.encoders.mean import MeanEncoder
 from recsys_topk.cascades.features import Embedded, FeatureEmbedding
 from recsys_topk.cascades.layers import MLP, Activation, Initialisation
 from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.options import inherit_options
 from recsys_topk.registry import Registry
 
 if TYPE_CHECKING:
     from recsys_topk.cascades.towers import Towers
 
 registry: Registry[Stage]
+Previous = Literal["ignore", "add", "add_detached"]
 
 
 class StageOptions(TypedDict, total=False):
@@ -43,16 +45,32 @@ class StageConfig:
         name: Name of the stage in metrics and state-dict keys, e.g. ``"retrieval"``.
         quota: Number of items that it passes on.
         options: Arguments of the stage's class.
+        previous: What the stage does with the scores of the stage before it: ``"ignore"``, ``"add"`` (times a learned
+            scale, and the stage before it is trained through the sum) or ``"add_detached"`` (it is not).
+        hard_negatives: Number of sampled negatives per list that the stage trains on: of those that the stage before it
+            trains on, the ones which that stage scores highest. 0 = all.
+        random_negatives: Number of sampled negatives that are added to the hard ones regardless of their score.
     """
 
     kind: str
     name: str
     quota: int
     options: dict[str, Any] = field(default_factory=dict)
+    previous: Previous = "ignore"
+    hard_negatives: int = 0
+    random_negatives: int = 0
 
     def __post_init__(self) -> None:
         if self.quota < 1:
             raise ValueError(f"stage {self.name!r} must pass on at least one item, got quota={self.quota}")
+        if self.previous not in get_args(Previous):
+            known = ", ".join(get_args(Previous))
+            raise ValueError(f"previous of stage {self.name!r} must be one of {known}, got {self.previous!r}")
+        if min(self.hard_negatives, self.random_negatives) < 0 or (self.random_negatives and not self.hard_negatives):
+            raise ValueError(
+                f"stage {self.name!r} cannot train on {self.hard_negatives} hard and {self.random_negatives} random "
+                f"negatives; give hard_negatives of at least 1, and random_negatives in addition"
+            )
 
     @classmethod
     def of(cls, config: StageConfig | Mapping[str, Any]) -> StageConfig:
@@ -116,6 +134,7 @@ class Stage(nn.Module, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        inherit_options(cls)
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
 
@@ -125,16 +144,7 @@ class Stage(nn.Module, ABC):
 
     def embed(self, batch: CascadeBatch) -> Embedded:
         """Return the vectors of a batch, with the history as one vector per request, (B, W)."""
-        shared = batch.shares_histories and self.encoder is not None
-        if not shared and (self.encoder is None or isinstance(self.encoder, MeanEncoder)):
-            return self.embedding(batch, history="mean")  # type: ignore[no-any-return]  # one bag per request: cheaper
-        embedded: Embedded = self.embedding(batch, history="rows")
-        assert self.encoder is not None
-        if shared:
-            states = self.encoder.prefixes(embedded.history, batch.history_length, embedded.ages)
-            row = batch.history_row * states.shape[1] + batch.history_prefix
-            return replace(embedded, history=F.embedding(row, states.flatten(0, 1)))
-        return replace(embedded, history=self.encoder(embedded.history, batch.history_length, embedded.ages))
+        return embed(self.embedding, self.encoder, batch)
 
     def forward(self, batch: CascadeBatch) -> Tensor:
         """Return `score(batch)`."""
@@ -143,6 +153,25 @@ class Stage(nn.Module, ABC):
     def readable(self, batch: CascadeBatch) -> CascadeBatch:
         """Return the batch as `score` takes it; see `shares_histories`."""
         return batch if self.shares_histories else batch.with_own_histories(self.embedding.layout.history_padding)
+
+
+def embed(embedding: FeatureEmbedding, encoder: HistoryEncoder | None, batch: CascadeBatch) -> Embedded:
+    """Return the vectors of a batch, with the history as one vector per request, (B, W).
+
+    Args:
+        embedding: The embedding tables.
+        encoder: The encoder of the history; None = there is no history.
+        batch: The batch; its requests may share histories.
+    """
+    shared = batch.shares_histories and encoder is not None
+    if encoder is None or (isinstance(encoder, MeanEncoder) and not shared):
+        return embedding(batch, history="mean")  # type: ignore[no-any-return]  # one bag per request is cheaper
+    embedded: Embedded = embedding(batch, history="rows")
+    if not shared:
+        return replace(embedded, history=encoder(embedded.history, batch.history_length, embedded.ages))
+    states = encoder.prefixes(embedded.history, batch.history_length, embedded.ages)
+    row = batch.history_row * states.shape[1] + batch.history_prefix
+    return replace(embedded, history=F.embedding(row, states.flatten(0, 1)))
 
 
 registry = Registry("stage", "recsys_topk.cascades.stages", "recsys_topk.stages", Stage)

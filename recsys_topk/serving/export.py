@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from recsys_topk.files import whole_folder
 from recsys_topk.metrics.functional import joint_recall
 from recsys_topk.serving.manifest import Manifest, Model, StageEntry, write_manifest
 from recsys_topk.serving.recommend import ENCODER
-from recsys_topk.serving.twin import ExportedModel, ItemVectors, ListScores, RequestVectors
+from recsys_topk.serving.twin import ExportedModel, ItemVectors, ListScores, PlainEmbedding, RequestVectors
 from recsys_topk.tabular.export_tables import ITEMS, USERS
 from recsys_topk.tabular.schema import Schema
 
@@ -80,6 +80,7 @@ def export_cascade(
     model = model.to("cpu").eval()
     stages = {name: stage for name, stage in model.cascade.stages.items() if isinstance(stage, Stage)}
     batches = list(_requests(data))
+    scales = {name: scale.item() for name, scale in model.cascade.scales.items()}
     with whole_folder(out) as folder:
         entries = []
         for config, stage in zip(model.cascade.configs, stages.values(), strict=True):
@@ -87,12 +88,15 @@ def export_cascade(
             models = models_of(stage, model.schema)
             if half_tables:
                 halve_tables(models)
-            entries.append(write_stage(folder, config.name, config.kind, config.quota, models, programs))
+            entry = write_stage(folder, config.name, config.kind, config.quota, models, programs)
+            entries.append(replace(entry, previous_scale=scales.get(config.name, 0.0)))
         scores = {entry.name: onnx_scores(folder, entry) for entry in entries}
-        agreement = compare(stages, model.cascade.quotas, lambda name, batch: scores[name](batch), batches)
+        agreement = compare(stages, model.cascade.quotas, lambda name, batch: scores[name](batch), batches, scales)
         recalls = None
         if half_tables:
-            recalls = _recalls(model, lambda batch: [score(batch) for score in scores.values()], batches)
+            recalls = _recalls(
+                model, lambda batch: add_previous({name: own(batch) for name, own in scores.items()}, scales), batches
+            )
         else:
             check(agreement)
         log_line("writing the catalogue")
@@ -121,10 +125,10 @@ def export_cascade(
 def halve_tables(models: Mapping[str, ExportedModel]) -> None:
     """Store the embedding tables of models in float16. Look-ups return float32."""
     for model in models.values():
-        stage: Any = model.stage
-        tables = stage.embedding.tables
-        for name, weight in tables.items():
-            tables[name] = torch.nn.Parameter(weight.detach().half(), requires_grad=False)
+        for part in model.modules():
+            if isinstance(part, PlainEmbedding):
+                for name, weight in part.tables.items():
+                    part.tables[name] = torch.nn.Parameter(weight.detach().half(), requires_grad=False)
 
 
 def _requests(data: CascadeDataModule) -> Iterator[CascadeBatch]:
@@ -250,6 +254,7 @@ def compare(
     quotas: Sequence[int],
     score: Callable[[str, CascadeBatch], np.ndarray[Any, Any]],
     batches: Sequence[CascadeBatch],
+    scales: Mapping[str, float] | None = None,
 ) -> Agreement:
     """Compare the scores of an export with those of the stages, on lists of any length.
 
@@ -258,20 +263,30 @@ def compare(
         quotas: Number of items that each stage passes on.
         score: A function of a stage name and a batch that returns the scores of the export, (B, N).
         batches: Batches to compare on.
+        scales: `StageEntry.previous_scale` of each stage; None = no stage adds the scores of the stage before it.
     """
     worst = dict.fromkeys(stages, 0.0)
     largest = dict.fromkeys(stages, 0.0)
     same = True
     for batch in batches:
         with torch.no_grad():
-            wanted = [stage(batch) for stage in stages.values()]
-        found = [torch.from_numpy(score(name, batch)) for name in stages]
+            wanted = add_previous({name: stage(batch) for name, stage in stages.items()}, scales or {})
+        found = add_previous({name: torch.from_numpy(score(name, batch)) for name in stages}, scales or {})
         for name, one, other in zip(stages, wanted, found, strict=True):
             worst[name] = max(worst[name], float((one - other)[batch.mask].abs().max()))
             largest[name] = max(largest[name], float(one[batch.mask].abs().max()))
         same = same and _same_sets(wanted, found, batch.mask, quotas)
     differences = {name: worst[name] / max(largest[name], 1e-30) for name in stages}
     return Agreement(sum(batch.size for batch in batches), differences, same)
+
+
+def add_previous(scores: Mapping[str, Any], scales: Mapping[str, float]) -> list[Any]:
+    """Return the scores of each stage, with those of the stage before it added times its scale."""
+    summed: list[Any] = []
+    for name, own in scores.items():
+        scale = scales.get(name, 0.0)
+        summed.append(own + scale * summed[-1] if scale and summed else own)
+    return summed
 
 
 def check(agreement: Agreement, tolerance: float = TOLERANCE) -> None:

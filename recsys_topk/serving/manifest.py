@@ -13,7 +13,8 @@ from recsys_topk.files import write_whole
 from recsys_topk.serving.signature import Input
 from recsys_topk.tabular.schema import Schema
 
-FORMAT: Final = 1
+FORMATS: Final = (1, 2)
+"""Format 2: a stage adds the scores of the stage before it, which format 1 does not know."""
 FILE: Final = "manifest.json"
 STAGE_FILE: Final = "stage.json"
 _BLOCK: Final = 1 << 20
@@ -53,12 +54,14 @@ class StageEntry:
         kind: Registry name or class path of the stage.
         quota: Number of items that the stage passes on.
         models: ``"requests"`` and ``"items"`` (vectors whose dot product is the score), or ``"scores"`` (of lists).
+        previous_scale: The scores of the stage before it are added with this factor; 0 = they are not.
     """
 
     name: str
     kind: str
     quota: int
     models: Mapping[str, Model]
+    previous_scale: float = 0.0
 
     @property
     def has_towers(self) -> bool:
@@ -69,7 +72,8 @@ class StageEntry:
     def from_plain(cls, plain: Mapping[str, Any]) -> StageEntry:
         """Rebuild the object from the result of `dataclasses.asdict`."""
         models = {str(name): Model.from_plain(model) for name, model in plain["models"].items()}
-        return cls(str(plain["name"]), str(plain["kind"]), int(plain["quota"]), models)
+        scale = float(plain.get("previous_scale", 0.0))
+        return cls(str(plain["name"]), str(plain["kind"]), int(plain["quota"]), models, scale)
 
 
 @dataclass(frozen=True)
@@ -101,15 +105,16 @@ def write_manifest(
     folder: Path, schema: Schema, stages: tuple[StageEntry, ...], k: int, facts: Mapping[str, Any]
 ) -> Manifest:
     """Write `stage.json` to the folder of each stage, and the manifest. All other files must be complete."""
+    version = FORMATS[1] if any(stage.previous_scale for stage in stages) else FORMATS[0]
     for stage in stages:
-        write_whole(folder / stage.name / STAGE_FILE, _text({"format": FORMAT, "k": k, **asdict(stage)}))
+        write_whole(folder / stage.name / STAGE_FILE, _text({"format": version, "k": k, **asdict(stage)}))
     files = {
         path.relative_to(folder).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size}
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path != folder / FILE
     }
     manifest = Manifest(schema, stages, k, dict(facts), files)
-    plain = {"format": FORMAT, **asdict(manifest), "schema": schema.to_dict()}
+    plain = {"format": version, **asdict(manifest), "schema": schema.to_dict()}
     write_whole(folder / FILE, _text(plain))
     return manifest
 
@@ -130,8 +135,8 @@ def read_manifest(folder: str | Path, verify: bool = True) -> Manifest:
         raise ManifestError(f"{str(folder)!r} has no export: {FILE} is missing; create one with `recsys-topk export`")
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-        if plain["format"] != FORMAT:
-            raise ManifestError(f"{path} has format {plain['format']!r}; this version reads format {FORMAT}")
+        if plain["format"] not in FORMATS:
+            raise ManifestError(f"{path} has format {plain['format']!r}; this version reads formats 1 and 2")
         manifest = Manifest(
             schema=Schema.from_dict(plain["schema"]),
             stages=tuple(StageEntry.from_plain(stage) for stage in plain["stages"]),

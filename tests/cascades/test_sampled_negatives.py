@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from lightning.pytorch import Trainer
 
 from recsys_topk import CascadeModule
+from recsys_topk.callbacks.diagnostics import Diagnostics
+from recsys_topk.callbacks.progress import Pace
 from recsys_topk.cascades.sampled_negatives import keep_hard_negatives
 from recsys_topk.losses import ListNetLoss
 from tests.evaluation.test_corpus import STAGES, Tiny
@@ -70,6 +73,39 @@ def test_module_trains_on_hard_negatives_and_their_selection_has_no_gradient() -
         assert one.grad is None or torch.equal(one.grad, other.grad)
 
 
+RANKER = dataclasses.replace(TWO[1], hard_negatives=2, random_negatives=1)
+
+
+def test_stage_trains_on_the_negatives_that_the_stage_before_it_scores_highest() -> None:
+    batch, model, data = batch_and_model(logq_correction=True)
+    torch.manual_seed(0)
+    cascade = [TWO[0], dataclasses.replace(RANKER, previous="add")]
+    found = CascadeModule(data.schema, cascade, "softmax", k=3, dim=3).compute_objective(batch)
+    first, second = (stage(batch).detach() for stage in model.cascade.stages.values())
+    width, terms = batch.candidates.shape[1] - 9, []
+    for row in range(batch.size):
+        drawn = sorted(range(width + 1, width + 9), key=lambda column: -float(first[row, column]))
+        kept = [*range(width + 1), *drawn[:2]]
+        own, labels, mask = ((x[row, kept])[None] for x in (first + second, batch.labels, batch.mask))
+        if (labels * mask > 0).any():
+            terms.append(model.loss(own, labels, mask))
+    torch.testing.assert_close(found.terms["stage1"], torch.stack(terms).mean())
+    torch.testing.assert_close(found.terms["stage0"], model.loss(first - batch.log_q, batch.labels, batch.mask))
+
+
+def test_run_with_negatives_per_stage_and_progress_trains() -> None:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "accelerator": "cpu"}
+    for options in ({"stages": [TWO[0], RANKER]}, {"stages": TWO, "hard_negatives": 2}):
+        data, pace = Tiny(train_negatives=9), Pace(every=0.0)
+        model = CascadeModule(data.schema, loss="softmax", k=3, dim=3, **options)
+        Trainer(**quiet, enable_model_summary=False, max_steps=2, callbacks=[pace, Diagnostics(1)]).fit(model, data)
+        assert pace.train_length == (width_of(data) - 7 if "hard_negatives" in options else 0)
+
+
+def width_of(data: Tiny) -> int:
+    return data.add_negatives(next(iter(data.train_dataloader()))).candidates.shape[1]
+
+
 def test_correction_is_subtracted_from_the_scores_of_every_stage() -> None:
     batch, model, _ = batch_and_model(logq_correction=True, negative_source="popularity")
     assert batch.log_q.shape == batch.candidates.shape
@@ -97,6 +133,12 @@ def test_evaluation_is_not_corrected() -> None:
         ({"loss": "softmax", "hard_negatives": 9}, {}, "need more than 9 sampled negatives per list, got 9"),
         ({"loss": "softmax", "random_negatives": 2}, {}, "random_negatives requires hard_negatives"),
         ({"loss": "dftopk", "k": 9, "hard_negatives": 1, "random_negatives": 1}, {}, "lists have at most 9"),
+        ({"loss": "dftopk", "stages": [TWO[0], RANKER]}, {}, "use --objective independent"),
+        (
+            {"loss": "dftopk", "objective": "independent", "k": 10, "stages": [TWO[0], RANKER]},
+            {},
+            "lists have at most 10",
+        ),
     ],
 )
 def test_contradictory_options_raise_before_training(model: dict[str, Any], data: dict[str, Any], text: str) -> None:
@@ -104,7 +146,7 @@ def test_contradictory_options_raise_before_training(model: dict[str, Any], data
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "accelerator": "cpu"}
     trainer = Trainer(**quiet, enable_model_summary=False, max_steps=1)
     with pytest.raises(ValueError, match=text):
-        trainer.fit(CascadeModule(source.schema, TWO, dim=3, **{"k": 3, **model}), source)
+        trainer.fit(CascadeModule(source.schema, dim=3, **{"stages": TWO, "k": 3, **model}), source)
 
 
 def test_listnet_with_normalised_target_can_be_corrected() -> None:

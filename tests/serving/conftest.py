@@ -18,7 +18,7 @@ model:
   stages:
     - {kind: two_tower, name: retrieval, quota: 40}
     - {kind: mlp, name: preranking, quota: 20}
-    - {kind: din, name: ranking, quota: 10}
+    - {kind: din, name: ranking, quota: 10, previous: add, options: {history: recency}}
   k: 5
   lr: 0.01
 loss: dftopk

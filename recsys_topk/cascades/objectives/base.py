@@ -19,6 +19,7 @@ from recsys_topk.spec import Recorded
 
 registry: Registry[CascadeObjective]
 Weighting = Literal["learned", "fixed"]
+Quotas = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         needs_operator: The objective needs a loss with a top-k operator.
         compares_groups: The objective only compares sample groups, so it needs at least two.
         uses_loss: The objective uses `loss`. False for published baselines with their own terms.
+        separate_lists: The stages may train on different lists (`compute_separately`).
         paper: Reference.
 
     Args:
@@ -94,6 +96,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     needs_operator: ClassVar[bool] = False
     compares_groups: ClassVar[bool] = False
     uses_loss: ClassVar[bool] = True
+    separate_lists: ClassVar[bool] = False
     paper: ClassVar[str] = ""
 
     def __init__(self, loss: RankingLoss, stages: int) -> None:
@@ -117,15 +120,15 @@ class CascadeObjective(Recorded, nn.Module, ABC):
 
     @abstractmethod
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """Return the objective. The base class calls it with clean input: float32 or float64 scores, 0 where masked."""
+
+    def compute_separately(
+        self, scores: Sequence[Tensor], labels: Sequence[Tensor], masks: Sequence[Tensor], quotas: Sequence[int], k: int
+    ) -> ObjectiveOutput:
+        """Return the objective of stages with lists of their own. Called as `compute` is, if `separate_lists`."""
+        raise NotImplementedError
 
     def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
         """Return the cut-off of each stage's term; lists that are not longer are skipped. Empty = no cut-off."""
@@ -141,8 +144,8 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     def forward(
         self,
         scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor | None = None,
+        labels: Tensor | Sequence[Tensor],
+        mask: Tensor | Sequence[Tensor] | None = None,
         *,
         groups: Tensor | None = None,
         quotas: Sequence[int],
@@ -152,8 +155,8 @@ class CascadeObjective(Recorded, nn.Module, ABC):
 
         Args:
             scores: One (B, N) tensor per stage, over the same candidates.
-            labels: (B, N), bigger is better.
-            mask: Boolean (B, N), True = a real item; None = all items are real.
+            labels: (B, N), bigger is better. With `separate_lists` also one tensor per stage, and N may differ.
+            mask: Boolean (B, N), True = a real item; None = all items are real. One per stage if labels are.
             groups: (B, N), the sample group of each candidate; required by some objectives.
             quotas: Number of items that each stage passes on.
             k: Number of items wanted at the end of the cascade, unless the loss sets its own k.
@@ -163,21 +166,57 @@ class CascadeObjective(Recorded, nn.Module, ABC):
                 f"the objective was built for {self.stages} stages, got {len(scores)} score tensors and "
                 f"{len(quotas)} quotas; pass one of each per stage"
             )
+        if not isinstance(labels, Tensor):
+            assert mask is not None
+            return self._separately(scores, labels, list(mask), quotas, k)
+        assert mask is None or isinstance(mask, Tensor)
         for stage_scores in scores:
             check_lists(stage_scores, mask, labels=labels, groups=groups)
         with float32_island(labels.device.type):
             clean = [at_least_float32(stage_scores) for stage_scores in scores]
             y = labels.detach().to(clean[0].dtype)  # labels are constants
-            if self.validate:
-                for x in clean:
-                    deferred = None if may_read(x) else self.deferred_checks
-                    check_finite(x, full_mask(x) if mask is None else mask, deferred=deferred)
+            for x in clean:
+                self._check_finite(x, mask)
             if mask is None:
                 mask = full_mask(y)
             else:
                 clean = [self.clean(x, mask) for x in clean]
                 y = self.clean(y, mask)
             return self.compute(clean, y, mask, groups, quotas, k)
+
+    def _check_finite(self, scores: Tensor, mask: Tensor | None) -> None:
+        if self.validate:
+            deferred = None if may_read(scores) else self.deferred_checks
+            check_finite(scores, full_mask(scores) if mask is None else mask, deferred=deferred)
+
+    def _separately(
+        self, scores: Sequence[Tensor], labels: Sequence[Tensor], masks: Sequence[Tensor], quotas: Sequence[int], k: int
+    ) -> ObjectiveOutput:
+        if not self.separate_lists:
+            raise ValueError(
+                f"the {self.name!r} objective trains all stages on the same lists, so stages cannot have negatives of "
+                f"their own; use --objective independent"
+            )
+        for x, y, mask in zip(scores, labels, masks, strict=True):
+            check_lists(x, mask, labels=y)
+        with float32_island(labels[0].device.type):
+            clean = [at_least_float32(x) for x in scores]
+            for x, mask in zip(clean, masks, strict=True):
+                self._check_finite(x, mask)
+            clean = [self.clean(x, mask) for x, mask in zip(clean, masks, strict=True)]
+            graded = [self.clean(y.detach().to(x.dtype), mask) for x, y, mask in zip(clean, labels, masks, strict=True)]
+            return self.compute_separately(clean, graded, masks, quotas, k)
+
+
+def default_objective(loss: RankingLoss) -> str:
+    """Return the name of the objective for a loss if none is named: ``"joint"`` for a loss with a top-k operator.
+
+    Example:
+        >>> from recsys_topk.losses import BCELoss, DFTopKLoss
+        >>> default_objective(DFTopKLoss()), default_objective(BCELoss())
+        ('joint', 'independent')
+    """
+    return "independent" if loss.operator is None else "joint"
 
 
 def require_groups(groups: Tensor | None, name: str) -> Tensor:

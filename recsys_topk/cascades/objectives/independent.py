@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
+from recsys_topk.cascades.objectives.base import (
+    CascadeObjective,
+    ObjectiveOutput,
+    Quotas,
+    TermWeights,
+    Weighting,
+)
 from recsys_topk.losses.base import RankingLoss
 
 
@@ -22,7 +28,8 @@ class IndependentObjective(CascadeObjective):
             cascade, or ``"quota"``, the number that the stage passes on; None = as in `RankingLoss.stage_k`.
     """
 
-    name: ClassVar[str] = "independent"
+    name = "independent"
+    separate_lists = True
 
     def __init__(
         self,
@@ -44,16 +51,16 @@ class IndependentObjective(CascadeObjective):
         return list(quotas) if found and self.loss.k is None and self.stage_k == "quota" else found
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
+        return self.compute_separately(scores, [labels] * self.stages, [mask] * self.stages, quotas, k)
+
+    def compute_separately(
+        self, scores: Sequence[Tensor], labels: Sequence[Tensor], masks: Sequence[Tensor], quotas: Sequence[int], k: int
+    ) -> ObjectiveOutput:
+        """See `CascadeObjective.compute_separately`."""
         open_k = self.loss.requires_k and self.loss.k is None
         cuts: list[int] | list[None] = self.cuts(quotas, k) if open_k else [None] * self.stages
-        terms = [self.loss(x, labels, mask, k=cut) for x, cut in zip(scores, cuts, strict=True)]
+        terms = [self.loss(x, y, mask, k=cut) for x, y, mask, cut in zip(scores, labels, masks, cuts, strict=True)]
         return ObjectiveOutput.of_stages(self.weights(terms), terms)

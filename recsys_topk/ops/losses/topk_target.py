@@ -24,19 +24,8 @@ def topk_target(labels: Tensor, mask: Tensor, k: int | Tensor, positive_above: f
         >>> topk_target(torch.tensor([[3.0, 0.0, 1.0, 2.0]]), torch.ones(1, 4, dtype=torch.bool), 2)
         tensor([[1., 0., 0., 1.]])
     """
-    return positive_items(labels, mask, k, positive_above).to(labels.dtype)
-
-
-def positive_items(labels: Tensor, mask: Tensor, k: int | Tensor | None, positive_above: float) -> Tensor:
-    """Return the valid items with a label above `positive_above`, boolean (B, N); with k, only those in the true top k.
-
-    Example:
-        >>> positive_items(torch.tensor([[3.0, 0.0, 1.0, 2.0]]), torch.ones(1, 4, dtype=torch.bool), 2, 0.0)
-        tensor([[ True, False, False,  True]])
-    """
     positive = labels > positive_above
-    positive = positive if is_full(mask) else positive & mask
-    return positive if k is None else best_positives(labels, positive, k, None)
+    return best_positives(labels, positive if is_full(mask) else positive & mask, k, None).to(labels.dtype)
 
 
 @operation
