@@ -81,8 +81,8 @@ def study_quotas(
         model: The model.
         data: The data module, prepared.
         split: ``"val"`` or ``"test"``. Quotas are chosen, so ``"val"`` is the default.
-        grid: The quotas to try, by stage. By default the last of several stages has its own quota, the others that times 1, 2,
-            4, ..., up to 1,000 or all items, and their own.
+        grid: The quotas to try, by stage. By default the last of several stages has its own quota, and the others that
+            times 1, 2, 4, ..., up to 1,000 or all items, and their own.
         requests: Measure about so many requests; None = all.
     """
     loader = data.loader(data.splits[split], training=False)
