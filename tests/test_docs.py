@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +24,45 @@ def python_blocks(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def run(python: list[str], code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*python, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_readme_code_runs() -> None:
+HOP = re.compile(r"^\| (\d+) \| `([\w/]+\.py)` `(\w+)` \|", re.MULTILINE)
+
+
+def test_walks_name_functions_that_exist() -> None:
+    for walk in (ROOT / "docs/architecture.md").read_text().split("\n## Walk: ")[1:]:
+        hops = HOP.findall(walk)
+        assert [int(number) for number, _, _ in hops] == list(range(1, len(hops) + 1))
+        assert 0 < len(hops) <= 45
+        for _, file, name in hops:
+            text = (ROOT / "recsys_topk" / file).read_text()
+            assert re.search(rf"(def|class) {name}\b", text), f"{file} has no {name}"
+
+
+def test_readme_code_runs(warm_python: list[str]) -> None:
     done = run(
-        python_blocks("README.md")[0] + "\nassert scores.grad is not None and bool((scores.grad[~mask] == 0).all())"
+        warm_python,
+        python_blocks("README.md")[0] + "\nassert scores.grad is not None and bool((scores.grad[~mask] == 0).all())",
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_loss_in_contributing_keeps_the_contract() -> None:
+def test_loss_in_contributing_keeps_the_contract(warm_python: list[str]) -> None:
     check = "\nfrom recsys_topk.testing.contract import check_loss\ncheck_loss(MarginLoss)\n"
-    done = run(python_blocks("CONTRIBUTING.md")[0] + check)
+    done = run(warm_python, python_blocks("CONTRIBUTING.md")[0] + check)
     assert done.returncode == 0, done.stderr
 
 
-def test_training_page_code_runs(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_training_page_code_runs(tmp_path: Path, environment: dict[str, str], warm_python: list[str]) -> None:
     check = """
 first = scores[0][0].masked_fill(~batch.mask[0], -torch.inf).topk(30).indices
 assert best.tolist() == [batch.item_id[batch.candidates[0][first[scores[1][0][first].argmax()]]].item()]
 """
     code = "\n".join([*python_blocks("docs/training.md"), check])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        [*warm_python, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
     )
     assert done.returncode == 0, done.stderr
     assert "runs/first" in done.stdout
@@ -100,3 +114,23 @@ def test_linked_files_and_named_commands_exist(name: str) -> None:
             assert (ROOT / name).parent.joinpath(target).exists(), target
     for command in re.findall(r"recsys-topk ([a-z]\w*)", text):  # skips the placeholder COMMAND
         assert command in COMMANDS, command
+
+
+def test_walks_of_the_architecture_page_name_existing_functions() -> None:
+    """A hop may be an inherited method; it must be defined in the file that the walk names."""
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("## Walks\n")[2].partition("\n## ")[0]
+    walks = dict(re.findall(r"^### (.*?)\n(.*?)(?=^### |\Z)", text, re.DOTALL | re.MULTILINE))
+    limits = {"Fit on simulated data": 45, "Fit on one CSV": 30, "From a checkpoint to a service": 35}
+    assert "Fit on simulated data" in walks
+    for title, walk in walks.items():
+        hops = re.findall(r"^\d+\. `([\w/]+\.py):([\w.]+)`", walk, re.MULTILINE)
+        assert 5 < len(hops) <= limits[title], title
+        assert len(hops) == len(set(hops)) == len(re.findall(r"^\d+\. ", walk, re.MULTILINE))
+        for file, name in hops:
+            nodes = ast.parse((ROOT / "recsys_topk" / file).read_text()).body
+            for part in name.split("."):
+                found = [
+                    node for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == part
+                ]
+                assert found, f"{title}: {file} has no {name}"
+                nodes = found[0].body

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,9 +23,12 @@ class LapSum(TopKOperator):
     e_i = exp(-|x_i - b| / tau) the gradient of the threshold is db/dx_i = e_i / sum_j e_j. The threshold is found
     without a sort, in two to four passes over the list, O(N) each (see `laplace_threshold`). k may be a fraction.
 
+    Choose tau by the scale of the scores, as for `DFTopK`: start with their standard deviation within a list, or with
+    ``"auto"``.
+
     Args:
         tau: Temperature (alpha in the paper; larger is smoother).
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch
@@ -36,10 +38,9 @@ class LapSum(TopKOperator):
         tensor(1.5000)
     """
 
-    name: ClassVar[str] = "lapsum"
-    cost: ClassVar[str] = "n"
-    fractional_k: ClassVar[bool] = True
-    paper: ClassVar[str] = "Struski et al. 2025, arXiv 2503.06242"
+    name, cost = "lapsum", "n"
+    fractional_k = True
+    paper = "Struski et al. 2025, arXiv 2503.06242"
 
     def law(self) -> Law:
         """See `TopKOperator.law`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,9 +22,12 @@ class SigmoidTopK(TopKOperator):
     p_i = sigmoid((x_i - b) / tau), b solves sum_i p_i = k. Newton's method finds b in a few passes, O(N) each; the
     gradient follows from the implicit function theorem, db/dx_i = p_i (1 - p_i) / sum_j p_j (1 - p_j).
 
+    Choose tau by the scale of the scores, as for `DFTopK`: start with their standard deviation within a list, or with
+    ``"auto"``.
+
     Args:
         tau: Temperature.
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch
@@ -33,9 +35,8 @@ class SigmoidTopK(TopKOperator):
         tensor([[0.8180, 0.3780, 0.6220, 0.1820]])
     """
 
-    name: ClassVar[str] = "sigmoid"
-    cost: ClassVar[str] = "n"
-    paper: ClassVar[str] = "the strict form of DFTopK; equal to two-anchor entropic transport (Xie et al. 2020)"
+    name, cost = "sigmoid", "n"
+    paper = "the strict form of DFTopK; equal to two-anchor entropic transport (Xie et al. 2020)"
 
     def law(self) -> Law:
         """See `TopKOperator.law`."""

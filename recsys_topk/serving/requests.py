@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Requests:
+class EncodedRequests:
     """B requests, with the fields of `CascadeBatch`.
 
     Attributes:
@@ -44,7 +44,7 @@ class Requests:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seen"}
 
     @classmethod
-    def of_users(cls, users: UserTable, rows: Array, schema: Schema) -> Requests:
+    def of_users(cls, users: UserTable, rows: Array, schema: Schema) -> EncodedRequests:
         """Return the requests of users of an export, with their latest state."""
         made = cls(
             request=users.request[rows],
@@ -59,7 +59,7 @@ class Requests:
     @classmethod
     def of_rows(
         cls, rows: Sequence[Mapping[str, Any]], encoder: FeatureEncoder, items: ItemTable, schema: Schema, views: int
-    ) -> Requests:
+    ) -> EncodedRequests:
         """Encode raw requests.
 
         Args:
@@ -92,7 +92,7 @@ class Requests:
         )
         return made._with_a_view(schema)
 
-    def _with_a_view(self, schema: Schema) -> Requests:
+    def _with_a_view(self, schema: Schema) -> EncodedRequests:
         """Return the requests with a history of length 1 or more, which the models require."""
         if self.history.shape[1]:
             return self
@@ -100,7 +100,7 @@ class Requests:
         history = np.broadcast_to(_padding(schema), (number, 1, len(_padding(schema))))
         width = max((column.stop for column in schema.value_columns("history").values()), default=0)
         values = np.zeros((number, 1, width), dtype=np.float32)
-        return Requests(self.request, self.request_values, history, self.history_length, values, self.seen)
+        return EncodedRequests(self.request, self.request_values, history, self.history_length, values, self.seen)
 
 
 def _views(row: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -339,12 +338,12 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_result_of_one(tmp_path: Path) -> None:
+def test_two_processes_give_the_result_of_one(tmp_path: Path, warm_python: list[str]) -> None:
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), str(tmp_path / "store")],
+            [*warm_python, "-c", WORKER, str(rank), str(tmp_path / "store")],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=root,
         )
         for rank in range(2)
