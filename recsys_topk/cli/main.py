@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fuzz": ("recsys_topk.cli.fuzz", "test losses and operators with random lists"),
     "plan": ("recsys_topk.cli.plan", "plan the sharding of tables over devices, and check that they fit"),
     "compare": ("recsys_topk.cli.compare", "train several losses on the same data, with a paired test"),
+    "tune": ("recsys_topk.cli.compare", "tune options on the validation days, for one config or several losses"),
     "stream": ("recsys_topk.cli.compare", "test on each day, then train on it, for several losses"),
     "experiment": ("recsys_topk.cli.experiment", "run the paper's experiments, simulated or on RecFlow"),
     "report": ("recsys_topk.cli.report", "write one HTML page of runs, with the figures of the paper"),

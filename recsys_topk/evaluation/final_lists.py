@@ -66,6 +66,7 @@ class FinalLists:
         slices: Names of slices.
         short: Largest length of a short history.
         diversity: Names of categorical features or bags of the items, for the diversity of the lists.
+        keep: Whether to keep the value of each request, for `per_request`.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class FinalLists:
         slices: Sequence[str] = (),
         short: int = 10,
         diversity: Sequence[str] = (),
+        keep: bool = False,
     ) -> None:
+        self.keep = keep
         for given, known, what in ((slices, SLICES, "slice"), (diversity, schema.id_columns("items"), "item feature")):
             for name in given:
                 if name not in known:
@@ -111,7 +114,12 @@ class FinalLists:
         """Add values of a metric, one per request, (B,), and which requests are counted, boolean (B,)."""
         if name not in self._means:
             self._means[name] = RequestMean().to(values.device)
+            self._means[name].lists = [] if self.keep else None
         self._means[name].update(values, counted)
+
+    def per_request(self, name: str) -> Tensor:
+        """Return a metric of every request in the order of the data, NaN if it is not counted; needs `keep`."""
+        return torch.cat(self._means[name].lists or [])
 
     def add(self, column: str, requests: Requests, found: Candidates) -> None:
         """Add the final lists of the ranker `column`."""
