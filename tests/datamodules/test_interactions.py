@@ -211,7 +211,7 @@ def test_interactions_keep_the_contract(tmp_path: Path) -> None:
 
 def test_ages_are_the_seconds_before_the_newest_view(tmp_path: Path) -> None:
     data = small(tmp_path, ages=True)
-    check_data_module(lambda: small(tmp_path, ages=True), rules=["batches have the columns of the schema"])
+    check_data_module(lambda: small(tmp_path, ages=True), rules=["batches match the schema"])
     frame = data._sources["interactions"].drop_duplicates(["user_id", "item_id", "timestamp"])
     assert data.schema.has_ages
     shard = data.shard("test")
