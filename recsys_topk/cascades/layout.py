@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recsys_topk.tabular.schema import Part, Schema, Table
 
@@ -136,3 +136,31 @@ def _group_tables(uses: Mapping[Part, list[Use]]) -> dict[Parts, list[Table]]:
     for table, parts in readers.items():
         groups.setdefault(tuple(part for part in PARTS if part in parts), []).append(table)
     return groups
+
+
+def dimensions(schema: Schema, dim: int | Mapping[str, int]) -> dict[str, int]:
+    """Return the embedding dimension of each table. Raise if `dim` does not contain it."""
+    names = [table.name for table in schema.tables]
+    if isinstance(dim, int):
+        dim = {"default": dim}
+    small = {name: value for name, value in dim.items() if value < 1}
+    if small:
+        raise ValueError(f"embedding dimensions must be at least 1, got {small}")
+    unknown = set(dim) - {*names, "default"}
+    if unknown:
+        raise ValueError(f"embedding dimensions name unknown tables {sorted(unknown)}; the schema has {names}")
+    missing = [name for name in names if name not in dim and "default" not in dim]
+    if missing:
+        raise ValueError(f"no embedding dimension for tables {missing}; add them or a 'default'")
+    return {name: dim.get(name, dim.get("default", 0)) for name in names}
+
+
+def untie_history(schema: Schema, dims: Mapping[str, int]) -> tuple[Schema, dict[str, int]]:
+    """Return a schema whose history has tables of its own, named ``history:TABLE``, and the width of each table."""
+    read = {one.table for part in (schema.request, schema.items) for one in part}
+    shared = [table for table in schema.tables if table.name in read & {one.table for one in schema.history}]
+    names = {table.name: f"history:{table.name}" for table in shared}
+    copies = [replace(table, name=names[table.name]) for table in shared]
+    history = tuple(replace(one, table=names.get(str(one.table), one.table)) for one in schema.history)
+    widths = {name: dims[table] for table, name in names.items()}
+    return replace(schema, tables=(*schema.tables, *copies), history=history), {**dims, **widths}

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from recsys_topk.cascades.features import dimensions, untie_history
-from recsys_topk.cascades.layout import EmbeddingLayout
+from recsys_topk.cascades.layout import EmbeddingLayout, dimensions, untie_history
 from recsys_topk.tabular.schema import Schema
 
 _FLOAT: Final = 4

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.datamodules.catalogue import Catalogue
 from recsys_topk.evaluation.baselines import Baseline, registry
 from recsys_topk.evaluation.final_lists import FinalLists
 from recsys_topk.evaluation.search import (
     Candidates,
     ExactSearch,
-    Items,
     Requests,
     Search,
     best_of,
@@ -96,13 +96,13 @@ class CorpusEvaluation:
         self.baselines = [registry.get(one) if isinstance(one, str) else one for one in names]
         exact = partial(ExactSearch, items_at_once=items_at_once)
         self._search, self._exact = search or exact, exact
-        self._items: Items | None = None
+        self._items: Catalogue | None = None
         self._first: Search | None = None
         self._others: dict[str, ExactSearch] = {}
         self._fitted: list[Baseline] = []
         self._positives = [0, 0]
 
-    def open(self, items: Items, log: TrainingLog | None = None) -> None:
+    def open(self, items: Catalogue, log: TrainingLog | None = None) -> None:
         """Set the catalogue over which the following batches are evaluated, and fit the baselines.
 
         Args:

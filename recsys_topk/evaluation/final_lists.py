@@ -9,8 +9,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from recsys_topk.datamodules.catalogue import Catalogue
 from recsys_topk.evaluation.random_order import random_ndcg, random_recall
-from recsys_topk.evaluation.search import Candidates, Items, Requests
+from recsys_topk.evaluation.search import Candidates, Requests
 from recsys_topk.evaluation.training_log import TrainingLog
 from recsys_topk.metrics.functional import (
     catalogue_coverage,
@@ -100,10 +101,10 @@ class FinalLists:
         self._lift: dict[str, tuple[RequestMean, RequestMean]] = {}
         self._exposure: dict[str, Tensor] = {}
         self._closed: list[dict[str, float]] = []
-        self._items: Items | None = None
+        self._items: Catalogue | None = None
         self._log: TrainingLog | None = None
 
-    def open(self, items: Items, log: TrainingLog | None) -> None:
+    def open(self, items: Catalogue, log: TrainingLog | None) -> None:
         """Set the catalogue of the following lists, and the training data if there are any."""
         if log is None and {"new", "warm"} & set(self.slices):
             raise ValueError("the slices new and warm need training data, and the data module has none")

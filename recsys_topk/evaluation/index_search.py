@@ -11,7 +11,8 @@ from torch import Tensor
 
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.base import CascadeDataModule
-from recsys_topk.evaluation.search import Candidates, Items, Requests, best_of, request_vectors, score_candidates
+from recsys_topk.datamodules.catalogue import Catalogue
+from recsys_topk.evaluation.search import Candidates, Requests, best_of, request_vectors, score_candidates
 from recsys_topk.serving.index import CatalogueIndex
 from recsys_topk.serving.manifest import read_manifest
 from recsys_topk.tabular.export_tables import ITEMS, ItemTable
@@ -34,7 +35,7 @@ class IndexedCatalogue:
         self.names = ItemTable.read(Path(export) / ITEMS).index
         self.data = data
 
-    def __call__(self, stage: Stage, items: Items) -> IndexSearch:
+    def __call__(self, stage: Stage, items: Catalogue) -> IndexSearch:
         """Return the search in a catalogue."""
         return IndexSearch(self, stage, items)
 
@@ -48,7 +49,7 @@ class IndexSearch:
         items: The catalogue that is evaluated; items of the export that it does not have are dropped.
     """
 
-    def __init__(self, source: IndexedCatalogue, stage: Stage, items: Items) -> None:
+    def __init__(self, source: IndexedCatalogue, stage: Stage, items: Catalogue) -> None:
         towers = stage.towers
         if towers is None:
             raise ValueError("the first stage has no item vectors, so no index can be searched; leave out --index")

@@ -14,7 +14,8 @@ from torch import Tensor
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.datamodules.base import CascadeDataModule, Split
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.evaluation.search import Candidates, ExactSearch, Items, candidate_order, requests_of, score_candidates
+from recsys_topk.datamodules.catalogue import Catalogue
+from recsys_topk.evaluation.search import Candidates, ExactSearch, candidate_order, requests_of, score_candidates
 from recsys_topk.metrics.functional import recall_of
 from recsys_topk.registry import suggest
 
@@ -117,7 +118,7 @@ class _Measurement:
         self.counted = self.requests = 0
         self.seconds, self.pairs = [0.0] * len(self.names), [0] * len(self.names)
 
-    def open(self, items: Items, batch: CascadeBatch) -> None:
+    def open(self, items: Catalogue, batch: CascadeBatch) -> None:
         if not self.recalls:
             largest = min(LARGEST, items.item_id.numel())
             self.grid = _grid(self.names, self.cascade.quotas, self.wanted, largest)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recsys_topk.cascades.towers import Towers
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
+from recsys_topk.datamodules.catalogue import Catalogue
 from recsys_topk.ops.selection.ranks import descending_order
 from recsys_topk.tabular.schema import VARIANT
 
@@ -19,20 +20,6 @@ PAIRS_AT_ONCE: Final = 1 << 22
 ENCODED_AT_ONCE: Final = 8192
 _LOWEST: Final = torch.iinfo(torch.int64).min
 _ROW_BITS: Final = 0xFFFFFFFF
-
-
-class Items(Protocol):
-    """Protocol of the items of a catalogue, by row; `recsys_topk.datamodules.Catalogue` implements it.
-
-    Attributes:
-        item_id: (C,) int64, ascending.
-        features: (C, F_i) integers, in the format of `CascadeBatch.items`.
-        values: (C, V_i) float32, in the format of `CascadeBatch.item_values`; (0, 0) if there are none.
-    """
-
-    item_id: Tensor
-    features: Tensor
-    values: Tensor
 
 
 @dataclass(frozen=True)
@@ -96,7 +83,7 @@ Search = Callable[[Requests, int], Candidates]
 
 
 def requests_of(
-    batch: CascadeBatch, items: Items, excluded: Tensor | None = None, earlier: Tensor | None = None
+    batch: CascadeBatch, items: Catalogue, excluded: Tensor | None = None, earlier: Tensor | None = None
 ) -> Requests:
     """Return the requests of a batch with catalogue rows. The catalogue must contain all items of their lists.
 
@@ -148,7 +135,7 @@ class ExactSearch:
             same in all processes.
     """
 
-    def __init__(self, stage: Scorer, items: Items, *, items_at_once: int = 512) -> None:
+    def __init__(self, stage: Scorer, items: Catalogue, *, items_at_once: int = 512) -> None:
         self.stage, self.items, self.items_at_once = stage, items, items_at_once
         self._vectors: Tensor | None = None
 
@@ -187,7 +174,7 @@ class ExactSearch:
         return self._vectors
 
 
-def request_vectors(towers: Towers, batch: CascadeBatch, items: Items) -> Tensor:
+def request_vectors(towers: Towers, batch: CascadeBatch, items: Catalogue) -> Tensor:
     """Return the vectors of the requests of a batch, (B, D)."""
     first = torch.zeros(1, dtype=torch.int64, device=items.item_id.device)
     return towers.encode(with_items(batch, items, first, first.expand(batch.size, 1)))[0]
@@ -231,7 +218,7 @@ def best_scored(
     )
 
 
-def score_candidates(stage: Scorer, requests: Requests, items: Items, found: Candidates, at_once: int) -> Tensor:
+def score_candidates(stage: Scorer, requests: Requests, items: Catalogue, found: Candidates, at_once: int) -> Tensor:
     """Return the scores of a stage for the candidates, (B, m) float32, computed `at_once` columns at a time."""
     parts = []
     for start in range(0, found.rows.shape[1], at_once):
@@ -256,7 +243,7 @@ def candidate_order(rows: Tensor, scores: Tensor, labels: Tensor, mask: Tensor) 
 
 
 def with_items(
-    batch: CascadeBatch, items: Items, rows: Tensor, candidates: Tensor, mask: Tensor | None = None
+    batch: CascadeBatch, items: Catalogue, rows: Tensor, candidates: Tensor, mask: Tensor | None = None
 ) -> CascadeBatch:
     """Return the requests of a batch with new lists: the pool is `rows` of a catalogue, `candidates` index the pool."""
     full = torch.ones((), dtype=torch.bool, device=candidates.device).expand(candidates.shape)

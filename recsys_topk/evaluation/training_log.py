@@ -14,7 +14,7 @@ from recsys_topk.types import Array
 
 if TYPE_CHECKING:
     from recsys_topk.datamodules.base import CascadeDataModule
-    from recsys_topk.evaluation.search import Items
+    from recsys_topk.datamodules.catalogue import Catalogue
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TrainingLog:
     sequences: tuple[Array, Array] | None = None
 
     @classmethod
-    def of(cls, data: CascadeDataModule, items: Items, counts: Tensor) -> TrainingLog:
+    def of(cls, data: CascadeDataModule, items: Catalogue, counts: Tensor) -> TrainingLog:
         """Return the interactions of the training shards with items of a catalogue.
 
         Args:
