@@ -1,7 +1,7 @@
-"""Stages, metrics, negatives, steps, optimizers and flat lists read no values on the host, so they never wait.
+"""Metrics, negatives, steps, optimizers and flat lists read no values on the host, so they never wait.
 
-The contract suite checks losses, operators and objectives. Tables with fused optimizers are checked except for FBGEMM's
-kernels, which do not run on the test device.
+The contract suite checks losses, operators, objectives and stages. Tables with fused optimizers are checked except for
+FBGEMM's kernels, which do not run on the test device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from recsys_topk.cascades.objectives import base
 from recsys_topk.cascades.objectives.base import registry as objectives
 from recsys_topk.cascades.optimizers import OPTIMIZERS, fused_optimizer
 from recsys_topk.cascades.stage import StageConfig
-from recsys_topk.cascades.stage import registry as stages
 from recsys_topk.cascades.tables import FUSED, configs_of, is_fused
 from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
@@ -70,18 +69,6 @@ def test_embedding_reads_no_values(schema: Any, history: Any) -> None:
     with no_host_reads():
         found = embedding(batch, history=history)
         (found.request.sum() + found.items.sum() + found.history.sum()).backward()
-
-
-@pytest.mark.parametrize("batch_norm", [None, 0.9])
-@pytest.mark.parametrize("kind", stages.available())
-def test_stages_read_no_values(kind: str, batch_norm: float | None) -> None:
-    schema = mixed_schema()
-    stage = stages.resolve(kind)(FeatureEmbedding(schema, 4), batch_norm=batch_norm).to(DEVICE)
-    batch = random_batch(schema).to(DEVICE)
-    with no_host_reads():
-        stage(batch).sum().backward()
-        with torch.no_grad():
-            stage.eval()(batch)
 
 
 @pytest.mark.parametrize("name", metrics.available())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.cascades import features
-from recsys_topk.cascades.features import FeatureEmbedding, HistoryForm
+from recsys_topk.cascades.features import Embedded, FeatureEmbedding, HistoryForm
 from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.ops.backends.parallel import run_chains
@@ -49,7 +49,12 @@ def train(embedding: FeatureEmbedding, batch: CascadeBatch, history: HistoryForm
             group["lr"] = rate
         optimizer.sync_tables()
         found = embedding(batch, history=history)
-        sum((x * torch.linspace(-1, 2, x.numel()).view_as(x) + x**2).sum() for x in vars(found).values()).backward()  # type: ignore[union-attr]
+        weighted_sum(found).backward()
+
+
+def weighted_sum(found: Embedded) -> Tensor:
+    parts = [found.request, found.items, found.history]
+    return torch.stack([(x * torch.linspace(-1, 2, x.numel()).view_as(x) + x**2).sum() for x in parts]).sum()
 
 
 def weights_and_states(embedding: FeatureEmbedding) -> dict[str, Tensor]:
@@ -93,7 +98,7 @@ def test_adagrad_matches_pytorch_and_padding_rows_do_not_change() -> None:
     for _ in range(2):
         optimizer.zero_grad()
         found = plain(batch, history="rows")
-        sum((x * torch.linspace(-1, 2, x.numel()).view_as(x) + x**2).sum() for x in vars(found).values()).backward()
+        weighted_sum(found).backward()
         optimizer.step()
     for key, value in plain.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[key], value, rtol=1e-5, atol=1e-6)
