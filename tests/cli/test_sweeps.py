@@ -165,6 +165,9 @@ def test_fit_accepts_the_drawn_options(path: Path, capsys: pytest.CaptureFixture
         for name, given in run.items():
             if name == "loss":
                 assert parsed["model"]["loss"]["class_path"].endswith(f".{registry.resolve(given['value']).__name__}")
+            elif name == "model.stages":
+                pairs = zip(yaml.safe_load(given["value"]), parsed["model"]["stages"], strict=True)
+                assert all(wanted.items() <= stage.items() for wanted, stage in pairs)
             else:
                 assert (
                     lookup(parsed, name.replace("loss.", "model.loss.init_args.").replace("data.", "data.init_args."))
