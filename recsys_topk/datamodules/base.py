@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from lightning.pytorch import LightningDataModule
 
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.catalogue import Catalogue
-from recsys_topk.datamodules.hyper_parameters import LEFT_OUT, data_spec, hyper_parameters
+from recsys_topk.datamodules.hyper_parameters import data_spec, hyper_parameters
 from recsys_topk.datamodules.loader import ShardLoader
 from recsys_topk.datamodules.negatives.expansion import NegativeMix, check_mix, expand
 from recsys_topk.datamodules.negatives.shared import against_catalogue, expand_shared
@@ -130,9 +131,12 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         self.num_workers = num_workers
         self.shuffle = shuffle
         self.logq_correction = logq_correction
-        saved = hyper_parameters(self)
-        # Lightning compares every argument with the saved values. A data frame cannot be compared, so it is ignored.
-        self.save_hyperparameters(saved, ignore=saved.get(LEFT_OUT), logger=False)
+        # Lightning would read the arguments from the frames of all constructors, whose signatures are written out in full
+        # (`recsys_topk.options`). From the outermost frame it takes only what it is given.
+        frame = inspect.currentframe()
+        while frame is not None and frame.f_back is not None:
+            frame = frame.f_back
+        self.save_hyperparameters(hyper_parameters(self), frame=frame, logger=False)
         self._shards: dict[str, Shard] = {}
         self._catalogue: tuple[str, torch.device, Catalogue] | None = None
         self._train_loader: ShardLoader | None = None

@@ -16,6 +16,7 @@ from recsys_topk.cli.main import main
 from recsys_topk.datamodules.interactions import preparation
 from recsys_topk.datamodules.interactions.datamodule import InteractionsDataModule
 from recsys_topk.datamodules.interactions.guess import guess_files
+from recsys_topk.tabular.ids.keys import id_keys
 from recsys_topk.testing import check_data_module
 from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 
@@ -37,11 +38,22 @@ def adversarial(seed: int, rows: int = 400) -> pd.DataFrame:
     return pd.concat([frame, frame.sample(50, random_state=seed)]).sample(frac=1, random_state=seed)
 
 
+def tie_hash(values: list[int], seed: int) -> int:
+    """Return the hash that orders interactions of a user at the same time, as docs/own-data.md defines it."""
+    state, most = 0, (1 << 64) - 1
+    for value in values:
+        state = ((state ^ (value & most)) + (seed + 1) * 0x9E3779B97F4A7C15) & most
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & most
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & most
+        state ^= state >> 31
+    return state
+
+
 def expected_requests(frame: pd.DataFrame, options: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return (user, history, positives with labels) of every request, by a loop over interactions.
+    """Return (user, history, positives with labels, excluded items) of every request, by a loop over interactions.
 
     By definition, the history holds strictly earlier items, and an item that the user had before is a positive only if
-    repeats are allowed.
+    repeats are allowed. Items of the user from the time of the first positive to that of the last are not candidates.
     """
     found: dict[str, list[Any]] = {split: [] for split in SPLITS}
     window, eval_window = options.get("window", 10), options.get("eval_window")
@@ -55,7 +67,11 @@ def expected_requests(frame: pd.DataFrame, options: dict[str, Any]) -> dict[str,
     times = sorted(frame.time)
     cuts = [times[int(share * len(times))] for share in (1 - 0.2 - 0.1, 1 - 0.1)]
     for user in sorted(set(frame.user)):
-        events = sorted((time, item, *value) for (who, time, item), value in unique.items() if who == user)
+        key = int(id_keys([user]).keys[0])
+        events = sorted(
+            ((time, item, *value) for (who, time, item), value in unique.items() if who == user),
+            key=lambda one: (one[0], tie_hash([key, one[1], one[0] * 86_400 * 10**6], options.get("split_seed", 0))),
+        )
         for number, split in enumerate(SPLITS):
             allowed = [event for event in events if options["split"] != "given" or event[2] <= number]
             if options["split"] != "given" and events != allowed:
@@ -91,7 +107,9 @@ def expected_requests(frame: pd.DataFrame, options: dict[str, Any]) -> dict[str,
                 for event in group:
                     distinct.setdefault(event[1], -event[3])
                 history = [event[1] for event in allowed if event[0] < group[0][0]]
-                found[split].append((user, history, distinct))
+                begin = group[0][0] if repeats else -1
+                same_time = {event[1] for event in allowed if begin <= event[0] <= group[-1][0]}
+                found[split].append((user, history, distinct, same_time))
     return found
 
 
@@ -108,6 +126,7 @@ def loaded_requests(data: InteractionsDataModule, split: str) -> list[Any]:
     found = []
     for batch in data.loader([split], training=False):
         excluded = shard.excluded(len(found) + np.arange(batch.size))
+        assert excluded is not None
         for row in range(batch.size):
             listed = batch.item_id[batch.candidates[row]][batch.mask[row]].tolist()
             labels = batch.labels[row][batch.mask[row]].tolist()
@@ -115,7 +134,7 @@ def loaded_requests(data: InteractionsDataModule, split: str) -> list[Any]:
             history = [views[int(view[0])] for view in batch.history[row, :number]]
             assert not batch.history[row, number:].any()
             assert [int(catalogue.item_id[place]) for place in batch.pool_rows] == batch.item_id.tolist()
-            had = None if excluded is None else set(catalogue.item_id[excluded[row][excluded[row] >= 0]].tolist())
+            had = set(catalogue.item_id[excluded[row][excluded[row] >= 0]].tolist())
             found.append((names[int(batch.request[row, 0])], history, dict(zip(listed, labels, strict=True)), had))
     return found
 
@@ -125,6 +144,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"split": "time", "val_fraction": 0.2, "repeats": True, "window": 4, "eval_window": 5},
     {"split": "time", "val_fraction": 0.2, "window": None, "window_days": 6.0},
     {"split": "leave_last", "leave": 1, "window": 2},
+    {"split": "leave_last", "leave": 1, "window": 2, "split_seed": 3},
     {"split": "leave_last", "leave": 2, "repeats": True, "window_days": 9.0, "window": 5},
     {"split": "given", "window": 3},
     {"split": "given", "window": 2, "repeats": True, "eval_window": 3},
@@ -151,14 +171,17 @@ def test_requests_equal_loop_over_interactions(
         found = loaded_requests(data, split)
         assert len(found) == len(expected[split]) > 0
         ours = sorted((user, tuple(history), tuple(positives.items())) for user, history, positives, _ in found)
-        loop = sorted((user, tuple(history), tuple(positives.items())) for user, history, positives in expected[split])
+        loop = sorted(
+            (user, tuple(history), tuple(positives.items())) for user, history, positives, _ in expected[split]
+        )
         assert ours == loop
+        excluded = {(user, tuple(history), *positives): items for user, history, positives, items in expected[split]}
         for user, history, positives, had in found:
+            items = excluded[(user, tuple(history), *positives)]
             if split != "train":
-                assert had == (None if options.get("repeats") else set(history))
-            else:
-                assert had is not None
-                assert set(history) | set(positives) <= had
+                assert had == items
+            else:  # the training catalogue holds the items of the training split
+                assert set(history) | set(positives) | items & set(data.catalogue(split).item_id.tolist()) <= had
             if not options.get("repeats"):
                 assert not set(history) & set(positives), user
     shuffled = InteractionsDataModule(
