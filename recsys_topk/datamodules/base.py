@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -131,12 +130,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         self.num_workers = num_workers
         self.shuffle = shuffle
         self.logq_correction = logq_correction
-        # Lightning would read the arguments from the frames of all constructors, whose signatures are written out in full
-        # (`recsys_topk.options`). From the outermost frame it takes only what it is given.
-        frame = inspect.currentframe()
-        while frame is not None and frame.f_back is not None:
-            frame = frame.f_back
-        self.save_hyperparameters(hyper_parameters(self), frame=frame, logger=False)
+        # Lightning would look for the options among the local variables of every constructor on the stack. They are not
+        # there if a constructor passes them on, so it gets a frame that no function has called.
+        self.save_hyperparameters(hyper_parameters(self), frame=_uncalled().gi_frame, logger=False)
         self._shards: dict[str, Shard] = {}
         self._catalogue: tuple[str, torch.device, Catalogue] | None = None
         self._train_loader: ShardLoader | None = None
@@ -375,6 +371,10 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return 0, 1
+
+
+def _uncalled() -> Any:
+    yield
 
 
 registry = Registry(

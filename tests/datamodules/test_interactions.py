@@ -102,13 +102,15 @@ def expected_requests(frame: pd.DataFrame, options: dict[str, Any]) -> dict[str,
                     late = days and groups[0] and event[0] - groups[0][0][0] >= days
                     if not late and (eval_window is None or len(groups[0]) < eval_window):
                         groups[0].append(event)
+            last = -1
             for group in groups:
                 distinct: dict[int, float] = {}
                 for event in group:
+                    last = last if event[1] in distinct else event[0]
                     distinct.setdefault(event[1], -event[3])
                 history = [event[1] for event in allowed if event[0] < group[0][0]]
                 begin = group[0][0] if repeats else -1
-                same_time = {event[1] for event in allowed if begin <= event[0] <= group[-1][0]}
+                same_time = {event[1] for event in allowed if begin <= event[0] <= last}
                 found[split].append((user, history, distinct, same_time))
     return found
 
@@ -194,6 +196,36 @@ def test_requests_equal_loop_over_interactions(
             assert torch.equal(
                 getattr(shuffled.shard(split).batch(rows), name), getattr(data.shard(split).batch(rows), name)
             )
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_items_of_the_same_user_and_time_are_not_candidates(tmp_path: Path, repeats: bool) -> None:
+    draw = np.random.default_rng(1)
+    times = [1, 2, 3, 4, 4, 4, 4]  # the test item, the validation item and two training items of a user are tied
+    frame = pd.DataFrame(
+        [(user, item, time) for user in range(200) for time, item in zip(times, draw.permutation(30), strict=False)],
+        columns=["user", "item", "time"],
+    )
+    data = InteractionsDataModule(
+        interactions=frame, split="leave_last", repeats=repeats, eval_negatives=40, train_negatives=40, window=1,
+        cache_dir=str(tmp_path),
+    )  # fmt: skip
+    tied = frame[frame.time == 4].groupby("user").item.agg(set).to_dict()
+    largest = 0
+    for split in SPLITS:
+        for batch in data.loader([split], training=split == "train"):
+            full = data.add_negatives(batch)
+            users = data.prepared.user_ids[data.prepared.table(split)["user"]]
+            rows = np.searchsorted(data.prepared.table(split)["request_id"], batch.request_id.numpy())
+            for number, user in enumerate(users[rows].tolist()):
+                positives = set(full.item_id[full.candidates[number][full.labels[number] > 0]].tolist())
+                candidates = set(full.item_id[full.candidates[number][full.mask[number]]].tolist())
+                assert len(positives) == 1
+                if positives <= tied[user]:
+                    assert candidates & tied[user] == positives
+                    assert len(candidates) > 20
+                    largest += split == "test" and max(tied[user]) in positives
+    assert 25 <= largest <= 75  # of 200 users with 4 items each: the hash does not prefer large ids
 
 
 def small(tmp_path: Path, **options: Any) -> InteractionsDataModule:
@@ -428,7 +460,10 @@ def test_export_holds_each_user_after_the_last_interaction(tmp_path: Path, split
     assert items.names.tolist() == sorted(set(frame.item))
     row_of = {int(row[0]): int(name) for row, name in zip(items.ids, items.names, strict=True)}
     for row, name in enumerate(users.names):
-        own = frame[frame.user == name].drop_duplicates(["item", "time"]).sort_values(["time", "item"])
+        own = frame[frame.user == name].drop_duplicates(["item", "time"])
+        key = int(id_keys([name]).keys[0])
+        tie = [tie_hash([key, item, time * 10**6], 0) for item, time in zip(own["item"], own.time, strict=True)]
+        own = own.assign(tie=tie).sort_values(["time", "tie"])
         length = int(users.history_length[row])
         assert [row_of[int(view[0])] for view in users.history[row, :length]] == own.item.tolist()[-7:]
         assert not users.history[row, length:].any()
