@@ -33,10 +33,8 @@ def lists(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
 def copies(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the item of each copy, (B, M), and which of them exist."""
     width = int(weights.sum(1).max())
-    items, exist = (
-        torch.zeros(len(weights), width, dtype=torch.int64),
-        torch.zeros(len(weights), width, dtype=torch.bool),
-    )
+    items = torch.zeros(len(weights), width, dtype=torch.int64)
+    exist = torch.zeros_like(items, dtype=torch.bool)
     for row, counts in enumerate(weights.long()):
         found = torch.repeat_interleave(torch.arange(len(counts)), counts)
         items[row, : len(found)], exist[row, : len(found)] = found, True

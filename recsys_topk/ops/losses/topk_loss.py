@@ -211,20 +211,15 @@ def _serves_triton(
 ) -> bool:  # fmt: skip
     given = [x for x in (scores, labels, mask, k) if isinstance(x, Tensor)]
     whole = k is None or isinstance(k, int) or not k.is_floating_point()
-    return (
-        item_weights is None
-        and runs_triton(*given)
-        and whole
-        and not labels.requires_grad
-        and 2 <= scores.shape[1] < 2**28
-    )
+    usual = item_weights is None and whole and not labels.requires_grad
+    return usual and runs_triton(*given) and 2 <= scores.shape[1] < 2**28
 
 
 @topk_loss.backend("triton", _serves_triton, traced=True)
 def _triton(*args: Any) -> tuple[Tensor, Tensor | None]:
     from recsys_topk.ops.backends.triton_kernels.topk_loss import topk_loss_triton
 
-    return topk_loss_triton(*args)
+    return topk_loss_triton(*args[:7])
 
 
 def _serves_numpy(
@@ -239,7 +234,7 @@ def _serves_numpy(
 def _numpy(*args: Any) -> tuple[Tensor, Tensor | None]:
     from recsys_topk.ops.losses.dftopk_bce import dftopk_bce
 
-    return dftopk_bce(*args)
+    return dftopk_bce(*args[:7])
 
 
 class _Result(NamedTuple):
