@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.losses.base import RankingLoss
-from recsys_topk.ops.catalogue_softmax import catalogue_softmax
+from recsys_topk.ops.losses.catalogue_softmax import catalogue_softmax
 from recsys_topk.processes import divisor
 
 
