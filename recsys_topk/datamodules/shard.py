@@ -112,6 +112,14 @@ class Shard(ABC):
         """
         return None
 
+    def sequences(self) -> tuple[Array, Array] | None:
+        """Return the interactions of a training shard, ordered by user and time; None = they are not known.
+
+        Returns:
+            The user, numbered from 0, and the item id of each interaction, (n,) int64.
+        """
+        return None
+
     def users(self, rows: Array) -> Array | None:
         """Return the names of the users in the source, (B,) integers or strings; None = they are not known.
 

@@ -65,9 +65,9 @@ class Transitions(Stage):
         self.linear = torch.nn.Linear(FEATURES, 1, bias=False)
         torch.nn.init.zeros_(self.linear.weight)
 
-    def count(self, user: Array, views: Array) -> None:
+    def count(self, user: Array, items: Array) -> None:
         """See `Stage.count`."""
-        self.successors.count(user, views[:, self.view_column])
+        self.successors.count(user, items[:, self.item_column])
 
     def score(self, batch: CascadeBatch) -> Tensor:
         """See `Stage.score`."""

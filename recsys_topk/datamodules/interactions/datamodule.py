@@ -80,6 +80,8 @@ class InteractionsDataModule(PreparedDataModule):
         every_position: Whether every interaction of a training sequence is a request of its own (`window` is then 1),
             and the requests of a sequence share one history: an encoder learns from all positions in one pass. The
             batch size counts sequences of up to `history_length` interactions.
+        held_out: With `every_position`: share of the interactions of each user, the last ones of the training, that
+            train the later stages of a cascade and not the first one.
         seed: Seed of the order and of all negatives.
         num_workers: Worker processes that make batches.
         shuffle: Whether to shuffle training requests.
@@ -136,6 +138,7 @@ class InteractionsDataModule(PreparedDataModule):
         eval_negatives: int = 160,
         history_length: int = 50,
         every_position: bool = False,
+        held_out: float = 0.0,
         seed: int = 42,
         num_workers: int = 0,
         shuffle: bool = True,
@@ -174,6 +177,11 @@ class InteractionsDataModule(PreparedDataModule):
             raise ValueError(f"window_days must be above 0, got {window_days}")
         self.root, self.cache_dir, self.history_length, self.repeats = root, cache_dir, history_length, repeats
         self.every_position = every_position
+        if not 0 <= held_out < 1:
+            raise ValueError(f"held_out must be a share from 0 to below 1, got {held_out}")
+        if held_out and not every_position:
+            raise ValueError("held_out needs every_position; add --data.every_position true")
+        self.held_out = held_out
         self._sources = {"interactions": interactions, "users": users, "items": items}
         self._held_out = {"val": val, "test": test} if val is not None else {}
         self._roles = {"user": user, "item": item, "time": time, "rating": rating, "weight": weight}
@@ -227,7 +235,12 @@ class InteractionsDataModule(PreparedDataModule):
 
     def open_shard(self, name: str) -> InteractionsShard:
         """Return a split."""
-        return self._requests(name, PositionShard if self.every_position and name == "train" else InteractionsShard)
+        if not self.every_position or name != "train":
+            return self._requests(name)
+        shard = self._requests(name, PositionShard)
+        assert isinstance(shard, PositionShard)
+        shard.held_out = self.held_out
+        return shard
 
     def _requests(self, name: str, kind: type[InteractionsShard] = InteractionsShard) -> InteractionsShard:
         return kind(name, self.prepared, self.schema, self.history_length, self.repeats)
