@@ -8,13 +8,13 @@ TORCH := requirements/torch-cpu.txt
 # Used only if pip does not find the CPU build of torch in its configured sources.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra fast --extra plot --extra dashboard --extra export --extra serve --extra docs --extra dev --universal --python-version 3.10 --custom-compile-command "make lock"
+UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra fast --extra plot --extra baselines --extra dashboard --extra export --extra serve --extra docs --extra dev --universal --python-version 3.10 --custom-compile-command "make lock"
 GPU_VENV ?= .venv-gpu
 DEMO_DIR ?= runs
 PAPER_DIR ?= runs/paper
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test types suite test-gpu docs bench paper lint lock clean
+.PHONY: help install demo test types suite test-long test-gpu docs bench paper lint lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,7 +42,10 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 suite: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+
+test-long: $(STAMP)  ## the long cases that make test leaves out: all kernels, kills, shardings, browsers
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 docs: $(STAMP)  ## the documentation site, into docs/_build/html
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

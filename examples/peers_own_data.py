@@ -3,9 +3,9 @@
     python examples/peers_own_data.py interactions path/to/ml-100k
     python examples/peers_own_data.py lists path/to/rank.train path/to/rank.test
 
-The first prints popularity, item-kNN and ALS (`pip install implicit`): Recall@20 and NDCG@20 over the whole catalogue
-without items that the user had before, for requests of the leave-last-out split. The second prints LightGBM's
-lambdarank (`pip install lightgbm`): NDCG@5 and NDCG@10, mean and standard deviation over five seeds.
+The first prints popularity, transitions, item-kNN and ALS (`pip install implicit`): Recall@20 and NDCG@20 over the
+whole catalogue without items that the user had before, for requests of the leave-last-out split. The second prints
+LightGBM's lambdarank (`pip install lightgbm`): NDCG@5 and NDCG@10, mean and standard deviation over five seeds.
 """
 
 import importlib
@@ -13,10 +13,12 @@ import sys
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
 
 from recsys_topk.datamodules import InteractionsDataModule, ListsDataModule
-from recsys_topk.metrics.functional import ndcg_at, recall_at
+from recsys_topk.evaluation import evaluate_baseline
+from recsys_topk.evaluation.baselines.als import ALS
+from recsys_topk.evaluation.baselines.itemknn import ItemKNN
+from recsys_topk.metrics.functional import ndcg_at
 
 
 def imported(name):
@@ -29,46 +31,17 @@ def imported(name):
 
 
 def interactions(root):
-    """Score all items for each request. All methods get the training data and histories of the cascade."""
+    """All methods get the training data, histories and candidates of the cascade."""
     data = InteractionsDataModule(root, split="leave_last")
-    train, items = data.shard("train"), data.shard("test").catalogue().item_id.numpy()
-    rows = np.arange(len(train))
-    seen, own = train.excluded(rows).numpy(), train.catalogue().item_id.numpy()  # all training items of each user
-    users, user = np.unique(train.users(rows), return_inverse=True)
-    item = np.searchsorted(items, own[seen[seen >= 0]])
-    pairs = np.unique(np.stack([np.repeat(user, (seen >= 0).sum(1)), item]), axis=1)
-    matrix = csr_matrix((np.ones(pairs.shape[1], np.float32), pairs), (len(users), len(items)))
-
-    def table(split):
-        shard = data.shard(split)
-        rows = np.arange(len(shard))
-        batch, before = shard.batch(rows), shard.excluded(rows).numpy()
-        at = np.repeat(rows, (before >= 0).sum(1)), before[before >= 0]
-        query = csr_matrix((np.ones(len(at[0]), np.float32), at), (len(rows), len(items)))
-        labels = torch.zeros(query.shape)
-        where = np.searchsorted(items, batch.item_id[batch.candidates][batch.mask].numpy())
-        labels[torch.arange(len(rows)).repeat_interleave(batch.mask.sum(1)), torch.from_numpy(where)] = 1.0
-        mask = torch.from_numpy(query.toarray() == 0) | (labels > 0)
-        for name, score in methods.items():
-            scores = torch.from_numpy(np.ascontiguousarray(score(query), dtype=np.float32))
-            values = [recall_at(scores, labels, mask, k=20, m=20)[0], ndcg_at(scores, labels, mask, k=20)[0]]
-            print(f"{split:5} {name:40} Recall@20 {values[0].mean():.3f}  NDCG@20 {values[1].mean():.3f}")
-
-    methods = {"popularity": lambda query: np.tile(np.asarray(matrix.sum(0)), (query.shape[0], 1))}
+    data.prepare_data()
+    methods = {"popularity": "popularity", "transitions": "transitions"}
     if imported("implicit"):
-        from implicit.als import AlternatingLeastSquares
-        from implicit.nearest_neighbours import CosineRecommender
-
-        knn = CosineRecommender(K=20, num_threads=1)
-        knn.fit(matrix, show_progress=False)
-        methods["item-kNN, cosine, K = 20"] = lambda query: (query @ knn.similarity).toarray()
-        als = AlternatingLeastSquares(32, regularization=1.0, alpha=1.0, random_state=0, num_threads=1)
-        als.fit(matrix, show_progress=False)
-        methods["ALS, 32 factors, regularization 1"] = lambda query: (
-            als.recalculate_user(np.arange(query.shape[0]), query) @ als.item_factors.T
-        )
+        methods["item-kNN, cosine, K = 20"] = ItemKNN(20, "cosine")
+        methods["ALS, 32 factors, regularization 1"] = ALS(32, regularization=1.0, alpha=1.0)
     for split in ("val", "test"):
-        table(split)
+        for name, method in methods.items():
+            found = evaluate_baseline(method, data, split, cuts=[20])
+            print(f"{split:5} {name:40} Recall@20 {found['recall@20']:.3f}  NDCG@20 {found['ndcg@20']:.3f}")
 
 
 def lists(train, test):

@@ -105,3 +105,11 @@ def largest(x: Tensor) -> Tensor:
 def average(x: Tensor) -> Tensor:
     """Return the mean of `x` over the processes, without gradient."""
     return total(x.detach()) / processes() if _global else x.detach()
+
+
+def sum_over_job(x: Tensor) -> Tensor:
+    """Return the sum of `x` over all processes of the job, inside and outside of `global_batch`, without gradient."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        x = x.clone()
+        torch.distributed.all_reduce(x)
+    return x

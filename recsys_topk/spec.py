@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any
 
+from recsys_topk.options import inherit_options, options_of
 from recsys_topk.registry import suggest
 from recsys_topk.trust import inspect_names, load_class, reading
 
@@ -13,26 +14,14 @@ from recsys_topk.trust import inspect_names, load_class, reading
 class Recorded:
     """Mixin that records the constructor arguments of an object for `describe`.
 
-    A constructor may take options of its base class as ``**options: Unpack[Options]``, where ``Options`` is a TypedDict
-    of their names and types, and pass them on: ``super().__init__(..., **options)``. Their defaults and their
-    documentation are then written once, in the base class. `options_of`, the help of the command line, and the errors
-    for unknown options include them.
+    A constructor may take options of its base class as ``**options: Unpack[Options]`` (`recsys_topk.options`).
     """
 
     _arguments: dict[str, Any]
-    _passed_on: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        init: Any = cls.__dict__.get("__init__")
-        cls._passed_on = frozenset()
-        for name, annotation in list(getattr(init, "__annotations__", {}).items()):
-            if "Unpack[" in str(annotation):
-                unpacked = eval(annotation, init.__globals__) if isinstance(annotation, str) else annotation
-                cls._passed_on = frozenset(get_type_hints(get_args(unpacked)[0]))
-                # jsonargparse reads names but neither defaults nor help from a TypedDict. Without the annotation, it
-                # reads all of them from the call of the base class.
-                del init.__annotations__[name]
+        inherit_options(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Create the object and record the arguments by name."""
@@ -53,41 +42,6 @@ class Recorded:
         return self
 
 
-def options_of(cls: type) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a class by name, including those that its constructor passes on to a base class.
-
-    Example:
-        >>> from typing import TypedDict
-        >>> from typing_extensions import Unpack
-        >>> class Parent(Recorded):
-        ...     def __init__(self, *, seed: int = 42, size: int = 1): ...
-        >>> class Options(TypedDict, total=False):
-        ...     seed: int
-        >>> class Child(Parent):
-        ...     def __init__(self, root: str, **options: Unpack[Options]):
-        ...         super().__init__(size=2, **options)
-        >>> {name: option.default for name, option in options_of(Child).items() if name != "root"}
-        {'seed': 42}
-        >>> Child("a", sede=1)
-        Traceback (most recent call last):
-            ...
-        TypeError: Child has no option 'sede'; did you mean 'seed'? it has: root, seed
-    """
-    found: dict[str, inspect.Parameter] = {}
-    wanted: frozenset[str] | None = None  # all
-    for home in cls.__mro__:
-        if "__init__" in vars(home):
-            _, *own = inspect.signature(home.__init__).parameters.values()  # type: ignore[misc]
-            passed_on = vars(home).get("_passed_on", frozenset())
-            for parameter in own[:-1] if passed_on else own:
-                if wanted is None or parameter.name in wanted:
-                    found.setdefault(parameter.name, parameter)
-            if not passed_on:
-                break
-            wanted = passed_on if wanted is None else wanted & passed_on
-    return found
-
-
 def describe(built: Recorded, exclude: Collection[str] = ()) -> dict[str, Any]:
     """Return the description of an object for `build`: ``{"class_path": ..., "init_args": {...}}``.
 
@@ -100,7 +54,7 @@ def describe(built: Recorded, exclude: Collection[str] = ()) -> dict[str, Any]:
     Example:
         >>> from recsys_topk.losses import DFTopKLoss
         >>> describe(DFTopKLoss(tau=2.0, k=10))
-        {'class_path': 'recsys_topk.losses.dftopk.DFTopKLoss', 'init_args': {'tau': 2.0, 'k': 10}}
+        {'class_path': 'recsys_topk.losses.DFTopKLoss', 'init_args': {'tau': 2.0, 'k': 10}}
     """
     cls = type(built)
     arguments = {

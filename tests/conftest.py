@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
 from recsys_topk.cli.main import main
+from tests import warm_python as warm_python_server
 
 Result = subprocess.CompletedProcess[str]
 
@@ -25,9 +27,18 @@ TINY_WORLD = [
 
 
 @pytest.fixture(scope="session")
-def world_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def session_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder that all test processes share."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session")
+def world_cache(session_folder: Path) -> Path:
     """A cache folder for the tests, so that no test uses the user's cache."""
-    return tmp_path_factory.mktemp("cache")
+    folder = session_folder / "cache"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -37,13 +48,25 @@ def environment(world_cache: Path) -> dict[str, str]:
     return {**kept, "RECSYS_TOPK_CACHE": str(world_cache), "HOME": str(world_cache), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.fixture(scope="session")
+def warm_python(session_folder: Path) -> Iterator[list[str]]:
+    """Python in a new process that has imported the heavy libraries."""
+    if sys.platform != "linux":
+        yield [sys.executable]
+        return
+    with FileLock(session_folder / "warm_python.lock"):
+        command, lease = warm_python_server.start(hashlib.sha256(str(session_folder).encode()).hexdigest())
+    with lease:
+        yield command
+
+
 @pytest.fixture
-def recsys_topk(environment: dict[str, str], tmp_path: Path) -> Callable[..., Result]:
+def recsys_topk(environment: dict[str, str], warm_python: list[str], tmp_path: Path) -> Callable[..., Result]:
     """Run the command in a new process and an empty folder, with no standard input."""
 
     def run(*arguments: str, folder: Path = tmp_path, timeout: float = 240.0) -> Result:
         return subprocess.run(
-            [sys.executable, "-m", "recsys_topk", *arguments],
+            [*warm_python, "-m", "recsys_topk", *arguments],
             capture_output=True, text=True, check=False, cwd=folder, env=environment,
             stdin=subprocess.DEVNULL, timeout=timeout,
         )  # fmt: skip
@@ -73,17 +96,14 @@ def in_process(environment: dict[str, str]) -> Callable[..., Result]:
 
 
 @pytest.fixture(scope="session")
-def made_once(
-    in_process: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory, worker_id: str
-) -> Callable[..., Path]:
+def made_once(in_process: Callable[..., Result], session_folder: Path) -> Callable[..., Path]:
     """Return a function that runs a command once for all test processes and returns its folder.
 
     The output of the command is in stdout.txt. Tests that change files copy the folder first.
     """
-    base = tmp_path_factory.getbasetemp()
 
     def make(name: str, *arguments: str, files: dict[str, str] | None = None) -> Path:
-        folder = (base if worker_id == "master" else base.parent) / name
+        folder = session_folder / name
         with FileLock(f"{folder}.lock"):
             if not (folder / "stdout.txt").is_file():
                 folder.mkdir()

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from recsys_topk.cli.arguments import parse_options
+from recsys_topk.cli.corpus_options import take_corpus_options
 from recsys_topk.cli.main import COMMANDS, main
+from recsys_topk.evaluation.baselines import make_baselines
 from recsys_topk.runs import TrainingRun
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +74,9 @@ def parse_as_fit(*arguments: str) -> None:
         return
     unfinished = arguments[-1].startswith("--") and arguments[-1] != "--corpus"
     config = parse_options([*arguments, "..."] if unfinished else arguments)
-    for name in ("ckpt_path", "resume", "corpus", "index", "export"):
+    corpus = take_corpus_options("test", config) or {}
+    make_baselines(corpus.get("baselines", {}))
+    for name in ("ckpt_path", "resume"):
         config.pop(name, None)
     if not config:
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +23,32 @@ def python_blocks(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def run(python: list[str], code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*python, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_readme_code_runs() -> None:
+def test_readme_code_runs(warm_python: list[str]) -> None:
     done = run(
-        python_blocks("README.md")[0] + "\nassert scores.grad is not None and bool((scores.grad[~mask] == 0).all())"
+        warm_python,
+        python_blocks("README.md")[0] + "\nassert scores.grad is not None and bool((scores.grad[~mask] == 0).all())",
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_loss_in_contributing_keeps_the_contract() -> None:
+def test_loss_in_contributing_keeps_the_contract(warm_python: list[str]) -> None:
     check = "\nfrom recsys_topk.testing.contract import check_loss\ncheck_loss(MarginLoss)\n"
-    done = run(python_blocks("CONTRIBUTING.md")[0] + check)
+    done = run(warm_python, python_blocks("CONTRIBUTING.md")[0] + check)
     assert done.returncode == 0, done.stderr
 
 
-def test_training_page_code_runs(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_training_page_code_runs(tmp_path: Path, environment: dict[str, str], warm_python: list[str]) -> None:
     check = """
 first = scores[0][0].masked_fill(~batch.mask[0], -torch.inf).topk(30).indices
 assert best.tolist() == [batch.item_id[batch.candidates[0][first[scores[1][0][first].argmax()]]].item()]
 """
     code = "\n".join([*python_blocks("docs/training.md"), check])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        [*warm_python, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
     )
     assert done.returncode == 0, done.stderr
     assert "runs/first" in done.stdout

@@ -116,7 +116,7 @@ def write_changed_checkpoint(path: Path, **hyper_parameters: Any) -> Path:
 
 EVIL = {"class_path": "evil_payload.Evil", "init_args": {"x": 1}}
 STAGE = {"kind": "two_tower", "name": "retrieval", "quota": 30, "options": {}}
-LOSS = "recsys_topk.losses.hard.HardTopKLoss"
+LOSS = "recsys_topk.losses.HardTopKLoss"
 IN_CHECKPOINTS: dict[str, dict[str, Any]] = {
     "stage kind": {"stages": [{**STAGE, "kind": "evil_payload.Evil"}]},
     "stage option": {"stages": [{**STAGE, "options": {"activation": "evil_payload.run"}}]},

@@ -16,7 +16,7 @@ from recsys_topk.cascades.catalogue_training import catalogue_terms
 from recsys_topk.cascades.default_stages import default_stages
 from recsys_topk.cascades.inference import apply_quotas
 from recsys_topk.cascades.learning_check import LearningCheck, all_selected_message
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
+from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, default_objective
 from recsys_topk.cascades.objectives.base import registry as objectives
 from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, table_collections, warm_up
 from recsys_topk.cascades.sampled_negatives import check_logq_correction, check_negatives, keep_hard_negatives
@@ -52,8 +52,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         stages: The stages, first stage first; None = chosen by the features (`default_stages`).
         loss: A loss, its registry name, or a description (`recsys_topk.spec.describe`). Label options that it does not
             set (positive_above, gains) come from the schema.
-        objective: A registry name, a description, or a callable of (loss, number of stages); None = ``"joint"`` for a
-            loss with an operator and ``"independent"`` for all others.
+        objective: A registry name, a description, or a callable of (loss, number of stages); None = as
+            `default_objective` says: ``"joint"`` for a loss with an operator, else ``"independent"``.
         k: Number of items wanted at the end of the cascade.
         dim: Embedding dimension, one for all tables or by table name.
         share_embeddings: All stages use one set of tables.
@@ -126,7 +126,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
         wanted = DEFAULT if metrics is None else metrics
         with reading() if described else nullcontext():
-            chosen = default_stages(self.schema) if stages is None else stages
+            chosen = default_stages(self.schema.outline) if stages is None else stages
             self.cascade = Cascade(self.schema, chosen, dim, share_embeddings, fused, init_std, tie_history)
             built = _loss(loss, self.schema)
             self.objective = _objective(objective, built, len(self.cascade.configs))
@@ -465,7 +465,7 @@ def _objective(
     objective: ObjectiveFactory | Mapping[str, Any] | str | None, loss: RankingLoss, stages: int
 ) -> CascadeObjective:
     if objective is None:
-        objective = "independent" if loss.operator is None else "joint"
+        objective = default_objective(loss)
     if isinstance(objective, str):
         return objectives.resolve(objective)(loss, stages)
     if isinstance(objective, Mapping):

@@ -16,6 +16,7 @@ from recsys_topk.cascades.encoders.mean import MeanEncoder
 from recsys_topk.cascades.features import Embedded, FeatureEmbedding
 from recsys_topk.cascades.layers import MLP, Activation, Initialisation
 from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.options import inherit_options
 from recsys_topk.registry import Registry
 from recsys_topk.types import Array
 
@@ -136,6 +137,7 @@ class Stage(nn.Module, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        inherit_options(cls)
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
 

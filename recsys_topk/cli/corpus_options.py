@@ -1,13 +1,16 @@
-"""The options of evaluation over the whole catalogue: `--corpus`, `--corpus.k 10,20`, `--index DIR`, ..."""
+"""The options of evaluation over the whole catalogue: `--corpus`, `--corpus.k 10,20`, `--baselines als`, ..."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import yaml
+
 from recsys_topk.registry import suggest
 
 # Name after `--corpus.` -> option of `CorpusMetrics`.
-OPTIONS = {"k": "cuts", "stage": "alone"}
+OPTIONS = {"k": "cuts", "stage": "alone", "slices": "slices", "short": "short", "diversity": "diversity"}
+NUMBERS = ("k", "short")
 
 
 def take_corpus_options(command: str, config: dict[str, Any]) -> dict[str, Any] | None:
@@ -17,8 +20,12 @@ def take_corpus_options(command: str, config: dict[str, Any]) -> dict[str, Any] 
         >>> config = {"corpus": {"class_path": "true", "init_args": {"k": "10,20"}}, "out": "runs"}
         >>> take_corpus_options("test", config), config
         ({'cuts': [10, 20]}, {'out': 'runs'})
+        >>> take_corpus_options("test", {"corpus": "true", "baselines": "popularity,als"})
+        {'baselines': {'popularity': {}, 'als': {}}}
     """
     found: dict[str, Any] = {name: config.pop(name) for name in ("corpus", "index", "export") if name in config}
+    if str(config.get("baselines", "true")).lower() not in ("true", "false"):  # names, not the switch of all runs
+        found["baselines"] = _baselines(config.pop("baselines"))
     asked = found.pop("corpus", None)
     wanted, typed = (asked, {}) if not isinstance(asked, dict) else (asked.get("class_path", "true"), asked)
     first = "corpus" if wanted else next(iter(found), None)
@@ -27,7 +34,8 @@ def take_corpus_options(command: str, config: dict[str, Any]) -> dict[str, Any] 
     if command not in ("test", "validate"):
         raise ValueError(f"--{first} goes with test and validate; {command} does not evaluate over the catalogue")
     if first != "corpus":
-        raise ValueError(f"--{first} goes with --corpus: recsys-topk {command} --corpus --index DIR")
+        example = "--baselines popularity,als" if first == "baselines" else "--index DIR"
+        raise ValueError(f"--{first} goes with --corpus: recsys-topk {command} --corpus {example}")
     if "export" in found and "index" not in found:
         raise ValueError("--export names the export of an index; give --index DIR too")
     options = dict(found)
@@ -37,7 +45,22 @@ def take_corpus_options(command: str, config: dict[str, Any]) -> dict[str, Any] 
             close = suggest(f"--corpus.{name}", known, "{}")
             raise ValueError(f"{command} has no option --corpus.{name}; {close}it has {', '.join(known)}")
         parts = [part.strip() for part in str(text).strip("[]").split(",")]
-        if name == "k" and not all(part.isdigit() for part in parts):
-            raise ValueError(f"--corpus.k takes numbers such as 10,20, got {text!r}")
-        options[OPTIONS[name]] = [int(part) for part in parts] if name == "k" else parts
+        if name in NUMBERS and not all(part.isdigit() for part in parts):
+            example = "numbers such as 10,20" if name == "k" else "a number such as 10"
+            raise ValueError(f"--corpus.{name} takes {example}, got {text!r}")
+        values: list[Any] = [int(part) for part in parts] if name in NUMBERS else parts
+        options[OPTIONS[name]] = values[0] if name == "short" else values
     return options
+
+
+def _baselines(given: Any) -> dict[str, dict[str, Any]]:
+    """Return the options of each baseline: `--baselines popularity,als --baselines.als.factors 32`."""
+    names = given.get("class_path", "") if isinstance(given, dict) else given
+    found: dict[str, dict[str, Any]] = {name.strip(): {} for name in str(names).strip("[]").split(",") if name.strip()}
+    typed = given.get("init_args", given) if isinstance(given, dict) else {}
+    for name, options in typed.items():
+        if name not in found or not isinstance(options, dict):
+            example = "--baselines popularity,als --baselines.als.factors 32"
+            raise ValueError(f"--baselines.{name} is an option of no baseline that is measured: {example}")
+        found[name] = {key: yaml.safe_load(str(value)) for key, value in options.items()}
+    return found

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.losses.base import registry as losses
 from recsys_topk.operators.base import registry as operators
-from recsys_topk.spec import options_of
+from recsys_topk.options import options_of
 from recsys_topk.text import table
 
 LOSS_FACTS = ("family", "label_kind", "cost", "requires_k", "sums_to_k", "paper")

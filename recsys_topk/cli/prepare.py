@@ -31,7 +31,6 @@ def main(argv: list[str]) -> int:
         parser.parse_args(["--help"])
     from recsys_topk.cli.arguments import parse_options
     from recsys_topk.cli.training import requested_help
-    from recsys_topk.runs.day_check import check_days
     from recsys_topk.runs.run import TrainingRun
 
     asked = requested_help("fit", argv)
@@ -44,7 +43,6 @@ def main(argv: list[str]) -> int:
         raise ValueError(
             f"prepare takes --config and options of the data (--data NAME --data.root ...), got --{other[0]}"
         )
-    check_days(config, split=False)
     run = TrainingRun(config)
     options = run.options()["data"]
 

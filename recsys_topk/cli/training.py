@@ -14,10 +14,10 @@ from recsys_topk.cli.arguments import parse_options
 from recsys_topk.cli.console import announce_start, echo
 from recsys_topk.cli.corpus_options import take_corpus_options
 from recsys_topk.cli.main import COMMANDS
+from recsys_topk.options import options_of
 from recsys_topk.registry import Registry
 from recsys_topk.runs.config import DEFAULTS, KEYS, registry_of
 from recsys_topk.runs.run import Command, TrainingRun
-from recsys_topk.spec import options_of
 from recsys_topk.trust.typed import import_from_here
 
 
@@ -85,5 +85,6 @@ def class_help(key: str, table: Registry[object], name: str | None) -> str:
     for option, parameter in options_of(cls).items():
         if parameter.default is not parameter.empty:
             lines.append(f"  --{key}.{option} (default: {parameter.default})")
-            lines.append(textwrap.indent(textwrap.dedent(entries.get(option, "")), "      ").rstrip())
+            text = " ".join(entries.get(option, "").split())
+            lines.append(textwrap.fill(text, 118, initial_indent="      ", subsequent_indent="      "))
     return "\n".join([*lines, "", *about[0].partition("\nExample:\n")[1:]]).rstrip()

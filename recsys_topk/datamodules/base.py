@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 import numpy as np
 import torch
@@ -26,13 +26,37 @@ from recsys_topk.spec import Recorded, build
 from recsys_topk.tabular.export_tables import ItemTable, UserTable, newest_rows
 from recsys_topk.tabular.features.encoder import FeatureEncoder
 from recsys_topk.tabular.ids.vocabulary import Vocabulary
-from recsys_topk.tabular.schema import Schema
+from recsys_topk.tabular.schema import Outline, Schema
 from recsys_topk.trust import loading
 from recsys_topk.types import Array
 
 Split = Literal["train", "val", "test"]
 
 registry: Registry[CascadeDataModule]
+
+
+class LoaderOptions(TypedDict, total=False):
+    """Options of all data modules that no source changes; see `CascadeDataModule`."""
+
+    eval_batch_size: int | None
+    seed: int
+    num_workers: int
+    shuffle: bool
+    logq_correction: bool
+
+
+class NegativeOptions(LoaderOptions, total=False):
+    """The options of loaders and of negatives."""
+
+    train_negatives: int
+    negative_source: NegativeMix
+    eval_negatives: int
+
+
+class DataOptions(NegativeOptions, total=False):
+    """All options of `CascadeDataModule`. A subclass takes them as ``**options: Unpack[DataOptions]``."""
+
+    batch_size: int
 
 
 class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[misc]  # Lightning is seen untyped
@@ -139,7 +163,12 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     @property
     @abstractmethod
     def schema(self) -> Schema:
-        """The schema of the batches. It must be available before the data are prepared."""
+        """The schema of the batches. It may need the prepared data, which are then prepared first; see `outline`."""
+
+    @property
+    def outline(self) -> Outline:
+        """What is known of the schema before the data are prepared. Override it if `schema` needs prepared data."""
+        return self.schema.outline
 
     @abstractmethod
     def open_shard(self, name: str) -> Shard:
@@ -334,7 +363,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     @cached_property
     def _sampled_group(self) -> int:
         """The index of the group of sampled negatives."""
-        return len(self.schema.groups)
+        return len(self.outline.groups)
 
     def _share(self) -> tuple[int, int]:
         """Return the rank of this process and the number of processes."""

@@ -7,7 +7,8 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from recsys_topk.spec import Recorded, options_of
+from recsys_topk.options import options_of
+from recsys_topk.spec import Recorded
 
 CLASS_PATH: Final = "class_path"
 LEFT_OUT: Final = "left_out"

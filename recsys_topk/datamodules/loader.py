@@ -177,6 +177,7 @@ class ShardLoader:
                 training=self.training,
                 excluded=shard.excluded(rows),
                 users=() if users is None else tuple(users.tolist()),
+                rows=None if self.training else torch.from_numpy(rows),
             )
 
     def _order(self, shard: Shard, epoch: int) -> Array:

@@ -27,12 +27,14 @@ class ShardBatch(CascadeBatch):
         training: Whether it is a training batch.
         pool_rows: (M,) int64, the row of each pool item in the shard's catalogue; None = look it up by item id.
         excluded: (B, E) int64, the result of `Shard.excluded` for the requests.
+        rows: (B,) int64, the row numbers of the requests in the shard. Only set in evaluation batches.
     """
 
     draw_seed: int = 0
     training: bool = False
     pool_rows: Tensor | None = None
     excluded: Tensor | None = None
+    rows: Tensor | None = None
 
     def plain(self) -> CascadeBatch:
         """Return the batch without its origin. An evaluation batch keeps the name of its shard."""
@@ -49,6 +51,7 @@ class ShardBatch(CascadeBatch):
         training: bool,
         excluded: Tensor | None = None,
         users: tuple[int | str, ...] = (),
+        rows: Tensor | None = None,
     ) -> ShardBatch:
         """Return a `ShardBatch` of `batch` with the given origin."""
         origin: dict[str, Any] = {
@@ -57,6 +60,7 @@ class ShardBatch(CascadeBatch):
             "training": training,
             "excluded": excluded,
             "users": users,
+            "rows": rows,
         }
         if isinstance(batch, cls):
             return batch.replace(**origin)
@@ -109,6 +113,19 @@ class Shard(ABC):
 
         Returns:
             (B, E) int64, rows of the catalogue in any order; -1 = padding.
+        """
+        return None
+
+    def earlier(self, rows: Array) -> Tensor | None:
+        """Return all items of the user before each request, oldest first; None = they are not known.
+
+        Baselines and metrics over the whole catalogue use them. `history_length` does not limit them.
+
+        Args:
+            rows: (B,) row numbers of the requests.
+
+        Returns:
+            (B, E) int64, rows of the catalogue, followed by padding, -1.
         """
         return None
 

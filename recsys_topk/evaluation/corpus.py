@@ -11,7 +11,8 @@ from torch import Tensor
 
 from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.evaluation.catalogue_baselines import popular_items, random_ndcg, random_recall
+from recsys_topk.evaluation.baselines import Baseline, registry
+from recsys_topk.evaluation.final_lists import FinalLists
 from recsys_topk.evaluation.search import (
     Candidates,
     ExactSearch,
@@ -22,26 +23,10 @@ from recsys_topk.evaluation.search import (
     requests_of,
     score_candidates,
 )
-from recsys_topk.metrics.functional import recall_of
-from recsys_topk.metrics.mean import ListMean
-from recsys_topk.ops.losses.dcg import Gain, gains, ideal_dcg, rank_discounts
+from recsys_topk.evaluation.training_log import TrainingLog
+from recsys_topk.processes import sum_over_job
 from recsys_topk.registry import suggest
 from recsys_topk.tabular.schema import Schema
-
-
-class RequestMean(ListMean):
-    """Mean over requests of values computed elsewhere.
-
-    Example:
-        >>> mean = RequestMean()
-        >>> mean.update(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
-        >>> mean.compute(), mean.skipped
-        (tensor(1.), tensor(1))
-    """
-
-    def update(self, values: Tensor, counted: Tensor) -> None:
-        """Add one value per request, (B,), and which requests are counted, boolean (B,)."""
-        self.add(values.double(), counted)
 
 
 class CorpusEvaluation:
@@ -55,112 +40,134 @@ class CorpusEvaluation:
       in `alone`, which then also scores the whole catalogue;
     - ``lost_NAME``: share of the positives that reached this stage but were not passed on; ``kept``: share of the
       positives that survived all stages;
-    - ``recall@K`` and ``ndcg@K`` of the final list, also for the baselines ``/popularity`` and ``/random``.
+    - ``recall@K`` and ``ndcg@K`` of the final list; ``coverage``, ``gini``, ``novelty``, ``popularity_lift`` and
+      ``diversity_FEATURE`` of the final list at the largest K (`FinalLists`); the metrics of the final list also for
+      each baseline, e.g. ``/popularity``. ``/random`` has the expected accuracy of a random order.
 
     Call `open` with each catalogue, `update` with its batches, and `compute` at the end. States are sums and counts,
     so the result depends on neither the batch size nor the number of processes.
 
     Args:
-        cascade: The stages, in evaluation mode.
+        cascade: The stages, in evaluation mode; None = measure the baselines only.
         schema: The schema, which defines the labels.
         k: Size of the true set of the recalls at the quotas.
         cuts: K of the final list; None = the last quota, and k if it is not larger.
         alone: Names of later stages that are also measured over all items.
-        baselines: Whether to measure a random order, and popularity if `open` gets counts.
+        baselines: Baselines by name or as objects, measured besides a random order; True = popularity if `open` gets
+            training data; False = none, and no random order.
         column: Suffix after the slash in the names of the cascade's metrics.
         search: A function of (stage, items) that returns the search of the first stage; None = `ExactSearch`.
         items_at_once: Number of catalogue items that a stage without towers scores at once.
+        options: Further arguments of `FinalLists`: ``slices``, ``short``, ``diversity``.
     """
 
     def __init__(
         self,
-        cascade: Cascade,
+        cascade: Cascade | None,
         schema: Schema,
         *,
         k: int = 10,
         cuts: Sequence[int] | None = None,
         alone: Sequence[str] = (),
-        baselines: bool = True,
+        baselines: bool | Sequence[str | Baseline] = True,
         column: str = "corpus",
         search: Callable[..., Search] | None = None,
         items_at_once: int = 512,
+        **options: Any,
     ) -> None:
-        last = cascade.quotas[-1]
-        self.cuts = tuple(sorted({min(k, last), last})) if cuts is None else tuple(dict.fromkeys(cuts))
-        if wrong := [cut for cut in self.cuts if not 1 <= cut <= last]:
+        last = max(cuts or (k,)) if cascade is None else cascade.quotas[-1]
+        cuts = sorted({min(k, last), last}) if cuts is None else list(dict.fromkeys(cuts))
+        if wrong := [cut for cut in cuts if not 1 <= cut <= last]:
+            of = "" if cascade is None else f", the quota of the last stage ({cascade.names[-1]})"
             raise ValueError(
-                f"K must be between 1 and {last}, the quota of the last stage ({cascade.names[-1]}), got {wrong[0]}; "
-                f"increase that quota for longer lists"
+                f"K must be between 1 and {last}{of}, got {wrong[0]}; increase that quota for longer lists"
             )
-        later = cascade.names[1:]
+        later = cascade.names[1:] if cascade is not None else ()
         if unknown := [name for name in alone if name not in later]:
             raise ValueError(
                 f"cannot measure {unknown[0]!r} over all items; {suggest(unknown[0], later)}stages after the first: "
                 f"{', '.join(later) or 'none'}"
             )
         self.cascade, self.k, self.alone, self.column = cascade, k, tuple(alone), column
-        self.baselines, self.items_at_once = baselines, items_at_once
-        self.positive_above = schema.positive_above
-        self.gain: Gain = "linear" if schema.labels == "places" else "exponential"
+        self.items_at_once = items_at_once
+        self.lists = FinalLists(schema, k=k, length=last, cuts=cuts, **options)
+        self.random, self._default = baselines is not False, baselines is True
+        names = ("popularity",) if baselines is True else baselines or ()
+        self.baselines = [registry.get(one) if isinstance(one, str) else one for one in names]
         exact = partial(ExactSearch, items_at_once=items_at_once)
         self._search, self._exact = search or exact, exact
         self._items: Items | None = None
-        self._popular: Tensor | None = None
-        self._counts: Tensor | None = None
         self._first: Search | None = None
         self._others: dict[str, ExactSearch] = {}
-        self.metrics: dict[str, RequestMean] = {}
+        self._fitted: list[Baseline] = []
         self._positives = [0, 0]
 
-    def open(self, items: Items, counts: Tensor | None = None) -> None:
-        """Set the catalogue over which the following batches are evaluated.
+    def open(self, items: Items, log: TrainingLog | None = None) -> None:
+        """Set the catalogue over which the following batches are evaluated, and fit the baselines.
 
         Args:
             items: All items, on the device of the cascade.
-            counts: (C,), how often each item was a positive in training; None = no popularity baseline.
+            log: The training data; None = there are none, and popularity is left out.
         """
-        stages: dict[str, Any] = dict(self.cascade.stages.items())
         self._items = items
-        self._first = self._search(stages[self.cascade.names[0]], items)
-        self._others = {name: self._exact(self.cascade.scorer(name), items) for name in self.alone}
-        self._counts = counts
-        self._popular = None if counts is None else counts.sort(descending=True, stable=True).indices
+        self.lists.open(items, log)
+        if self.cascade is not None:
+            stages: dict[str, Any] = dict(self.cascade.stages.items())
+            self._first = self._search(stages[self.cascade.names[0]], items)
+            self._others = {name: self._exact(self.cascade.scorer(name), items) for name in self.alone}
+        if log is None and self.baselines and not self._default:
+            raise ValueError("baselines need training data, and the data module has none; leave out --baselines")
+        self._fitted = [] if log is None else self.baselines
+        if log is not None:
+            for baseline in self._fitted:
+                baseline.fit(log)
 
     @torch.no_grad()
-    def update(self, batch: CascadeBatch, excluded: Tensor | None = None) -> None:
+    def update(self, batch: CascadeBatch, excluded: Tensor | None = None, earlier: Tensor | None = None) -> None:
         """Add a batch without sampled negatives.
 
         Args:
             batch: Requests with their lists, which contain the true items.
             excluded: (B, E) int64, catalogue rows that are not candidates (`Shard.excluded`); -1 = padding.
+            earlier: (B, H) int64, rows of the user's earlier items (`Shard.earlier`).
         """
         if self._items is None:
             raise ValueError("call open(items) with the catalogue before the first batch")
-        requests = requests_of(batch, self._items, excluded)
-        stages = self.candidates(requests)
-        positive = requests.mask & (requests.labels > self.positive_above)
+        requests = requests_of(batch, self._items, excluded, earlier)
+        positive = requests.mask & (requests.labels > self.lists.positive_above)
         self._positives[0] += int(positive.sum())
         self._positives[1] += int((positive & requests.own_excluded).sum())
+        if self.cascade is not None:
+            self._add_cascade(self.cascade, requests, positive)
+        size = self._items.item_id.numel()
+        for baseline in self._fitted:
+            found = baseline.candidates(requests, self.lists.length, items=size)
+            self.lists.add(baseline.name, requests, found)
+        if self.random:
+            self.lists.add_random(requests, size - (requests.excluded >= 0).sum(1))
+
+    def _add_cascade(self, cascade: Cascade, requests: Requests, positive: Tensor) -> None:
+        stages = self.candidates(requests)
         number, alive = positive.sum(1), positive
-        for name, found in zip(self.cascade.names, stages, strict=True):
+        for name, found in zip(cascade.names, stages, strict=True):
             passed = found.holds(requests.own, requests.mask)
             lost = (alive & ~passed).sum(1)
             alive = alive & passed
-            self._add(f"lost_{name}/{self.column}", lost / number.clamp_min(1), number > 0)
-        self._add(f"kept/{self.column}", alive.sum(1) / number.clamp_min(1), number > 0)
-        self._measure_final(self.column, requests, stages[-1])
-        alone = {self.cascade.names[0]: stages[0]}
-        quotas = dict(zip(self.cascade.names, self.cascade.quotas, strict=True))
+            self.lists.add_mean(f"lost_{name}/{self.column}", lost / number.clamp_min(1), number > 0)
+        self.lists.add_mean(f"kept/{self.column}", alive.sum(1) / number.clamp_min(1), number > 0)
+        self.lists.add(self.column, requests, stages[-1])
+        alone = {cascade.names[0]: stages[0]}
+        quotas = dict(zip(cascade.names, cascade.quotas, strict=True))
         alone |= {name: search(requests, quotas[name]) for name, search in self._others.items()}
         for name, found in alone.items():
-            self._add(f"{name}_recall@{self.k}@{quotas[name]}/{self.column}", *self._recall(requests, found, self.k))
-        if self.baselines:
-            self._add_baselines(requests)
+            values = self.lists.recall(requests, found, self.k)
+            self.lists.add_mean(f"{name}_recall@{self.k}@{quotas[name]}/{self.column}", *values)
 
     def candidates(self, requests: Requests) -> list[Candidates]:
         """Return the candidates that each stage passes on."""
         assert self._items is not None
         assert self._first is not None
+        assert self.cascade is not None
         quotas = self.cascade.quotas
         stages: list[tuple[str, Any]] = list(self.cascade.stages.items())
         found = [self._first(requests, quotas[0])]
@@ -173,59 +180,17 @@ class CorpusEvaluation:
 
     def compute(self) -> dict[str, float]:
         """Return all metrics by name, over all processes."""
-        return {name: float(metric.compute()) for name, metric in self.metrics.items()}
+        return self.lists.compute()
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of counted and skipped requests and of positives, over all processes.
 
         ``positives_had_before`` are positives that `Shard.excluded` also contains. They remain candidates.
         """
-        names = ("requests", "requests_without_positives", "positives", "positives_had_before")
-        first = next(iter(self.metrics.values()), RequestMean())
-        found = torch.stack([first.count, first.skipped, *(first.count.new_tensor(n) for n in self._positives)])
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(found)
-        return dict(zip(names, found.tolist(), strict=True))
-
-    def _add(self, name: str, values: Tensor, counted: Tensor) -> None:
-        if name not in self.metrics:
-            self.metrics[name] = RequestMean().to(values.device)
-        self.metrics[name].update(values, counted)
-
-    def _recall(self, requests: Requests, found: Candidates, k: int) -> tuple[Tensor, Tensor]:
-        held = found.holds(requests.own, requests.mask)
-        return recall_of(held, requests.labels, requests.mask, k=k, positive_above=self.positive_above)
-
-    def _measure_final(self, column: str, requests: Requests, found: Candidates) -> None:
-        """Add the metrics of the final lists."""
-        last = self.cascade.quotas[-1]
-        self._add(f"joint_recall@{self.k}@{last}/{column}", *self._recall(requests, found, self.k))
-        for cut in self.cuts:
-            best = Candidates(*(part[:, :cut] for part in (found.rows, found.scores, found.labels, found.mask)))
-            self._add(f"recall@{cut}/{column}", *self._recall(requests, best, cut))
-            value = torch.where(best.mask, gains(best.labels.double(), self.gain), 0.0)
-            dcg = (value * rank_discounts(value.shape[1], None, value)).sum(1)
-            self._add(f"ndcg@{cut}/{column}", *self._normalised(requests, dcg, cut))
-
-    def _normalised(self, requests: Requests, dcg: Tensor, cut: int) -> tuple[Tensor, Tensor]:
-        best = ideal_dcg(self._gains(requests), cut)
-        positive = (requests.mask & (requests.labels > self.positive_above)).any(1)
-        counted = positive & (best > 0)
-        return torch.where(counted, dcg / torch.where(counted, best, 1.0), 0.0), counted
-
-    def _gains(self, requests: Requests) -> Tensor:
-        return torch.where(requests.mask, gains(requests.labels.double(), self.gain), 0.0)
-
-    def _add_baselines(self, requests: Requests) -> None:
-        assert self._items is not None
-        last, above = self.cascade.quotas[-1], self.positive_above
-        if self._popular is not None and self._counts is not None:
-            found = popular_items(requests, self._popular, self._counts, last)
-            self._measure_final("popularity", requests, found)
-        items = self._items.item_id.numel() - (requests.excluded >= 0).sum(1)
-        values, counted = random_recall(requests, items, k=self.k, m=last, positive_above=above)
-        self._add(f"joint_recall@{self.k}@{last}/random", values, counted)
-        for cut in self.cuts:
-            self._add(f"recall@{cut}/random", *random_recall(requests, items, k=cut, m=cut, positive_above=above))
-            dcg = random_ndcg(self._gains(requests), items, cut)
-            self._add(f"ndcg@{cut}/random", *self._normalised(requests, dcg, cut))
+        device = None if self._items is None else self._items.item_id.device
+        found = sum_over_job(torch.tensor(self._positives, device=device))
+        counted = self.lists.counted()
+        slices = {f"requests_{name}": counted[name] for name in self.lists.slices}
+        all_requests = {name: counted[name] for name in ("requests", "requests_without_positives")}
+        positives = dict(zip(("positives", "positives_had_before"), found.tolist(), strict=True))
+        return {**all_requests, **positives, **slices}

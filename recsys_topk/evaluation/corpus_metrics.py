@@ -17,9 +17,11 @@ from lightning.pytorch.callbacks import Callback
 
 from recsys_topk.cascades.module import CascadeModule, Split
 from recsys_topk.datamodules.base import CascadeDataModule
+from recsys_topk.evaluation.baselines import Baseline
 from recsys_topk.evaluation.corpus import CorpusEvaluation
 from recsys_topk.evaluation.popularity import Popularity
 from recsys_topk.evaluation.search import Search
+from recsys_topk.evaluation.training_log import TrainingLog
 from recsys_topk.files import write_whole
 
 LogLine = Callable[[str], None]
@@ -58,29 +60,86 @@ def evaluate_corpus(
         evaluation = evaluate_corpus(model, data, cuts=[20], alone=["ranking"])
         evaluation.compute()["recall@20/corpus"]
     """
-    loader = data.loader(data.splits[split], training=False)
-    options = {"items_at_once": max(1, PAIRS_AT_ONCE // loader.batch_size), **options}
+    options = {
+        "items_at_once": max(1, PAIRS_AT_ONCE // data.loader(data.splits[split], training=False).batch_size),
+        **options,
+    }
     evaluation = CorpusEvaluation(model.cascade, model.schema, k=model.k, **options)
-    popularity = Popularity(data) if evaluation.baselines and data.splits["train"] else None
     was_training = model.training
     model.eval()
-    opened, shown = None, time.monotonic()
-    total = len(loader) if batches is None else min(batches, len(loader))
     try:
-        with torch.no_grad():
-            for number, batch in enumerate(itertools.islice(loader, total)):
-                if batch.shard != opened:
-                    items, opened = data.catalogue(batch.shard, model.device), batch.shard
-                    evaluation.open(items, None if popularity is None else popularity.counts(items.item_id))
-                    log_line(f"scoring all {len(items):,} items of {opened}")
-                batch = batch.to(model.device)
-                evaluation.update(batch.plain(), batch.excluded)
-                if time.monotonic() - shown > SECONDS_BETWEEN_LINES:
-                    log_line(f"whole catalogue: {number + 1} of {total} batches")
-                    shown = time.monotonic()
+        _measure(evaluation, data, split, model.device, batches, log_line)
     finally:
         model.train(was_training)
     return evaluation
+
+
+def evaluate_baseline(
+    baseline: str | Baseline,
+    data: CascadeDataModule,
+    split: Split = "val",
+    *,
+    k: int = 10,
+    cuts: Sequence[int] = (20,),
+    batches: int | None = None,
+    log_line: LogLine = log.info,
+    **options: Any,
+) -> dict[str, float]:
+    """Measure a baseline over all items, with the requests and exclusions of `evaluate_corpus`.
+
+    To tune a baseline, compare its options on ``"val"``, then measure the best ones on ``"test"``.
+
+    Args:
+        baseline: A name (popularity, transitions, itemknn, als, ...), or an object with options of its own.
+        data: The data module, prepared.
+        split: ``"val"`` or ``"test"``.
+        k: Size of the true set of the joint recall.
+        cuts: K of recall and NDCG.
+        batches: Measure only so many batches; None = all.
+        log_line: Takes a line about the progress every few seconds.
+        options: Further arguments of `CorpusEvaluation`, e.g. ``slices=["short", "long"]``.
+
+    Returns:
+        The metrics by name.
+
+    Example::
+
+        found = {n: evaluate_baseline(ALS(factors=n), data)["recall@20"] for n in (16, 32, 64)}
+        evaluate_baseline(ALS(factors=max(found, key=found.get)), data, "test")
+    """
+    evaluation = CorpusEvaluation(None, data.schema, k=k, cuts=cuts, baselines=[baseline], **options)
+    _measure(evaluation, data, split, torch.device("cpu"), batches, log_line)
+    found = {tuple(name.split("/")): value for name, value in evaluation.compute().items()}
+    return {metric: value for (metric, column), value in found.items() if column != "random"}
+
+
+def _measure(
+    evaluation: CorpusEvaluation,
+    data: CascadeDataModule,
+    split: Split,
+    device: torch.device,
+    batches: int | None,
+    log_line: LogLine,
+) -> None:
+    """Update an evaluation with the batches of a split."""
+    popularity = Popularity(data) if data.splits["train"] else None
+    loader = data.loader(data.splits[split], training=False)
+    opened, shown = None, time.monotonic()
+    total = len(loader) if batches is None else min(batches, len(loader))
+    with torch.no_grad():
+        for number, batch in enumerate(itertools.islice(loader, total)):
+            if batch.shard != opened:
+                items, opened = data.catalogue(batch.shard, device), batch.shard
+                counts = None if popularity is None else popularity.counts(items.item_id)
+                evaluation.open(items, None if counts is None else TrainingLog.of(data, items, counts))
+                log_line(f"scoring all {len(items):,} items of {opened}")
+            assert batch.rows is not None
+            earlier = data.shard(batch.shard).earlier(batch.rows.cpu().numpy())
+            batch = batch.to(device)
+            evaluation.update(batch.plain(), batch.excluded, None if earlier is None else earlier.to(device))
+            if time.monotonic() - shown > SECONDS_BETWEEN_LINES:
+                log_line(f"whole catalogue: {number + 1} of {total} batches")
+                shown = time.monotonic()
 
 
 class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped here
@@ -94,11 +153,12 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
     Args:
         cuts: K of the final list's recall and NDCG; None = k and the last quota.
         alone: Later stages that are measured over all items too.
-        baselines: Whether to measure popularity and random order.
+        baselines: Names of baselines, or objects; True = popularity and random order.
         searches: Further ways to make the candidates of the first stage, each measured under its name in place of
             ``corpus``: functions of (stage, items), see `CorpusEvaluation`.
         log_line: Takes a line at a time about the progress.
         file: Where to write the metrics and the counts as JSON; None = nowhere.
+        options: Further arguments of `CorpusEvaluation`, e.g. ``slices=["new", "warm"]``.
     """
 
     def __init__(
@@ -106,13 +166,14 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
         cuts: Sequence[int] | None = None,
         alone: Sequence[str] = (),
         *,
-        baselines: bool = True,
+        baselines: bool | Sequence[str | Baseline] = True,
         searches: Mapping[str, Callable[..., Search]] | None = None,
         log_line: LogLine = log.info,
         file: Path | None = None,
+        **options: Any,
     ) -> None:
         self.searches = dict(searches or {})
-        self.options: dict[str, Any] = {"cuts": cuts, "alone": alone, "baselines": baselines}
+        self.options: dict[str, Any] = {"cuts": cuts, "alone": alone, "baselines": baselines, **options}
         self.log_line, self.file = log_line, file
 
     def setup(self, trainer: pl.Trainer, pl_module: CascadeModule, stage: str) -> None:

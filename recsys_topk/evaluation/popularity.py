@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from recsys_topk.processes import sum_over_job
 from recsys_topk.tabular.schema import VARIANT
 
 if TYPE_CHECKING:
@@ -53,10 +54,7 @@ class Popularity:
         Args:
             item_id: (C,) int64.
         """
-        found = self.local_counts(item_id)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(found)
-        return found
+        return sum_over_job(self.local_counts(item_id))
 
     def local_counts(self, item_id: Tensor) -> Tensor:
         """Return the count of each item in the share of this process, int64 in the shape of `item_id`."""

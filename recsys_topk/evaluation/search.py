@@ -46,6 +46,8 @@ class Requests:
         mask: Boolean (B, N), True = an item of the list. An item occurs once, with its largest label.
         excluded: (B, E) int64, distinct rows that are not candidates, without items of the list; -1 = padding.
         own_excluded: Boolean (B, N), items of the list that were to be excluded. They remain candidates.
+        earlier: (B, H) int64, rows of the user's earlier items, oldest first, followed by -1 (`Shard.earlier`); None =
+            they are not known.
     """
 
     batch: CascadeBatch
@@ -54,6 +56,7 @@ class Requests:
     mask: Tensor
     excluded: Tensor
     own_excluded: Tensor
+    earlier: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,16 @@ Search = Callable[[Requests, int], Candidates]
 """A search for the candidates of the first stage: a function of requests and a quota, e.g. `ExactSearch`."""
 
 
-def requests_of(batch: CascadeBatch, items: Items, excluded: Tensor | None = None) -> Requests:
+def requests_of(
+    batch: CascadeBatch, items: Items, excluded: Tensor | None = None, earlier: Tensor | None = None
+) -> Requests:
     """Return the requests of a batch with catalogue rows. The catalogue must contain all items of their lists.
 
     Args:
         batch: The batch, without sampled negatives.
         items: The catalogue.
         excluded: (B, E) int64, `Shard.excluded` of the requests.
+        earlier: (B, H) int64, `Shard.earlier` of the requests.
     """
     wanted = batch.item_id % VARIANT
     rows = torch.searchsorted(items.item_id, wanted).clamp_max(items.item_id.numel() - 1)
@@ -121,7 +127,8 @@ def requests_of(batch: CascadeBatch, items: Items, excluded: Tensor | None = Non
     excluded = torch.where(_first_of_equals(excluded), excluded, -1)
     own_excluded = mask & contains(excluded, own)
     excluded = torch.where(contains(torch.where(mask, own, -1), excluded), -1, excluded)
-    return Requests(batch, torch.where(mask, own, 0), torch.where(mask, labels, 0.0), mask, excluded, own_excluded)
+    own, labels = torch.where(mask, own, 0), torch.where(mask, labels, 0.0)
+    return Requests(batch, own, labels, mask, excluded, own_excluded, earlier)
 
 
 class ExactSearch:
@@ -147,32 +154,7 @@ class ExactSearch:
 
     def __call__(self, requests: Requests, quota: int) -> Candidates:
         """Return the `quota` best items of each request."""
-        size, lists = self.items.item_id.numel(), requests.own.shape[0]
-        number = min(quota, size)
-        best = requests.own.new_full((lists, number), _LOWEST)
-        own_scores = torch.zeros_like(requests.own, dtype=torch.float32)
-        taken = torch.cat([torch.where(requests.mask, requests.own, -1), requests.excluded], 1)
-        score, step = self._scorer(requests.batch)
-        for start in range(0, size, step):
-            stop = min(start + step, size)
-            scores = score(start, stop).float()
-            column = requests.own - start
-            inside = requests.mask & (column >= 0) & (column < stop - start)
-            found = scores.gather(1, column.clamp(0, stop - start - 1))
-            own_scores = torch.where(inside, found, own_scores)
-            keys = torch.nn.functional.pad(_keys(scores, start), (0, 1))  # the last column is for rows of other chunks
-            column = torch.where((taken >= start) & (taken < stop), taken - start, stop - start)
-            keys.scatter_(1, column, _LOWEST)
-            keys[:, -1] = _LOWEST
-            best = torch.cat([best, keys], 1).topk(number, 1).values
-        others, other_scores = _unpacked(best)
-        return best_of(
-            torch.cat([others, requests.own], 1),
-            torch.cat([other_scores, own_scores], 1),
-            torch.cat([torch.zeros_like(other_scores), requests.labels.float()], 1),
-            torch.cat([best != _LOWEST, requests.mask], 1),
-            number,
-        )
+        return best_scored(requests, *self._scorer(requests.batch), self.items.item_id.numel(), quota)
 
     def _scorer(self, batch: CascadeBatch) -> tuple[Callable[[int, int], Tensor], int]:
         """Return a function that scores the rows start..stop, (B, chunk), and the chunk size."""
@@ -205,6 +187,44 @@ def request_vectors(towers: Towers, batch: CascadeBatch, items: Items) -> Tensor
     """Return the vectors of the requests of a batch, (B, D)."""
     first = torch.zeros(1, dtype=torch.int64, device=items.item_id.device)
     return towers.encode(with_items(batch, items, first, first.expand(batch.size, 1)))[0]
+
+
+def best_scored(
+    requests: Requests, score: Callable[[int, int], Tensor], step: int, size: int, number: int
+) -> Candidates:
+    """Return the best items of each request. They are ordered as in `ExactSearch`.
+
+    Args:
+        requests: The requests.
+        score: A function that scores the rows start..stop of the catalogue, (B, stop - start).
+        step: Number of items to score at once.
+        size: Number of items in the catalogue, C.
+        number: Number of items per request.
+    """
+    number = min(number, size)
+    best = requests.own.new_full((requests.own.shape[0], number), _LOWEST)
+    own_scores = torch.zeros_like(requests.own, dtype=torch.float32)
+    taken = torch.cat([torch.where(requests.mask, requests.own, -1), requests.excluded], 1)
+    for start in range(0, size, step):
+        stop = min(start + step, size)
+        scores = score(start, stop).float()
+        column = requests.own - start
+        inside = requests.mask & (column >= 0) & (column < stop - start)
+        found = scores.gather(1, column.clamp(0, stop - start - 1))
+        own_scores = torch.where(inside, found, own_scores)
+        keys = torch.nn.functional.pad(_keys(scores, start), (0, 1))  # the last column is for rows of other chunks
+        column = torch.where((taken >= start) & (taken < stop), taken - start, stop - start)
+        keys.scatter_(1, column, _LOWEST)
+        keys[:, -1] = _LOWEST
+        best = torch.cat([best, keys], 1).topk(number, 1).values
+    others, other_scores = _unpacked(best)
+    return best_of(
+        torch.cat([others, requests.own], 1),
+        torch.cat([other_scores, own_scores], 1),
+        torch.cat([torch.zeros_like(other_scores), requests.labels.float()], 1),
+        torch.cat([best != _LOWEST, requests.mask], 1),
+        number,
+    )
 
 
 def score_candidates(stage: Scorer, requests: Requests, items: Items, found: Candidates, at_once: int) -> Tensor:

@@ -9,13 +9,13 @@ from recsys_topk.losses.approx_ndcg import ApproxNDCGLoss
 from recsys_topk.losses.arf import ARFLoss, ARFV2Loss
 from recsys_topk.losses.base import RankingLoss, registry
 from recsys_topk.losses.bce import BCELoss
-from recsys_topk.losses.dftopk import DFTopKLoss
 from recsys_topk.losses.lambdaloss import LambdaLoss
 from recsys_topk.losses.lambdarank import LambdaRankLoss
 from recsys_topk.losses.listmle import ListMLELoss
 from recsys_topk.losses.listnet import ListNetLoss
 from recsys_topk.losses.neural_ndcg import NeuralNDCGLoss
 from recsys_topk.losses.operator_losses import (
+    DFTopKLoss,
     DiffSortLoss,
     HardTopKLoss,
     LapSumLoss,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.pairs import better_items, spans
 from recsys_topk.numerics import is_full, masked_mean
 from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
@@ -70,32 +71,18 @@ class ApproxNDCGLoss(RankingLoss):
         gain: ``"exponential"``, 2^y - 1, or ``"linear"``, y. None = by the kind of labels: exponential for grades
             (the default), linear for places (such as RecFlow's 29..20).
         k: Cut-off of NDCG@k; None = no cut-off.
-        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> ApproxNDCGLoss(tau=0.1)(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
         tensor(0.3691)
     """
 
-    name: ClassVar[str] = "approx_ndcg"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "listwise"
-    cost: ClassVar[str] = "n^2"
-    paper: ClassVar[str] = "Qin et al. 2010, Information Retrieval 13(4)"
+    name, label_kind, family, cost = "approx_ndcg", "graded", "listwise", "n^2"
+    paper = "Qin et al. 2010, Information Retrieval 13(4)"
 
-    def __init__(
-        self,
-        tau: float = 1.0,
-        gain: Gain | None = None,
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
-    ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+    def __init__(self, tau: float = 1.0, gain: Gain | None = None, **options: Unpack[LossOptions]) -> None:
+        super().__init__(**options)
         self.tau = check_positive("tau", tau)
         given = None if gain is None else check_gain(gain)
         self.gain: Gain = self._by_labels("gain", given, grades="exponential", places="linear")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.losses.topk_target import topk_target
 
@@ -33,9 +34,7 @@ class ARFLoss(RankingLoss):
         top: Number of true items, by label; None = all positive items.
         eps: Added inside each logarithm, as published.
         k: The quota, the number of items that the stage passes on; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> loss = ARFLoss(k=2)
@@ -43,26 +42,15 @@ class ARFLoss(RankingLoss):
         tensor(1.8706)
     """
 
-    name: ClassVar[str] = "arf"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "top-k"
-    cost: ClassVar[str] = "n^2"
-    requires_k: ClassVar[bool] = True
-    stage_k: ClassVar[Literal["k", "quota"]] = "quota"
-    paper: ClassVar[str] = "Wang et al. 2024, arXiv 2310.10462 (ARF)"
+    name, label_kind, family, cost = "arf", "graded", "top-k", "n^2"
+    requires_k = True
+    stage_k = "quota"
+    paper = "Wang et al. 2024, arXiv 2310.10462 (ARF)"
 
     def __init__(
-        self,
-        tau: float = 1.0,
-        top: int | None = None,
-        eps: float = 1e-6,
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        self, tau: float = 1.0, top: int | None = None, eps: float = 1e-6, **options: Unpack[LossOptions]
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
             raise ValueError(f"top must be a positive int or None, got {top!r}")
         self.tau, self.top, self.eps = check_positive("tau", tau), top, check_positive("eps", eps)
@@ -115,13 +103,8 @@ class ARFV2Loss(ARFLoss):
     `ARFLoss`. O(n^2) time.
 
     Args:
-        tau: Temperature of NeuralSort.
-        top: Number of true items, by label; None = all positive items.
         eps: Added inside each logarithm and to C, as published.
-        k: The quota, the number of items that the stage passes on; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `ARFLoss`.
 
     Example:
         >>> loss = ARFV2Loss(k=2)
@@ -129,9 +112,9 @@ class ARFV2Loss(ARFLoss):
         tensor(1.9425)
     """
 
-    name: ClassVar[str] = "arf_v2"
-    exact_gradient: ClassVar[bool] = False  # the column sums are held constant
-    paper: ClassVar[str] = "LCRON, arXiv 2503.09492 (ARF-v2)"
+    name = "arf_v2"
+    exact_gradient = False  # the column sums are held constant
+    paper = "LCRON, arXiv 2503.09492 (ARF-v2)"
 
     def _relax(
         self, p: Tensor, shares: tuple[Tensor, Tensor], mask: Tensor, first: Tensor, quota: Tensor, n: Tensor

@@ -3,52 +3,42 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, final
+from typing import Any, ClassVar, Literal, TypedDict, final
 
 import torch
 from torch import Tensor, nn
 
 from recsys_topk.checks import check_finite, check_int, check_k, check_labels, check_lists, check_weights
 from recsys_topk.losses.flat import FlatLists, flat_lists
-from recsys_topk.losses.skipped_lists import explain_skipped_lists
-from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full, weighted_mean
+from recsys_topk.losses.fused import fused_losses
+from recsys_topk.losses.label_defaults import LabelDefaults
+from recsys_topk.losses.registry import LossRegistry
+from recsys_topk.losses.skipped_lists import count_lists, replace_skipped, warn_all_skipped
+from recsys_topk.numerics import at_least_float32, float32_island, full_mask, weighted_mean
 from recsys_topk.operators.base import TopKOperator
-from recsys_topk.operators.base import registry as operators
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.losses.find_positives import find_positives
-from recsys_topk.ops.losses.topk_loss import Law, topk_loss
-from recsys_topk.ops.selection.count_true import count_true, every
+from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.processes import processes
-from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 
 Reduction = Literal["mean", "sum", "none"]
-LabelKind = Literal["grades", "places"]
-Option = TypeVar("Option")
 
 registry: LossRegistry
 
 
-class ListFacts(NamedTuple):
-    """Properties of a batch of lists that the base class has computed.
+class LossOptions(TypedDict, total=False):
+    """Options of every loss; see `RankingLoss`. A loss takes them as ``**options: Unpack[LossOptions]``."""
 
-    Attributes:
-        positive: Boolean (B, N), the valid items with a label above `positive_above`.
-        positives: (B,) int64, the number of positive items.
-        items: (B,) int64, the number of valid items; None = all N.
-        counted: Boolean (B,), the lists that are not skipped; None = all.
-    """
-
-    positive: Tensor
-    positives: Tensor
-    items: Tensor | None
-    counted: Tensor | None
+    k: int | Literal["positives"] | None
+    positive_above: float | None
+    reduction: Reduction
+    validate: bool
 
 
-class RankingLoss(Recorded, nn.Module, ABC):
+class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
     """Base class of all losses: checks, float32 arithmetic, masks, k, weights and the reduction over lists.
 
     A subclass sets the class attributes below and implements the formula in `per_list`. Lists are rows. An item is
@@ -122,9 +112,7 @@ class RankingLoss(Recorded, nn.Module, ABC):
         self.operator = None
         self.partition_tau: float | None = None
         self.k = k
-        self.positive_above = 0.0 if positive_above is None else float(positive_above)
-        self._open_threshold = positive_above is None
-        self._open_options: dict[str, dict[LabelKind, Any]] = {}
+        self._set_threshold(positive_above)
         self.reduction: Reduction = reduction
         self.validate = validate
 
@@ -134,28 +122,6 @@ class RankingLoss(Recorded, nn.Module, ABC):
             registry.register(cls.name, cls)
         elif not hasattr(cls, "name"):
             cls.name = cls.__name__  # for run names and messages; only classes that set `name` are registered
-
-    def set_label_defaults(self, kind: LabelKind, positive_above: float) -> None:
-        """Set the options that the constructor left at None from the labels of the data.
-
-        Options that were passed to the constructor, including 0, do not change. `CascadeModule` calls this with the
-        labels of its schema, so that a loss built in Python equals one built on the command line.
-
-        Args:
-            kind: ``"grades"`` (a small scale, such as 0 to 4) or ``"places"`` (places in a ranking, bigger is better).
-            positive_above: Items with a label above this are positive.
-
-        Example:
-            >>> from recsys_topk.losses import LambdaLoss
-            >>> loss = LambdaLoss(k=10)
-            >>> loss.set_label_defaults("places", positive_above=7.0)
-            >>> loss.gain, loss.positive_above
-            ('linear', 7.0)
-        """
-        if self._open_threshold:
-            self.positive_above = float(positive_above)
-        for name, values in self._open_options.items():
-            setattr(self, name, values[kind])
 
     def correct_sampling(self, scores: Tensor, log_q: Tensor) -> Tensor:
         """Return the corrected scores x - tau log q (logQ correction for sampled candidates).
@@ -178,13 +144,6 @@ class RankingLoss(Recorded, nn.Module, ABC):
                 f"use 'softmax' or 'listnet' (with target 'normalised'), or --data.logq_correction false"
             )
         return scores - self.partition_tau * log_q
-
-    def _by_labels(self, name: str, given: Option | None, *, grades: Option, places: Option) -> Option:
-        """Return `given`, or if it is None the default for grades, which `set_label_defaults` may change later."""
-        if given is not None:
-            return given
-        self._open_options[name] = {"grades": grades, "places": places}
-        return grades
 
     @abstractmethod
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
@@ -240,8 +199,8 @@ class RankingLoss(Recorded, nn.Module, ABC):
             x = at_least_float32(scores)
             y = labels.detach().to(x.dtype)  # labels are constants
             mean = self.reduction == "mean" and weights is None
-            fused = self._fused(x, y, mask, k, mean)
-            losses, counted = self._measure(x, y, mask, k)[:2] if fused is None else fused
+            fused = fused_losses(self, x, y, mask, k, mean)
+            losses, counted = self._measure(x, y, mask, k) if fused is None else fused
             if counted is not None and may_read(x) and len(x) and not bool(counted.any()):
                 longest = y.shape[1] if mask is None else int(count_true(mask).max())
                 positives = find_positives(y, mask, self.positive_above)[1]
@@ -251,27 +210,21 @@ class RankingLoss(Recorded, nn.Module, ABC):
     def _forward_flat(
         self, scores: Tensor, labels: Tensor, lists: FlatLists, k: int | Tensor | None, weights: Tensor | None
     ) -> Tensor:
-        number = len(lists.lengths)
-        k = self._check(scores, labels, None, k, weights, number)
+        k = self._check(scores, labels, None, k, weights, len(lists.lengths))
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
             y = labels.detach().to(x.dtype)
-            empty = lists.empty()
-            places, values = [empty], [x.new_zeros(len(empty)) + x[:0].sum()]
-            counted = torch.zeros(number, dtype=torch.bool, device=x.device)
-            positives = torch.zeros(number, dtype=torch.int64, device=x.device)
-            for rows, items, mask in lists.buckets():
-                own = k[rows] if isinstance(k, Tensor) else k
-                # The backward of index_select is an index_add; the backward of x[items] sorts the indices first.
-                batch = x.index_select(0, items.flatten()).view_as(items)
-                losses, count, positives[rows] = self._measure(batch, y[items], mask, own)
-                counted[rows] = True if count is None else count
-                places.append(rows)
-                values.append(losses)
-            if may_read(x) and number and not bool(counted.any()):
+            losses, counted = lists.collect(x, y, k, self._losses)
+            if may_read(x) and len(counted) and not bool(counted.any()):
+                found = [find_positives(y[items], mask, self.positive_above)[1] for _, items, mask in lists.buckets()]
+                positives = torch.cat([0 * lists.empty(), *found])
                 self._warn_all_skipped(y, int(lists.lengths.max()), positives, stacklevel=6)
-            ordered = torch.cat(values).index_select(0, torch.cat(places).argsort())
-            return self._reduce(ordered, counted, weights)
+            return self._reduce(losses, counted, weights)
+
+    def _losses(
+        self, x: Tensor, y: Tensor, mask: Tensor | None, k: int | Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        return fused_losses(self, x, y, mask, k, mean=False) or self._measure(x, y, mask, k)
 
     def _check(
         self,
@@ -297,60 +250,17 @@ class RankingLoss(Recorded, nn.Module, ABC):
 
     def _measure(
         self, x: Tensor, y: Tensor, mask: Tensor | None, k: int | Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return the losses, which lists are counted (None = all), and the numbers of positives, (B,) each."""
-        positive, positives = find_positives(y, mask, self.positive_above)
-        items = None if mask is None else count_true(mask)
-        cut = self._cut(k, positives)
-        proper = None
-        if self.requires_k:
-            cut, proper = _cap(self._required(cut), x, items)
-        readable = may_read(x)
-        counted: Tensor | None = None
-        if proper is not None or not readable or not every(positives):
-            counted = positives > 0 if proper is None else (positives > 0) & proper
-            counted = None if readable and every(counted) else counted
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the losses, and which lists are counted (None = all), (B,) each. Clean the input for `per_list`."""
+        cut, counted = count_lists(self, y, mask, k)
         if x.numel() == 0 or (self.requires_k and x.shape[1] < 2):
-            losses = x.sum(-1) * 0.0
-        else:
-            losses = self._list_losses(x, y, mask, cut, ListFacts(positive, positives, items, counted))
-        return losses, counted, positives
-
-    def _law(self) -> Law | None:
-        """Return the law of the fused kernel that computes this loss; None = there is no such kernel."""
-        return None
-
-    def _fused(
-        self, x: Tensor, y: Tensor, mask: Tensor | None, k: int | Tensor | None, mean: bool
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """Return the losses (or their mean) and the counted lists from the fused kernel, or None if it cannot be used.
-
-        The kernel covers the whole call, including masks and skipped lists.
-        """
-        law = self._law()
-        if law is None or x.shape[1] < 2:
-            return None
-        own = self.k if k is None else k
-        chosen = None if isinstance(own, str) else self._required(own)
-        arguments = (x, y, mask, chosen, self.positive_above, law, mean)
-        kernel = topk_loss.implementation_for(*arguments)
-        return None if kernel is None else kernel.function(*arguments)
-
-    def _list_losses(
-        self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts
-    ) -> Tensor:
-        """Return the loss of each list from raw input: masked items and skipped lists may hold any value.
-
-        Cleans the input and calls `per_list`. A loss whose kernel accepts raw input overrides this method.
-        """
-        x, y, valid = scores, labels, mask
-        if valid is None:
-            valid = full_mask(x)
-        else:
-            x, y = fill_masked(x, valid, 0.0), fill_masked(y, valid, 0.0)
-        if facts.counted is not None:
-            x, y, valid, k = self._replace_skipped(x, y, valid, k, facts.counted)
-        return self.per_list(x, y, valid, k)
+            return x.sum(-1) * 0.0, counted
+        valid = full_mask(x) if mask is None else mask
+        if mask is not None:
+            x, y = fill_masked(x, mask, 0.0), fill_masked(y, mask, 0.0)
+        if counted is not None:
+            x, y, valid, cut = replace_skipped(x, y, valid, cut, counted, self.positive_above)
+        return self.per_list(x, y, valid, cut), counted
 
     def counted_lists(self, labels: Tensor, mask: Tensor | None = None, *, k: int | Tensor | None = None) -> Tensor:
         """Return which lists this loss counts, boolean (B,). The other lists are skipped: they do not enter the mean.
@@ -372,50 +282,21 @@ class RankingLoss(Recorded, nn.Module, ABC):
         """
         y = at_least_float32(labels)
         check_lists(y, mask)
-        _, positives = find_positives(y, mask, self.positive_above)
-        counted = positives > 0
-        if self.requires_k:
-            items = None if mask is None else count_true(mask)
-            _, proper = _cap(self._required(self._cut(k, positives)), y, items)
-            counted = counted if proper is None else counted & proper
-        return counted
+        counted = count_lists(self, y, mask, k)[1]
+        return torch.ones(len(y), dtype=torch.bool, device=y.device) if counted is None else counted
 
     def _warn_all_skipped(self, labels: Tensor, longest: int, positives: Tensor, stacklevel: int = 5) -> None:
-        self._skipped_batches = count = self._skipped_batches + 1
-        if count != 10 ** (len(str(count)) - 1):
-            return
-        reasons = explain_skipped_lists(labels, longest, positives, self.positive_above)
-        batches = "a batch" if count == 1 else f"{count} batches"
-        message = f"{type(self).__name__} skipped every list of {batches}: the loss and its gradients are 0"
-        warnings.warn(
-            f"{message}. {reasons}. The next warning is after {10 * count} such batches", stacklevel=stacklevel
-        )
+        self._skipped_batches += 1
+        warn_all_skipped(self, self._skipped_batches, labels, longest, positives, stacklevel)
 
-    def _required(self, k: int | Tensor | None) -> int | Tensor:
+    def require_k(self, k: int | Tensor | None) -> int | Tensor:
+        """Return k, or raise if it is None."""
         if k is None:
             raise ValueError(
                 f"the {self.name!r} loss requires k, got none; "
                 f"pass k to the constructor, {type(self).__name__}(k=10), or to the call"
             )
         return k
-
-    def _cut(self, k: int | Tensor | None, positives: Tensor) -> int | Tensor | None:
-        chosen = self.k if k is None else k
-        return positives if isinstance(chosen, str) else chosen
-
-    def _replace_skipped(
-        self, x: Tensor, y: Tensor, mask: Tensor, k: int | Tensor | None, counted: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, int | Tensor | None]:
-        """Replace skipped lists by one that every formula accepts: equal scores, one positive item, k = 1."""
-        row = counted[:, None]
-        dummy = torch.zeros_like(y)
-        dummy[:, :1] = max(self.positive_above, 0.0) + 1.0
-        x, y = torch.where(row, x, 0.0), torch.where(row, y, dummy)
-        if not is_full(mask):
-            mask = mask | ~row
-        if isinstance(k, Tensor):
-            k = torch.where(counted, k, 1)
-        return x, y, mask, k
 
     def _reduce(self, losses: Tensor, counted: Tensor | None, weights: Tensor | None) -> Tensor:
         if self.reduction == "mean":
@@ -435,35 +316,4 @@ class RankingLoss(Recorded, nn.Module, ABC):
         return f"k={self.k}"
 
 
-class LossRegistry(Registry[RankingLoss]):
-    """The registry of losses. Every operator without a loss of the same name gets a generated loss."""
-
-    def discover(self) -> None:
-        """Import every module that may define a loss or an operator, and generate the losses of operators."""
-        from recsys_topk.losses.from_operator import loss_of
-
-        super().discover()
-        for name, operator in operators.classes().items():
-            if name not in self._classes:
-                self.register(name, loss_of(operator))
-
-    def register(self, name: str, cls: type[RankingLoss]) -> None:
-        """Add `cls` under `name`. A hand-written loss replaces a generated one."""
-        if hasattr(self._classes.get(name), "source_operator"):
-            del self._classes[name]
-        super().register(name, cls)
-
-
 registry = LossRegistry("loss", "recsys_topk.losses", "recsys_topk.losses", RankingLoss)
-
-
-def _cap(k: int | Tensor, scores: Tensor, items: Tensor | None) -> tuple[int | Tensor, Tensor | None]:
-    """Return k capped at the number of valid items, and the lists with 0 < k < valid items (None = all)."""
-    if not isinstance(k, Tensor):
-        least = scores.shape[1] if items is None else int(items.min()) if may_read(items) and len(items) else 0
-        if 0 < k < least:
-            return k, None
-    if items is None:
-        items = torch.full(scores.shape[:1], scores.shape[1], device=scores.device)
-    wanted = torch.minimum(k.long() if isinstance(k, Tensor) else torch.full_like(items, k), items)
-    return wanted, (wanted > 0) & (wanted < items)

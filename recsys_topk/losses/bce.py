@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.positives import positive_items
+from recsys_topk.losses.base import RankingLoss
+from recsys_topk.losses.true_items import true_items
 from recsys_topk.numerics import masked_mean
 
 
@@ -22,9 +20,7 @@ class BCELoss(RankingLoss):
 
     Args:
         k: If given, only the true top k are positive.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> import torch
@@ -32,23 +28,10 @@ class BCELoss(RankingLoss):
         tensor(1.0444)
     """
 
-    name: ClassVar[str] = "bce"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
-    family: ClassVar[str] = "pointwise"
-    cost: ClassVar[str] = "n"
-    paper: ClassVar[str] = "Cox 1958, JRSS B"
-
-    def __init__(
-        self,
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
-    ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+    name, label_kind, family, cost = "bce", "binary", "pointwise", "n"
+    paper = "Cox 1958, JRSS B"
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
-        target = positive_items(labels, mask, k, self.positive_above).to(scores.dtype)
+        target = true_items(labels, mask, k, self.positive_above).to(scores.dtype)
         return masked_mean(F.binary_cross_entropy_with_logits(scores, target, reduction="none"), mask)

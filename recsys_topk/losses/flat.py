@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +67,34 @@ class FlatLists(NamedTuple):
             mask = None if shortest == longest else place < own[:, None]
             items = first[:, None] + (place if mask is None else place * mask)
             yield Bucket(rows, items if self.order is None else self.order[items], mask)
+
+    def collect(
+        self,
+        scores: Tensor,
+        labels: Tensor,
+        k: int | Tensor | None,
+        function: Callable[[Tensor, Tensor, Tensor | None, int | Tensor | None], tuple[Tensor, Tensor | None]],
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses of all lists and which lists count, (L,) each, in the order of the lists.
+
+        Args:
+            scores: (T,).
+            labels: (T,).
+            k: One int, or (L,).
+            function: Takes scores, labels, mask and k of a bucket; returns the losses, and which lists count (None =
+                all). A list without items has loss 0 and does not count.
+        """
+        empty = self.empty()
+        places, values = [empty], [scores.new_zeros(len(empty)) + scores[:0].sum()]
+        counted = torch.zeros(len(self.lengths), dtype=torch.bool, device=scores.device)
+        for rows, items, mask in self.buckets():
+            # The backward of index_select is an index_add; the backward of x[items] sorts the indices first.
+            batch = scores.index_select(0, items.flatten()).view_as(items)
+            losses, counts = function(batch, labels[items], mask, k[rows] if isinstance(k, Tensor) else k)
+            counted[rows] = True if counts is None else counts
+            places.append(rows)
+            values.append(losses)
+        return torch.cat(values).index_select(0, torch.cat(places).argsort()), counted
 
 
 def flat_lists(scores: Tensor, labels: Tensor, mask: Tensor | None, list_ids: Any, lengths: Any) -> FlatLists:

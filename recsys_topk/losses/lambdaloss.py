@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.lambdarank import cut_discount
 from recsys_topk.losses.pairs import LabelOrder, better_items, check_pairs, weighted_pairs
 from recsys_topk.ops.losses.dcg import Gain, LogBase, check_gain, normalised_gains
@@ -45,20 +46,15 @@ class LambdaLoss(RankingLoss):
         log_base: Base of the loss's logarithm: ``"2"`` (the paper) or ``"e"``.
         pairs: ``"sum"`` over the pairs of a list, or their ``"mean"``.
         k: Cut-off of NDCG@k; None = no cut-off.
-        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> LambdaLoss("ndcg2")(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
         tensor(0.8661)
     """
 
-    name: ClassVar[str] = "lambdaloss"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "pairwise"
-    cost: ClassVar[str] = "n^2"
-    paper: ClassVar[str] = "Wang et al. 2018, CIKM; at k: Jagerman et al. 2022, SIGIR"
+    name, label_kind, family, cost = "lambdaloss", "graded", "pairwise", "n^2"
+    paper = "Wang et al. 2018, CIKM; at k: Jagerman et al. 2022, SIGIR"
 
     def __init__(
         self,
@@ -68,13 +64,9 @@ class LambdaLoss(RankingLoss):
         gain: Gain | None = None,
         log_base: LogBase = "2",
         pairs: Literal["sum", "mean"] = "sum",
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         if variant not in ("ndcg1", "ndcg2", "ndcg2pp"):
             raise ValueError(f"variant must be 'ndcg1', 'ndcg2' or 'ndcg2pp', got {variant!r}")
         if log_base not in ("2", "e"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
 from recsys_topk.ops.losses.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.ops.selection.ranks import tie_ranks
@@ -40,9 +41,7 @@ class LambdaRankLoss(RankingLoss):
             (the default), linear for places (such as RecFlow's 29..20).
         pairs: ``"sum"`` over the pairs of a list, or their ``"mean"``.
         k: Cut-off of NDCG@k; None = no cut-off.
-        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> import torch
@@ -50,24 +49,17 @@ class LambdaRankLoss(RankingLoss):
         tensor(0.5257)
     """
 
-    name: ClassVar[str] = "lambdarank"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "pairwise"
-    cost: ClassVar[str] = "n^2"
-    paper: ClassVar[str] = "Burges 2010, MSR-TR-2010-82"
+    name, label_kind, family, cost = "lambdarank", "graded", "pairwise", "n^2"
+    paper = "Burges 2010, MSR-TR-2010-82"
 
     def __init__(
         self,
         sigma: float = 1.0,
         gain: Gain | None = None,
         pairs: Literal["sum", "mean"] = "sum",
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         self.sigma = check_positive("sigma", sigma)
         given = None if gain is None else check_gain(gain)
         self.gain: Gain = self._by_labels("gain", given, grades="exponential", places="linear")

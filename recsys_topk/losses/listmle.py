@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.pairs import with_gradient
-from recsys_topk.losses.positives import positive_items
+from recsys_topk.losses.true_items import true_items
 from recsys_topk.ops.dispatch import under_transform
 from recsys_topk.ops.selection.ranks import descending_order, tie_groups
 
@@ -29,36 +28,21 @@ class ListMLELoss(RankingLoss):
 
     Args:
         k: If given, only the order of the true top k counts.
-        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> ListMLELoss()(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[2.0, 1.0, 0.0]]))
         tensor(3.5345)
     """
 
-    name: ClassVar[str] = "listmle"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "listwise"
-    cost: ClassVar[str] = "n log n"
-    paper: ClassVar[str] = "Xia et al. 2008, ICML; top k: Xia et al. 2009, NeurIPS"
-
-    def __init__(
-        self,
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
-    ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+    name, label_kind, family, cost = "listmle", "graded", "listwise", "n log n"
+    paper = "Xia et al. 2008, ICML; top k: Xia et al. 2009, NeurIPS"
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
         terms = mask & (labels > torch.where(mask, labels, math.inf).amin(-1, keepdim=True))
         if k is not None:
-            terms = terms & positive_items(labels, mask, k, self.positive_above)
+            terms = terms & true_items(labels, mask, k, self.positive_above)
         order = descending_order(labels, mask)
         ordered, chosen = labels.gather(1, order), terms.gather(1, order)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.positives import positive_items
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.softmax import item_log_softmax
+from recsys_topk.losses.true_items import true_items
 from recsys_topk.numerics import is_full
 
 Target = Literal["softmax", "normalised"]
@@ -31,33 +32,20 @@ class ListNetLoss(RankingLoss):
         tau: Temperature of the scores.
         label_tau: Temperature of the softmax of the labels; not used by ``"normalised"``.
         k: If given, only the true top k have mass in the target.
-        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> ListNetLoss()(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
         tensor(1.4076)
     """
 
-    name: ClassVar[str] = "listnet"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "listwise"
-    cost: ClassVar[str] = "n"
-    paper: ClassVar[str] = "Cao et al. 2007, ICML"
+    name, label_kind, family, cost = "listnet", "graded", "listwise", "n"
+    paper = "Cao et al. 2007, ICML"
 
     def __init__(
-        self,
-        target: Target | None = None,
-        tau: float = 1.0,
-        label_tau: float = 1.0,
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        self, target: Target | None = None, tau: float = 1.0, label_tau: float = 1.0, **options: Unpack[LossOptions]
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         if target not in (None, "softmax", "normalised"):
             raise ValueError(f"target must be 'softmax' or 'normalised', got {target!r}")
         self.target: Target = self._by_labels("target", target, grades="softmax", places="normalised")
@@ -71,7 +59,7 @@ class ListNetLoss(RankingLoss):
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
-        admitted = mask if k is None else positive_items(labels, mask, k, self.positive_above)
+        admitted = mask if k is None else true_items(labels, mask, k, self.positive_above)
         x = scores if self.tau == 1.0 else scores / self.tau
         return -(self._target(labels, admitted) * item_log_softmax(x, mask)).sum(-1)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.ops.losses.dcg import Gain, check_gain, normalised_gains, rank_discounts
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.sinkhorn_scaling import sinkhorn_scaling
@@ -33,33 +32,20 @@ class NeuralNDCGLoss(RankingLoss):
             (the default), linear for places (such as RecFlow's 29..20).
         rounds: Maximum number of Sinkhorn iterations.
         k: Cut-off of NDCG@k; None = no cut-off.
-        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> NeuralNDCGLoss(tau=0.1)(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
         tensor(0.3691)
     """
 
-    name: ClassVar[str] = "neural_ndcg"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "listwise"
-    cost: ClassVar[str] = "n^2"
-    paper: ClassVar[str] = "Pobrotyn and Bialobrzeski 2021, arXiv 2102.07831"
+    name, label_kind, family, cost = "neural_ndcg", "graded", "listwise", "n^2"
+    paper = "Pobrotyn and Bialobrzeski 2021, arXiv 2102.07831"
 
     def __init__(
-        self,
-        tau: float = 1.0,
-        gain: Gain | None = None,
-        rounds: int = 50,
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        self, tau: float = 1.0, gain: Gain | None = None, rounds: int = 50, **options: Unpack[LossOptions]
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
             raise ValueError(f"rounds must be a positive int, got {rounds!r}")
         self.tau = check_positive("tau", tau)

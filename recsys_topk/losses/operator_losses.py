@@ -5,7 +5,7 @@ A new operator needs no entry here. Its loss is available by name: ``losses.get(
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING
 
 from recsys_topk import operators
 from recsys_topk.losses.from_operator import loss_of
@@ -14,16 +14,13 @@ from recsys_topk.losses.topk import TopKLoss
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from recsys_topk.losses.base import Reduction
+    from recsys_topk.losses.base import LossOptions
     from recsys_topk.operators.diffsort import Distribution, Network
 
-    class Shared(TypedDict, total=False):
-        """Arguments that all losses share; see `TopKLoss`."""
+    class DFTopKLoss(TopKLoss):
+        """Cross-entropy of `DFTopK`."""
 
-        k: int | Literal["positives"] | None
-        positive_above: float | None
-        reduction: Reduction
-        validate: bool
+        def __init__(self, tau: float = 1.0, alpha: float = 0.5, **options: Unpack[LossOptions]) -> None: ...
 
     class DiffSortLoss(TopKLoss):
         """Cross-entropy of `DiffSort`."""
@@ -33,59 +30,60 @@ if TYPE_CHECKING:
             tau: float = 1.0,
             network: Network = "bitonic",
             distribution: Distribution = "cauchy",
-            **shared: Unpack[Shared],
+            **options: Unpack[LossOptions],
         ) -> None: ...
 
     class HardTopKLoss(TopKLoss):
         """Cross-entropy of `HardTopK`."""
 
         def __init__(
-            self, tau: float = 1.0, straight_through: str | None = "dftopk", **shared: Unpack[Shared]
+            self, tau: float = 1.0, straight_through: str | None = "dftopk", **options: Unpack[LossOptions]
         ) -> None: ...
 
     class LapSumLoss(TopKLoss):
         """Cross-entropy of `LapSum`."""
 
-        def __init__(self, tau: float = 1.0, **shared: Unpack[Shared]) -> None: ...
+        def __init__(self, tau: float = 1.0, **options: Unpack[LossOptions]) -> None: ...
 
     class NeuralSortLoss(TopKLoss):
         """Cross-entropy of `NeuralSort`."""
 
-        def __init__(self, tau: float = 1.0, eps: float = 0.0, **shared: Unpack[Shared]) -> None: ...
+        def __init__(self, tau: float = 1.0, eps: float = 0.0, **options: Unpack[LossOptions]) -> None: ...
 
     class PerturbedTopKLoss(TopKLoss):
         """Cross-entropy of `PerturbedTopK`."""
 
         def __init__(
-            self, tau: float = 1.0, samples: int = 64, seed: int | None = None, **shared: Unpack[Shared]
+            self, tau: float = 1.0, samples: int = 64, seed: int | None = None, **options: Unpack[LossOptions]
         ) -> None: ...
 
     class SigmoidTopKLoss(TopKLoss):
         """Cross-entropy of `SigmoidTopK`."""
 
-        def __init__(self, tau: float = 1.0, **shared: Unpack[Shared]) -> None: ...
+        def __init__(self, tau: float = 1.0, **options: Unpack[LossOptions]) -> None: ...
 
     class SinkhornTopKLoss(TopKLoss):
         """Cross-entropy of `SinkhornTopK`."""
 
-        def __init__(self, tau: float = 1.0, **shared: Unpack[Shared]) -> None: ...
+        def __init__(self, tau: float = 1.0, **options: Unpack[LossOptions]) -> None: ...
 
     class SmoothTopKLoss(TopKLoss):
         """Cross-entropy of `SmoothTopK`."""
 
-        def __init__(self, tau: float = 1.0, **shared: Unpack[Shared]) -> None: ...
+        def __init__(self, tau: float = 1.0, **options: Unpack[LossOptions]) -> None: ...
 
     class SoftSortLoss(TopKLoss):
         """Cross-entropy of `SoftSort`."""
 
-        def __init__(self, tau: float = 1.0, eps: float = 0.0, **shared: Unpack[Shared]) -> None: ...
+        def __init__(self, tau: float = 1.0, eps: float = 0.0, **options: Unpack[LossOptions]) -> None: ...
 
     class SparseTopKLoss(TopKLoss):
         """Cross-entropy of `SparseTopK`."""
 
-        def __init__(self, tau: float = 1.0, **shared: Unpack[Shared]) -> None: ...
+        def __init__(self, tau: float = 1.0, **options: Unpack[LossOptions]) -> None: ...
 
 else:
+    DFTopKLoss = loss_of(operators.DFTopK)
     DiffSortLoss = loss_of(operators.DiffSort)
     HardTopKLoss = loss_of(operators.HardTopK)
     LapSumLoss = loss_of(operators.LapSum)

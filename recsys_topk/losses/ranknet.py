@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
-from recsys_topk.losses.positives import positive_items
+from recsys_topk.losses.true_items import true_items
 
 Weighting = Literal["none", "label_difference", "squared_label_difference"]
 
@@ -29,9 +30,7 @@ class RankNetLoss(RankingLoss):
             (``"squared_label_difference"``).
         pairs: ``"mean"`` over the pairs of a list, or their ``"sum"``, which gives long lists a larger weight.
         k: If given, only pairs whose first item is in the true top k are used.
-        positive_above: Lists without a label above this are skipped; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> import torch
@@ -39,24 +38,17 @@ class RankNetLoss(RankingLoss):
         tensor(0.8133)
     """
 
-    name: ClassVar[str] = "ranknet"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "graded"
-    family: ClassVar[str] = "pairwise"
-    cost: ClassVar[str] = "n^2"
-    paper: ClassVar[str] = "Burges et al. 2005, ICML; Rendle et al. 2009, arXiv 1205.2618 (BPR)"
+    name, label_kind, family, cost = "ranknet", "graded", "pairwise", "n^2"
+    paper = "Burges et al. 2005, ICML; Rendle et al. 2009, arXiv 1205.2618 (BPR)"
 
     def __init__(
         self,
         sigma: float = 1.0,
         weighting: Weighting = "none",
         pairs: Literal["mean", "sum"] = "mean",
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         if weighting not in ("none", "label_difference", "squared_label_difference"):
             raise ValueError(
                 f"weighting must be 'none', 'label_difference' or 'squared_label_difference', got {weighting!r}"
@@ -67,7 +59,7 @@ class RankNetLoss(RankingLoss):
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
-        candidate = None if k is None else positive_items(labels, mask, k, self.positive_above)
+        candidate = None if k is None else true_items(labels, mask, k, self.positive_above)
         order = LabelOrder(labels, mask, candidate)
         values = labels.square() if self.weighting == "squared_label_difference" else labels
         weights = order.weights(values, "ones" if self.weighting == "none" else "differences")

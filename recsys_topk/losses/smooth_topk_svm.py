@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 from torch import Tensor
 from torch.nn.functional import softplus
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_not_negative, check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.positives import positive_items
+from recsys_topk.losses.base import LossOptions, RankingLoss
+from recsys_topk.losses.true_items import true_items
 from recsys_topk.numerics import masked_mean
 from recsys_topk.ops.selection.subsets import subset_logs
 
@@ -29,9 +28,7 @@ class SmoothTopKSVMLoss(RankingLoss):
         tau: Temperature.
         margin: Required score difference between subsets with and without the positive item (alpha in the paper).
         k: How many items to select; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> import torch
@@ -39,24 +36,12 @@ class SmoothTopKSVMLoss(RankingLoss):
         tensor(1.5886)
     """
 
-    name: ClassVar[str] = "smooth_topk_svm"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
-    family: ClassVar[str] = "top-k"
-    cost: ClassVar[str] = "k n"
-    requires_k: ClassVar[bool] = True
-    paper: ClassVar[str] = "Berrada et al. 2018, arXiv 1802.07595"
+    name, label_kind, family, cost = "smooth_topk_svm", "binary", "top-k", "k n"
+    requires_k = True
+    paper = "Berrada et al. 2018, arXiv 1802.07595"
 
-    def __init__(
-        self,
-        tau: float = 1.0,
-        margin: float = 1.0,
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
-    ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+    def __init__(self, tau: float = 1.0, margin: float = 1.0, **options: Unpack[LossOptions]) -> None:
+        super().__init__(**options)
         self.tau = check_positive("tau", tau)
         self.margin = check_not_negative("margin", margin)
 
@@ -65,6 +50,6 @@ class SmoothTopKSVMLoss(RankingLoss):
         assert k is not None
         size = k[:, None] if isinstance(k, Tensor) else k
         log_p, log_q = subset_logs(scores / (self.tau * size), k, mask)
-        true = positive_items(labels, mask, k, self.positive_above)
+        true = true_items(labels, mask, k, self.positive_above)
         gap = (log_q - log_p).masked_fill(~true, 0.0)
         return masked_mean(self.tau * softplus(self.margin / self.tau + gap), true)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.positives import positive_items
+from recsys_topk.losses.base import LossOptions, RankingLoss
+from recsys_topk.losses.true_items import true_items
 from recsys_topk.numerics import is_full
 
 
@@ -36,32 +37,20 @@ class SoftmaxLoss(RankingLoss):
         tau: Temperature.
         against: ``"all"`` or ``"negatives"``.
         k: If given, only the true top k are positive.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> SoftmaxLoss()(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
         tensor(1.4076)
     """
 
-    name: ClassVar[str] = "softmax"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
-    family: ClassVar[str] = "listwise"
-    cost: ClassVar[str] = "n"
-    paper: ClassVar[str] = "Bruch et al. 2019, ICTIR; van den Oord et al. 2018, arXiv 1807.03748 (InfoNCE)"
+    name, label_kind, family, cost = "softmax", "binary", "listwise", "n"
+    paper = "Bruch et al. 2019, ICTIR; van den Oord et al. 2018, arXiv 1807.03748 (InfoNCE)"
 
     def __init__(
-        self,
-        tau: float = 1.0,
-        against: Literal["all", "negatives"] = "all",
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        self, tau: float = 1.0, against: Literal["all", "negatives"] = "all", **options: Unpack[LossOptions]
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         if against not in ("all", "negatives"):
             raise ValueError(f"against must be 'all' or 'negatives', got {against!r}")
         self.tau = check_positive("tau", tau)
@@ -70,7 +59,7 @@ class SoftmaxLoss(RankingLoss):
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
-        positive = positive_items(labels, mask, k, self.positive_above)
+        positive = true_items(labels, mask, k, self.positive_above)
         x = scores if self.tau == 1.0 else scores / self.tau
         if self.against == "all":
             losses = -item_log_softmax(x, mask)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
-from recsys_topk.losses.positives import positive_items
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.softmax import item_log_softmax
+from recsys_topk.losses.true_items import true_items
 from recsys_topk.ops.selection.kth_pair import kth_pair
 
 
@@ -35,35 +34,22 @@ class SoftmaxAtKLoss(RankingLoss):
         tau_weight: Temperature of the weight.
         weight_gradient: Differentiate the weight, as the paper does.
         k: Rank of the threshold beta; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> SoftmaxAtKLoss(k=2)(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
         tensor(0.7038)
     """
 
-    name: ClassVar[str] = "softmax_at_k"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
-    family: ClassVar[str] = "listwise"
-    cost: ClassVar[str] = "n"
-    requires_k: ClassVar[bool] = True
-    exact_gradient: ClassVar[bool] = False  # the quantile and the weight are held constant
-    paper: ClassVar[str] = "Yang et al. 2025, KDD, arXiv 2508.05673"
+    name, label_kind, family, cost = "softmax_at_k", "binary", "listwise", "n"
+    requires_k = True
+    exact_gradient = False  # the quantile and the weight are held constant
+    paper = "Yang et al. 2025, KDD, arXiv 2508.05673"
 
     def __init__(
-        self,
-        tau: float = 1.0,
-        tau_weight: float = 1.0,
-        weight_gradient: bool = False,
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
+        self, tau: float = 1.0, tau_weight: float = 1.0, weight_gradient: bool = False, **options: Unpack[LossOptions]
     ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+        super().__init__(**options)
         self.tau = check_positive("tau", tau)
         self.tau_weight = check_positive("tau_weight", tau_weight)
         self.weight_gradient = weight_gradient
@@ -71,7 +57,7 @@ class SoftmaxAtKLoss(RankingLoss):
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
         assert k is not None
-        target = positive_items(labels, mask, None, self.positive_above).to(scores.dtype)
+        target = true_items(labels, mask, None, self.positive_above).to(scores.dtype)
         quantile = kth_pair(scores.detach(), k, mask)[0]
         reached = scores if self.weight_gradient else scores.detach()
         weight = torch.sigmoid((reached - quantile) / self.tau_weight) * target

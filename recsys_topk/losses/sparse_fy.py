@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.sparse import SparseTopK
 from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
@@ -35,9 +36,7 @@ class SparseFenchelYoungLoss(RankingLoss):
     Args:
         tau: Regularisation (l in the paper): the margin.
         k: Maximum number of true items; all positives are true in a list with fewer. Required here or in the call.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> loss = SparseFenchelYoungLoss(tau=2.0, k=2)
@@ -45,26 +44,16 @@ class SparseFenchelYoungLoss(RankingLoss):
         tensor(0.5312)
     """
 
-    name: ClassVar[str] = "sparse_fy"
-    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
-    family: ClassVar[str] = "top-k"
-    cost: ClassVar[str] = SparseTopK.cost
-    requires_k: ClassVar[bool] = True
-    paper: ClassVar[str] = SparseTopK.paper
+    name, label_kind, family, cost = "sparse_fy", "binary", "top-k", SparseTopK.cost
+    requires_k = True
+    paper = SparseTopK.paper
 
-    def __init__(
-        self,
-        tau: float = 1.0,
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
-    ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+    def __init__(self, tau: float = 1.0, **options: Unpack[LossOptions]) -> None:
+        super().__init__(**options)
         self.tau = check_positive("tau", tau)
 
-    def _law(self) -> Law:
+    def law(self) -> Law:
+        """Return the law of the fused operation; see `recsys_topk.losses.fused`."""
         return Law("fenchel_young", self.tau)
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:

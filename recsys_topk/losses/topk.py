@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from recsys_topk.losses.base import RankingLoss, Reduction
+from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator, registry
 from recsys_topk.ops.dispatch import apply, save
@@ -91,9 +92,7 @@ class TopKLoss(RankingLoss):
         operator: The operator to train: an object, a registry name, or a description
             ``{"class_path": ..., "init_args": {...}}``.
         k: How many items to select; required here or in the call.
-        positive_above: Items with a label above this are positive; None = as set by the data, or 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        validate: Raise on scores that are not finite, and on NaN or negative labels and weights.
+        options: See `RankingLoss`.
 
     Example:
         >>> loss = TopKLoss("lapsum", k=2)
@@ -101,21 +100,13 @@ class TopKLoss(RankingLoss):
         tensor(0.9665)
     """
 
-    label_kind: ClassVar[Literal["graded", "binary"]] = "binary"
-    family: ClassVar[str] = "top-k"
-    requires_k: ClassVar[bool] = True
+    family = "top-k"
+    label_kind = "binary"
+    requires_k = True
     operator: TopKOperator
 
-    def __init__(
-        self,
-        operator: TopKOperator | str | Mapping[str, Any],
-        *,
-        k: int | Literal["positives"] | None = None,
-        positive_above: float | None = None,
-        reduction: Reduction = "mean",
-        validate: bool = False,
-    ) -> None:
-        super().__init__(k=k, positive_above=positive_above, reduction=reduction, validate=validate)
+    def __init__(self, operator: TopKOperator | str | Mapping[str, Any], **options: Unpack[LossOptions]) -> None:
+        super().__init__(**options)
         self.operator = operator if isinstance(operator, TopKOperator) else _build(operator)
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
@@ -124,7 +115,8 @@ class TopKLoss(RankingLoss):
         target = topk_target(labels, mask, k, self.positive_above)
         return selection_bce(self.clamp(self.operator.select(scores, k, mask)), target)
 
-    def _law(self) -> Law | None:
+    def law(self) -> Law | None:
+        """Return the law of the operator if this class computes its cross-entropy; see `recsys_topk.losses.fused`."""
         plain = type(self).per_list is TopKLoss.per_list and type(self).clamp is TopKLoss.clamp
         return self.operator.law() if plain else None
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, TypedDict, final
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,12 @@ def clamped(selection: SoftSelection) -> SoftSelection:
 
 
 registry: Registry[TopKOperator]
+
+
+class OperatorOptions(TypedDict, total=False):
+    """Options of every operator; see `TopKOperator`. A subclass takes ``**options: Unpack[OperatorOptions]``."""
+
+    validate: bool
 
 
 class TopKOperator(Recorded, nn.Module, ABC):

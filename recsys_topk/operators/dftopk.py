@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
+from typing_extensions import Unpack
 
-from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
 from recsys_topk.ops.losses.topk_loss import Law
 from recsys_topk.ops.selection.kth_pair import kth_pair
 from recsys_topk.ops.selection.logistic import logistic_logs
@@ -21,7 +20,7 @@ class DFTopK(TopKOperator):
     Args:
         tau: Temperature.
         alpha: Position of the threshold between x_[k+1] (0) and x_[k] (1).
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch
@@ -29,13 +28,12 @@ class DFTopK(TopKOperator):
         tensor([[1.0000, 0.0070, 0.9930, 0.0000]])
     """
 
-    name: ClassVar[str] = "dftopk"
-    cost: ClassVar[str] = "n"
-    sums_to_k: ClassVar[bool] = False
-    paper: ClassVar[str] = "Zhu et al. 2025, arXiv 2510.11472"
+    name, cost = "dftopk", "n"
+    sums_to_k = False
+    paper = "Zhu et al. 2025, arXiv 2510.11472"
 
-    def __init__(self, tau: float = 1.0, alpha: float = 0.5, *, validate: bool = False) -> None:
-        super().__init__(tau, validate=validate)
+    def __init__(self, tau: float = 1.0, alpha: float = 0.5, **options: Unpack[OperatorOptions]) -> None:
+        super().__init__(tau, **options)
         if not 0.0 <= alpha <= 1.0:
             raise ValueError(f"alpha must lie in [0, 1], got {alpha!r}")
         self.alpha = float(alpha)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.numerics import is_full
-from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.ops.selection.kth_pair import kth_values
@@ -39,28 +40,26 @@ class DiffSort(TopKOperator):
         network: ``"bitonic"`` (log^2 n layers) or ``"odd_even"`` (n layers).
         distribution: ``"cauchy"``, ``"logistic"``, ``"logistic_phi"`` (the gap d enters as d / |d|^0.25),
             ``"gaussian"``, ``"reciprocal"`` or ``"optimal"`` (the last two keep the network monotonic, see the paper).
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> DiffSort(tau=0.1)(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), k=2).p.round(decimals=3)
         tensor([[0.9740, 0.0490, 0.9510, 0.0260]])
     """
 
-    name: ClassVar[str] = "diffsort"
-    cost: ClassVar[str] = "n log^2 n"
-    equivariant: ClassVar[bool] = False
-    tie_fair: ClassVar[bool] = False
-    paper: ClassVar[str] = "Petersen et al. 2022, arXiv 2203.09630"
+    name, cost = "diffsort", "n log^2 n"
+    equivariant = False
+    tie_fair = False
+    paper = "Petersen et al. 2022, arXiv 2203.09630"
 
     def __init__(
         self,
         tau: float = 1.0,
         network: Network = "bitonic",
         distribution: Distribution = "cauchy",
-        *,
-        validate: bool = False,
+        **options: Unpack[OperatorOptions],
     ) -> None:
-        super().__init__(tau, validate=validate)
+        super().__init__(tau, **options)
         if network not in ("odd_even", "bitonic"):
             raise ValueError(f"network must be 'odd_even' or 'bitonic', got {network!r}")
         if distribution not in _SHARES:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.numerics import is_full
-from recsys_topk.operators.base import SoftSelection, TopKOperator, clamped, registry
+from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator, clamped, registry
 from recsys_topk.ops.dispatch import apply
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.ops.selection.sorting import sort_descending
@@ -27,21 +27,22 @@ class HardTopK(TopKOperator):
     Args:
         tau: Temperature of the operator that provides the gradient; the value does not depend on it.
         straight_through: Name of that operator, e.g. ``"dftopk"``; None = no gradient.
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> HardTopK()(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), k=2).p
         tensor([[1., 0., 1., 0.]])
     """
 
-    name: ClassVar[str] = "hard"
-    cost: ClassVar[str] = "n log n"
-    tie_fair: ClassVar[bool] = False
-    exact_gradient: ClassVar[bool] = False
-    loss_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"straight_through": "dftopk"})
+    name, cost = "hard", "n log n"
+    tie_fair = False
+    exact_gradient = False
+    loss_defaults = MappingProxyType({"straight_through": "dftopk"})
 
-    def __init__(self, tau: float = 1.0, straight_through: str | None = None, *, validate: bool = False) -> None:
-        super().__init__(tau, validate=validate)
+    def __init__(
+        self, tau: float = 1.0, straight_through: str | None = None, **options: Unpack[OperatorOptions]
+    ) -> None:
+        super().__init__(tau, **options)
         self.straight_through = straight_through
         self.surrogate = None if straight_through is None else registry.get(straight_through, tau=tau)
 

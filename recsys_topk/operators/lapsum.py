@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ class LapSum(TopKOperator):
 
     Args:
         tau: Temperature (alpha in the paper; larger is smoother).
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch
@@ -36,10 +35,9 @@ class LapSum(TopKOperator):
         tensor(1.5000)
     """
 
-    name: ClassVar[str] = "lapsum"
-    cost: ClassVar[str] = "n"
-    fractional_k: ClassVar[bool] = True
-    paper: ClassVar[str] = "Struski et al. 2025, arXiv 2503.06242"
+    name, cost = "lapsum", "n"
+    fractional_k = True
+    paper = "Struski et al. 2025, arXiv 2503.06242"
 
     def law(self) -> Law:
         """See `TopKOperator.law`."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_not_negative
 from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp, masked_logsumexp
-from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
 from recsys_topk.ops.dispatch import closed_form, may_read, operation, through_reference, wants_graph
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
@@ -39,7 +40,7 @@ class NeuralSort(TopKOperator):
         tau: Temperature.
         normalised: True = the normalised form, False = the plain form.
         eps: Added to C in the normalised form (LCRON's published loss has 1e-6).
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> x = torch.tensor([[3.0, 1.0, 2.0, 0.0]])
@@ -49,15 +50,16 @@ class NeuralSort(TopKOperator):
         tensor([[0.9890, 0.2110, 0.7890, 0.0110]])
     """
 
-    name: ClassVar[str] = "neuralsort"
-    cost: ClassVar[str] = "n^2"
-    sums_to_k: ClassVar[bool] = False
-    exact_gradient: ClassVar[bool] = False
-    loss_leaves_out: ClassVar[tuple[str, ...]] = ("normalised",)
-    paper: ClassVar[str] = "Grover et al. 2019, arXiv 1903.08850"
+    name, cost = "neuralsort", "n^2"
+    sums_to_k = False
+    exact_gradient = False
+    loss_leaves_out = ("normalised",)
+    paper = "Grover et al. 2019, arXiv 1903.08850"
 
-    def __init__(self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, *, validate: bool = False) -> None:
-        super().__init__(tau, validate=validate)
+    def __init__(
+        self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, **options: Unpack[OperatorOptions]
+    ) -> None:
+        super().__init__(tau, **options)
         self.normalised = normalised
         self.eps = check_not_negative("eps", eps)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.numerics import is_full
-from recsys_topk.operators.base import SoftSelection, TopKOperator, clamped
+from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator, clamped
 from recsys_topk.ops.dispatch import may_read, operation, refuse_second_derivative, under_transform
 from recsys_topk.ops.selection.centred import centred
 from recsys_topk.ops.selection.fill_masked import fill_masked
@@ -37,7 +38,7 @@ class PerturbedTopK(TopKOperator):
         tau: Standard deviation of the noise.
         samples: Number of noise samples.
         seed: None = new noise in each call, controlled by `torch.manual_seed`; an int = the same noise in each call.
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> p = PerturbedTopK(tau=0.5, samples=1000, seed=0)(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), k=2).p
@@ -45,17 +46,18 @@ class PerturbedTopK(TopKOperator):
         (tensor(2.), True)
     """
 
-    name: ClassVar[str] = "perturbed"
-    cost: ClassVar[str] = "n"
-    equivariant: ClassVar[bool] = False
-    tie_fair: ClassVar[bool] = False
-    deterministic: ClassVar[bool] = False
-    exact_gradient: ClassVar[bool] = False
-    transformable: ClassVar[bool] = False
-    paper: ClassVar[str] = "Berthet et al. 2020, arXiv 2002.08676"
+    name, cost = "perturbed", "n"
+    equivariant = False
+    tie_fair = False
+    deterministic = False
+    exact_gradient = False
+    transformable = False
+    paper = "Berthet et al. 2020, arXiv 2002.08676"
 
-    def __init__(self, tau: float = 1.0, samples: int = 64, seed: int | None = None, *, validate: bool = False) -> None:
-        super().__init__(tau, validate=validate)
+    def __init__(
+        self, tau: float = 1.0, samples: int = 64, seed: int | None = None, **options: Unpack[OperatorOptions]
+    ) -> None:
+        super().__init__(tau, **options)
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
             raise ValueError(f"samples must be a positive int, got {samples!r}")
         self.samples = samples

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ class SigmoidTopK(TopKOperator):
 
     Args:
         tau: Temperature.
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch
@@ -33,9 +32,8 @@ class SigmoidTopK(TopKOperator):
         tensor([[0.8180, 0.3780, 0.6220, 0.1820]])
     """
 
-    name: ClassVar[str] = "sigmoid"
-    cost: ClassVar[str] = "n"
-    paper: ClassVar[str] = "the strict form of DFTopK; equal to two-anchor entropic transport (Xie et al. 2020)"
+    name, cost = "sigmoid", "n"
+    paper = "the strict form of DFTopK; equal to two-anchor entropic transport (Xie et al. 2020)"
 
     def law(self) -> Law:
         """See `TopKOperator.law`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ class SinkhornTopK(TopKOperator):
 
     Args:
         tau: The entropic regularisation epsilon.
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch
@@ -32,10 +31,9 @@ class SinkhornTopK(TopKOperator):
         tensor([[0.8670, 0.3490, 0.6510, 0.1330]])
     """
 
-    name: ClassVar[str] = "sinkhorn"
-    cost: ClassVar[str] = "n"
-    exact_gradient: ClassVar[bool] = False
-    paper: ClassVar[str] = "Xie et al. 2020, arXiv 2002.06504"
+    name, cost = "sinkhorn", "n"
+    exact_gradient = False
+    paper = "Xie et al. 2020, arXiv 2002.06504"
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""

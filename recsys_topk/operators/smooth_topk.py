@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from recsys_topk.operators.base import SoftSelection, TopKOperator
@@ -22,7 +20,7 @@ class SmoothTopK(TopKOperator):
 
     Args:
         tau: Temperature.
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch
@@ -30,9 +28,8 @@ class SmoothTopK(TopKOperator):
         tensor([[0.8810, 0.3060, 0.6940, 0.1190]])
     """
 
-    name: ClassVar[str] = "smooth_topk"
-    cost: ClassVar[str] = "k n"
-    paper: ClassVar[str] = "Berrada et al. 2018, arXiv 1802.07595"
+    name, cost = "smooth_topk", "k n"
+    paper = "Berrada et al. 2018, arXiv 1802.07595"
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""

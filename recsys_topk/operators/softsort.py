@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recsys_topk.checks import check_not_negative
 from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp
-from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
 from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
@@ -38,7 +39,7 @@ class SoftSort(TopKOperator):
         tau: Temperature.
         normalised: True = the normalised form, False = the plain form.
         eps: Added to C in the normalised form (LCRON's published loss has 1e-6).
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> x = torch.tensor([[3.0, 1.0, 2.0, 0.0]])
@@ -48,15 +49,16 @@ class SoftSort(TopKOperator):
         tensor([[0.8900, 0.2690, 0.7310, 0.1100]])
     """
 
-    name: ClassVar[str] = "softsort"
-    cost: ClassVar[str] = "n log n"
-    sums_to_k: ClassVar[bool] = False
-    exact_gradient: ClassVar[bool] = False
-    loss_leaves_out: ClassVar[tuple[str, ...]] = ("normalised",)
-    paper: ClassVar[str] = "Prillo and Eisenschlos 2020, arXiv 2006.16038"
+    name, cost = "softsort", "n log n"
+    sums_to_k = False
+    exact_gradient = False
+    loss_leaves_out = ("normalised",)
+    paper = "Prillo and Eisenschlos 2020, arXiv 2006.16038"
 
-    def __init__(self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, *, validate: bool = False) -> None:
-        super().__init__(tau, validate=validate)
+    def __init__(
+        self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, **options: Unpack[OperatorOptions]
+    ) -> None:
+        super().__init__(tau, **options)
         self.normalised = normalised
         self.eps = check_not_negative("eps", eps)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ class SparseTopK(TopKOperator):
 
     Args:
         tau: Regularisation (l in the paper); smaller is sparser.
-        validate: Raise on NaN or infinity among valid scores.
+        options: See `TopKOperator`.
 
     Example:
         >>> import torch
@@ -34,9 +33,8 @@ class SparseTopK(TopKOperator):
         tensor([[1.0000, 0.2500, 0.7500, 0.0000]])
     """
 
-    name: ClassVar[str] = "sparse"
-    cost: ClassVar[str] = "n"
-    paper: ClassVar[str] = "Sander et al. 2023, arXiv 2302.01425"
+    name, cost = "sparse", "n"
+    paper = "Sander et al. 2023, arXiv 2302.01425"
 
     def law(self) -> Law:
         """See `TopKOperator.law`."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.losses.arf import ARFLoss, ARFV2Loss, neuralsort_matrix
-from recsys_topk.losses.base import ListFacts
+from recsys_topk.losses.skipped_lists import count_lists
 
 
 class PublishedARF(ARFLoss):
@@ -22,14 +22,20 @@ class PublishedARF(ARFLoss):
         tensor(True)
     """
 
-    def _list_losses(
-        self, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, facts: ListFacts
-    ) -> Tensor:
+    def _measure(
+        self, x: Tensor, y: Tensor, mask: Tensor | None, k: int | Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         if mask is None:
-            return super()._list_losses(scores, labels, mask, k, facts)
+            return super()._measure(x, y, mask, k)
+        cut, counted = count_lists(self, y, mask, k)
+        return self._padded(x, y, mask, cut), counted
+
+    def _padded(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         size, n = scores.shape
         quota = k if isinstance(k, Tensor) else torch.full((size,), k or n, device=scores.device)
-        wanted = facts.positives if self.top is None else torch.full_like(quota, self.top)
+        wanted = (
+            (mask & (labels > self.positive_above)).sum(1) if self.top is None else torch.full_like(quota, self.top)
+        )
         ranks, everyone = torch.arange(1, n + 1, device=scores.device), torch.ones_like(mask)
         all_items = everyone.sum(1)
         both = (mask[:, :, None] & mask[:, None, :]).to(scores.dtype)

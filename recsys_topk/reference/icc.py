@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import ObjectiveOutput
+from recsys_topk.cascades.objectives.base import (
+    ObjectiveOutput,
+    Quotas,
+)
 from recsys_topk.cascades.objectives.icc import ICCObjective
 from recsys_topk.numerics import mean_of_lists
 
@@ -21,13 +24,7 @@ class PublishedICC(ICCObjective):
     """
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         cuts = list(quotas)

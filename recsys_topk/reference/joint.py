@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import ObjectiveOutput
+from recsys_topk.cascades.objectives.base import (
+    ObjectiveOutput,
+    Quotas,
+)
 from recsys_topk.cascades.objectives.joint import JointObjective
 from recsys_topk.numerics import full_mask
 from recsys_topk.operators.neuralsort import NeuralSort
@@ -26,13 +29,7 @@ class PublishedJoint(JointObjective):
         return values
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         operator = self.loss.operator

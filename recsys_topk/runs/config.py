@@ -21,8 +21,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from recsys_topk.options import options_of
 from recsys_topk.registry import Registry, suggest
-from recsys_topk.spec import options_of
 from recsys_topk.trust import class_path, from_file, reading
 from recsys_topk.trust.documents import inspect_config, read_yaml, read_yaml_file
 from recsys_topk.trust.typed import trusted_by
@@ -123,7 +123,7 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Example:
         >>> resolve({"loss": "lapsum", "losses": {"lapsum": {"tau": 5}}})["model"]["loss"]
-        {'class_path': 'recsys_topk.losses.lapsum.LapSumLoss', 'init_args': {'tau': 5}}
+        {'class_path': 'recsys_topk.losses.LapSumLoss', 'init_args': {'tau': 5}}
     """
     if not from_file():  # called outside of `TrainingRun`, which knows the trusted packages
         with reading(trusted_by(config)):
@@ -272,5 +272,8 @@ def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _default_objective(loss: Mapping[str, Any]) -> str:
-    """Return the default objective of a loss."""
-    return "independent" if registry_of("loss").resolve(loss["class_path"])().operator is None else "joint"
+    """Return the objective that a module takes for a loss if none is named."""
+    from recsys_topk.cascades.objectives.base import default_objective
+    from recsys_topk.losses.base import registry as losses
+
+    return default_objective(losses.resolve(loss["class_path"])())

@@ -25,12 +25,14 @@ def run_name(model: Any, data: Any, seed: int | bool | None) -> str:
         data: The data module.
         seed: The seed of the random generators.
     """
+    from recsys_topk.cascades.objectives.base import default_objective
+
     operator = model.loss.operator
     if not model.objective.uses_loss:
         parts = [model.objective.name]
     else:
         parts = [model.loss.name] if operator is None else [model.loss.name, f"tau{operator.tau:g}"]
-        if model.objective.name != ("independent" if operator is None else "joint"):
+        if model.objective.name != default_objective(model.loss):
             parts.append(model.objective.name)
     parts.append(f"neg{data.train_negatives}")
     parts.append(f"s{int(seed)}" if seed is not None else "unseeded")

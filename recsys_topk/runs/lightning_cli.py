@@ -166,7 +166,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
     ) -> CascadeModule:
         """Build the model. Before its tables are allocated, log their size and raise if the machine is too small."""
         if self.command == "fit":
-            number, trainer = len(default_stages(schema) if stages is None else stages), self.config.trainer
+            number, trainer = len(default_stages(schema.outline) if stages is None else stages), self.config.trainer
             for line in announce_memory(schema, number, options, str(trainer.accelerator), trainer.strategy):
                 self.log_line(line)
         return cls(schema=schema, stages=stages, **options)

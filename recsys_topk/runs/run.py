@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from recsys_topk.runs.checkpoint import config_from_checkpoint, describe_checkpoint, read_checkpoint
 from recsys_topk.runs.config import resolve
-from recsys_topk.runs.day_check import check_days
 from recsys_topk.runs.directory import RunDirectory, Status, first_process
 from recsys_topk.runs.resume import LONGER, Resumption, check_changes, plan_resumption
 from recsys_topk.runs.wandb.environment import with_wandb_environment
@@ -123,7 +122,6 @@ class TrainingRun:
         """Return trainer, model and data. The first call builds them."""
         if self._parts is None:
             config, lines = self._resolve(command)
-            check_days(config)
             for line in lines:
                 self.log_line(line)
             with self._parsed(command, config) as (parser, values):
@@ -194,6 +192,7 @@ class TrainingRun:
             corpus: Also measure over the whole catalogue and write ``corpus.json``: options of
                 `recsys_topk.evaluation.CorpusMetrics`, e.g. ``{"cuts": [10, 20]}`` or ``{}``; None = no.
                 ``{"index": FOLDER}`` also searches an index, ``"export"`` names the export that it was built for.
+                ``{"baselines": {"als": {"factors": 32}}}`` measures baselines too.
         """
         return self._measure("test", corpus)
 
@@ -233,6 +232,10 @@ class TrainingRun:
 
         options = dict(options)
         index, export = options.pop("index", None), options.pop("export", None)
+        if isinstance(options.get("baselines"), Mapping):
+            from recsys_topk.evaluation.baselines import make_baselines
+
+            options["baselines"] = make_baselines(options["baselines"])
         if index is not None:
             from recsys_topk.evaluation.index_search import IndexedCatalogue
 

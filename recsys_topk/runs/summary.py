@@ -124,11 +124,12 @@ def corpus_rows(metrics: Mapping[str, float]) -> list[dict[str, object]]:
 
 
 def _log_table(run: TrainingRun, title: str, rows: Sequence[Mapping[str, object]]) -> None:
-    """Log a table of rankers, from the weakest to the strongest."""
+    """Log a table of rankers: random order, baselines, this run, and what it is compared with (oracle, index)."""
     found = dict.fromkeys(name for row in rows for name in row)
-    first = [name for name in ("metric", "random", "popularity", "this run") if name in found]
+    first, last = ("metric", "random", "popularity"), ("this run", "oracle", "index")
+    between = [name for name in found if name not in (*first, *last)]
     run.log_line(f"\n{title}")
-    run.log_line(table(rows, [*first, *(name for name in found if name not in first)]))
+    run.log_line(table(rows, [name for name in (*first, *between, *last) if name in found]))
 
 
 def next_commands(path: Path, model: CascadeModule) -> list[str]:

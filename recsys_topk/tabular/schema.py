@@ -77,6 +77,23 @@ class Feature:
 
 
 @dataclass(frozen=True)
+class Outline:
+    """What is known of a schema before the data are prepared.
+
+    Attributes:
+        parts: The parts that have features.
+        groups: See `Schema`.
+        positive_above: See `Schema`.
+        labels: See `Schema`.
+    """
+
+    parts: frozenset[Part]
+    groups: tuple[str, ...] = ()
+    positive_above: float = 0.0
+    labels: LabelKind = "grades"
+
+
+@dataclass(frozen=True)
 class Schema:
     """The features of requests, histories and items, in column order, and the meaning of the labels.
 
@@ -135,6 +152,12 @@ class Schema:
     def has_ages(self) -> bool:
         """Whether the history has the ages of its views."""
         return bool(self.history) and self.history[-1].kind == "age"
+
+    @property
+    def outline(self) -> Outline:
+        """What is known before the data are prepared: no names and sizes of features and tables."""
+        parts = frozenset(part for part in PARTS if self.features(part))
+        return Outline(parts, self.groups, self.positive_above, self.labels)
 
     def features(self, part: Part) -> tuple[Feature, ...]:
         """Return the features of a part."""

@@ -195,7 +195,7 @@ def check_data_module(make: Callable[[], CascadeDataModule], *, rules: Collectio
 
     The rules:
 
-    - the schema is known before the data is prepared;
+    - the outline of the schema is known before the data are prepared;
     - batches have the columns of the schema, ids that are rows of their tables, finite values, and padding ids after
       the end of a history;
     - pool items are distinct, and padding has label 0 and group -1;

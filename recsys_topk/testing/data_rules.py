@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from unittest import mock
 
 import numpy as np
 import torch
@@ -69,8 +73,25 @@ def _by_request(batches: Iterator[CascadeBatch]) -> list[tuple[int, Any]]:
     return found
 
 
+def the_outline_is_known_before_preparation(subject: DataSubject) -> None:
+    """`outline` prepares nothing and writes no file to the cache, and it agrees with the schema."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        require(False, "asking for the outline prepares data; override `outline`", subject.name)
+
+    data = subject._make()
+    for name in ("prepare_data", "setup", "open_shard"):
+        setattr(data, name, refuse)
+    with tempfile.TemporaryDirectory() as home, mock.patch.dict(os.environ, {"RECSYS_TOPK_CACHE": home}):
+        outline = data.outline
+        written = sorted(path.name for path in Path(home).rglob("*"))
+    require(not written, f"asking for the outline writes {', '.join(written[:3])}; override `outline`", subject.name)
+    found = subject.build().schema.outline
+    require(found == outline, f"the outline is {outline} before, and {found} after preparation", subject.name)
+
+
 def the_schema_can_be_stored(subject: DataSubject) -> None:
-    """The schema is known before the data is prepared, survives `to_dict`, and every split has named shards."""
+    """The schema survives `to_dict`, and every split has named shards."""
     data = subject._make()
     schema = data.schema
     require(Schema.from_dict(schema.to_dict()) == schema, "the schema differs after to_dict and from_dict", schema)
@@ -330,6 +351,7 @@ def shards_can_be_sent_to_workers(subject: DataSubject) -> None:
 
 
 RULES: tuple[Callable[[DataSubject], None], ...] = (
+    the_outline_is_known_before_preparation,
     the_schema_can_be_stored,
     batches_match_the_schema,
     lists_are_consistent,

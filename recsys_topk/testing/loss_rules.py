@@ -54,6 +54,16 @@ class LossSubject:
         """Return the values of k to test: None only for losses that do not require k."""
         return [lists.k] if self.template.requires_k else [None, lists.k]
 
+    def function(self, lists: Lists, k: int | None) -> Callable[..., Tensor]:
+        """Return the loss of each list as a function of the scores, (B, N), and a mask (by default that of `lists`)."""
+        loss = self.build(reduction="none")
+
+        def losses(scores: Tensor, mask: Tensor = lists.mask) -> Tensor:
+            value: Tensor = loss(scores, lists.labels, mask, k=k)
+            return value
+
+        return losses
+
     def __call__(
         self, lists: Lists, k: int | Tensor | None, reduction: str = "none", weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -274,12 +284,7 @@ def gradient_matches_finite_differences(subject: LossSubject) -> None:
         return
     for lists in (ordinary(), ragged()):
         for k in subject.cuts(lists):
-            loss = subject.build(reduction="none")
-
-            def value(scores: Tensor, loss: RankingLoss = loss, lists: Lists = lists, k: int | None = k) -> Tensor:
-                result: Tensor = loss(scores, lists.labels, lists.mask, k=k)
-                return result
-
+            value = subject.function(lists, k)
             require(
                 torch.autograd.gradcheck(value, (lists.scores.clone().requires_grad_(),), raise_exception=False),
                 f"the gradient (k = {k}) differs from finite differences",
@@ -293,12 +298,7 @@ def second_derivatives_are_correct_or_raise(subject: LossSubject) -> None:
         return
     for lists in (ordinary(), ragged()):
         for k in subject.cuts(lists):
-            loss = subject.build(reduction="none")
-
-            def value(scores: Tensor, loss: RankingLoss = loss, lists: Lists = lists, k: int | None = k) -> Tensor:
-                result: Tensor = loss(scores, lists.labels, lists.mask, k=k)
-                return result
-
+            value = subject.function(lists, k)
             require_second_derivative(value, lists.scores, subject.exact_gradient, lists)
 
 
@@ -308,16 +308,8 @@ def torch_func_transforms_agree(subject: LossSubject) -> None:
     refused = operator is not None and not operator.transformable
     for lists in (ordinary(), ragged()):
         for k in subject.cuts(lists):
-            loss = subject.build(reduction="none")
-
-            def value(
-                scores: Tensor, mask: Tensor, loss: RankingLoss = loss, lists: Lists = lists, k: int | None = k
-            ) -> Tensor:
-                result: Tensor = loss(scores, lists.labels, mask, k=k)
-                return result
-
             check = require_refused_transform if refused else require_transforms
-            check(value, lists.scores, lists.mask, lists)
+            check(subject.function(lists, k), lists.scores, lists.mask, lists)
 
 
 def compiled_results_are_equal(subject: LossSubject) -> None:

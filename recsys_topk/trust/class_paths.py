@@ -8,7 +8,7 @@ from typing import Any
 
 
 def class_path(cls: type) -> str:
-    """Return the path at which a class is defined, e.g. ``"recsys_topk.losses.dftopk.DFTopKLoss"``."""
+    """Return the path at which a class is defined, e.g. ``"recsys_topk.losses.DFTopKLoss"``."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

@@ -55,7 +55,7 @@ def test_default_stages_can_be_built_and_learn_from_every_part(
             with pytest.raises(ValueError, match="use the stage 'mlp'"):
                 registry.resolve(kind)(FeatureEmbedding(schema, 4))
     assert [stage["kind"] for stage in model.hparams["stages"]] == kinds
-    assert [config.kind for config in default_stages(schema)] == kinds
+    assert [config.kind for config in default_stages(schema.outline)] == kinds
 
 
 def test_explicit_stages_replace_the_default() -> None:

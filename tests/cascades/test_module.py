@@ -268,7 +268,7 @@ def test_label_options_come_from_the_data_unless_given() -> None:
 
 
 JOINT = "recsys_topk.cascades.objectives.joint.JointObjective"
-DFTOPK = "recsys_topk.losses.dftopk.DFTopKLoss"
+DFTOPK = "recsys_topk.losses.DFTopKLoss"
 
 
 def test_descriptions_of_version_0_1_build_the_same_cascade() -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,9 +40,15 @@ class Logged:
         return cls(names, wandb_files.summary(found), wandb_files.config(found))
 
 
-def run_once(folder: Path, environment: dict[str, str], *arguments: str) -> Logged:
+LOGGED = ("--logger=wandb", "--trainer.enable_progress_bar=false")
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], warm_python: list[str]) -> Logged:
+    """A run with the callback of the diagnostics section."""
+    folder = tmp_path_factory.mktemp("fitted")
     done = subprocess.run(
-        [sys.executable, "-m", "recsys_topk", *arguments, "--logger=wandb", "--trainer.enable_progress_bar=false"],
+        [*warm_python, "-m", "recsys_topk", "fit", *TINY_WORLD, *LOGGED, DIAGNOSTICS, "--model.embedding_lr=0.1"],
         capture_output=True, text=True, check=False, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -51,17 +56,10 @@ def run_once(folder: Path, environment: dict[str, str], *arguments: str) -> Logg
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Logged:
-    """A run with the callback of the diagnostics section."""
-    folder = tmp_path_factory.mktemp("fitted")
-    return run_once(folder, environment, "fit", *TINY_WORLD, DIAGNOSTICS, "--model.embedding_lr=0.1")
-
-
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> dict[str, Any]:
+def spec(environment: dict[str, str], warm_python: list[str]) -> dict[str, Any]:
     """The workspace that is printed without an API key."""
     done = subprocess.run(
-        [sys.executable, "-m", "recsys_topk", "dashboard"],
+        [*warm_python, "-m", "recsys_topk", "dashboard"],
         capture_output=True, text=True, check=False, env=environment, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -133,9 +131,11 @@ def test_losses_are_grouped_by_their_plain_names(spec: dict[str, Any], fitted: L
 
 
 def test_stream_logs_the_metrics_of_the_streaming_panels(
-    spec: dict[str, Any], tmp_path: Path, environment: dict[str, str]
+    spec: dict[str, Any], tmp_path: Path, in_process: Command
 ) -> None:
-    streamed = run_once(tmp_path, environment, "stream", "--losses=dftopk", "--seeds=1", *TINY_WORLD)
+    done = in_process(tmp_path, "stream", "--losses=dftopk", "--seeds=1", *TINY_WORLD, *LOGGED)
+    assert done.returncode == 0, done.stderr
+    streamed = Logged.read(tmp_path)
     curves = [panel["config"] for panel in panels(spec) if "stream/" in str(panel["config"])]
     assert len(curves) == 2
     for config in curves:
@@ -227,11 +227,15 @@ def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def test_dashboard_is_saved_and_its_address_printed_with_an_api_key(
-    server: tuple[str, list[dict[str, Any]]], spec: dict[str, Any], environment: dict[str, str], tmp_path: Path
+    server: tuple[str, list[dict[str, Any]]],
+    spec: dict[str, Any],
+    environment: dict[str, str],
+    warm_python: list[str],
+    tmp_path: Path,
 ) -> None:
     address, requests = server
     done = subprocess.run(
-        [sys.executable, "-m", "recsys_topk", "dashboard", "--project", "theirs"],
+        [*warm_python, "-m", "recsys_topk", "dashboard", "--project", "theirs"],
         capture_output=True, text=True, check=False, cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=120,
         env={**environment, "WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": address},
     )  # fmt: skip

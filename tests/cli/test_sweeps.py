@@ -98,7 +98,9 @@ class AgentRuns:
 
 
 @pytest.fixture(scope="module")
-def agent_runs(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> AgentRuns:
+def agent_runs(
+    environment: dict[str, str], warm_python: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> AgentRuns:
     folder = tmp_path_factory.mktemp("agent")
     sweep = read(ROOT / "sweeps" / "learning-rates.yaml")
     drawn = next(run for run in draw(sweep) if run["model.embedding_optimizer"]["value"] != "same")
@@ -108,7 +110,7 @@ def agent_runs(environment: dict[str, str], tmp_path_factory: pytest.TempPathFac
     def start(run_id: str, epochs: int) -> subprocess.Popen[str]:
         arguments = [*command[1:], *TINY_WORLD, f"--trainer.max_epochs={epochs}", "--trainer.enable_progress_bar=false"]
         return subprocess.Popen(
-            [sys.executable, "-m", "recsys_topk", *arguments],
+            [*warm_python, "-m", "recsys_topk", *arguments],
             cwd=folder, env=agent_environment(folder, run_id, drawn, environment),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -17,7 +17,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from recsys_topk import datamodules
 from recsys_topk.datamodules import CascadeDataModule, RecFlowDataModule, WorldConfig, data_spec, restore
+from recsys_topk.datamodules.base import DataOptions
+from recsys_topk.datamodules.prepare.base import PreparedDataModule, PreparedOptions
 from recsys_topk.registry import UnknownNameError
+from recsys_topk.spec import options_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "v0_1"
 RECFLOW = "recsys_topk.datamodules.recflow.datamodule.RecFlowDataModule"
@@ -70,7 +73,7 @@ _LIGHT = """
 import sys
 from recsys_topk.datamodules import Schema, WorldConfig, cache_home, data_spec
 from recsys_topk.datamodules.recflow import DayCache, RecFlowFiles, select_days
-print([m for m in ("torch", "lightning", "datasets", "pyarrow") if m in sys.modules])
+print([m for m in ("torch", "lightning", "datasets") if m in sys.modules])
 """
 
 
@@ -190,3 +193,24 @@ def test_invalid_options_raise() -> None:
         InMemory(eval_batch_size=0)
     with pytest.raises(ValueError, match="num_workers must not be negative, got -1"):
         InMemory(num_workers=-1)
+
+
+@pytest.mark.parametrize(("cls", "options"), [(CascadeDataModule, DataOptions), (PreparedDataModule, PreparedOptions)])
+def test_passed_on_options_are_those_of_the_base_class(cls: type, options: type) -> None:
+    declared, hints = options_of(cls), get_type_hints(cls.__init__)
+    passed_on = get_type_hints(options)
+    assert set(passed_on) <= set(declared)
+    for home in cls.__mro__:
+        hints = {**get_type_hints(home.__init__), **hints} if "__init__" in vars(home) else hints
+    assert {name: hints[name] for name in passed_on} == passed_on
+    if cls is CascadeDataModule:
+        assert set(passed_on) == set(declared)
+
+
+def test_options_of_the_base_class_are_checked_and_saved(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"InteractionsDataModule has no option 'sead'; did you mean 'seed'\?"):
+        datamodules.get("interactions", root=str(tmp_path), sead=1)
+    saved = datamodules.get("interactions", root=str(tmp_path), seed=7).hparams
+    assert (saved["seed"], saved["batch_size"], saved["train_negatives"], saved["shuffle"]) == (7, 256, 100, True)
+    assert "options" not in saved
+    assert restore(saved).seed == 7

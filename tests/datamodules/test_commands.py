@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +9,7 @@ import pytest
 
 from recsys_topk.cli import prepare, simulate
 from recsys_topk.cli.main import main
-from recsys_topk.runs.day_check import check_days
+from recsys_topk.datamodules import RecFlowDataModule, WorldConfig
 from tests.conftest import Result
 
 
@@ -83,38 +82,30 @@ def test_help_imports_no_heavy_libraries(command: str) -> None:
     assert found.stdout.splitlines()[-1] == "[]"
 
 
-_WRONG_DAYS = """
-import sys
-from recsys_topk.cli.main import main
-status = main(sys.argv[1:])
-print(status, [m for m in ("torch", "lightning", "datasets", "pyarrow") if m in sys.modules])
-"""
-
-
 @pytest.mark.parametrize("command", ["fit", "prepare"])
-def test_all_wrong_days_are_reported_before_heavy_imports(command: str, world_root: Path, tmp_path: Path) -> None:
+def test_all_wrong_days_are_reported_before_a_file_is_written(
+    command: str, world_root: Path, tmp_path: Path, in_process: Callable[..., Result]
+) -> None:
     (tmp_path / "run.yaml").write_text(f"data: {{root: {world_root}, train_days: '2023-01-13'}}\n")
     options = ["--config", "run.yaml", "--data.val_days", "2024-01-30", "--data.test_days", "soon"]
-    done = subprocess.run(
-        [sys.executable, "-c", _WRONG_DAYS, command, *options],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "2 []"
+    done = in_process(tmp_path, command, *options)
+    assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "train_days='2023-01-13' asks for 2023-01-13, and the data hold 2024-01-13 .. 2024-01-16" in line
     assert "val_days='2024-01-30' asks for 2024-01-30" in line
     assert "YYYY-MM-DD, e.g. 2024-01-13; got 'soon'" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
-def test_wrong_days_of_a_simulated_world_raise_before_the_simulation() -> None:
-    world = {"days": "4", "start": "2024-03-01"}
+def test_wrong_days_of_a_simulated_world_raise_before_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_world(*_: object) -> None:
+        raise AssertionError("a world would be simulated")
+
+    monkeypatch.setattr("recsys_topk.datamodules.recflow.datamodule.embedded_root", no_world)
+    data = RecFlowDataModule(world=WorldConfig(days=4, start="2024-03-01"), test_days="2024-03-05")
+    assert data.outline.labels == "places"
     with pytest.raises(ValueError, match=r"test_days='2024-03-05' asks for 2024-03-05, .* 2024-03-01 .. 2024-03-04"):
-        check_days({"data": {"world": world, "test_days": "2024-03-05"}})
-    check_days({"data": {"world": world, "test_days": "2024-03-04"}})
-    check_days(
-        {"data": {"class_path": "lists", "init_args": {"test_days": "soon"}}}
-    )  # these days are not RecFlow's option
+        data.schema  # noqa: B018
 
 
 def test_run_without_validation_days_trains_and_tests(

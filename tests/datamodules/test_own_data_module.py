@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs" / "data.md"
@@ -22,7 +21,7 @@ print("done")
 """
 
 
-def test_docs_example_trains_and_keeps_the_contract(tmp_path: Path) -> None:
+def test_docs_example_trains_and_keeps_the_contract(tmp_path: Path, warm_python: list[str]) -> None:
     (code,) = (
         block for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "class Films" in block
     )
@@ -30,7 +29,7 @@ def test_docs_example_trains_and_keeps_the_contract(tmp_path: Path) -> None:
     script.write_text(code + CHECK)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240
+        [*warm_python, str(script)], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.endswith("done\n")

@@ -47,5 +47,7 @@ def test_five_commands_run_and_beat_popularity(
     found = json.loads(measured.read_text())["metrics"]
     others = max(found["recall@20/popularity"], found["recall@20/random"])
     assert found["recall@20/corpus"] > 2 * others
+    assert re.search(r"^metric +random +popularity +transitions +this run$", output["test"], re.MULTILINE)
+    assert {"coverage@20/corpus", "novelty@20/transitions", "popularity_lift@20/popularity"} <= found.keys()
     (predictions,) = (tmp_path / "runs").glob("predict-*/predictions.parquet")
     assert pq.read_metadata(predictions).num_rows > 60 * 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,10 +43,10 @@ with open(f"{out}/{trainer.global_rank}.json", "w") as file:
 
 
 @pytest.mark.slow
-def test_two_processes_see_every_request_once(world_root: Path, tmp_path: Path) -> None:
+def test_two_processes_see_every_request_once(world_root: Path, tmp_path: Path, warm_python: list[str]) -> None:
     script = tmp_path / "run.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(world_root), str(tmp_path / "cache"), str(tmp_path)]
+    command = [*warm_python, str(script), str(world_root), str(tmp_path / "cache"), str(tmp_path)]
     subprocess.run(command, check=True, timeout=240, capture_output=True)
     seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     first = 10_000_000

@@ -105,13 +105,13 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_preparation_resumes_at_the_unfinished_step(kind: str, tmp_path: Path) -> None:
+def test_killed_preparation_resumes_at_the_unfinished_step(kind: str, tmp_path: Path, warm_python: list[str]) -> None:
     write_log(tmp_path / "log", kind)
 
     def killed(step: str, number: int) -> str:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         told = [kind, str(tmp_path / "log"), str(tmp_path / "cache"), step, str(number)]
-        done = subprocess.run([sys.executable, "-c", KILLED, *told], capture_output=True, text=True, env=environment)
+        done = subprocess.run([*warm_python, "-c", KILLED, *told], capture_output=True, text=True, env=environment)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert len(list((tmp_path / "cache").glob(".log-*.partial"))) == 1
         assert not list((tmp_path / "cache").glob("log-*"))

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -32,10 +31,12 @@ def environments(processes: int) -> list[dict[str, str]]:
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
-def launch(module: str, processes: int, folder: Path, timeout: float) -> list[dict[str, Any]]:
-    """Run ``python -m module FOLDER`` in several processes; return the content of each ``RANK.json``."""
+def launch(
+    python: list[str], module: str, processes: int, folder: Path, timeout: float, *arguments: str
+) -> list[dict[str, Any]]:
+    """Run ``python -m module FOLDER ARGUMENTS`` in several processes; return the content of each ``RANK.json``."""
     logs = [(folder / f"{rank}.log").open("w") for rank in range(processes)]
-    command = [sys.executable, "-m", module, str(folder)]
+    command = [*python, "-m", module, str(folder), *arguments]
     started = [
         subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
         for environment, log in zip(environments(processes), logs, strict=True)

@@ -1,4 +1,4 @@
-"""Run in several processes: every case of `training.cases`, saving and resuming, and `means`."""
+"""Run in several processes: a group of `training.cases`; the quick one with saving, resuming and `means`."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ def meta_difference(folder: Path, processes: int) -> float:
     return max((float((drawn[0][key] - drawn[1][key]).abs().max()) for key in drawn[0]), default=0.0)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, group: str) -> None:
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     found: dict[str, Any] = {"cases": {}}
-    for case in cases(processes):
+    for case in cases(processes, group):
         result = train(case, processes, folder)
         if rank == 0:
             torch.save(result["weights"], folder / f"{case.name}.pt")
         found["cases"][case.name] = {key: result[key] for key in ("losses", "metrics", "digest")}
-    if processes == 2:
+    if group == "quick":
         found["means"] = means.differences()
         found["relay"] = relay(folder, processes)
         found["errors"] = error_messages(folder, processes)
@@ -88,4 +88,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

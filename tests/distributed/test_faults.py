@@ -38,7 +38,7 @@ def logged_values(run: Path, column: str) -> list[float]:
         return [float(row[column]) for row in csv.DictReader(file) if row[column]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_killed_process_ends_the_run_and_torchrun_resumes_it(
     tmp_path: Path, environment: dict[str, str], in_process: Callable[..., Result]

@@ -58,6 +58,7 @@ ORDERED = (
     StageConfig("two_tower", "retrieval", 9, {"hidden": [16, 8], "history": {"kind": "transformer", "dropout": 0.0}}),
     StageConfig("din", "ranking", 4, {"hidden": [16, 8], "attention": 8, "history": "recency"}),
 )
+QUICK = {"row_wise adagrad", "auto shared", "ddp batch norm"}  # the cases of `make test`, with two processes
 WITH_THREE_PROCESSES = {"table_wise adagrad", "row_wise rowwise_adagrad", "column_wise adagrad"}
 CASES = [
     Case("table_wise sgd", "table_wise", "sgd"),
@@ -78,10 +79,11 @@ CASES = [
 SHIFTS = ("retrieval.item_tower.tail.1.bias", "ranking.mlp.tail.3.bias")
 
 
-def cases(processes: int) -> list[Case]:
-    """Return all cases for two processes, some for more; RECSYS_TOPK_ALL_CASES=1 selects all."""
+def cases(processes: int, group: str) -> list[Case]:
+    """Return the cases of a group: "quick", or the others, "long"; RECSYS_TOPK_ALL_CASES=1 selects all."""
     all_cases = processes == 2 or bool(os.environ.get("RECSYS_TOPK_ALL_CASES"))
-    return [case for case in CASES if all_cases or case.name in WITH_THREE_PROCESSES]
+    chosen = [case for case in CASES if all_cases or case.name in WITH_THREE_PROCESSES]
+    return [case for case in chosen if (group == "quick") == (processes == 2 and case.name in QUICK)]
 
 
 class Losses(Callback):

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -157,6 +156,7 @@ def brute_force(model: CascadeModule, data: Tiny, cuts: Sequence[int], popularit
     batch, scores = pair_scores(model, data)
     quotas, names = model.cascade.quotas, model.cascade.names
     rows_of: dict[str, list[float]] = {}
+    shown: dict[str, list[int]] = {"corpus": [0] * ITEMS, "popularity": [0] * ITEMS}
 
     def add(name: str, value: float) -> None:
         rows_of.setdefault(name, []).append(value)
@@ -176,10 +176,16 @@ def brute_force(model: CascadeModule, data: Tiny, cuts: Sequence[int], popularit
         add("kept/corpus", len(positive & alive) / len(positive))
         popular = best(candidates, lambda row: popularity.get(row, 0), labels, quotas[-1])
         for column, final in (("corpus", ranked), ("popularity", popular)):
+            for row in final[: max(cuts)]:
+                shown[column][row] += 1
             add(f"joint_recall@{K}@{quotas[-1]}/{column}", recall(set(final), labels, K))
             for cut in cuts:
                 add(f"recall@{cut}/{column}", recall(set(final[:cut]), labels, cut))
                 add(f"ndcg@{cut}/{column}", ndcg(final, labels, cut))
+    for column, counts in shown.items():
+        pairs = sum(abs(a - b) for a in counts for b in counts)
+        rows_of[f"coverage@{max(cuts)}/{column}"] = [sum(map(bool, counts)) / ITEMS]
+        rows_of[f"gini@{max(cuts)}/{column}"] = [pairs / (2 * ITEMS * sum(counts))]
     return {name: sum(values) / len(values) for name, values in rows_of.items()}
 
 
@@ -332,12 +338,12 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_result_of_one(tmp_path: Path) -> None:
+def test_two_processes_give_the_result_of_one(tmp_path: Path, warm_python: list[str]) -> None:
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), str(tmp_path / "store")],
+            [*warm_python, "-c", WORKER, str(rank), str(tmp_path / "store")],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=root,
         )
         for rank in range(2)

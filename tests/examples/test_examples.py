@@ -220,7 +220,7 @@ def test_peers_script_reports_the_popularity_baseline_of_the_toolkit(tmp_path, m
     assert missing == "implicit is not installed, its rows are left out: pip install implicit"
     data = InteractionsDataModule(clicks, split="leave_last")
     model = CascadeModule(data.schema, [StageConfig("two_tower", "only", 20)], k=20)
-    for split, line in zip(("val", "test"), lines, strict=True):
+    for split, line in zip(("val", "test"), lines[::2], strict=True):
         found = evaluate_corpus(model, data, split, cuts=[20]).compute()
         assert line.split()[:2] == [split, "popularity"]
         assert line.split()[3::2] == [f"{float(found[f'{name}@20/popularity']):.3f}" for name in ("recall", "ndcg")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +14,11 @@ from tests.conftest import TINY_WORLD, Result
 
 
 def test_interrupted_experiment_resumes_runs_once_and_is_reported(
-    recsys_topk: Callable[..., Result], environment: dict[str, str], tmp_path: Path
+    in_process: Callable[..., Result], environment: dict[str, str], warm_python: list[str], tmp_path: Path
 ) -> None:
     command = ["experiment", "main-table", "--only", "dftopk,lapsum", "--seeds", "1", "--out", "p", *TINY_WORLD]
     process = subprocess.Popen(
-        [sys.executable, "-m", "recsys_topk", *command], cwd=tmp_path, env=environment, stdout=subprocess.PIPE,
+        [*warm_python, "-m", "recsys_topk", *command], cwd=tmp_path, env=environment, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -37,7 +36,7 @@ def test_interrupted_experiment_resumes_runs_once_and_is_reported(
     (trial,) = folder.rglob("dftopk-s0.json")
     kept = trial.read_text()
 
-    resumed = recsys_topk(*command)
+    resumed = in_process(tmp_path, *command)
     assert resumed.returncode == 0, resumed.stderr
     assert trial.read_text() == kept
     assert "[2/2]" in resumed.stdout
@@ -49,7 +48,7 @@ def test_interrupted_experiment_resumes_runs_once_and_is_reported(
     taus = {label: run[0]["config"]["model"]["loss"]["init_args"]["tau"] for label, run in runs.items()}
     assert taus == {"dftopk": 500, "lapsum": 5}
 
-    again = recsys_topk(*command)
+    again = in_process(tmp_path, *command)
     assert again.returncode == 0, again.stderr
     assert "already finished: p/main-table/comparison.json" in again.stdout
     assert "$ recsys-topk" not in again.stdout
@@ -57,7 +56,7 @@ def test_interrupted_experiment_resumes_runs_once_and_is_reported(
     # The report names the missing runs of an experiment.
     (folder / "comparison.json").unlink()
     (folder / "trials" / "lapsum-s0.json").unlink()
-    page = recsys_topk("report", "p", "--out", "page.html")
+    page = in_process(tmp_path, "report", "p", "--out", "page.html")
     assert page.returncode == 0, page.stderr
     assert "missing: 1 of 2 runs are not finished" in page.stdout
     text = (tmp_path / "page.html").read_text()
@@ -75,23 +74,37 @@ def test_interrupted_experiment_resumes_runs_once_and_is_reported(
         (["main-table", "--only", "dftopk", "--config", "no-such", "--seeds", "1"], "no config file 'no-such'"),
     ],
 )
-def test_mistakes_exit_with_status_2(recsys_topk: Callable[..., Result], arguments: list[str], words: str) -> None:
-    done = recsys_topk("experiment", *arguments)
+def test_mistakes_exit_with_status_2(
+    in_process: Callable[..., Result], tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    done = in_process(tmp_path, "experiment", *arguments)
     assert done.returncode == 2
     assert words in done.stderr
 
 
-def test_list_names_every_experiment(recsys_topk: Callable[..., Result]) -> None:
-    done = recsys_topk("experiment", "list")
+def test_list_names_every_experiment(in_process: Callable[..., Result], tmp_path: Path) -> None:
+    done = in_process(tmp_path, "experiment", "list")
     assert done.returncode == 0
     assert {"main-table", "runtime", "tau", "negatives", "streaming"} <= set(done.stdout.split())
 
 
 def test_paper_benchmark_times_every_loss_and_plain_cross_entropy(
-    recsys_topk: Callable[..., Result], tmp_path: Path
+    in_process: Callable[..., Result], tmp_path: Path
 ) -> None:
-    done = recsys_topk(
-        "bench", "paper", "--items", "4", "12", "--repeats", "4", "--names", "dftopk", "listnet", "--json", "b.json"
+    done = in_process(
+        tmp_path,
+        "bench",
+        "paper",
+        "--items",
+        "4",
+        "12",
+        "--repeats",
+        "4",
+        "--names",
+        "dftopk",
+        "listnet",
+        "--json",
+        "b.json",
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "b.json").read_text())["rows"]
@@ -99,6 +112,6 @@ def test_paper_benchmark_times_every_loss_and_plain_cross_entropy(
         ("dftopk", "1x4x2"), ("listnet", "1x4x2"), ("dftopk", "1x12x6"), ("listnet", "1x12x6"),
     ]  # fmt: skip
     assert all(row["ms"] > 0 and row["ratio"] == pytest.approx(row["ms"] / row["baseline ms"]) for row in rows)
-    wrong = recsys_topk("bench", "paper", "--names", "dftpk")
+    wrong = in_process(tmp_path, "bench", "paper", "--names", "dftpk")
     assert wrong.returncode == 2
     assert "did you mean 'dftopk'" in wrong.stderr

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -95,10 +94,14 @@ def test_files_hold_every_day(streamed: Path) -> None:
 
 
 def test_killed_stream_resumes_to_the_same_metrics_and_weights(
-    streamed: Path, environment: dict[str, str], in_process: Callable[..., Result], tmp_path: Path
+    streamed: Path,
+    environment: dict[str, str],
+    warm_python: list[str],
+    in_process: Callable[..., Result],
+    tmp_path: Path,
 ) -> None:
     command = ["stream", "--losses", "perturbed", *STREAM[3:], "--logger", "wandb"]
-    arguments = [sys.executable, "-m", "recsys_topk", *command]
+    arguments = [*warm_python, "-m", "recsys_topk", *command]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as first:
         assert first.stdout is not None
         for line in first.stdout:
@@ -186,7 +189,11 @@ def test_finished_stream_does_nothing(streamed: Path, in_process: Callable[..., 
 
 
 def test_stream_resumes_with_new_days_and_fails_if_old_days_are_missing(
-    streamed: Path, environment: dict[str, str], in_process: Callable[..., Result], tmp_path: Path
+    streamed: Path,
+    environment: dict[str, str],
+    warm_python: list[str],
+    in_process: Callable[..., Result],
+    tmp_path: Path,
 ) -> None:
     """A stream to which the last day is added later equals a stream that had all days from the start."""
     (world,) = (Path(environment["RECSYS_TOPK_CACHE"]) / "worlds").glob("40x300-*")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import pickle
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ SCORES, LABELS = torch.tensor([[3.0, 1.0, 2.0, 0.0]]), torch.tensor([[1.0, 0.0, 
 
 # Values of version 0.1.0, in which each of these losses was a class in its own file.
 VALUES_OF_0_1: dict[str, tuple[dict[str, Any], float]] = {
+    "DFTopKLoss": ({}, 0.8377),
     "DiffSortLoss": ({}, 0.8084),
     "HardTopKLoss": ({}, 6.9078),
     "LapSumLoss": ({}, 0.9665),
@@ -40,13 +42,24 @@ VALUES_OF_0_1: dict[str, tuple[dict[str, Any], float]] = {
 
 
 @pytest.mark.parametrize("name", VALUES_OF_0_1)
-def test_value_and_class_path_are_unchanged_since_version_0_1(name: str) -> None:
+def test_value_is_unchanged_and_old_class_path_loads(name: str) -> None:
     options, value = VALUES_OF_0_1[name]
     cls = getattr(losses, name)
     assert float(cls(k=2, **options)(SCORES, LABELS)) == pytest.approx(value, abs=6e-5)
-    old = importlib.import_module(f"recsys_topk.losses.{cls.name}")
-    assert getattr(old, name) is cls
-    assert cls.__module__ == old.__name__
+    old = {"class_path": f"recsys_topk.losses.{cls.name}.{name}", "init_args": {"tau": 3.0}}
+    loss = build(old, base=RankingLoss)
+    assert (type(loss), loss.operator.tau) == (cls, 3.0)
+    assert losses.registry.resolve(old["class_path"], trust=()) is cls
+
+
+@pytest.mark.parametrize("name", operators.available())
+def test_class_path_can_be_imported_in_a_new_module(name: str) -> None:
+    cls = losses.registry.resolve(name)
+    path = describe(cls())["class_path"]
+    module, _, attribute = path.rpartition(".")
+    assert importlib.util.find_spec(module).origin
+    assert getattr(importlib.import_module(module), attribute) is cls
+    assert path == f"recsys_topk.losses.{cls.__name__}"
 
 
 def test_every_operator_has_a_loss() -> None:

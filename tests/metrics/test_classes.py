@@ -4,7 +4,6 @@ import copy
 import os
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -170,13 +169,13 @@ dist.destroy_process_group()
 """
 
 
-def test_two_processes_give_the_result_of_one(tmp_path):
+def test_two_processes_give_the_result_of_one(tmp_path, warm_python):
     root = Path(__file__).parents[2]
     paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), str(tmp_path / "store")],
+            [*warm_python, "-c", WORKER, str(rank), str(tmp_path / "store")],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

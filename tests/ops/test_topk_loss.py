@@ -205,7 +205,7 @@ def test_result_does_not_depend_on_the_number_of_threads():
 @pytest.mark.parametrize("name", NAMES)
 def test_default_call_uses_the_compiled_loop(name):
     x, labels = torch.randn(3, 9), (torch.arange(9) < 3).float().expand(3, 9)
-    law = losses.get(name, k=2)._law()
+    law = losses.get(name, k=2).law()
     with backend("auto"), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert topk_loss.backend_for(x, labels, None, 2, 0.0, law, True) == "numba"

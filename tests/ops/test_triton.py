@@ -29,9 +29,11 @@ FILES = {"threshold_sums": "long_lists", "long_terms": "long_lists"}
 
 
 @pytest.mark.timeout(900)  # half a minute on an idle core
-def test_kernels_pass_their_tests_in_the_interpreter() -> None:
+@pytest.mark.parametrize("chosen", ["test_values_and_gradients", pytest.param("test", marks=pytest.mark.long)])
+def test_kernels_pass_their_tests_in_the_interpreter(chosen: str) -> None:
     """TRITON_INTERPRET=1 must be set before triton is imported, so the tests run in a new process."""
     command = [sys.executable, "-m", "pytest", "tests/ops/test_triton_kernels.py", "-q", "-p", "no:cacheprovider"]
+    command += ["-k", chosen]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=880, check=False)
@@ -62,7 +64,11 @@ def kernels() -> list[Any]:
             "HAS_KS": kind < 1,
         }
         found.append(("pair_sums", {**options, "WANTS": True, "BLOCK_I": 32, "BLOCK_J": 64}, 4))
-    return [pytest.param(*one, id=f"{one[0]}-{next(iter(one[1].values()))}") for one in found]
+    names = [name for name, *_ in found]
+    return [
+        pytest.param(*one, id=f"{one[0]}-{next(iter(one[1].values()))}", marks=[pytest.mark.long] * (one[0] in before))
+        for one, before in zip(found, (names[:place] for place in range(len(names))), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(("name", "options", "warps"), kernels())

@@ -9,8 +9,8 @@ import pytest
 from recsys_topk.cli.arguments import parse_options
 from recsys_topk.runs.config import as_options, flatten_config, resolve
 
-DFTOPK = "recsys_topk.losses.dftopk.DFTopKLoss"
-LAPSUM = "recsys_topk.losses.lapsum.LapSumLoss"
+DFTOPK = "recsys_topk.losses.DFTopKLoss"
+LAPSUM = "recsys_topk.losses.LapSumLoss"
 
 
 def loss(*arguments: str) -> dict[str, Any]:

@@ -86,12 +86,12 @@ def test_refused_start_prints_one_line_and_leaves_no_directory(
 
 
 def test_closed_pipe_ends_training_without_a_traceback(
-    in_process: Callable[..., Result], tmp_path: Path, environment: dict[str, str]
+    in_process: Callable[..., Result], tmp_path: Path, environment: dict[str, str], warm_python: list[str]
 ) -> None:
     # The world is simulated before: the first command that simulates it says so on standard error.
     in_process(tmp_path, "prepare", *(option for option in TINY_WORLD if option.startswith("--data.")))
     process = subprocess.Popen(
-        [sys.executable, "-m", "recsys_topk", "fit", *TINY_WORLD, "--trainer.accelerator=cpu"],
+        [*warm_python, "-m", "recsys_topk", "fit", *TINY_WORLD, "--trainer.accelerator=cpu"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment,
     )  # fmt: skip
     assert process.stdout is not None

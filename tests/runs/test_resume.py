@@ -47,11 +47,11 @@ def assert_same_run(one: Path, two: Path) -> None:
 class Running:
     """The command in the background, in a new process group, as a terminal starts it."""
 
-    def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, python: list[str], arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
         self.output = folder / "output.txt"
         with self.output.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "recsys_topk", *arguments],
+                [*python, "-m", "recsys_topk", *arguments],
                 stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder, env=environment,
                 start_new_session=True,
             )  # fmt: skip
@@ -70,11 +70,11 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], warm_python: list[str]) -> Path:
     """An uninterrupted run in a terminal; terminal.txt holds its output."""
     folder = tmp_path_factory.mktemp("whole")
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "recsys_topk", "fit", *OPTIONS]
+    command = [*warm_python, "-m", "recsys_topk", "fit", *OPTIONS]
     process = subprocess.Popen(
         command, cwd=folder, env={**environment, "COLUMNS": "200", "TERM": "xterm"},
         stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL,
@@ -92,14 +92,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
 
 
 def test_killed_interrupted_and_resumed_run_gives_identical_weights(
-    whole: Path, tmp_path: Path, environment: dict[str, str], recsys_topk: Command
+    whole: Path, tmp_path: Path, environment: dict[str, str], warm_python: list[str], recsys_topk: Command
 ) -> None:
     run = tmp_path / "runs" / "dftopk-tau1-neg5-s42"
     arguments = ["fit", *OPTIONS, "--save_every_n_steps=5"]
-    assert Running(arguments, tmp_path, environment).signal_at(21, run / "metrics.csv", signal.SIGKILL) == -9
+    first = Running([sys.executable], arguments, tmp_path, environment)
+    assert first.signal_at(21, run / "metrics.csv", signal.SIGKILL) == -9
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] >= 20
 
-    resumed = Running([*arguments, "--resume", "last"], tmp_path, environment)
+    resumed = Running(warm_python, [*arguments, "--resume", "last"], tmp_path, environment)
     assert resumed.signal_at(60, run / "metrics.csv", signal.SIGINT) == 130
     output = resumed.output.read_text()
     assert re.search(r"state +\d+ steps, 0 whole epochs, \d+ batches into epoch 1", output)

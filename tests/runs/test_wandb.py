@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -67,7 +66,7 @@ def test_resumed_run_keeps_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert make_wandb(RunDirectory(tmp_path, "x")).version != first.version
 
 
-def test_run_is_offline_even_if_wandb_was_set_up_before(tmp_path: Path) -> None:
+def test_run_is_offline_even_if_wandb_was_set_up_before(tmp_path: Path, warm_python: list[str]) -> None:
     """Regression: W&B reads its environment at first use, and later runs asked for an API key."""
     code = (
         "import os, sys, wandb; wandb.setup(); os.environ['WANDB_MODE'] = 'offline'\n"
@@ -79,7 +78,7 @@ def test_run_is_offline_even_if_wandb_was_set_up_before(tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     environment = {**kept, "HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        [*warm_python, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
     )
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("runs/x/wandb/offline-run-*"))
@@ -150,7 +149,7 @@ def test_disabled_wandb_writes_nothing(
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+def logged(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], warm_python: list[str]) -> Path:
     """A folder with a finished run that logged to W&B."""
     folder = tmp_path_factory.mktemp("wandb")
     arguments = [
@@ -163,7 +162,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]
         *TINY_WORLD,
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "recsys_topk", *arguments],
+        [*warm_python, "-m", "recsys_topk", *arguments],
         capture_output=True, text=True, check=False, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -348,7 +348,7 @@ def test_any_column_name_can_name_a_table_of_a_model() -> None:
     names = ["item.id", "_x", *(name for name in dir(torch.nn.ModuleDict()) if not name.startswith("_"))]
     encoder = fit_features(Description.from_plain({"items": names}), {"items": {name: ["a", "b"] for name in names}})
     modules = torch.nn.ModuleDict()
-    for table in encoder.schema().tables:
+    for table in encoder.schema(reserved=dir(modules)).tables:
         modules[table.name] = torch.nn.Identity()
     assert len(modules) == len(names)
 

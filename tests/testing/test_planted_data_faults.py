@@ -6,7 +6,7 @@ import pytest
 import torch
 from in_memory import InMemory
 
-from recsys_topk.datamodules import Catalogue, Feature, TensorShard
+from recsys_topk.datamodules import Catalogue, Feature, TensorShard, cache_home
 from recsys_topk.testing import check_data_module
 
 
@@ -28,6 +28,26 @@ class ChangedShard(TensorShard):
 
     def batch(self, rows):
         return self.change(super().batch(rows))
+
+
+class PreparesForTheOutline(InMemory):
+    @property
+    def outline(self):
+        self.prepare_data()
+        return super().outline
+
+
+class SimulatesForTheOutline(InMemory):
+    @property
+    def outline(self):
+        (cache_home() / "worlds").mkdir(parents=True)
+        return super().outline
+
+
+class KnowsAnotherOutline(InMemory):
+    @property
+    def outline(self):
+        return replace(super().outline, positive_above=5.0)
 
 
 class HasIdsBeyondTheTable(Faulty):
@@ -172,6 +192,9 @@ class CannotBePickled(Faulty):
 
 
 FAULTS = {
+    PreparesForTheOutline: "the outline is known before preparation",
+    SimulatesForTheOutline: "the outline is known before preparation",
+    KnowsAnotherOutline: "the outline is known before preparation",
     HasIdsBeyondTheTable: "batches match the schema",
     HasTooFewColumns: "batches match the schema",
     HasNaN: "batches match the schema",

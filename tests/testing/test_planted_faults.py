@@ -103,8 +103,9 @@ class FailsOnEmptyLists(RankingLoss):
         x = torch.where(mask, scores, -math.inf)
         return -(x.log_softmax(-1) * positive).nan_to_num(nan=0.0).sum(-1) / positive.sum(-1)
 
-    def _replace_skipped(self, x, y, mask, cut, counted):
-        return x, y, mask, cut
+    def _measure(self, x, y, mask, k):
+        valid = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
+        return self.per_list(torch.where(valid, x, 0.0), torch.where(valid, y, 0.0), valid, k), None
 
     def _reduce(self, losses, counted, weights):
         return losses if self.reduction == "none" else losses.mean()

@@ -19,6 +19,7 @@ from recsys_topk.spec import Recorded
 
 registry: Registry[CascadeObjective]
 Weighting = Literal["learned", "fixed"]
+Quotas = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
 
     @abstractmethod
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """Return the objective. The base class calls it with clean input: float32 or float64 scores, 0 where masked."""
 
@@ -211,6 +206,17 @@ class CascadeObjective(Recorded, nn.Module, ABC):
             clean = [self.clean(x, mask) for x, mask in zip(clean, masks, strict=True)]
             graded = [self.clean(y.detach().to(x.dtype), mask) for x, y, mask in zip(clean, labels, masks, strict=True)]
             return self.compute_separately(clean, graded, masks, quotas, k)
+
+
+def default_objective(loss: RankingLoss) -> str:
+    """Return the name of the objective for a loss if none is named: ``"joint"`` for a loss with a top-k operator.
+
+    Example:
+        >>> from recsys_topk.losses import BCELoss, DFTopKLoss
+        >>> default_objective(DFTopKLoss()), default_objective(BCELoss())
+        ('joint', 'independent')
+    """
+    return "independent" if loss.operator is None else "joint"
 
 
 def require_groups(groups: Tensor | None, name: str) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from recsys_topk.cascades.objectives.base import (
     CascadeObjective,
     ObjectiveOutput,
+    Quotas,
     TermWeights,
     Weighting,
     require_groups,
@@ -40,17 +40,12 @@ class BCEObjective(CascadeObjective):
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
     """
 
-    name: ClassVar[str] = "bce"
-    uses_loss: ClassVar[bool] = False
-    paper: ClassVar[str] = "baseline of Wang et al. 2025, arXiv 2503.09492"
+    name = "bce"
+    uses_loss = False
+    paper = "baseline of Wang et al. 2025, arXiv 2503.09492"
 
     def __init__(
-        self,
-        loss: RankingLoss,
-        stages: int,
-        *,
-        visible: Sequence[int] | None = None,
-        weighting: Weighting = "fixed",
+        self, loss: RankingLoss, stages: int, *, visible: Sequence[int] | None = None, weighting: Weighting = "fixed"
     ) -> None:
         super().__init__(loss, stages)
         if visible is not None and len(visible) != stages:
@@ -61,13 +56,7 @@ class BCEObjective(CascadeObjective):
         self.weights = TermWeights(stages, weighting)
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         group = require_groups(groups, self.name)

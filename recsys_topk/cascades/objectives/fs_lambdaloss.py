@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
+from recsys_topk.cascades.objectives.base import (
+    CascadeObjective,
+    ObjectiveOutput,
+    Quotas,
+    TermWeights,
+    Weighting,
+)
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.pairs import LabelOrder, pairwise_logistic
 from recsys_topk.numerics import weighted_mean
@@ -35,9 +40,9 @@ class FullStageLambdaLoss(CascadeObjective):
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
     """
 
-    name: ClassVar[str] = "fs_lambdaloss"
-    uses_loss: ClassVar[bool] = False
-    paper: ClassVar[str] = "baseline of Wang et al. 2025, arXiv 2503.09492"
+    name = "fs_lambdaloss"
+    uses_loss = False
+    paper = "baseline of Wang et al. 2025, arXiv 2503.09492"
 
     def __init__(
         self,
@@ -55,13 +60,7 @@ class FullStageLambdaLoss(CascadeObjective):
         self.weights = TermWeights(stages, weighting)
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         counted = (mask & (labels > self.loss.positive_above)).any(-1)

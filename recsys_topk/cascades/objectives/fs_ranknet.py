@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from recsys_topk.cascades.objectives.base import (
     CascadeObjective,
     ObjectiveOutput,
+    Quotas,
     TermWeights,
     Weighting,
     require_groups,
@@ -32,23 +32,17 @@ class FullStageRankNet(CascadeObjective):
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
     """
 
-    name: ClassVar[str] = "fs_ranknet"
-    uses_loss: ClassVar[bool] = False
-    compares_groups: ClassVar[bool] = True
-    paper: ClassVar[str] = "FS-LTR (Zheng et al. 2024), as in Wang et al. 2025, arXiv 2503.09492"
+    name = "fs_ranknet"
+    uses_loss = False
+    compares_groups = True
+    paper = "FS-LTR (Zheng et al. 2024), as in Wang et al. 2025, arXiv 2503.09492"
 
     def __init__(self, loss: RankingLoss, stages: int, *, weighting: Weighting = "fixed") -> None:
         super().__init__(loss, stages)
         self.weights = TermWeights(stages, weighting)
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         group = require_groups(groups, self.name)

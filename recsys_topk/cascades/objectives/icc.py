@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
+from recsys_topk.cascades.objectives.base import (
+    CascadeObjective,
+    ObjectiveOutput,
+    Quotas,
+)
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.ranknet import RankNetLoss
@@ -29,30 +32,17 @@ class ICCObjective(CascadeObjective):
         factor: f; None = the published values, 1 for two stages and 2 for more.
     """
 
-    name: ClassVar[str] = "icc"
-    uses_loss: ClassVar[bool] = False
-    paper: ClassVar[str] = "Gallagher et al. 2019, WSDM, as in Wang et al. 2025, arXiv 2503.09492"
+    name = "icc"
+    uses_loss = False
+    paper = "Gallagher et al. 2019, WSDM, as in Wang et al. 2025, arXiv 2503.09492"
 
-    def __init__(
-        self,
-        loss: RankingLoss,
-        stages: int,
-        *,
-        sigma: float = 1e-3,
-        factor: float | None = None,
-    ) -> None:
+    def __init__(self, loss: RankingLoss, stages: int, *, sigma: float = 1e-3, factor: float | None = None) -> None:
         super().__init__(loss, stages)
         self.sigma = check_positive("sigma", sigma)
         self.factor = (1.0 if stages <= 2 else 2.0) if factor is None else check_positive("factor", factor)
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         combined = torch.zeros_like(labels)

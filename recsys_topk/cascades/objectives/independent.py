@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
+from recsys_topk.cascades.objectives.base import (
+    CascadeObjective,
+    ObjectiveOutput,
+    Quotas,
+    TermWeights,
+    Weighting,
+)
 from recsys_topk.losses.base import RankingLoss
 
 
@@ -22,8 +28,8 @@ class IndependentObjective(CascadeObjective):
             cascade, or ``"quota"``, the number that the stage passes on; None = as in `RankingLoss.stage_k`.
     """
 
-    name: ClassVar[str] = "independent"
-    separate_lists: ClassVar[bool] = True
+    name = "independent"
+    separate_lists = True
 
     def __init__(
         self,
@@ -45,13 +51,7 @@ class IndependentObjective(CascadeObjective):
         return list(quotas) if found and self.loss.k is None and self.stage_k == "quota" else found
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         return self.compute_separately(scores, [labels] * self.stages, [mask] * self.stages, quotas, k)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, TermWeights, Weighting
+from recsys_topk.cascades.objectives.base import (
+    CascadeObjective,
+    ObjectiveOutput,
+    Quotas,
+    TermWeights,
+    Weighting,
+)
 from recsys_topk.checks import check_not_negative
 from recsys_topk.losses.base import RankingLoss
+from recsys_topk.losses.fused import fused_joint_terms
 from recsys_topk.losses.topk import TopKLoss, selection_bce
 from recsys_topk.numerics import add_eps, is_full
 from recsys_topk.operators.base import SoftSelection
-from recsys_topk.ops.losses.joint_terms import JointTask, joint_terms
 from recsys_topk.ops.losses.survival import survival_logs
 from recsys_topk.ops.losses.topk_target import topk_target
 from recsys_topk.processes import divisor
@@ -37,9 +43,9 @@ class JointObjective(CascadeObjective):
             or SoftSort, eps = 1e-6 here and in the loss (``--objective.eps 1e-6 --loss.eps 1e-6``).
     """
 
-    name: ClassVar[str] = "joint"
-    needs_operator: ClassVar[bool] = True
-    paper: ClassVar[str] = "Wang et al. 2025, arXiv 2503.09492; Zhu et al. 2025, arXiv 2510.11472"
+    name = "joint"
+    needs_operator = True
+    paper = "Wang et al. 2025, arXiv 2503.09492; Zhu et al. 2025, arXiv 2510.11472"
 
     def __init__(
         self,
@@ -65,19 +71,14 @@ class JointObjective(CascadeObjective):
         return [max(cut, quota) for cut, quota in zip(found, quotas, strict=True)]
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
-        task = self._task(labels, mask, quotas, k)
-        if task is not None and joint_terms.backend_for(scores, task) != "torch":
-            own, joint = joint_terms(scores, task)
-            terms = list(own.unbind())
+        real = None if is_full(mask) else mask
+        passed = None if self.stage_k == "k" else tuple(quotas)
+        fused = None if self.eps else fused_joint_terms(self.loss, scores, labels, real, k, passed)
+        if fused is not None:
+            terms, joint = list(fused[0].unbind()), fused[1]
             return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
         positive = mask & (labels > self.loss.positive_above)
         valid = mask.sum(-1)
@@ -98,15 +99,6 @@ class JointObjective(CascadeObjective):
         ]
         *terms, joint = (torch.stack(totals) / numbers).unbind()
         return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
-
-    def _task(self, labels: Tensor, mask: Tensor, quotas: Sequence[int], k: int) -> JointTask | None:
-        """Return the task of the fused operation; None = the operation does not support this loss."""
-        law = self.loss._law() if isinstance(self.loss, TopKLoss) and not self.eps else None
-        if law is None or labels.shape[1] < 2:
-            return None
-        wanted = None if self.loss.k == "positives" else self._fixed(k)
-        cuts = None if self.stage_k == "k" else tuple(quotas)
-        return JointTask(labels, None if is_full(mask) else mask, wanted, cuts, self.loss.positive_above, law)
 
     def _select(self, scores: Tensor, cut: Tensor, mask: Tensor) -> SoftSelection:
         operator = self.loss.operator

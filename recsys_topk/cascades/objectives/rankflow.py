@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput
+from recsys_topk.cascades.objectives.base import (
+    CascadeObjective,
+    ObjectiveOutput,
+    Quotas,
+)
 from recsys_topk.cascades.objectives.bce import list_bce
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.metrics.functional import top
@@ -33,9 +36,9 @@ class RankFlowObjective(CascadeObjective):
         ranking: Weight of the ranking term; None = the published values, 0 for two stages and 1 for more.
     """
 
-    name: ClassVar[str] = "rankflow"
-    uses_loss: ClassVar[bool] = False
-    paper: ClassVar[str] = "Qin et al. 2022, SIGIR, as in Wang et al. 2025, arXiv 2503.09492"
+    name = "rankflow"
+    uses_loss = False
+    paper = "Qin et al. 2022, SIGIR, as in Wang et al. 2025, arXiv 2503.09492"
 
     def __init__(
         self, loss: RankingLoss, stages: int, *, distillation: float = 1.0, ranking: float | None = None
@@ -45,13 +48,7 @@ class RankFlowObjective(CascadeObjective):
         self.ranking = (0.0 if stages <= 2 else 1.0) if ranking is None else ranking
 
     def compute(
-        self,
-        scores: Sequence[Tensor],
-        labels: Tensor,
-        mask: Tensor,
-        groups: Tensor | None,
-        quotas: Sequence[int],
-        k: int,
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
         positive = mask & (labels > self.loss.positive_above)

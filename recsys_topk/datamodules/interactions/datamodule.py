@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, cast
+from typing import Any, ClassVar, Final, cast
 
 import numpy as np
+from typing_extensions import Unpack
 
 from recsys_topk.datamodules.interactions.deployment import interactions_items, interactions_users
 from recsys_topk.datamodules.interactions.guess import find_roles, guess_description
 from recsys_topk.datamodules.interactions.position_shard import PositionShard
-from recsys_topk.datamodules.interactions.preparation import FORMAT, Plan, Preparation
-from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptions
+from recsys_topk.datamodules.interactions.preparation import FORMAT, InteractionsPlan, InteractionsPreparation
+from recsys_topk.datamodules.interactions.sequences import SPLITS, SequenceOptions, SplitMethod
 from recsys_topk.datamodules.interactions.shard import InteractionsShard, PreparedInteractions
-from recsys_topk.datamodules.interactions.tables import Tables, open_tables
+from recsys_topk.datamodules.interactions.tables import open_tables
 from recsys_topk.datamodules.negatives.expansion import NegativeMix
-from recsys_topk.datamodules.prepare.base import PreparedDataModule, check_cuts, guess_lines, read_features
-from recsys_topk.datamodules.prepare.progress import Progress
+from recsys_topk.datamodules.prepare.base import PreparedDataModule, PreparedOptions, read_features
 from recsys_topk.tabular.export_tables import ItemTable, UserTable, source_names
 from recsys_topk.tabular.features.description import Description
 from recsys_topk.tabular.features.encoder import FeatureEncoder
-from recsys_topk.tabular.features.guess import GuessedTables
-from recsys_topk.tabular.schema import Schema
-from recsys_topk.tabular.tables.reader import Source, TableReader, open_table
+from recsys_topk.tabular.tables.reader import Source, open_table
 
 _DAY_US: Final = 86_400_000_000
-_ADVICE: Final = ". `recsys-topk schema` shows them, as YAML to edit"
 
 
 class InteractionsDataModule(PreparedDataModule):
@@ -58,36 +52,20 @@ class InteractionsDataModule(PreparedDataModule):
         split_column: A column with the values train, val and test; with it the split is ``"given"``.
         min_rating: Interactions with a lower rating are left out.
         split: ``"time"``, ``"leave_last"`` or ``"given"``; None = ``"given"`` if a split is given, else ``"time"``.
-        val_fraction: Share of the interactions, by time, for validation.
-        test_fraction: Share of the interactions, the newest ones, for testing.
-        val_from: Date at which validation begins, e.g. ``"2024-02-01"`` (UTC). Use it with `test_from` instead of
-            the fractions.
-        test_from: Date at which testing begins.
         leave: For ``leave_last``: number of interactions of each user for testing, and the same number for validation.
         window: Maximum number of positives of a training request; None = no limit.
         eval_window: Maximum number of positives of an evaluation request; None = all of the user in the split.
         window_days: Maximum number of days between the positives of a request; None = no limit.
         repeats: Whether an item that the user had before may be a positive again. If False, it is not a candidate.
-        features: The description of the features (`Description`): a YAML file or a mapping; or the folder of a saved
-            encoder, to use its vocabularies; None = guessed, and reported.
-        types: Types of columns of text files that are guessed wrongly, e.g. ``{"user_id": "string"}``.
-        batch_size: Requests per training batch and process.
-        eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
         negative_source: Where training negatives come from; see `CascadeDataModule`.
         eval_negatives: Sampled negatives per list in evaluation.
-        history_length: Maximum length of the history; the newest interactions are kept.
         every_position: Whether every interaction of a training sequence is a request of its own (`window` is then 1),
             and the requests of a sequence share one history: an encoder learns from all positions in one pass. The
             batch size counts sequences of up to `history_length` interactions.
         held_out: With `every_position`: share of the interactions of each user, the last ones of the training, that
             train the later stages of a cascade and not the first one.
-        seed: Seed of the order and of all negatives.
-        num_workers: Worker processes that make batches.
-        shuffle: Whether to shuffle training requests.
-        cache_dir: Folder of the prepared data; None = in the user's cache folder.
-        logq_correction: Whether softmax losses correct for the sampling probability of negatives; see
-            `CascadeDataModule`.
+        options: Options of all data modules for a user's tables; see `PreparedDataModule`.
 
     Example:
         >>> import tempfile
@@ -103,6 +81,10 @@ class InteractionsDataModule(PreparedDataModule):
 
     name: ClassVar[str] = "interactions"
     files = PreparedInteractions
+    preparation = InteractionsPreparation
+    format = FORMAT
+    guess_advice = ". `recsys-topk schema` shows them, as YAML to edit"
+    label_meaning = ("next",), 0.0, "grades"
 
     def __init__(
         self,
@@ -119,42 +101,21 @@ class InteractionsDataModule(PreparedDataModule):
         weight: str | None = None,
         split_column: str | None = None,
         min_rating: float | None = None,
-        split: Literal["time", "leave_last", "given"] | None = None,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.1,
-        val_from: str | None = None,
-        test_from: str | None = None,
+        split: SplitMethod | None = None,
         leave: int = 1,
         window: int | None = 10,
         eval_window: int | None = None,
         window_days: float | None = None,
         repeats: bool = False,
-        features: str | dict[str, Any] | None = None,
-        types: dict[str, str] | None = None,
-        batch_size: int = 256,
-        eval_batch_size: int | None = None,
         train_negatives: int = 100,
         negative_source: NegativeMix = "uniform",
         eval_negatives: int = 160,
-        history_length: int = 50,
         every_position: bool = False,
         held_out: float = 0.0,
-        seed: int = 42,
-        num_workers: int = 0,
-        shuffle: bool = True,
-        cache_dir: str | None = None,
-        logq_correction: bool = False,
+        **options: Unpack[PreparedOptions],
     ) -> None:
         super().__init__(
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            train_negatives=train_negatives,
-            negative_source=negative_source,
-            eval_negatives=eval_negatives,
-            seed=seed,
-            num_workers=num_workers,
-            shuffle=shuffle,
-            logq_correction=logq_correction,
+            train_negatives=train_negatives, negative_source=negative_source, eval_negatives=eval_negatives, **options
         )
         if root is None and interactions is None:
             raise ValueError("no interactions are given; give --data.root FOLDER or --data.interactions FILE")
@@ -169,26 +130,22 @@ class InteractionsDataModule(PreparedDataModule):
             raise ValueError("split='given' needs the tables val and test, or split_column; give one of them")
         if split != "given" and given:
             raise ValueError(f"split={split!r} does not use val, test and split_column; leave them out, or split")
-        counts = {"leave": leave, "window": window, "eval_window": eval_window, "history_length": history_length}
-        for name, count in counts.items():
+        for name, count in {"leave": leave, "window": window, "eval_window": eval_window}.items():
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count}")
         if window_days is not None and window_days <= 0:
             raise ValueError(f"window_days must be above 0, got {window_days}")
-        self.root, self.cache_dir, self.history_length, self.repeats = root, cache_dir, history_length, repeats
-        self.every_position = every_position
         if not 0 <= held_out < 1:
             raise ValueError(f"held_out must be a share from 0 to below 1, got {held_out}")
         if held_out and not every_position:
             raise ValueError("held_out needs every_position; add --data.every_position true")
-        self.held_out = held_out
+        self.root, self.repeats, self.every_position, self.held_out = root, repeats, every_position, held_out
         self._sources = {"interactions": interactions, "users": users, "items": items}
         self._held_out = {"val": val, "test": test} if val is not None else {}
-        self._roles = {"user": user, "item": item, "time": time, "rating": rating, "weight": weight}
-        self._roles["split"] = split_column
-        self._described, self._types, self._min_rating = features, types, min_rating
-        self._fractions = (val_fraction, test_fraction)
-        self._dates = check_cuts(val_fraction, test_fraction, val_from, test_from)
+        self.given_columns = {
+            "user": user, "item": item, "time": time, "rating": rating, "weight": weight, "split": split_column,
+        }  # fmt: skip
+        self._min_rating = min_rating
         self._sequences = SequenceOptions(
             split=split,
             leave=leave,
@@ -199,34 +156,46 @@ class InteractionsDataModule(PreparedDataModule):
         )
 
     @cached_property
-    def tables(self) -> Tables:
-        """The opened tables."""
-        return open_tables(self.root, **self._sources, types=self._types, roles=self._roles)
-
-    @cached_property
-    def guessed(self) -> GuessedTables:
-        """The columns of user, item, time etc. and the features: given by the user, or guessed."""
-        tables = self.tables
+    def plan(self) -> InteractionsPlan:
+        """What to prepare: tables, columns, features and splits. Reads the first rows of the tables."""
+        tables = open_tables(self.root, **self._sources, types=self._types, roles=self.given_columns)
+        features: Description | FeatureEncoder
         if self._described is None:
-            return guess_description(tables.interactions, tables.users, tables.items, self._roles)
-        return GuessedTables(find_roles(tables.interactions, self._roles), Description())
+            guessed = guess_description(tables.interactions, tables.users, tables.items, self.given_columns)
+            roles, features = dict(guessed.roles), guessed.description
+        else:
+            roles, features = find_roles(tables.interactions, self.given_columns), read_features(self._described)
+        if self._sequences.split != "given" or self._held_out:
+            roles.pop("split", None)
+        if self.given_columns["weight"] is None:
+            roles.pop("weight", None)
+        if self._min_rating is None:
+            roles.pop("rating", None)
+        elif "rating" not in roles:
+            raise ValueError("min_rating needs a column of ratings; name it: --data.rating COLUMN")
+        return InteractionsPlan(
+            name=tables.interactions.name,
+            roles=roles,
+            features=features,
+            fractions=self._fractions,
+            dates=self._dates,
+            tables=tables,
+            held_out={name: open_table(source, self._types) for name, source in self._held_out.items()},
+            sequences=self._sequences,
+            min_rating=self._min_rating,
+        )
 
     @property
     def prepared(self) -> PreparedInteractions:
         """The prepared files. They are prepared first if they do not exist."""
         return cast("PreparedInteractions", self.prepared_files())
 
-    @property
-    def schema(self) -> Schema:
-        """The description of the batch columns. It contains the vocabularies, so the data are prepared first."""
-        return self.prepared.encoder.schema(groups=("next",))
-
     def facts(self) -> list[str]:
         """Return lines that report the guesses and the prepared data."""
-        facts, plan = self.prepared.facts, self._plan()
+        facts = self.prepared.facts
         requests = ", ".join(f"{facts['requests'][split]:,} {split}" for split in SPLITS)
         lines = [
-            *guess_lines(plan.roles, self._roles, plan.description if self._described is None else None, _ADVICE),
+            *self.guess_lines(),
             f"{facts['interactions']:,} interactions of {facts['users']:,} users with {facts['items']:,} items; "
             f"requests: {requests}",
             f"times: {facts['times']}",
@@ -256,44 +225,3 @@ class InteractionsDataModule(PreparedDataModule):
     def serving_users(self, items: ItemTable) -> UserTable:
         """Return the state of each user after the last known interaction."""
         return interactions_users({split: self._requests(split) for split in SPLITS}, self.prepared)
-
-    def _plan(self) -> Plan:
-        roles = dict(self.guessed.roles)
-        if self._sequences.split != "given" or self._held_out:
-            roles.pop("split", None)
-        if self._roles["weight"] is None:
-            roles.pop("weight", None)
-        if self._min_rating is None:
-            roles.pop("rating", None)
-        elif "rating" not in roles:
-            raise ValueError("min_rating needs a column of ratings; name it: --data.rating COLUMN")
-        features = self.guessed.description if self._described is None else read_features(self._described)
-        held_out: Mapping[str, TableReader] = {
-            name: open_table(source, self._types) for name, source in self._held_out.items()
-        }
-        sequences, fractions = self._sequences, self._fractions
-        return Plan(self.tables, held_out, roles, features, sequences, fractions, self._dates, self._min_rating)
-
-    def _content(self) -> tuple[str, str, Mapping[str, Any]]:
-        plan = self._plan()
-        tables = (plan.tables.interactions, plan.tables.users, plan.tables.items, *plan.held_out.values())
-        features = plan.features
-        facts = {
-            "format": FORMAT,
-            "tables": [None if table is None else table.fingerprint() for table in tables],
-            "roles": plan.roles,
-            "features": plan.description.to_plain(),
-            "encoder": [vocabulary.fingerprint for vocabulary in features.vocabularies.values()] + [features.states]
-            if isinstance(features, FeatureEncoder)
-            else None,
-            "sequences": asdict(plan.sequences),
-            "fractions": plan.fractions,
-            "dates": plan.dates,
-            "min_rating": plan.min_rating,
-            "types": self._types,
-        }
-        name = Path(self.root).name if self.root is not None else ""
-        return plan.tables.interactions.name, name or "interactions", facts
-
-    def _write(self, folder: Path, progress: Progress) -> None:
-        Preparation(self._plan(), folder, progress).run()

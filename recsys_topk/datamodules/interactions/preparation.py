@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,19 +13,20 @@ import pyarrow as pa
 from recsys_topk.datamodules.interactions.lookup import Lookup
 from recsys_topk.datamodules.interactions.sequences import (
     SPLITS,
-    Requests,
     SequenceOptions,
     Sequences,
+    SplitRequests,
     make_sequences,
     sort_interactions,
 )
 from recsys_topk.datamodules.interactions.spill import Spill
 from recsys_topk.datamodules.interactions.tables import Tables
+from recsys_topk.datamodules.prepare.plan import PreparationPlan
 from recsys_topk.datamodules.prepare.progress import Progress
 from recsys_topk.datamodules.prepare.spill import MOST_PARTS, total_rows
 from recsys_topk.datamodules.prepare.work_folder import WorkFolder
 from recsys_topk.tabular.arrow import read_streams, write_columns, write_ids, write_stream
-from recsys_topk.tabular.features.description import DataPart, Description
+from recsys_topk.tabular.features.description import DataPart
 from recsys_topk.tabular.features.encoder import FeatureEncoder
 from recsys_topk.tabular.features.fitter import FeatureFitter
 from recsys_topk.tabular.schema import VARIANT
@@ -33,8 +34,8 @@ from recsys_topk.tabular.tables.reader import TableReader
 from recsys_topk.tabular.tables.times import describe_times
 from recsys_topk.types import Array
 
-FORMAT: Final = 3
-"""Version of the prepared files. Increase it if their content changes, so that older files are not read."""
+FORMAT: Final = 4
+"""See `PreparedDataModule.format`."""
 
 ROWS_PER_PART: Final = 1 << 20
 _CHUNK: Final = 1 << 18
@@ -42,37 +43,34 @@ _BYTES_PER_ROW: Final = 12
 """Estimated bytes per row of a text file. A smaller value makes more parts, which costs little."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Describes what to prepare.
+@dataclass(frozen=True, kw_only=True)
+class InteractionsPlan(PreparationPlan):
+    """Describes which interactions to prepare.
 
     Attributes:
         tables: The tables; validation and test tables are in `held_out`.
         held_out: Separate tables of the validation and test splits.
-        roles: The column of each role.
-        features: The description of the features (to be fitted), or a fitted encoder.
         sequences: How interactions become requests. The cuts are computed from the data unless `dates` is set.
-        fractions: Shares of the interactions for validation and testing in a split by time.
-        dates: Microseconds at which validation and testing begin; None = by `fractions`.
         min_rating: Interactions with a lower rating are left out.
     """
 
     tables: Tables
     held_out: Mapping[str, TableReader]
-    roles: Mapping[str, str]
-    features: Description | FeatureEncoder
     sequences: SequenceOptions
-    fractions: tuple[float, float]
-    dates: tuple[int, int] | None = None
     min_rating: float | None = None
 
-    @property
-    def description(self) -> Description:
-        """The description of the features."""
-        return self.features.description if isinstance(self.features, FeatureEncoder) else self.features
+    def facts(self) -> dict[str, Any]:
+        """See `PreparationPlan.facts`."""
+        tables = (self.tables.interactions, self.tables.users, self.tables.items, *self.held_out.values())
+        return {
+            **super().facts(),
+            "tables": [None if table is None else table.fingerprint() for table in tables],
+            "sequences": asdict(self.sequences),
+            "min_rating": self.min_rating,
+        }
 
 
-class Preparation:
+class InteractionsPreparation:
     """Makes the prepared files of a plan in a folder.
 
     Memory: the interactions of one part (about a million), the distinct users and items, and both tables.
@@ -83,7 +81,7 @@ class Preparation:
         progress: Receives the progress.
     """
 
-    def __init__(self, plan: Plan, folder: Path, progress: Progress) -> None:
+    def __init__(self, plan: InteractionsPlan, folder: Path, progress: Progress) -> None:
         self.plan, self.folder, self.progress = plan, folder, progress
         described, roles = plan.description, plan.roles
         for feature in described.history:
@@ -187,7 +185,7 @@ class Preparation:
         self._grown.append("events.item", rows["item"][made.row].astype(np.int32))
         self.progress("sort", before, spill.kept)
 
-    def _requests(self, split: str, requests: Requests, rows: Array, made: Sequences) -> None:
+    def _requests(self, split: str, requests: SplitRequests, rows: Array, made: Sequences) -> None:
         positive = made.row[requests.positive]
         grown, number = self._grown, requests.user.size
         grown.append(f"{split}.request_id", self._requests_made + np.arange(number))

@@ -45,7 +45,7 @@ class SequenceOptions:
 
 
 @dataclass(frozen=True)
-class Requests:
+class SplitRequests:
     """The requests of a split.
 
     Attributes:
@@ -79,7 +79,7 @@ class Sequences:
 
     row: Array
     split: Array
-    requests: dict[str, Requests] = field(default_factory=dict)
+    requests: dict[str, SplitRequests] = field(default_factory=dict)
 
 
 def sort_interactions(rows: Array) -> tuple[Array, Array]:
@@ -133,7 +133,7 @@ def make_sequences(rows: Array, options: SequenceOptions) -> Sequences:
         if chosen.size:
             opens, chosen = _windows(chosen, segment, time, item, options, training=number == 0)
             first = chosen[opens]
-            made.requests[name] = Requests(
+            made.requests[name] = SplitRequests(
                 user=user[row[first]],
                 start=start[first],
                 stop=run[first],

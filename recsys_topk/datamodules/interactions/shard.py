@@ -126,7 +126,23 @@ class InteractionsShard(Shard):
         """
         if self.repeats and self._places is None:
             return None
-        start, stop = self._requests["start"][rows], self._requests["seen"][rows]
+        return self._items_between(rows, "seen")
+
+    def earlier(self, rows: Array) -> Tensor:
+        """Return all items of the user before each request, oldest first."""
+        return self._items_between(rows, "stop")
+
+    def sequences(self) -> tuple[Array, Array]:
+        """Return the interactions of the training split, ordered by user and time."""
+        start, first = np.unique(self._requests["start"], return_index=True)
+        length = self._requests["seen"][first] - start  # in training, `seen` ends after the user's last interaction
+        user = np.repeat(np.arange(start.size), length)
+        at = np.arange(user.size) + (start - np.cumsum(length) + length)[user]
+        return user, self.prepared.items["item_id"][self.prepared.events[at]]
+
+    def _items_between(self, rows: Array, end: str) -> Tensor:
+        """Return the items from the user's first event to `end`, as rows of the catalogue, followed by padding."""
+        start, stop = self._requests["start"][rows], self._requests[end][rows]
         width = int((stop - start).max(initial=0))
         at = start[:, None] + np.arange(width)
         there = at < stop[:, None]

@@ -16,7 +16,7 @@ from recsys_topk.types import Array
 _CHUNK: Final = 1 << 16
 
 
-class ItemTable:
+class DistinctItems:
     """Collects the items of a split. Memory: 16 bytes per distinct row; features are written to disk.
 
     If rows of an item differ in their features (e.g. a changed price, or a score that depends on the request), they

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
+from typing_extensions import Unpack
 
 from recsys_topk.datamodules.lists.deployment import lists_users
 from recsys_topk.datamodules.lists.labels import StageTable
-from recsys_topk.datamodules.lists.plan import SPLITS, Plan, SplitRule
-from recsys_topk.datamodules.lists.preparation import FORMAT, Preparation
+from recsys_topk.datamodules.lists.plan import SPLITS, ListsPlan, SplitRule
+from recsys_topk.datamodules.lists.preparation import FORMAT, ListsPreparation
 from recsys_topk.datamodules.lists.roles import guess_columns, require_roles
 from recsys_topk.datamodules.lists.shard import ListsShard, PreparedLists
-from recsys_topk.datamodules.lists.sources import describe_source, open_sources, split_files
+from recsys_topk.datamodules.lists.sources import open_sources, split_files
 from recsys_topk.datamodules.lists.svmlight import DESCRIPTION
-from recsys_topk.datamodules.negatives.expansion import NegativeSource
-from recsys_topk.datamodules.prepare.base import PreparedDataModule, check_cuts, guess_lines, read_features
-from recsys_topk.datamodules.prepare.progress import Progress
+from recsys_topk.datamodules.negatives.expansion import NegativeMix
+from recsys_topk.datamodules.prepare.base import PreparedDataModule, PreparedOptions, read_features
 from recsys_topk.tabular.export_tables import ItemTable, UserTable, source_names
 from recsys_topk.tabular.features.description import Description
 from recsys_topk.tabular.features.encoder import FeatureEncoder
-from recsys_topk.tabular.schema import LabelKind, Schema
+from recsys_topk.tabular.schema import LabelKind
 from recsys_topk.tabular.tables.reader import Source
-
-_ADVICE: Final = "; use --data.features to leave out what is known only after the request"
 
 
 class ListsDataModule(PreparedDataModule):
@@ -64,27 +60,13 @@ class ListsDataModule(PreparedDataModule):
         label_kind: ``"grades"`` or ``"places"``; None = places if a label depends on the position, else grades.
         split: ``"time"``, ``"fraction"`` (of requests, by a hash of their id), ``"column"`` or ``"files"``; None = the
             given split, else by time if there is a time column, else by fraction.
-        val_fraction: Share of the requests for validation if no validation table is given.
-        test_fraction: Share of the requests for testing if no test table is given.
-        val_from: Date at which validation begins, e.g. ``"2024-02-01"`` (UTC). Use it with `test_from` instead of
-            the fractions.
-        test_from: Date at which testing begins.
         split_seed: Seed of the split by fraction; `seed` does not change the split.
         max_list_length: Maximum number of items of a list; the best labels are kept. None = all.
         duplicates: ``"error"``, or ``"best"`` to keep the best label of an item that occurs twice in a request.
-        features: The description of the features (`Description`): a YAML file or a mapping; or the folder of a saved
-            encoder, to use its vocabularies; None = guessed, and reported.
-        types: Types of columns of text files that are guessed wrongly, e.g. ``{"item_id": "string"}``.
-        batch_size: Requests per training batch and process.
-        eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
-        negative_source: Where training negatives come from.
+        negative_source: Where training negatives come from; see `CascadeDataModule`.
         eval_negatives: Sampled negatives per list in evaluation.
-        history_length: Maximum length of the history; the newest items are kept.
-        seed: Seed of the order and of all negatives.
-        num_workers: Worker processes that make batches.
-        shuffle: Whether to shuffle training requests.
-        cache_dir: Folder of the prepared data; None = in the user's cache folder.
+        options: Options of all data modules for a user's tables; see `PreparedDataModule`.
 
     Example:
         >>> import tempfile
@@ -102,6 +84,9 @@ class ListsDataModule(PreparedDataModule):
 
     name: ClassVar[str] = "lists"
     files = PreparedLists
+    preparation = ListsPreparation
+    format = FORMAT
+    guess_advice = "; use --data.features to leave out what is known only after the request"
 
     def __init__(
         self,
@@ -121,64 +106,42 @@ class ListsDataModule(PreparedDataModule):
         positive_above: float | None = None,
         label_kind: LabelKind | None = None,
         split: SplitRule | None = None,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.1,
-        val_from: str | None = None,
-        test_from: str | None = None,
         split_seed: int = 0,
         max_list_length: int | None = None,
         duplicates: Literal["error", "best"] = "error",
-        features: str | dict[str, Any] | None = None,
-        types: dict[str, str] | None = None,
-        batch_size: int = 256,
-        eval_batch_size: int | None = None,
         train_negatives: int = 0,
-        negative_source: NegativeSource = "in_batch",
+        negative_source: NegativeMix = "in_batch",
         eval_negatives: int = 0,
-        history_length: int = 50,
-        seed: int = 42,
-        num_workers: int = 0,
-        shuffle: bool = True,
-        cache_dir: str | None = None,
+        **options: Unpack[PreparedOptions],
     ) -> None:
         super().__init__(
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            train_negatives=train_negatives,
-            negative_source=negative_source,
-            eval_negatives=eval_negatives,
-            seed=seed,
-            num_workers=num_workers,
-            shuffle=shuffle,
+            train_negatives=train_negatives, negative_source=negative_source, eval_negatives=eval_negatives, **options
         )
         if root is None:
             raise ValueError("no lists are given; give --data.root FILE")
-        for name, count in (("history_length", history_length), ("max_list_length", max_list_length)):
-            if count is not None and count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}")
+        if max_list_length is not None and max_list_length < 1:
+            raise ValueError(f"max_list_length must be at least 1, got {max_list_length}")
         if split_seed < 0:
             raise ValueError(f"split_seed must not be negative, got {split_seed}")
+        self.root = root
         self._sources = {0: root, **split_files(root)}
         self._sources |= {number: source for number, source in ((1, val), (2, test)) if source is not None}
-        self._given = {
+        self.given_columns = {
             "request": request, "item": item, "label": label, "stage": stage, "position": position, "time": time,
             "user": user, "history": history, "split": split_column,
         }  # fmt: skip
         self.stages = None if labels is None else StageTable(labels)
         self._positive_above, self._label_kind = positive_above, label_kind
-        self._split, self._fractions, self._split_seed = split, (val_fraction, test_fraction), split_seed
-        self._dates = check_cuts(val_fraction, test_fraction, val_from, test_from)
+        self._split, self._split_seed = split, split_seed
         self._max_list_length, self._duplicates = max_list_length, duplicates
-        self._described, self._types = features, types
-        self.history_length, self.cache_dir = history_length, cache_dir
 
     @cached_property
-    def plan(self) -> Plan:
-        """The plan of the preparation: tables, columns, features and splits. Reads the first rows of the tables."""
-        readers, roles, svmlight = open_sources(self._sources, self._types, self._given)
+    def plan(self) -> ListsPlan:
+        """What to prepare: tables, columns, features and splits. Reads the first rows of the tables."""
+        readers, roles, svmlight = open_sources(self._sources, self._types, self.given_columns)
         main = readers[0]
         unused = ("label",) if self.stages is not None else ("stage", "position")
-        require_roles(main, roles, self._given, self.stages)
+        require_roles(main, roles, self.given_columns, self.stages)
         features = self._features(svmlight, roles)
         described = features.description if isinstance(features, FeatureEncoder) else features
         _check_history(described, roles)
@@ -188,7 +151,8 @@ class ListsDataModule(PreparedDataModule):
             taken.pop("split", None)
         shares = tuple(0.0 if number in readers else share for number, share in enumerate(self._fractions, 1))
         whole = {1, 2} <= set(readers)
-        return Plan(
+        return ListsPlan(
+            name=main.name,
             sources=[(reader, number if number or whole else None) for number, reader in readers.items()],
             roles=taken,
             stages=self.stages,
@@ -207,14 +171,13 @@ class ListsDataModule(PreparedDataModule):
         return cast("PreparedLists", self.prepared_files())
 
     @property
-    def schema(self) -> Schema:
-        """The description of the batch columns. It contains the vocabularies, so the data are prepared first."""
-        stages = self.stages
-        above = self._positive_above
-        return self.prepared.encoder.schema(
-            groups=("listed",) if stages is None else stages.groups,
-            positive_above=above if above is not None else 0.0 if stages is None else stages.positive_above,
-            labels=self._label_kind or ("grades" if stages is None else stages.kind),
+    def label_meaning(self) -> tuple[tuple[str, ...], float, LabelKind]:
+        """See `PreparedDataModule.label_meaning`. Stages are the groups if they are mapped to labels."""
+        stages, above = self.stages, self._positive_above
+        return (
+            ("listed",) if stages is None else stages.groups,
+            above if above is not None else 0.0 if stages is None else stages.positive_above,
+            self._label_kind or ("grades" if stages is None else stages.kind),
         )
 
     def facts(self) -> list[str]:
@@ -222,8 +185,7 @@ class ListsDataModule(PreparedDataModule):
         facts = self.prepared.facts
         requests = ", ".join(f"{facts['requests'][split]:,} {split}" for split in SPLITS)
         longest = {split: self.shard(split).list_length for split in SPLITS}
-        described = self.plan.description if self._described is None else None
-        lines = guess_lines(self.plan.roles, self._given, described, _ADVICE)
+        lines = self.guess_lines()
         lines += [f"{facts['rows']:,} rows; lists: {requests}; longest: {', '.join(map(str, longest.values()))}"]
         lines += [f"{number:,} {what}" for what, number in facts["counts"].items() if number]
         mean = facts["rows"] / max(sum(facts["requests"].values()), 1)
@@ -267,7 +229,7 @@ class ListsDataModule(PreparedDataModule):
             return read_features(self._described)
         if svmlight:
             return Description.from_plain(DESCRIPTION)
-        readers, _, _ = open_sources({0: self._sources[0]}, self._types, self._given)
+        readers, _, _ = open_sources({0: self._sources[0]}, self._types, self.given_columns)
         return guess_columns(readers[0], roles).description
 
     def _rule(self, readers: dict[int, Any], roles: dict[str, str]) -> SplitRule:
@@ -288,13 +250,6 @@ class ListsDataModule(PreparedDataModule):
             }
             raise ValueError(f"split={given!r} needs {options[given]}")
         return given
-
-    def _content(self) -> tuple[str, str, Mapping[str, Any]]:
-        facts = {"format": FORMAT, "types": self._types, **self.plan.facts()}
-        return self.plan.name, describe_source(self._sources[0]), facts
-
-    def _write(self, folder: Path, progress: Progress) -> None:
-        Preparation(self.plan, folder, progress).run()
 
 
 def _check_history(described: Description, roles: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recsys_topk.datamodules.lists.plan import SPLITS, Plan
+from recsys_topk.datamodules.lists.plan import SPLITS, ListsPlan
 from recsys_topk.tabular.ids.keys import mixed
 from recsys_topk.tabular.tables.columns import one_chunk
 from recsys_topk.types import Array
@@ -57,7 +57,7 @@ class Grouped:
         return found
 
 
-def group_rows(table: Any, plan: Plan, cuts: tuple[int, int] | None, item_name: Callable[[int], Any]) -> Grouped:
+def group_rows(table: Any, plan: ListsPlan, cuts: tuple[int, int] | None, item_name: Callable[[int], Any]) -> Grouped:
     """Return the lists of the rows of a part.
 
     Args:
@@ -109,7 +109,7 @@ def _numbers(request: Array, split: Array) -> Array:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(changed)])
 
 
-def _assigned(request: Array, time: Array, plan: Plan, cuts: tuple[int, int] | None) -> Array:
+def _assigned(request: Array, time: Array, plan: ListsPlan, cuts: tuple[int, int] | None) -> Array:
     """Return the splits of requests that no file and no column assigns to a split."""
     if cuts is not None:
         later: Array = (time >= cuts[0]).astype(np.int8) + (time >= cuts[1])
@@ -124,7 +124,7 @@ def _without_duplicates(
     number: Array,
     item: Array,
     label: Array,
-    plan: Plan,
+    plan: ListsPlan,
     request_name: Callable[[int], Any],
     item_name: Callable[[int], Any],
 ) -> Array:

@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from recsys_topk.datamodules.lists.catalogue import ItemTable
+from recsys_topk.datamodules.lists.catalogue import DistinctItems
 from recsys_topk.datamodules.lists.grouping import Grouped, group_rows
-from recsys_topk.datamodules.lists.plan import SPLITS, Plan
+from recsys_topk.datamodules.lists.plan import SPLITS, ListsPlan
 from recsys_topk.datamodules.lists.rows import RowReader
 from recsys_topk.datamodules.prepare.progress import Progress
 from recsys_topk.datamodules.prepare.spill import MOST_PARTS
@@ -24,8 +24,8 @@ from recsys_topk.tabular.schema import VARIANT
 from recsys_topk.tabular.tables.columns import keys_of, lists_of, one_chunk
 from recsys_topk.types import Array
 
-FORMAT: Final = 2
-"""Version of the prepared files. Increase it if their content changes, so that older files are not read."""
+FORMAT: Final = 3
+"""See `PreparedDataModule.format`."""
 
 PART_BYTES: Final = 64 << 20
 """Approximate size of a part in memory."""
@@ -38,7 +38,7 @@ _EXPANSION: Final = 4
 """Estimated size of the columns of a file in memory, relative to the file. A larger value makes more parts."""
 
 
-class Preparation:
+class ListsPreparation:
     """Makes the prepared files of a plan in a folder.
 
     The steps are: read the sources, fit the features, encode part by part, write. A later process resumes after the
@@ -52,7 +52,7 @@ class Preparation:
         progress: Receives the progress.
     """
 
-    def __init__(self, plan: Plan, folder: Path, progress: Progress) -> None:
+    def __init__(self, plan: ListsPlan, folder: Path, progress: Progress) -> None:
         self.plan, self.folder, self.progress = plan, folder, progress
         self.work = WorkFolder(folder)
         self._grown = self.work.columns
@@ -60,7 +60,7 @@ class Preparation:
         size = sum(_EXPANSION * (reader.nbytes or 0) + _BYTES_PER_ROW * (reader.rows or 0) for reader in readers)
         self.parts = min(size // PART_BYTES + 1, MOST_PARTS)
         self._reader = RowReader(plan, self.work.path, self.parts)
-        self._items = {split: ItemTable(self._grown, f"{split}-items") for split in SPLITS}
+        self._items = {split: DistinctItems(self._grown, f"{split}-items") for split in SPLITS}
 
     def run(self) -> None:
         """Run all steps of the preparation."""

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from recsys_topk.datamodules.lists.labels import graded
-from recsys_topk.datamodules.lists.plan import Plan
+from recsys_topk.datamodules.lists.plan import ListsPlan
 from recsys_topk.datamodules.prepare.progress import Progress
 from recsys_topk.datamodules.prepare.raw_ids import RawIds
 from recsys_topk.datamodules.prepare.spill import Piece, Pieces, total_rows
@@ -41,7 +41,7 @@ class RowReader:
         unit: The unit of time, once it is known.
     """
 
-    def __init__(self, plan: Plan, folder: Path, parts: int) -> None:
+    def __init__(self, plan: ListsPlan, folder: Path, parts: int) -> None:
         self.plan = plan
         self.pieces = Pieces(folder, parts, _SEED)
         self.items = RawIds()

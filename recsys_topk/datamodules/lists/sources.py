@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from recsys_topk.datamodules.lists.nested import flat_rows
 from recsys_topk.datamodules.lists.roles import MARKERS, find_columns
@@ -81,10 +81,3 @@ def open_sources(
     for reader in flat.values():
         reader.require(column for role, column in roles.items() if role != "split")
     return flat, roles, False
-
-
-def describe_source(source: Any) -> str:
-    """Return a short name of the source for a cache folder."""
-    if isinstance(source, (list, tuple)) and source:
-        source = source[0]
-    return re.sub(r"[^\w.-]+", "_", Path(source).name)[:40] or "lists" if isinstance(source, (str, Path)) else "lists"

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final, Protocol
 
 from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
+from typing_extensions import Unpack
 
-from recsys_topk.datamodules.base import CascadeDataModule
+from recsys_topk.datamodules.base import CascadeDataModule, LoaderOptions, NegativeOptions
 from recsys_topk.datamodules.prepare.columns import read_columns
+from recsys_topk.datamodules.prepare.plan import PreparationPlan
 from recsys_topk.datamodules.prepare.progress import Progress
 from recsys_topk.files import cache_home, make_once
 from recsys_topk.tabular.features.description import DATA_PARTS, Description
 from recsys_topk.tabular.features.encoder import FILE, FeatureEncoder
+from recsys_topk.tabular.schema import LabelKind, Outline, Part, Schema
 from recsys_topk.tabular.tables.times import parse_time
 from recsys_topk.types import Array
+
+_MODULE_NAMES: Final = frozenset(dir(nn.ModuleDict()))
+"""Names that an embedding table cannot have: it becomes an entry of such a module."""
 
 
 class PreparedFiles:
@@ -58,23 +66,115 @@ class PreparedFiles:
         return self.table(name)["id"] if (self.folder / f"{name}.arrow").is_file() else None
 
 
+class Preparation(Protocol):
+    """Makes the prepared files of a plan in a folder: empty, or with the files of an interrupted process."""
+
+    def __init__(self, plan: Any, folder: Path, progress: Progress) -> None: ...
+
+    def run(self) -> None:
+        """Run all steps of the preparation."""
+
+
+class PreparedOptions(LoaderOptions, total=False):
+    """Options of all data modules for a user's tables; see `PreparedDataModule`."""
+
+    val_fraction: float
+    test_fraction: float
+    val_from: str | None
+    test_from: str | None
+    features: str | dict[str, Any] | None
+    types: dict[str, str] | None
+    batch_size: int
+    history_length: int
+    cache_dir: str | None
+
+
 class PreparedDataModule(CascadeDataModule):
     """Base class of data modules that prepare tables once. The name of the prepared folder contains a hash.
 
-    A subclass defines the identity of the data (`_content`), prepares them (`_write`) and opens them (`files`).
+    A subclass defines what to prepare (`plan`), how (`preparation`), and the meaning of its labels (`label_meaning`).
+
+    Args:
+        val_fraction: Share of the data for validation, unless the validation data are given.
+        test_fraction: Share of the data for testing, the newest if they are split by time.
+        val_from: Date at which validation begins, e.g. ``"2024-02-01"`` (UTC). Use it with `test_from` instead of
+            the fractions.
+        test_from: Date at which testing begins.
+        features: The description of the features (`Description`): a YAML file or a mapping; or the folder of a saved
+            encoder, to use its vocabularies; None = guessed, and reported.
+        types: Types of columns of text files that are guessed wrongly, e.g. ``{"user_id": "string"}``.
+        batch_size: Requests per training batch and process.
+        history_length: Maximum length of the history; the newest items are kept.
+        cache_dir: Folder of the prepared data; None = in the user's cache folder.
+        options: Options of every data module; see `CascadeDataModule`.
     """
 
-    files: ClassVar[type[PreparedFiles]] = PreparedFiles
-    cache_dir: str | None = None
-    _prepared: PreparedFiles | None = None
+    files: ClassVar[type[PreparedFiles]]
+    preparation: ClassVar[type[Preparation]]
+    format: ClassVar[int]
+    """Version of the prepared files. Increase it if their content changes, so that older files are not read."""
+    guess_advice: ClassVar[str]
+    """What the user can do about guessed features, for a message."""
 
-    @abstractmethod
-    def _content(self) -> tuple[str, str, Mapping[str, Any]]:
-        """Return a name of the data for messages, a folder name, and plain values that change when the data change."""
+    root: Any = None
+    given_columns: Mapping[str, str | None]
+    """The columns given by the user, by role; None = guess."""
 
+    def __init__(
+        self,
+        *,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+        val_from: str | None = None,
+        test_from: str | None = None,
+        features: str | dict[str, Any] | None = None,
+        types: dict[str, str] | None = None,
+        batch_size: int = 256,
+        history_length: int = 50,
+        cache_dir: str | None = None,
+        **options: Unpack[NegativeOptions],
+    ) -> None:
+        super().__init__(batch_size=batch_size, **options)
+        if min(val_fraction, test_fraction) <= 0 or val_fraction + test_fraction >= 1:
+            raise ValueError(
+                f"val_fraction and test_fraction must be above 0 and leave something for training, got {val_fraction} "
+                f"and {test_fraction}"
+            )
+        if (val_from is None) != (test_from is None):
+            raise ValueError("val_from and test_from must be given together; give both dates, or neither")
+        if history_length < 1:
+            raise ValueError(f"history_length must be at least 1, got {history_length}")
+        self.history_length, self.cache_dir = history_length, cache_dir
+        self._fractions = (val_fraction, test_fraction)
+        self._dates = None if val_from is None or test_from is None else (parse_time(val_from), parse_time(test_from))
+        self._described, self._types = features, types
+        self._prepared: PreparedFiles | None = None
+
+    @property
     @abstractmethod
-    def _write(self, folder: Path, progress: Progress) -> None:
-        """Prepare the data in a folder: empty, or with the files of an interrupted process (`WorkFolder`)."""
+    def plan(self) -> PreparationPlan:
+        """What to prepare: tables, columns, features and splits. Reads the first rows of the tables at most."""
+
+    @property
+    @abstractmethod
+    def label_meaning(self) -> tuple[tuple[str, ...], float, LabelKind]:
+        """The sample groups, the threshold of positive labels, and the kind of the labels, as in `Schema`."""
+
+    @property
+    def outline(self) -> Outline:
+        """What is known before the data are prepared."""
+        described = self.plan.description
+        parts: dict[Part, bool] = {
+            "request": bool(described.user or described.context),
+            "history": bool(described.history),
+            "items": bool(described.items),
+        }
+        return Outline(frozenset(part for part, there in parts.items() if there), *self.label_meaning)
+
+    @property
+    def schema(self) -> Schema:
+        """The description of the batch columns. It contains the vocabularies, so the data are prepared first."""
+        return self.encoder.schema(*self.label_meaning, reserved=_MODULE_NAMES)
 
     def prepared_files(self) -> PreparedFiles:
         """Return the prepared files. The data are prepared first if necessary."""
@@ -108,15 +208,19 @@ class PreparedDataModule(CascadeDataModule):
         Returns:
             Whether the data were prepared by this call.
         """
-        source, name, facts = self._content()
+        facts = {"format": self.format, "types": self._types, **self.plan.facts()}
         digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
         home = cache_home() / "prepared" if self.cache_dir is None else Path(self.cache_dir).expanduser()
-        target = home / f"{name}-{digest}"
+        source = self.root[0] if isinstance(self.root, (list, tuple)) and self.root else self.root
+        named = re.sub(r"[^\w.-]+", "_", Path(source).name)[:40] if isinstance(source, (str, Path)) else ""
+        target = home / f"{named or self.name}-{digest}"
 
         def write(folder: Path) -> None:
-            rank_zero_info(f"preparing {source} in {target} (once)")
+            for older in self._older(target):
+                rank_zero_info(f"{older} was prepared by an older version and is not used; it can be deleted")
+            rank_zero_info(f"preparing {self.plan.name} in {target} (once)")
             with self.progress_of() as told:
-                self._write(folder, progress or told)
+                self.preparation(self.plan, folder, progress or told).run()
 
         made = make_once(target, write, resume=True)
         self._prepared = self.files(target)
@@ -124,39 +228,22 @@ class PreparedDataModule(CascadeDataModule):
             rank_zero_info(line)
         return made
 
+    def _older(self, target: Path) -> Iterator[Path]:
+        """Yield the folders of the same source that have another format."""
+        for folder in target.parent.glob(f"{target.name.rpartition('-')[0]}-{'?' * 16}"):
+            facts = folder / "facts.json"
+            if facts.is_file() and json.loads(facts.read_text(encoding="utf-8")).get("format") != self.format:
+                yield folder
 
-def check_cuts(
-    val_fraction: float, test_fraction: float, val_from: str | None, test_from: str | None
-) -> tuple[int, int] | None:
-    """Check the split options. Return the start of validation and of testing in microseconds, or None for fractions."""
-    if min(val_fraction, test_fraction) <= 0 or val_fraction + test_fraction >= 1:
-        raise ValueError(
-            f"val_fraction and test_fraction must be above 0 and leave something for training, got {val_fraction} "
-            f"and {test_fraction}"
-        )
-    if (val_from is None) != (test_from is None):
-        raise ValueError("val_from and test_from must be given together; give both dates, or neither")
-    return None if val_from is None or test_from is None else (parse_time(val_from), parse_time(test_from))
-
-
-def guess_lines(
-    roles: Mapping[str, str], given: Mapping[str, str | None], description: Description | None, advice: str
-) -> list[str]:
-    """Return lines that report the guessed columns and features.
-
-    Args:
-        roles: The column of each role.
-        given: The columns given by the user, by role.
-        description: The guessed features; None = they are given.
-        advice: What the user can do about the features.
-    """
-    guessed = [f"{role} = {column}" for role, column in roles.items() if not given.get(role)]
-    lines = [f"columns, guessed: {', '.join(guessed)}"] if guessed else []
-    if description is not None:
-        parts = {part: description.part(part) for part in DATA_PARTS}
-        made = [f"{part}: {', '.join(f'{f.name} ({f.kind})' for f in own)}" for part, own in parts.items() if own]
-        lines.append(f"features, guessed: {'; '.join(made)}{advice}")
-    return lines
+    def guess_lines(self) -> list[str]:
+        """Return lines that report the guessed columns and features."""
+        guessed = [f"{role} = {column}" for role, column in self.plan.roles.items() if not self.given_columns.get(role)]
+        lines = [f"columns, guessed: {', '.join(guessed)}"] if guessed else []
+        if self._described is None:
+            parts = {part: self.plan.description.part(part) for part in DATA_PARTS}
+            made = [f"{part}: {', '.join(f'{f.name} ({f.kind})' for f in own)}" for part, own in parts.items() if own]
+            lines.append(f"features, guessed: {'; '.join(made)}{self.guess_advice}")
+        return lines
 
 
 def read_features(described: str | Mapping[str, Any]) -> Description | FeatureEncoder:

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from lightning.pytorch.utilities import rank_zero_info
 from tqdm import tqdm
+from typing_extensions import Unpack
 
-from recsys_topk.datamodules.base import CascadeDataModule, Split
-from recsys_topk.datamodules.negatives.expansion import NegativeMix
+from recsys_topk.datamodules.base import CascadeDataModule, DataOptions, Split
 from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
 from recsys_topk.datamodules.recflow.cache import DayCache
 from recsys_topk.datamodules.recflow.days import DayOptions
@@ -27,7 +27,7 @@ from recsys_topk.tabular.features.encoder import FeatureEncoder
 from recsys_topk.tabular.ids.options import VocabularyChoice, vocabulary_options
 from recsys_topk.tabular.ids.vocabulary import Vocabulary
 from recsys_topk.tabular.locations import version_of
-from recsys_topk.tabular.schema import Schema
+from recsys_topk.tabular.schema import Outline, Schema
 
 
 class RecFlowDataModule(CascadeDataModule):
@@ -45,22 +45,13 @@ class RecFlowDataModule(CascadeDataModule):
         train_days: A date or "FIRST:LAST" (inclusive); None = all days before the validation and test days.
         val_days: A date or "FIRST:LAST"; None = the second to last day; ``"none"`` = no validation.
         test_days: A date or "FIRST:LAST"; None = the last day. `predict` uses the same days.
-        batch_size: Requests per training batch and process.
-        eval_batch_size: Requests per evaluation batch and process; None = as in training.
-        train_negatives: Sampled negatives per list in training.
-        negative_source: Where training negatives come from; see `CascadeDataModule`.
-        eval_negatives: Sampled negatives per list in evaluation.
         history_length: Maximum length of the history; the newest views are kept.
-        seed: Seed of the order and of all negatives.
-        num_workers: Worker processes that make batches; one process is enough (`recsys-topk bench data`).
-        shuffle: Whether to shuffle training requests within each day.
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
         vocabulary: How ids are mapped to rows: ``"dense"``, ``"compact"``, ``"hash:rows=1000000"`` or ``"auto"``, for
             all tables or by table name (`VocabularyOptions`). None = ``"auto"``: dense up to 2,000,000 rows, above that
             compact, which needs the training days.
-        logq_correction: Whether softmax losses correct for the sampling probability of negatives; see
-            `CascadeDataModule`.
         days: The days of the data set that may be used, a date or "FIRST:LAST"; None = all.
+        options: Options of every data module; see `CascadeDataModule`.
 
     Example:
         >>> import tempfile
@@ -85,31 +76,13 @@ class RecFlowDataModule(CascadeDataModule):
         train_days: str | None = None,
         val_days: str | None = None,
         test_days: str | None = None,
-        batch_size: int = 1024,
-        eval_batch_size: int | None = None,
-        train_negatives: int = 0,
-        negative_source: NegativeMix = "in_batch",
-        eval_negatives: int = 160,
         history_length: int = 50,
-        seed: int = 42,
-        num_workers: int = 0,
-        shuffle: bool = True,
         cache_dir: str | None = None,
         vocabulary: VocabularyChoice | None = None,
-        logq_correction: bool = False,
         days: str | None = None,
+        **options: Unpack[DataOptions],
     ) -> None:
-        super().__init__(
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            train_negatives=train_negatives,
-            negative_source=negative_source,
-            eval_negatives=eval_negatives,
-            seed=seed,
-            num_workers=num_workers,
-            shuffle=shuffle,
-            logq_correction=logq_correction,
-        )
+        super().__init__(**options)
         self.root = root
         self.world = as_world(world)
         self.layout = find_layout(layout)
@@ -121,12 +94,23 @@ class RecFlowDataModule(CascadeDataModule):
         self._cache: DayCache | None = None
 
     @property
+    def available_days(self) -> tuple[str, ...]:
+        """All days of the data set. Those of a simulated world are known before it is simulated."""
+        return self.world.day_names if self.root is None else self.cache.files.days
+
+    @property
     def cache(self) -> DayCache:
-        """The prepared days. Simulates the embedded world first if there is no root."""
+        """The prepared days. Simulates the embedded world first if there is no root.
+
+        Raise if the data do not have the chosen days, before anything is simulated or prepared.
+        """
         if self._cache is None:
+            if self.root is None:
+                self.day_options.used(self.world.day_names)
             root = self.root if self.root is not None else embedded_root(self.world, rank_zero_info)
-            folder = Path(self.cache_dir) if self.cache_dir is not None else cache_home() / "prepared"
-            self._cache = DayCache(RecFlowFiles(root), folder)
+            files = RecFlowFiles(root)
+            self.day_options.used(files.days)
+            self._cache = DayCache(files, Path(self.cache_dir) if self.cache_dir else cache_home() / "prepared")
         return self._cache
 
     @property
@@ -139,14 +123,22 @@ class RecFlowDataModule(CascadeDataModule):
         return self._vocabularies
 
     @property
+    def outline(self) -> Outline:
+        """What is known before the data are prepared, or a world is simulated."""
+        return recflow_schema(dict.fromkeys((*REQUEST_IDS, *ITEM_IDS), 1), self.layout).outline
+
+    @property
     def schema(self) -> Schema:
-        """The description of the batch columns. Reads only the id counts of the data set, unless a table is compact."""
+        """The description of the batch columns. Reads only the id counts of the data set, unless a table is compact.
+
+        A world has to be simulated first.
+        """
         return recflow_schema(self.cache.files.counts, self.layout, self._mapped)
 
     @property
     def splits(self) -> dict[str, tuple[str, ...]]:
         """The days used for ``"train"``, ``"val"`` and ``"test"``."""
-        return self.day_options.splits(self.cache.files.days)
+        return self.day_options.splits(self.available_days)
 
     def prepare_data(self) -> None:
         """Prepare the days that are used and not prepared yet. Lightning calls it in one process.

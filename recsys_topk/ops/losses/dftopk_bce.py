@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import LOWEST_EXPONENT, full_mask
-from recsys_topk.ops.dispatch import apply, is_real, operation, sampled, through_reference, wants_graph
+from recsys_topk.numerics import LOWEST_EXPONENT
+from recsys_topk.ops.dispatch import apply, through_reference, wants_graph
+from recsys_topk.ops.losses.find_positives import find_positives
+from recsys_topk.ops.losses.topk_loss import topk_loss
+from recsys_topk.ops.losses.topk_target import best_positives
+from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
-from recsys_topk.ops.selection.kth_pair import Array, Bools, add_shared, kth_pair, pair_numpy, scratch
-from recsys_topk.ops.selection.logistic import logistic_logs
+from recsys_topk.ops.selection.kth_pair import Array, Bools, add_shared, pair_numpy, scratch
+from recsys_topk.processes import divisor
 
 # The time of batches of at most this many items depends on the number of calls, that of larger ones on the number of
 # passes over memory.
@@ -24,63 +27,42 @@ SHORT = 4096
 FOLD_FROM = 64
 
 
-@operation
-def dftopk_bce(
-    scores: Tensor,
-    target: Tensor,
-    mask: Tensor | None,
-    k: int | Tensor,
-    items: Tensor | None,
-    counted: Tensor | None,
-    tau: float,
-    alpha: float,
-) -> Tensor:
-    """Return the mean over valid items of softplus(z_i) - y_i z_i for each list, (B,).
-
-    z_i = (x_i - theta) / tau, theta = alpha x_[k] + (1 - alpha) x_[k+1], differentiated. O(N).
-
-    Args:
-        scores: (B, N); masked places and lists that are not counted may hold anything.
-        target: Boolean (B, N), the true top k.
-        mask: Boolean (B, N); None = all items are real.
-        k: One int, or one int per list, (B,); 1 <= k < number of valid items in lists that are counted.
-        items: Number of valid items, (B,); None = all N.
-        counted: Boolean (B,); None = all. The value of the other lists has no meaning and no gradient.
-        tau: Temperature.
-        alpha: Where the threshold lies between x_[k+1] (0) and x_[k] (1).
-    """
-    valid = full_mask(scores) if mask is None else mask
-    x = scores
-    if counted is not None:  # lists that do not count are replaced by equal scores
-        row = counted[:, None]
-        x, target, k = torch.where(row, x, 0.0), target & row, torch.where(counted, k, 1)
-        valid = valid if mask is None else valid | ~row
-    if mask is not None:
-        x = fill_masked(x, valid, 0.0)
-    kept, cut = kth_pair(x, k, valid)
-    log_p, log_q = logistic_logs((x - (cut + alpha * (kept - cut))) / tau)
-    chosen = torch.where(target, log_p, log_q)
-    if mask is not None:
-        chosen = fill_masked(chosen, valid, 0.0)
-    return -chosen.sum(1) / (scores.shape[1] if items is None else items.clamp_min(1))
-
-
-@dftopk_bce.backend("numpy", lambda scores, target, *rest: is_real(scores) and is_real(target))
-def _numpy(scores: Tensor, *rest: Any) -> Tensor:
-    fused: Tensor = apply(_FusedBCE, scores, _Task(*rest))
-    return fused
-
-
 class _Task(NamedTuple):
-    """The arguments of the fused loss other than the scores; every argument of ``Function.apply`` takes time."""
+    """The arguments of `topk_loss` after the scores, and what follows from the labels.
 
+    Attributes:
+        arguments: Labels, mask, k, above, law and mean.
+        target: Boolean (B, N), the true top k.
+        k: (B,), 1 <= k < number of valid items.
+        items: (B,), the number of valid items.
+        left_out: Boolean (B,), the lists that do not count; None = all count.
+    """
+
+    arguments: tuple[Any, ...]
     target: Tensor
-    mask: Tensor | None
-    k: int | Tensor
-    items: Tensor | None
-    counted: Tensor | None
-    tau: float
-    alpha: float
+    k: Tensor
+    items: Tensor
+    left_out: Bools | None
+
+
+def dftopk_bce(scores: Tensor, *arguments: Any) -> tuple[Tensor, Tensor | None]:
+    """Return `topk_loss` of the law ``"dftopk"``, in numpy."""
+    labels, mask, k, above, _, mean = arguments
+    positive, positives = find_positives(labels, mask, above)
+    items = torch.full_like(positives, scores.shape[1]) if mask is None else count_true(mask)
+    wanted = positives if k is None else k.long() if isinstance(k, Tensor) else torch.full_like(items, k)
+    wanted = torch.minimum(wanted, items)
+    counted = (positives > 0) & (wanted > 0) & (wanted < items)
+    whole = bool(counted.all())
+    ks = wanted if whole else torch.where(counted, wanted, 1)
+    target = best_positives(labels, positive, ks, positives)
+    task = _Task(arguments, target, ks, items, None if whole else ~counted.numpy())
+    losses: Tensor = apply(_FusedBCE, scores, task)
+    if not whole:
+        losses = torch.where(counted, losses, 0.0)
+    if mean:
+        losses = losses.sum() / divisor(counted.sum(), losses.dtype)
+    return losses, None if whole else counted
 
 
 class _FusedBCE(torch.autograd.Function):
@@ -93,19 +75,17 @@ class _FusedBCE(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, task: _Task) -> Tensor:
-        mask, k, tau, alpha = task.mask, task.k, task.tau, task.alpha
+        mask, law = task.arguments[1], task.arguments[4]
+        tau, alpha = law.tau, law.alpha
         x = scores.detach() if mask is None else fill_masked(scores.detach(), mask, -math.inf)
         a, target = x.numpy(), task.target.numpy()
-        ks = k.numpy() if isinstance(k, Tensor) else k
-        if task.counted is not None:
-            left_out = ~task.counted.numpy()
+        if task.left_out is not None:  # lists that do not count are replaced by equal scores
             a, target = a.copy() if mask is None else a, target.copy()
-            a[left_out] = 0.0
-            target[left_out] = False
-            ks = np.where(left_out, 1, ks)
-        kept, cut = pair_numpy(a, ks, reuse=True)
+            a[task.left_out] = 0.0
+            target[task.left_out] = False
+        kept, cut = pair_numpy(a, task.k.numpy(), reuse=True)
         kept, cut = kept[:, None], cut[:, None]
-        items = a.shape[1] if task.items is None else np.maximum(task.items.numpy(), 1).astype(a.dtype)
+        items = a.shape[1] if mask is None else np.maximum(task.items.numpy(), 1).astype(a.dtype)
         ctx.short = a.size <= SHORT
         terms = _short_terms if ctx.short else _long_terms
         with np.errstate(invalid="ignore", over="ignore"):  # scores may be infinite or NaN
@@ -126,7 +106,8 @@ class _FusedBCE(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
         scores, gradient = ctx.saved_tensors
         if wants_graph():
-            return through_reference(lambda x: dftopk_bce.reference(x, *ctx.task), [scores], [grad])[0], None
+            arguments = (*ctx.task.arguments[:-1], False)
+            return through_reference(lambda x: topk_loss.reference(x, *arguments)[0], [scores], [grad])[0], None
         if not ctx.short:  # the gradient of a short batch is already divided
             grad = grad / (ctx.items if isinstance(ctx.items, int) else torch.from_numpy(ctx.items))
         return gradient * (grad if grad.shape[0] == 1 else grad.unsqueeze(1)), None
@@ -169,21 +150,3 @@ def _sum_log1p(e: Tensor) -> Tensor:
         torch.addcmul(right, left, right, out=right)
         e = left.add_(right)
     return rest.add_(e.log1p_().sum(1))
-
-
-@sampled(dftopk_bce)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
-    for lists, n, dtype in ((4, 12, torch.float32), (4, 12, torch.float64), (30, 300, torch.float32)):
-        x = torch.randn(lists, n, generator=generator, dtype=dtype)
-        x[1] = x[1].round()
-        target = torch.rand(lists, n, generator=generator) > 0.7
-        mask = torch.rand(lists, n, generator=generator) > 0.3
-        mask[:, :3] = True
-        junk = x.masked_fill(~mask, math.nan)
-        ks = torch.randint(1, 3, (lists,), generator=generator)
-        counted = torch.arange(lists) != 2
-        for alpha in (0.5, 0.2):
-            yield x.clone().requires_grad_(), target, None, 2, None, None, 0.7, alpha
-            yield x.clone().requires_grad_(), target, None, ks, None, counted, 0.7, alpha
-            yield junk.clone().requires_grad_(), target & mask, mask, ks, mask.sum(1), None, 2.0, alpha
-            yield junk.clone().requires_grad_(), target & mask, mask, 2, mask.sum(1), counted, 2.0, alpha

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -25,18 +24,6 @@ State = dict[str, Any]
 
 FILE: Final = "features.json"
 _FORMAT: Final = 1
-_TAKEN: Final = frozenset([
-    "T_destination", "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "clear",
-    "compile", "cpu", "cuda", "double", "dump_patches", "eval", "extra_repr", "float", "forward", "get_buffer",
-    "get_extra_state", "get_parameter", "get_submodule", "half", "ipu", "items", "keys", "load_state_dict",
-    "modules", "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters", "pop",
-    "register_backward_hook", "register_buffer", "register_forward_hook", "register_forward_pre_hook",
-    "register_full_backward_hook", "register_full_backward_pre_hook", "register_load_state_dict_post_hook",
-    "register_load_state_dict_pre_hook", "register_module", "register_parameter", "register_state_dict_post_hook",
-    "register_state_dict_pre_hook", "requires_grad_", "set_extra_state", "set_submodule", "share_memory",
-    "state_dict", "to", "to_empty", "train", "training", "type", "update", "values", "xpu", "zero_grad",
-])  # fmt: skip
-"""Attributes of `torch.nn.ModuleDict`. No table can have such a name. The list is explicit to avoid importing torch."""
 
 
 class Encoded(NamedTuple):
@@ -104,19 +91,27 @@ class FeatureEncoder:
             values += made_values
         return Encoded(np.concatenate(ids, axis=1), np.concatenate(values, axis=1))
 
-    def schema(self, groups: Sequence[str] = (), positive_above: float = 0.0, labels: LabelKind = "grades") -> Schema:
+    def schema(
+        self,
+        groups: Sequence[str] = (),
+        positive_above: float = 0.0,
+        labels: LabelKind = "grades",
+        reserved: Collection[str] = (),
+    ) -> Schema:
         """Return the schema of the encoded features. Request features are those of the user, then of the context.
 
         Args:
             groups: Names of the sample groups, best first.
             positive_above: Labels above this are positives.
             labels: The meaning of the labels (`Schema.labels`).
+            reserved: Names that no table may have.
         """
-        parts = {part: self._features(part) for part in DATA_PARTS}
+        names = self._names(reserved)
+        parts = {part: self._features(part, names) for part in DATA_PARTS}
         tables: dict[str, Table] = {}
         for part in DATA_PARTS:
             for feature in self.description.part(part):
-                tables |= {table.name: table for table in self._tables(part, feature)}
+                tables |= {table.name: table for table in self._tables(part, feature, names)}
         used = [feature.table for features in parts.values() for feature in features if feature.table is not None]
         return Schema(
             tables=tuple(tables[name] for name in dict.fromkeys(used)),
@@ -186,18 +181,18 @@ class FeatureEncoder:
     def _vocabulary(self, feature: RawFeature) -> Vocabulary:
         return self.vocabularies[str(feature.table)]
 
-    def _features(self, part: DataPart) -> tuple[Feature, ...]:
+    def _features(self, part: DataPart, names: Mapping[Any, str]) -> tuple[Feature, ...]:
         made: list[Feature] = []
         for raw in self.description.part(part):
             state = self.states[part].get(raw.name, {})
             if raw.kind == "categorical":
-                made.append(Feature(raw.name, self._names[raw.table]))
+                made.append(Feature(raw.name, names[raw.table]))
             elif raw.kind == "bag":
-                made.append(Feature(raw.name, self._names[raw.table], "bag", state["size"]))
+                made.append(Feature(raw.name, names[raw.table], "bag", state["size"]))
             elif raw.kind == "time":
-                made += [Feature(f"{raw.name}_{piece}", self._names["time", piece]) for piece in raw.parts]
+                made += [Feature(f"{raw.name}_{piece}", names["time", piece]) for piece in raw.parts]
             elif raw.transform == "bucketise":
-                made.append(Feature(raw.name, self._names[self._bucket(part, raw)]))
+                made.append(Feature(raw.name, names[self._bucket(part, raw)]))
             else:
                 kind_and_size: Any = {"kind": "vector", "size": state["size"]} if raw.kind == "vector" else {}
                 made.append(Feature(raw.name, **(kind_and_size or {"kind": "numeric"})))
@@ -205,26 +200,25 @@ class FeatureEncoder:
                     made.append(Feature(f"{raw.name}_missing", kind="numeric"))
         return tuple(made)
 
-    def _tables(self, part: DataPart, raw: RawFeature) -> list[Table]:
+    def _tables(self, part: DataPart, raw: RawFeature, names: Mapping[Any, str]) -> list[Table]:
         """Return the tables of a feature."""
         if raw.table is not None:
             vocabulary = self.vocabularies[raw.table]
-            return [Table(self._names[raw.table], vocabulary.rows, vocabulary.padding, vocabulary.fingerprint)]
+            return [Table(names[raw.table], vocabulary.rows, vocabulary.padding, vocabulary.fingerprint)]
         if raw.kind == "time":
-            return [Table(self._names["time", piece], TIME_ROWS[piece] + 1) for piece in raw.parts]
+            return [Table(names["time", piece], TIME_ROWS[piece] + 1) for piece in raw.parts]
         if raw.transform == "bucketise" and raw.kind == "numeric":
-            return [Table(self._names[self._bucket(part, raw)], len(self.states[part][raw.name]["edges"]) + 3)]
+            return [Table(names[self._bucket(part, raw)], len(self.states[part][raw.name]["edges"]) + 3)]
         return []
 
     def _bucket(self, part: DataPart, raw: RawFeature) -> tuple[Any, ...]:
         """Return the key of a bucketised feature's table. Features with the same name and edges share a table."""
         return ("bucket", raw.name, *self.states[part][raw.name]["edges"])
 
-    @cached_property
-    def _names(self) -> dict[Any, str]:
-        """The distinct names of the schema's tables, for vocabularies, parts of times and buckets.
+    def _names(self, reserved: Collection[str]) -> dict[Any, str]:
+        """Return distinct names of the schema's tables, for vocabularies, parts of times and buckets.
 
-        The tables become torch modules. The name of a module must not contain a dot or be the name of a method.
+        The tables become torch modules, whose names must not contain a dot.
         """
         wanted: dict[Any, str] = {name: name for name in self.vocabularies}
         for part in DATA_PARTS:
@@ -236,7 +230,7 @@ class FeatureEncoder:
         made: dict[Any, str] = {}
         for key, name in wanted.items():
             name = name.replace(".", "_")
-            name = f"table_{name}" if name in _TAKEN or name.startswith("_") or not name else name
+            name = f"table_{name}" if name in reserved or name.startswith("_") or not name else name
             while name in made.values():
                 name += "_"
             made[key] = name

@@ -1,29 +1,12 @@
-"""Popularity and random baselines over a whole catalogue, on the same requests as a cascade."""
+"""Expected metrics of a uniformly random order over a whole catalogue."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from recsys_topk.evaluation.search import Candidates, Requests, best_of, contains
+from recsys_topk.evaluation.search import Requests
 from recsys_topk.ops.losses.dcg import rank_discounts
-
-
-def popular_items(requests: Requests, order: Tensor, counts: Tensor, number: int) -> Candidates:
-    """Return the `number` items with the largest counts for each request. Ties are ordered as in `ExactSearch`.
-
-    Args:
-        requests: The requests. Their excluded items are not candidates.
-        order: (C,) int64, all rows of the catalogue by descending count; equal counts by ascending row.
-        counts: (C,), the count of each row.
-        number: Number of items per request.
-    """
-    taken = torch.cat([torch.where(requests.mask, requests.own, -1), requests.excluded], 1)
-    head = order[: number + taken.shape[1]].expand(taken.shape[0], -1)
-    free = ~contains(taken, head)
-    rows = torch.cat([head, requests.own], 1)
-    labels = torch.cat([torch.zeros_like(head, dtype=torch.float32), requests.labels.float()], 1)
-    return best_of(rows, counts[rows].double(), labels, torch.cat([free, requests.mask], 1), number)
 
 
 def random_recall(

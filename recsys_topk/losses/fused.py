@@ -1,0 +1,87 @@
+"""The fused operation that computes a loss or the joint objective of a cascade, if there is one.
+
+A fused operation computes a whole batch in one pass, with masks, skipped lists and gradients (`recsys_topk.ops`). It
+computes a *law*: a membership and its cross-entropy. Operators and losses that have one say so with a method `law`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from recsys_topk.ops.losses.joint_terms import JointTask, joint_terms
+from recsys_topk.ops.losses.topk_loss import Law, topk_loss
+
+if TYPE_CHECKING:
+    from recsys_topk.losses.base import RankingLoss
+
+
+def law_of(loss: RankingLoss) -> Law | None:
+    """Return the law that a loss computes; None = no fused operation computes it.
+
+    Example:
+        >>> from recsys_topk import losses
+        >>> law_of(losses.get("lapsum", tau=2.0)), law_of(losses.get("softmax"))
+        (Law(name='laplace', tau=2.0, alpha=0.5), None)
+    """
+    law = getattr(loss, "law", None)
+    found: Law | None = None if law is None else law()
+    return found
+
+
+def fused_losses(
+    loss: RankingLoss, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, mean: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return the losses of lists and which lists count (None = all), (B,) each, from a fused operation.
+
+    Args:
+        loss: The loss.
+        scores: (B, N), float32 or float64; masked places may hold anything.
+        labels: (B, N), the dtype of scores.
+        mask: Boolean (B, N); None = all items are real.
+        k: Overrides the k of the loss.
+        mean: Return the mean over the lists that count instead of the losses.
+
+    Returns:
+        None if no fused operation supports the loss or the arguments.
+    """
+    law = law_of(loss)
+    if law is None or scores.shape[1] < 2:
+        return None
+    chosen = loss.k if k is None else k
+    wanted = None if isinstance(chosen, str) else loss.require_k(chosen)
+    arguments = (scores, labels, mask, wanted, loss.positive_above, law, mean)
+    kernel = topk_loss.implementation_for(*arguments)
+    return None if kernel is None else kernel.function(*arguments)
+
+
+def fused_joint_terms(
+    loss: RankingLoss,
+    scores: Sequence[Tensor],
+    labels: Tensor,
+    mask: Tensor | None,
+    k: int,
+    quotas: tuple[int, ...] | None,
+) -> tuple[Tensor, Tensor] | None:
+    """Return the terms of the stages, (M,), and the term of surviving all stages, from a fused operation.
+
+    Args:
+        loss: The loss of the stages.
+        scores: One (B, N) tensor per stage.
+        labels: (B, N).
+        mask: Boolean (B, N); None = all items are real.
+        k: Number of items wanted, unless the loss sets its own k.
+        quotas: Number of items that each stage keeps; None = k.
+
+    Returns:
+        None if no fused operation supports the loss or the arguments.
+    """
+    law = law_of(loss)
+    if law is None or labels.shape[1] < 2:
+        return None
+    wanted = None if loss.k == "positives" else loss.k if isinstance(loss.k, int) else k
+    task = JointTask(labels, mask, wanted, quotas, loss.positive_above, law)
+    kernel = joint_terms.implementation_for(scores, task)
+    return None if kernel is None else kernel.function(scores, task)
