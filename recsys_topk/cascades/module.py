@@ -7,12 +7,12 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.catalogue_training import catalogue_terms
+from recsys_topk.cascades.count_sequences import count_sequences
 from recsys_topk.cascades.default_stages import default_stages
 from recsys_topk.cascades.inference import apply_quotas
 from recsys_topk.cascades.learning_check import LearningCheck, all_selected_message
@@ -329,29 +329,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         refitting = bool(refit) and last is not None and last - refit <= self.current_epoch
         if self.trainer.current_epoch == self._first_epoch or refitting != self._refitting:
             self._refitting = refitting
-            self._count_sequences()
-
-    def _count_sequences(self) -> None:
-        stages = [stage for stage in self.cascade.stages.values() if getattr(stage, "counts_sequences", False)]
-        data: Any = self.trainer.datamodule
-        if not stages:
-            return
-        names = data.splits["train"] if data is not None else ()
-        found = data.shard(names[0]).sequences() if len(names) == 1 else None
-        if found is None:
-            raise ValueError(
-                f"the stage {stages[0].name!r} counts which item follows which, and needs the users' sequences; "
-                f"use --data interactions, or the stage 'din'"
-            )
-        user, item_id = found
-        held_out = 0.0 if self._refitting else getattr(data, "held_out", 0.0)
-        length = np.bincount(user)
-        place = np.arange(user.size) - (np.cumsum(length) - length)[user]
-        known = place < (length - np.ceil(held_out * length))[user]
-        catalogue = data.catalogue(names[0])
-        rows = np.searchsorted(catalogue.item_id.numpy(), item_id[known])
-        for stage in stages:
-            stage.count(user[known], catalogue.features.numpy()[rows].astype(np.int64))
+            data = self.trainer.datamodule
+            count_sequences(self.cascade, data, held_out=0.0 if refitting else getattr(data, "held_out", 0.0))
 
     def on_train_batch_start(self, batch: CascadeBatch, batch_idx: int) -> None:
         """Set the scheduled learning rate for the tables that are updated inside backward."""

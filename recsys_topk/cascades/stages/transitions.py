@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.types import Array
 
 FEATURES = 4
+SCALE = 0.2  # logarithms of counts to numbers of about 1
 
 
 class Transitions(Stage):
@@ -76,7 +77,8 @@ class Transitions(Stage):
         request = self.mlp.project(0, embedded.request) + self.mlp.project(1, embedded.history)
         own, items = self.mlp.project(3, counts), self.mlp.project(2, embedded.items)
         scores: Tensor = self.mlp.joined(own, request, items, batch.candidates, batch.mask).squeeze(-1)
-        return scores + self.linear(counts).squeeze(-1)
+        linear: Tensor = self.linear(counts).squeeze(-1)
+        return scores + linear
 
     def counts(self, batch: CascadeBatch) -> Tensor:
         """Return the counts of the candidates, (B, N, 4)."""
@@ -90,5 +92,5 @@ class Transitions(Stage):
         share, count = known.shares(before, after, weights)
         first = count / known.damps[after] / known.totals[before[:, :1]].clamp_min(1e-6)
         first, count = (torch.where(at[:, :1] >= 0, x, 0.0) for x in (first, count))
-        parts: list[Any] = [torch.log(share + 1e-4), torch.log1p(count), torch.log(first + 1e-3), known.popularity[after]]
-        return torch.stack(parts, -1) * 0.2
+        logs = [torch.log(share + 1e-4), torch.log1p(count), torch.log(first + 1e-3), known.popularity[after]]
+        return torch.stack(logs, -1) * SCALE
