@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -25,6 +26,19 @@ def python_blocks(name: str) -> list[str]:
 
 def run(python: list[str], code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*python, "-c", code], capture_output=True, text=True, check=False)
+
+
+HOP = re.compile(r"^\| (\d+) \| `([\w/]+\.py)` `(\w+)` \|", re.MULTILINE)
+
+
+def test_walks_name_functions_that_exist() -> None:
+    for walk in (ROOT / "docs/architecture.md").read_text().split("\n## Walk: ")[1:]:
+        hops = HOP.findall(walk)
+        assert [int(number) for number, _, _ in hops] == list(range(1, len(hops) + 1))
+        assert 0 < len(hops) <= 45
+        for _, file, name in hops:
+            text = (ROOT / "recsys_topk" / file).read_text()
+            assert re.search(rf"(def|class) {name}\b", text), f"{file} has no {name}"
 
 
 def test_readme_code_runs(warm_python: list[str]) -> None:
@@ -100,3 +114,23 @@ def test_linked_files_and_named_commands_exist(name: str) -> None:
             assert (ROOT / name).parent.joinpath(target).exists(), target
     for command in re.findall(r"recsys-topk ([a-z]\w*)", text):  # skips the placeholder COMMAND
         assert command in COMMANDS, command
+
+
+def test_walks_of_the_architecture_page_name_existing_functions() -> None:
+    """A hop may be an inherited method; it must be defined in the file that the walk names."""
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("## Walks\n")[2].partition("\n## ")[0]
+    walks = dict(re.findall(r"^### (.*?)\n(.*?)(?=^### |\Z)", text, re.DOTALL | re.MULTILINE))
+    limits = {"Fit on simulated data": 45, "Fit on one CSV": 30, "From a checkpoint to a service": 35}
+    assert "Fit on simulated data" in walks
+    for title, walk in walks.items():
+        hops = re.findall(r"^\d+\. `([\w/]+\.py):([\w.]+)`", walk, re.MULTILINE)
+        assert 5 < len(hops) <= limits[title], title
+        assert len(hops) == len(set(hops)) == len(re.findall(r"^\d+\. ", walk, re.MULTILINE))
+        for file, name in hops:
+            nodes = ast.parse((ROOT / "recsys_topk" / file).read_text()).body
+            for part in name.split("."):
+                found = [
+                    node for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == part
+                ]
+                assert found, f"{title}: {file} has no {name}"
+                nodes = found[0].body

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.stage import Stage
 from recsys_topk.cascades.stages import MLPStage, TwoTower
 from recsys_topk.serving.export import models_of, write_stage
 from recsys_topk.serving.index import FACTS
@@ -35,7 +36,8 @@ def make_export(folder: Path, items: int, users: int, seed: int = 0) -> None:
     generator = np.random.default_rng(seed)
     folder.mkdir()
     entries = []
-    for (name, kind), quota in zip((("retrieval", TwoTower), ("ranking", MLPStage)), QUOTAS, strict=True):
+    stages: list[tuple[str, type[Stage]]] = [("retrieval", TwoTower), ("ranking", MLPStage)]
+    for (name, kind), quota in zip(stages, QUOTAS, strict=True):
         stage = kind(FeatureEmbedding(schema, dim=8)).eval()
         entries.append(write_stage(folder, name, kind.name, quota, models_of(stage, schema), programs=False))
     ids = np.stack([np.arange(1, items + 1), generator.integers(1, topics + 1, items)], axis=1).astype(np.int32)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from recsys_topk.cascades.layout import PARTS, Layout, Parts
+from recsys_topk.cascades.layout import PARTS, EmbeddingLayout, Parts
 from recsys_topk.cascades.tables import (
     FusedOptimizer,
     configs_of,
@@ -76,7 +76,8 @@ class FeatureEmbedding(nn.Module):
 
     `EmbeddingBagCollection`s look up the tables: on a CPU the pooled kernel with bags of length 1 is several times
     faster than the sequence kernel. A bag feature is the mean over its real ids. On a CPU padding is removed from the
-    bags. On other devices it stays with weight 0, so that shapes are known without reading the ids (`Layout` describes
+    bags. On other devices it stays with weight 0, so that shapes are known without reading the ids (`EmbeddingLayout`
+    describes
     the groups of features). Tables that are not sharded are read directly. On a CPU `look_up` reads them if numba is
     installed and no feature is a bag; it also updates tables with a fused optimizer. Otherwise `embedding_bag` reads
     them if they have an ordinary optimizer or are not trained.
@@ -91,6 +92,7 @@ class FeatureEmbedding(nn.Module):
         fused: Optimizer that updates the tables inside backward; None = an ordinary optimizer updates them.
         device: Device of the tables; None = torch's default device.
         tie_history: The history reads the tables of the items. False = it has tables of its own (`untie_history`).
+        only: Name of a feature of history and items; all others are left out. None = all features.
 
     Attributes:
         collections: The tables. The optimizer treats all modules in it as tables.
@@ -120,13 +122,15 @@ class FeatureEmbedding(nn.Module):
         fused: FusedOptimizer | None = None,
         device: torch.device | str | None = None,
         tie_history: bool = True,
+        only: str | None = None,
     ) -> None:
         super().__init__()
+        self.schema, self.init_std = schema, init_std
         if not tie_history:
             schema, dim = untie_history(schema, dimensions(schema, dim))
         if not schema.items:
             raise ValueError("the schema has no item features, so a stage cannot tell items apart; add one")
-        self.layout = Layout(schema, dimensions(schema, dim))
+        self.layout = EmbeddingLayout(schema, dimensions(schema, dim), only)
         self.fused = fused
         self.rate = 0.0 if fused is None else fused.options["lr"]
         self._applied: Callable[[Tensor], Tensor] | None = None
@@ -137,7 +141,6 @@ class FeatureEmbedding(nn.Module):
             {name_of(parts): self._collection(parts, place_of_tables(place), init_std) for parts in self.groups}
         )
         self._register_columns(place)
-        self.value_names = {part: list(schema.value_columns(part)) for part in PARTS}
         self._slots = None if any(self.layout.has_bags(parts) for parts in self.groups) else self._make_slots()
 
     @property
@@ -171,6 +174,10 @@ class FeatureEmbedding(nn.Module):
         if history == "rows":
             joined["history"] = joined["history"].view(*batch.history.shape[:2], self.dims["history"])
         return Embedded(**joined, ages=batch.history_values[..., -1] if self.layout.has_ages else None)
+
+    def pair_tables(self, feature: str, dim: int) -> FeatureEmbedding:
+        """Return new tables for one feature of history and items, one table each, with the options of these tables."""
+        return FeatureEmbedding(self.schema, dim, self.init_std, self.fused, tie_history=False, only=feature)
 
     def defuse(self) -> FusedOptimizer | None:
         """Convert tables with a fused optimizer to plain tables with the same weights, and return that optimizer.
@@ -324,17 +331,19 @@ class FeatureEmbedding(nn.Module):
         return sum(most[part] for part in parts)
 
     def _with_values(self, part: Part, embedded: Tensor, batch: CascadeBatch, history: HistoryForm) -> Tensor:
-        width = self.layout.values[part]
-        stored = width + (part == "history" and self.layout.has_ages)
-        if not stored:
+        columns = self.schema.value_columns(part)
+        if not columns:
             return embedded
         values = {"request": batch.request_values, "items": batch.item_values, "history": batch.history_values}[part]
+        stored = list(columns.values())[-1].stop
         if values.shape[-1] != stored:
             raise ValueError(
-                f"the schema has {stored} values for {part} ({', '.join(self.value_names[part])}), "
+                f"the schema has {stored} values for {part} ({', '.join(columns)}), "
                 f"but the batch has {values.shape[-1]}; the data module must fill {part.removesuffix('s')}_values"
             )
-        values = values[..., :width]
+        if not self.layout.values[part]:
+            return embedded
+        values = values[..., : self.layout.values[part]]
         if part == "history":
             values = values.sum(1) / batch.history_length.clamp_min(1)[:, None] if history == "mean" else values
             values = values.flatten(0, -2)

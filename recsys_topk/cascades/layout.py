@@ -35,7 +35,7 @@ class Use:
         return _key(self.table, self.number)
 
 
-class Layout:
+class EmbeddingLayout:
     """The grouping of the features of a schema into collections, and their order in the output.
 
     Requests (B rows), pool items (M rows) and histories (B L rows) have different numbers of rows. The tables are
@@ -45,6 +45,7 @@ class Layout:
     Args:
         schema: The features.
         dims: Embedding dimension by table name.
+        only: Name of a feature; the layout then has this feature of history and items only. None = all features.
 
     Attributes:
         groups: The tables of each collection, by the parts that read them.
@@ -59,10 +60,10 @@ class Layout:
         history_padding: The padding id of each column of the history.
     """
 
-    def __init__(self, schema: Schema, dims: Mapping[str, int]) -> None:
-        found = {part: _uses(schema, part) for part in PARTS}
+    def __init__(self, schema: Schema, dims: Mapping[str, int], only: str | None = None) -> None:
+        found = {part: _uses(schema, part, only) for part in PARTS}
         self.table_dims = dict(dims)
-        self.groups = _group_tables(schema)
+        self.groups = _group_tables(found)
         numbers = {part: Counter(use.table.name for use in found[part]) for part in PARTS}
         self.keys = {parts: _keys(tables, parts, numbers) for parts, tables in self.groups.items()}
         order = [key for keys in self.keys.values() for key in keys]
@@ -78,7 +79,8 @@ class Layout:
             ((item.columns.start, view.columns.start, item.table.rows) for item, view in pairs if not item.bag), None
         )
         self.values = {
-            part: sum(one.size for one in schema.features(part) if one.kind in ("numeric", "vector")) for part in PARTS
+            part: sum(one.size for one in schema.features(part) if one.kind in ("numeric", "vector") and not only)
+            for part in PARTS
         }
         self.dims = {part: sum(self.dim(use) for use in self.uses[part]) + self.values[part] for part in PARTS}
         self.shared_dim = sum(self.dim(use) for use in self.uses["items"] if use.key in shared)
@@ -109,12 +111,12 @@ class Layout:
         return None if chosen == list(range(start)) else chosen
 
 
-def _uses(schema: Schema, part: Part) -> list[Use]:
+def _uses(schema: Schema, part: Part, only: str | None) -> list[Use]:
     before: Counter[str] = Counter()
     columns = schema.id_columns(part)
     found = []
     for feature in schema.features(part):
-        if feature.table is not None:
+        if feature.table is not None and (only is None or (feature.name == only and part != "request")):
             table = schema.table(feature.table)
             found.append(Use(columns[feature.name], table, before[table.name], feature.kind == "bag"))
             before[table.name] += 1
@@ -130,14 +132,13 @@ def _keys(tables: list[Table], parts: Parts, numbers: Mapping[Part, Counter[str]
     return {_key(table, number): table for table in tables for number in range(most[table.name])}
 
 
-def _group_tables(schema: Schema) -> dict[Parts, list[Table]]:
+def _group_tables(uses: Mapping[Part, list[Use]]) -> dict[Parts, list[Table]]:
     """Group the tables by the parts that read them. Tables of the history come first, then by first use."""
-    users: dict[str, set[Part]] = {}
+    readers: dict[Table, set[Part]] = {}
     for part in ("history", "items", "request"):
-        for feature in schema.features(part):
-            if feature.table is not None:
-                users.setdefault(feature.table, set()).add(part)
+        for use in uses[part]:
+            readers.setdefault(use.table, set()).add(part)
     groups: dict[Parts, list[Table]] = {}
-    for table, parts in users.items():
-        groups.setdefault(tuple(part for part in PARTS if part in parts), []).append(schema.table(table))
+    for table, parts in readers.items():
+        groups.setdefault(tuple(part for part in PARTS if part in parts), []).append(table)
     return groups

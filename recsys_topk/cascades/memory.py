@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from recsys_topk.cascades.features import dimensions, untie_history
-from recsys_topk.cascades.layout import Layout
+from recsys_topk.cascades.layout import EmbeddingLayout
 from recsys_topk.tabular.schema import Schema
 
 _FLOAT: Final = 4
@@ -123,7 +123,7 @@ def plan_memory(
         72000000
     """
     dims = dimensions(schema, dim)
-    layout = Layout(schema, dims) if tie_history else Layout(*untie_history(schema, dims))
+    layout = EmbeddingLayout(schema, dims) if tie_history else EmbeddingLayout(*untie_history(schema, dims))
     fused = embedding_optimizer != "same"
     copies = _COPIES.get(embedding_optimizer if fused else optimizer, 2)
     if not fused:

@@ -156,16 +156,7 @@ class Stage(nn.Module, ABC):
 
     def embed(self, batch: CascadeBatch) -> Embedded:
         """Return the vectors of a batch, with the history as one vector per request, (B, W)."""
-        shared = batch.shares_histories and self.encoder is not None
-        if not shared and (self.encoder is None or isinstance(self.encoder, MeanEncoder)):
-            return self.embedding(batch, history="mean")  # type: ignore[no-any-return]  # one bag per request: cheaper
-        embedded: Embedded = self.embedding(batch, history="rows")
-        assert self.encoder is not None
-        if shared:
-            states = self.encoder.prefixes(embedded.history, batch.history_length, embedded.ages)
-            row = batch.history_row * states.shape[1] + batch.history_prefix
-            return replace(embedded, history=F.embedding(row, states.flatten(0, 1)))
-        return replace(embedded, history=self.encoder(embedded.history, batch.history_length, embedded.ages))
+        return embed(self.embedding, self.encoder, batch)
 
     def forward(self, batch: CascadeBatch) -> Tensor:
         """Return `score(batch)`."""
@@ -174,6 +165,25 @@ class Stage(nn.Module, ABC):
     def readable(self, batch: CascadeBatch) -> CascadeBatch:
         """Return the batch as `score` takes it; see `shares_histories`."""
         return batch if self.shares_histories else batch.with_own_histories(self.embedding.layout.history_padding)
+
+
+def embed(embedding: FeatureEmbedding, encoder: HistoryEncoder | None, batch: CascadeBatch) -> Embedded:
+    """Return the vectors of a batch, with the history as one vector per request, (B, W).
+
+    Args:
+        embedding: The embedding tables.
+        encoder: The encoder of the history; None = there is no history.
+        batch: The batch; its requests may share histories.
+    """
+    shared = batch.shares_histories and encoder is not None
+    if encoder is None or (isinstance(encoder, MeanEncoder) and not shared):
+        return embedding(batch, history="mean")  # type: ignore[no-any-return]  # one bag per request is cheaper
+    embedded: Embedded = embedding(batch, history="rows")
+    if not shared:
+        return replace(embedded, history=encoder(embedded.history, batch.history_length, embedded.ages))
+    states = encoder.prefixes(embedded.history, batch.history_length, embedded.ages)
+    row = batch.history_row * states.shape[1] + batch.history_prefix
+    return replace(embedded, history=F.embedding(row, states.flatten(0, 1)))
 
 
 registry = Registry("stage", "recsys_topk.cascades.stages", "recsys_topk.stages", Stage)

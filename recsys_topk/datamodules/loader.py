@@ -27,7 +27,7 @@ class Slice:
     stop: int
 
 
-def plan(sizes: Sequence[int], batch_size: int, processes: int) -> list[Slice]:
+def global_batches(sizes: Sequence[int], batch_size: int, processes: int) -> list[Slice]:
     """Split shards into global batches of `batch_size` requests per process.
 
     No batch spans two shards, and no request is dropped or repeated. Every process has the same number of batches, and
@@ -39,9 +39,9 @@ def plan(sizes: Sequence[int], batch_size: int, processes: int) -> list[Slice]:
         processes: Number of processes.
 
     Example:
-        >>> [(piece.start, piece.stop) for piece in plan([10], 4, 1)]
+        >>> [(piece.start, piece.stop) for piece in global_batches([10], 4, 1)]
         [(0, 4), (4, 8), (8, 10)]
-        >>> [(piece.start, piece.stop) for piece in plan([9], 2, 2)]
+        >>> [(piece.start, piece.stop) for piece in global_batches([9], 2, 2)]
         [(0, 4), (4, 9)]
     """
     slices = []
@@ -117,7 +117,7 @@ class ShardLoader:
         self.processes = processes
         self.num_workers = num_workers
         self.device = device
-        self.slices = plan([len(shard) for shard in shards], batch_size, processes)
+        self.slices = global_batches([len(shard) for shard in shards], batch_size, processes)
         self.epoch = 0
         self._given = 0
         self._resume_at = 0

@@ -32,14 +32,35 @@ def compare(competition: Competition, facts: Mapping[str, Any], log_line: LogLin
     run_all(train_and_test, todo, len(trials), competition, outcome, log_line)
     results = {label: [trial.read() for trial in runs] for label, runs in by_label(trials).items()}
     rows = comparison_rows(results)
+    publish(competition, rows, {"runs": results, **facts}, trials[0], log_line)
+
+
+def publish(
+    competition: Competition,
+    rows: Sequence[Mapping[str, Any]],
+    content: Mapping[str, Any],
+    trial: Trial,
+    log_line: LogLine,
+) -> None:
+    """Print the table of a comparison, and write and log its table, results and plots.
+
+    Args:
+        competition: The competition.
+        rows: Rows of the table.
+        content: Further content of the JSON file.
+        trial: Any of its runs, for the options of W&B.
+        log_line: Called with the table and with the names of the files.
+    """
     log_line(table(rows))
     folder = competition.out
-    content = {"rows": rows, "runs": results, **facts}
-    written, figures = write_results(folder, "comparison", content, rows, lambda: draw(rows), log_line)
+    written, figures = write_results(
+        folder, "comparison", {"rows": rows, **content}, rows, lambda: draw(rows), log_line
+    )
     if competition.logger == "wandb":
         pictures = {name: plots.png(figure) for name, figure in figures.items()}
-        options = trials[0].place["wandb"]
-        log_once(folder, "compare", folder.name, facts, {"comparison": rows}, pictures, options=options)
+        facts = {name: value for name, value in content.items() if name != "runs"}
+        tables = {"comparison": rows}
+        log_once(folder, "compare", folder.name, facts, tables, pictures, options=trial.place["wandb"])
     log_line(written)
 
 

@@ -17,6 +17,7 @@ from recsys_topk.losses.registry import LossRegistry
 from recsys_topk.losses.skipped_lists import count_lists, replace_skipped, warn_all_skipped
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, weighted_mean
 from recsys_topk.operators.base import TopKOperator
+from recsys_topk.operators.score_scale import squared_deviations
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.losses.find_positives import find_positives
 from recsys_topk.ops.selection.count_true import count_true
@@ -198,6 +199,8 @@ class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
             y = labels.detach().to(x.dtype)  # labels are constants
+            if self.operator is not None and self.operator.measures_tau:
+                self.operator.observe(x, squared_deviations(x, mask))
             mean = self.reduction == "mean" and weights is None
             fused = fused_losses(self, x, y, mask, k, mean)
             losses, counted = self._measure(x, y, mask, k) if fused is None else fused
@@ -214,6 +217,9 @@ class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
             y = labels.detach().to(x.dtype)
+            if self.operator is not None and self.operator.measures_tau:
+                parts = [squared_deviations(x[items], mask) for _, items, mask in lists.buckets()]
+                self.operator.observe(x, torch.stack([x.new_zeros(2).double(), *parts]).sum(0))
             losses, counted = lists.collect(x, y, k, self._losses)
             if may_read(x) and len(counted) and not bool(counted.any()):
                 found = [find_positives(y[items], mask, self.positive_above)[1] for _, items, mask in lists.buckets()]

@@ -16,18 +16,19 @@ if TYPE_CHECKING:
 
     from recsys_topk.losses.base import LossOptions
     from recsys_topk.operators.diffsort import Distribution, Network
+    from recsys_topk.operators.score_scale import Tau
 
     class DFTopKLoss(TopKLoss):
         """Cross-entropy of `DFTopK`."""
 
-        def __init__(self, tau: float = 1.0, alpha: float = 0.5, **options: Unpack[LossOptions]) -> None: ...
+        def __init__(self, tau: Tau = 1.0, alpha: float = 0.5, **options: Unpack[LossOptions]) -> None: ...
 
     class DiffSortLoss(TopKLoss):
         """Cross-entropy of `DiffSort`."""
 
         def __init__(
             self,
-            tau: float = 1.0,
+            tau: Tau = 1.0,
             network: Network = "bitonic",
             distribution: Distribution = "cauchy",
             **options: Unpack[LossOptions],
@@ -43,24 +44,24 @@ if TYPE_CHECKING:
     class LapSumLoss(TopKLoss):
         """Cross-entropy of `LapSum`."""
 
-        def __init__(self, tau: float = 1.0, **options: Unpack[LossOptions]) -> None: ...
+        def __init__(self, tau: Tau = 1.0, **options: Unpack[LossOptions]) -> None: ...
 
     class NeuralSortLoss(TopKLoss):
         """Cross-entropy of `NeuralSort`."""
 
-        def __init__(self, tau: float = 1.0, eps: float = 0.0, **options: Unpack[LossOptions]) -> None: ...
+        def __init__(self, tau: Tau = 1.0, eps: float = 0.0, **options: Unpack[LossOptions]) -> None: ...
 
     class PerturbedTopKLoss(TopKLoss):
         """Cross-entropy of `PerturbedTopK`."""
 
         def __init__(
-            self, tau: float = 1.0, samples: int = 64, seed: int | None = None, **options: Unpack[LossOptions]
+            self, tau: Tau = 1.0, samples: int = 64, seed: int | None = None, **options: Unpack[LossOptions]
         ) -> None: ...
 
     class SigmoidTopKLoss(TopKLoss):
         """Cross-entropy of `SigmoidTopK`."""
 
-        def __init__(self, tau: float = 1.0, **options: Unpack[LossOptions]) -> None: ...
+        def __init__(self, tau: Tau = 1.0, **options: Unpack[LossOptions]) -> None: ...
 
     class SinkhornTopKLoss(TopKLoss):
         """Cross-entropy of `SinkhornTopK`."""
@@ -70,17 +71,17 @@ if TYPE_CHECKING:
     class SmoothTopKLoss(TopKLoss):
         """Cross-entropy of `SmoothTopK`."""
 
-        def __init__(self, tau: float = 1.0, **options: Unpack[LossOptions]) -> None: ...
+        def __init__(self, tau: Tau = 1.0, **options: Unpack[LossOptions]) -> None: ...
 
     class SoftSortLoss(TopKLoss):
         """Cross-entropy of `SoftSort`."""
 
-        def __init__(self, tau: float = 1.0, eps: float = 0.0, **options: Unpack[LossOptions]) -> None: ...
+        def __init__(self, tau: Tau = 1.0, eps: float = 0.0, **options: Unpack[LossOptions]) -> None: ...
 
     class SparseTopKLoss(TopKLoss):
         """Cross-entropy of `SparseTopK`."""
 
-        def __init__(self, tau: float = 1.0, **options: Unpack[LossOptions]) -> None: ...
+        def __init__(self, tau: Tau = 1.0, **options: Unpack[LossOptions]) -> None: ...
 
 else:
     DFTopKLoss = loss_of(operators.DFTopK)

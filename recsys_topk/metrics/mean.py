@@ -30,6 +30,7 @@ class ListMean(Metric):  # type: ignore[misc]  # torchmetrics is untyped here
     Attributes:
         skipped: Number of skipped lists so far in this process, int64 scalar.
         stage: Index of the stage whose scores a configured metric gets; None = not a metric of one stage.
+        lists: If it is a list, `add` appends the values of each batch, (B,) on the CPU, NaN for skipped lists.
     """
 
     name: ClassVar[str]
@@ -45,6 +46,7 @@ class ListMean(Metric):  # type: ignore[misc]  # torchmetrics is untyped here
     def __init__(self) -> None:
         super().__init__()
         self.stage: int | None = None
+        self.lists: list[Tensor] | None = None
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("skipped", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
@@ -65,6 +67,8 @@ class ListMean(Metric):  # type: ignore[misc]  # torchmetrics is untyped here
         included = counted.sum()
         self.count += included
         self.skipped += counted.numel() - included
+        if self.lists is not None:
+            self.lists.append(torch.where(counted, values, torch.nan).cpu())
 
     def compute(self) -> Tensor:
         """Return the mean over all counted lists, a float32 scalar."""

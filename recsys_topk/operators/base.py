@@ -15,10 +15,11 @@ from torch.nn.functional import pad
 
 from recsys_topk.checks import check_finite, check_fractional_k, check_k, check_lists, check_positive
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full
-from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.losses.topk_loss import CLAMP, Law
+from recsys_topk.operators.score_scale import BATCHES, Tau, squared_deviations, updated_scale
+from recsys_topk.ops.dispatch import is_eager, may_read
 from recsys_topk.ops.selection.count_true import count_true, every
 from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.membership import CLAMP, Law
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 
@@ -85,6 +86,7 @@ class TopKOperator(Recorded, nn.Module, ABC):
         deterministic: The same input gives the same output.
         exact_gradient: The gradient is the derivative of the value (checked by finite differences).
         fractional_k: k may be fractional: a float, or a floating tensor (B,). The membership sums to it.
+        scales_with_tau: The membership of c x at c tau is that of x at tau, so that ``tau="auto"`` is supported.
         transformable: `torch.func.grad`, `vmap` and `jacrev` work; False for operators that draw random numbers.
         paper: Reference.
         loss_defaults: Defaults of the loss of the same name (see `recsys_topk.losses.from_operator`) that differ from
@@ -92,7 +94,10 @@ class TopKOperator(Recorded, nn.Module, ABC):
         loss_leaves_out: Arguments of the operator that the loss does not have.
 
     Args:
-        tau: Temperature; smaller is closer to the hard top k.
+        tau: Temperature; smaller is closer to the hard top k. It has the unit of the scores. ``"auto"`` = the standard
+            deviation of the scores within their lists, over the first 10 training batches (calls with scores that
+            require a gradient). It is then fixed, and stored in the state dict. In these batches, lists influence each
+            other and the host reads a value from the device.
         validate: Raise on NaN or infinity among valid scores. Off by default, because the check reads the tensor.
     """
 
@@ -104,15 +109,46 @@ class TopKOperator(Recorded, nn.Module, ABC):
     deterministic: ClassVar[bool] = True
     exact_gradient: ClassVar[bool] = True
     fractional_k: ClassVar[bool] = False
+    scales_with_tau: ClassVar[bool] = True
     transformable: ClassVar[bool] = True
     paper: ClassVar[str] = ""
     loss_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     loss_leaves_out: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, tau: float = 1.0, *, validate: bool = False) -> None:
+    def __init__(self, tau: Tau = 1.0, *, validate: bool = False) -> None:
         super().__init__()
-        self.tau = check_positive("tau", tau)
+        if tau == "auto" and not self.scales_with_tau:
+            raise ValueError(f"the {self.name!r} operator does not support tau='auto'; pass a number")
+        self.tau = 1.0 if tau == "auto" else check_positive("tau", tau)
         self.validate = validate
+        self.measures_tau = tau == "auto"  # until the temperature is fixed
+        self.tau_state: Tensor | None
+        self.register_buffer("tau_state", torch.zeros(2) if tau == "auto" else None)
+
+    def observe(self, scores: Tensor, spread: Tensor) -> None:
+        """Set the temperature from the spread of the scores. To be called while `measures_tau`.
+
+        Args:
+            scores: The scores of a batch, any shape.
+            spread: (2,), see `squared_deviations`.
+        """
+        assert self.tau_state is not None
+        if not is_eager():
+            raise RuntimeError(
+                f"tau='auto' is measured on {BATCHES} training batches in eager mode; use the loss or operator on them "
+                f"before torch.compile or torch.func, or pass a number as tau"
+            )
+        store = self.training and torch.is_grad_enabled() and scores.requires_grad
+        self._set_tau(updated_scale(self.tau_state, spread, store))
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        if self.tau_state is not None:
+            self._set_tau(updated_scale(self.tau_state, torch.zeros(2), store=False))
+
+    def _set_tau(self, scale: tuple[float | None, bool]) -> None:
+        tau, fixed = scale
+        self.tau, self.measures_tau = self.tau if tau is None else tau, not fixed
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -162,9 +198,15 @@ class TopKOperator(Recorded, nn.Module, ABC):
             check_finite(scores, full_mask(scores) if mask is None else mask)
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
-            if mask is None and not isinstance(k, Tensor) and 0 < k < x.shape[1] and x.shape[0] > 0:
-                return self.select(x, k, full_mask(x))
-            return self._select_general(x, k, full_mask(x) if mask is None else mask)
+            if self.measures_tau:
+                self.observe(x, squared_deviations(x, mask))
+            return self.membership(x, k, mask)
+
+    def membership(self, x: Tensor, k: int | Tensor, mask: Tensor | None) -> SoftSelection:
+        """Return the membership from checked input: float32 or float64 scores, any values where masked."""
+        if mask is None and not isinstance(k, Tensor) and 0 < k < x.shape[1] and x.shape[0] > 0:
+            return self.select(x, k, full_mask(x))
+        return self._select_general(x, k, full_mask(x) if mask is None else mask)
 
     def _select_general(self, x: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         full = is_full(mask)
@@ -201,7 +243,12 @@ class TopKOperator(Recorded, nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Show the temperature."""
-        return f"tau={self.tau:g}"
+        return f"tau={self.tau_text}"
+
+    @property
+    def tau_text(self) -> str:
+        """The temperature as text: a number, or ``"auto"``."""
+        return f"{self.tau:g}" if self.tau_state is None else "auto"
 
 
 def _connected_zero(x: Tensor) -> Tensor:

@@ -6,9 +6,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
-from recsys_topk.ops.losses.topk_loss import Law
-from recsys_topk.ops.selection.kth_pair import kth_pair
-from recsys_topk.ops.selection.logistic import logistic_logs
+from recsys_topk.operators.score_scale import Tau
+from recsys_topk.ops.selection.membership import Law, membership_logs
 
 
 class DFTopK(TopKOperator):
@@ -16,6 +15,10 @@ class DFTopK(TopKOperator):
 
     p_i = sigmoid((x_i - theta) / tau), theta = alpha x_[k] + (1 - alpha) x_[k+1]; theta is differentiated. Cost: O(N).
     The membership does not sum to k: its sum tends to k as tau goes to 0 and to N / 2 as tau grows.
+
+    Choose tau by the scale of the scores: their standard deviation within a list is a good start, and ``"auto"``
+    measures it. If tau is much larger, all items have nearly the same membership, and little is learnt; if it is much
+    smaller, only the items next to the threshold get a gradient.
 
     Args:
         tau: Temperature.
@@ -32,7 +35,7 @@ class DFTopK(TopKOperator):
     sums_to_k = False
     paper = "Zhu et al. 2025, arXiv 2510.11472"
 
-    def __init__(self, tau: float = 1.0, alpha: float = 0.5, **options: Unpack[OperatorOptions]) -> None:
+    def __init__(self, tau: Tau = 1.0, alpha: float = 0.5, **options: Unpack[OperatorOptions]) -> None:
         super().__init__(tau, **options)
         if not 0.0 <= alpha <= 1.0:
             raise ValueError(f"alpha must lie in [0, 1], got {alpha!r}")
@@ -44,9 +47,7 @@ class DFTopK(TopKOperator):
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""
-        kept, cut = kth_pair(scores, k, mask)
-        theta = cut + self.alpha * (kept - cut)
-        return SoftSelection(*logistic_logs((scores - theta) / self.tau), mask)
+        return SoftSelection(*membership_logs(scores, k, mask, DFTopK.law(self)), mask)
 
     def extra_repr(self) -> str:
         """Show the temperature and, if it is not 1/2, alpha."""

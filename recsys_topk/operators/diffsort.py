@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
+from recsys_topk.operators.score_scale import Tau
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.ops.selection.kth_pair import kth_values
@@ -54,7 +55,7 @@ class DiffSort(TopKOperator):
 
     def __init__(
         self,
-        tau: float = 1.0,
+        tau: Tau = 1.0,
         network: Network = "bitonic",
         distribution: Distribution = "cauchy",
         **options: Unpack[OperatorOptions],

@@ -36,6 +36,7 @@ class HardTopK(TopKOperator):
 
     name, cost = "hard", "n log n"
     tie_fair = False
+    scales_with_tau = False
     exact_gradient = False
     loss_defaults = MappingProxyType({"straight_through": "dftopk"})
 

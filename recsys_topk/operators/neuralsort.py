@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 from recsys_topk.checks import check_not_negative
 from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp, masked_logsumexp
 from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
+from recsys_topk.operators.score_scale import Tau
 from recsys_topk.ops.dispatch import closed_form, may_read, operation, through_reference, wants_graph
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
@@ -57,7 +58,7 @@ class NeuralSort(TopKOperator):
     paper = "Grover et al. 2019, arXiv 1903.08850"
 
     def __init__(
-        self, tau: float = 1.0, normalised: bool = True, eps: float = 0.0, **options: Unpack[OperatorOptions]
+        self, tau: Tau = 1.0, normalised: bool = True, eps: float = 0.0, **options: Unpack[OperatorOptions]
     ) -> None:
         super().__init__(tau, **options)
         self.normalised = normalised

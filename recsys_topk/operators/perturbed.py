@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator, clamped
+from recsys_topk.operators.score_scale import Tau
 from recsys_topk.ops.dispatch import may_read, operation, refuse_second_derivative, under_transform
 from recsys_topk.ops.selection.centred import centred
 from recsys_topk.ops.selection.fill_masked import fill_masked
@@ -55,7 +56,7 @@ class PerturbedTopK(TopKOperator):
     paper = "Berthet et al. 2020, arXiv 2002.08676"
 
     def __init__(
-        self, tau: float = 1.0, samples: int = 64, seed: int | None = None, **options: Unpack[OperatorOptions]
+        self, tau: Tau = 1.0, samples: int = 64, seed: int | None = None, **options: Unpack[OperatorOptions]
     ) -> None:
         super().__init__(tau, **options)
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from recsys_topk.reports import plots, verdicts
 from recsys_topk.reports.paper import paper_curves, paper_figures
 from recsys_topk.reports.results import Found
-from recsys_topk.reports.tables import Table, heading, short_name
+from recsys_topk.reports.tables import ResultTable, heading, short_name
 from recsys_topk.runs.metrics_file import read_rows
 from recsys_topk.runs.statistics import Runs, bands, curves, means, metric_names, spread, summarise
 
@@ -51,7 +51,7 @@ class Section:
     question: str = ""
     verdict: list[str] = field(default_factory=list)
     figures: list[tuple[Figure, str]] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    tables: list[ResultTable] = field(default_factory=list)
     protocol: dict[str, str] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
@@ -124,7 +124,7 @@ def comparison(section: Section, found: Found, record: Mapping[str, Any]) -> Non
     if points and several:
         section.tables.append(pivoted(rows, at, theirs, about["xlabel"]))
     section.tables.append(
-        Table(caption, body, notes, {"p": 3, about.get("xlabel") or "": None}, folded=bool(points and several))
+        ResultTable(caption, body, notes, {"p": 3, about.get("xlabel") or "": None}, folded=bool(points and several))
     )
     if "popularity" in reference:
         level = reference["popularity"]["joint"]
@@ -149,7 +149,7 @@ def with_settings(label: str, runs: Sequence[Mapping[str, Any]]) -> str:
 
 def pivoted(
     rows: Rows, at: Mapping[str, tuple[str, float]], paper: Mapping[str, Mapping[float, float]], what: str
-) -> Table:
+) -> ResultTable:
     """Return a table with one row per variant and one column per x, and the rows of the paper below ours.
 
     Args:
@@ -168,7 +168,7 @@ def pivoted(
         for label, values in ((name, line), (f"{name} (paper)", paper.get(name, {}))):
             if values:
                 body.append({"run": label, **{f"{x:g}": values.get(x) for x in columns}})
-    return Table(f"Joint recall by {what}, mean over seeds.", body)
+    return ResultTable(f"Joint recall by {what}, mean over seeds.", body)
 
 
 def _bars(
@@ -245,7 +245,7 @@ def stream(section: Section, found: Found, record: Mapping[str, Any]) -> None:
         by_name = {day: by_day[label].get(day) for day in days}
         body.append({"run": label, "mean": statistics.fmean(each), "±": spread(each), **by_name, "seeds": len(each)})
     caption = f"{short_name(metric)} recall by day; mean over days, ± its standard deviation over seeds."
-    section.tables.append(Table(caption, body))
+    section.tables.append(ResultTable(caption, body))
     section.verdict += verdicts.stream_verdict(by_day, record["about"]["subject"]) if record else _best(mean)
 
 
@@ -271,7 +271,7 @@ def bench(section: Section, found: Found, record: Mapping[str, Any]) -> None:
     how = f"{' '.join(result['notes'])} Machine: {', '.join(f'{key} {value}' for key, value in machine.items())}."
     if not record:
         digits = dict.fromkeys(key for row in rows for key in row)
-        section.tables.append(Table(f"ratio 1 = {result['baseline']}. {how}", rows, digits=digits))
+        section.tables.append(ResultTable(f"ratio 1 = {result['baseline']}. {how}", rows, digits=digits))
         if len({row.get("shape") for row in rows if row.get("ms")}) > 1:
             section.figures.append((bench_figure(result), "Both axes are logarithmic."))
         return
@@ -286,7 +286,7 @@ def bench(section: Section, found: Found, record: Mapping[str, Any]) -> None:
         for name, line in lines.items()
     ]
     caption = f"Milliseconds per pass, {device}. The paper used a different machine and different implementations."
-    section.tables.append(Table(caption, body, digits=dict.fromkeys(key for row in body for key in row)))
+    section.tables.append(ResultTable(caption, body, digits=dict.fromkeys(key for row in body for key in row)))
     section.details[f"How {what.lower()} was timed"] = how
     section.verdict += verdicts.runtime_verdict({what: ours}, {what: paper}, record["about"]["subject"])
     if paper and machine.get("load", 0.0) > 1.5:
@@ -330,7 +330,7 @@ def fit(section: Section, found: Found, record: Mapping[str, Any]) -> None:
         {"metric": name, "last": [*line.values()][-1], "largest": max(line.values()), "values": len(line)}
         for name, line in logged.items()
     ]
-    section.tables.append(Table("Logged metrics of the run.", rows))
+    section.tables.append(ResultTable("Logged metrics of the run.", rows))
     for title, start in (("Loss", "train/loss"), ("Validation", "val/")):
         chosen = {n.partition("/")[2]: line for n, line in logged.items() if n.startswith(start) and len(line) > 1}
         if chosen:

@@ -12,7 +12,7 @@ COUNTS = ("seconds", "seeds", "values")  # columns that are shown without decima
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """A table with a caption above and notes below.
 
     Attributes:
@@ -44,7 +44,7 @@ class Table:
         """Return a value as text; empty for None.
 
         Example:
-            >>> table = Table("", [], digits={"ms": None})
+            >>> table = ResultTable("", [], digits={"ms": None})
             >>> table.show("recall", 0.51237), table.show("ms", 1234.5), table.show("seeds", 3), table.show("p", None)
             ('0.5124', '1,230', '3', '')
         """

@@ -31,7 +31,7 @@ def run_name(model: Any, data: Any, seed: int | bool | None) -> str:
     if not model.objective.uses_loss:
         parts = [model.objective.name]
     else:
-        parts = [model.loss.name] if operator is None else [model.loss.name, f"tau{operator.tau:g}"]
+        parts = [model.loss.name] if operator is None else [model.loss.name, f"tau{operator.tau_text}"]
         if model.objective.name != default_objective(model.loss):
             parts.append(model.objective.name)
     parts.append(f"neg{data.train_negatives}")

@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 Runs: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
@@ -101,3 +104,31 @@ def paired_p_value(differences: Sequence[float]) -> float | None:
         term *= cosine * cosine * (j + 1) / (j + 2)
     inside = math.sin(angle) * series
     return 1.0 - ((angle + inside) * 2 / math.pi if odd else inside)
+
+
+def bootstrap_interval(
+    differences: npt.NDArray[np.floating[Any]], samples: int = 2000, level: float = 0.95, seed: int = 0
+) -> tuple[float, float]:
+    """Return a percentile interval of the mean of paired differences, by a bootstrap over seeds and requests.
+
+    Each sample draws seeds and requests with replacement, independently of each other, so that the interval covers
+    both the randomness of training and that of the requests.
+
+    Args:
+        differences: (S, R), the difference between two competitors for each seed and request.
+        samples: Number of samples. The cost is O(samples * R).
+        level: Level of the interval.
+        seed: Seed of the samples.
+
+    Example:
+        >>> bootstrap_interval(np.full((3, 10), 0.25))
+        (0.25, 0.25)
+    """
+    generator = np.random.default_rng(seed)
+    seeds, requests = differences.shape
+    means = np.empty(samples)
+    for number in range(samples):
+        weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds)) / seeds
+        means[number] = (weights @ differences)[generator.integers(requests, size=requests)].mean()
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from recsys_topk.runs.config import flatten_config, registry_of, resolve
 from recsys_topk.runs.run import LogLine, TrainingRun
@@ -108,13 +108,8 @@ class Competition:
     jobs: int = 1
     logger: Literal["csv", "wandb"] = "csv"
 
-    def trials(self, place: str, job: str = "train") -> list[Trial]:
-        """Return the runs, seed by seed; raise on a mistake in any of them.
-
-        Args:
-            place: Name of the folder of their files.
-            job: Job type of their W&B runs. The group has the name of the folder of the results.
-        """
+    def check(self) -> None:
+        """Raise if there is nothing to run, or if two competitors would write to the same file."""
         for name in ("seeds", "jobs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
@@ -125,20 +120,41 @@ class Competition:
             other = files.setdefault(file_name(label), label)
             if other != label:
                 raise ValueError(f"{label!r} and {other!r} would be written to the same file; give one another label")
-        trials = []
-        for seed in range(self.seeds):
-            for label, variant in self.variants.items():
-                name = f"{file_name(label)}-s{seed}"
-                seeded = {"seed_everything": seed, "data": {"seed": seed}}
-                grouped = {"wandb": {"group": self.out.resolve().name, "job_type": job}}
-                given = {"config": [grouped, with_wandb_environment(self.common), variant, seeded]}
-                with reading(trusted_by(given)) as trust:
-                    config = resolve(given)
-                wandb = {**config.pop("wandb"), "name": None}  # each run has the name of its directory
-                where = {"out": str(self.out / "runs"), "name": name, "logger": self.logger, "wandb": wandb}
-                output = {**where, "baselines": False, "trainer": {"enable_progress_bar": False}}
-                trials.append(Trial(label, seed, config, output, self.out / place / f"{name}.json", trust))
-        return trials
+
+    def trials(self, place: str, job: str = "train") -> list[Trial]:
+        """Return the runs, seed by seed; raise on a mistake in any of them.
+
+        Args:
+            place: Name of the folder of their files.
+            job: Job type of their W&B runs. The group has the name of the folder of the results.
+        """
+        self.check()
+        return [
+            self.trial(label, variant, seed, f"{file_name(label)}-s{seed}", place, job)
+            for seed in range(self.seeds)
+            for label, variant in self.variants.items()
+        ]
+
+    def trial(self, label: str, variant: Mapping[str, Any], seed: int, name: str, place: str, job: str) -> Trial:
+        """Return one run.
+
+        Args:
+            label: The competitor.
+            variant: Its config.
+            seed: Seed of the weights, the order and the negatives.
+            name: Name of the run and of its file.
+            place: As in `trials`.
+            job: As in `trials`.
+        """
+        seeded = {"seed_everything": seed, "data": {"seed": seed}}
+        grouped = {"wandb": {"group": self.out.resolve().name, "job_type": job}}
+        given = {"config": [grouped, with_wandb_environment(self.common), variant, seeded]}
+        with reading(trusted_by(given)) as trust:
+            config = resolve(given)
+        wandb = {**config.pop("wandb"), "name": None}  # each run has the name of its directory
+        where = {"out": str(self.out / "runs"), "name": name, "logger": self.logger, "wandb": wandb}
+        output = {**where, "baselines": False, "trainer": {"enable_progress_bar": False}}
+        return Trial(label, seed, config, output, self.out / place / f"{name}.json", trust)
 
 
 def by_name(losses: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -158,7 +174,10 @@ def file_name(label: str) -> str:
     return "".join(c if c.isalnum() or c in "-." else "-" for c in label)
 
 
-def by_label(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+AnyTrial = TypeVar("AnyTrial", bound=Trial)
+
+
+def by_label(trials: Sequence[AnyTrial]) -> dict[str, list[AnyTrial]]:
     """Return the runs of each competitor, in the order of their seeds."""
     return {
         label: [trial for trial in trials if trial.label == label] for label in dict.fromkeys(t.label for t in trials)
@@ -189,23 +208,39 @@ def run_all(
         log_line: Called with each line.
         on_message: Called with each message of a process.
     """
-    finished, failures, start = total - len(todo), [], time.monotonic()
-    if finished:
-        log_line(f"{finished} of {total} runs are finished already")
-    outcomes = in_processes(work, todo, competition.jobs, on_message)
-    for number, (trial, failure) in enumerate(outcomes, start=finished + 1):
-        head = f"[{number}/{total}] {trial.label}, seed {trial.seed}"
-        if failure is None:
-            left = (time.monotonic() - start) / (number - finished) * (total - number)
-            shown = f" | about {left / 60:.0f} min left" if left > 90 else f" | about {left:.0f} s left"
-            log_line(f"{head}: {done(trial)}{shown if number < total else ''}")
-        else:
-            failures.append(f"{trial.label}, seed {trial.seed}: {failure}")
-            log_line(f"{head}: {failure} (more in {trial.log})")
+    failures: list[str] = []
+    countdown = Countdown(total, total - len(todo), log_line)
+    for trial, failure in in_processes(work, todo, competition.jobs, on_message):
+        name = f"{trial.label}, seed {trial.seed}"
+        countdown.line(f"{name}: {done(trial) if failure is None else f'{failure} (more in {trial.log})'}")
+        failures += [] if failure is None else [f"{name}: {failure}"]
     if failures:
         raise TrialsFailedError(
             f"{len(failures)} runs failed; the first: {failures[0]}. Correct it and run the same command again"
         )
+
+
+class Countdown:
+    """Logs one line per finished run, with its number and the estimated remaining time.
+
+    Args:
+        total: The number of all runs.
+        finished: The number of runs that were finished before.
+        log_line: Called with each line.
+    """
+
+    def __init__(self, total: int, finished: int, log_line: LogLine) -> None:
+        self.total, self.number, self.log_line = total, finished, log_line
+        self._before, self._start = finished, time.monotonic()
+        if finished:
+            log_line(f"{finished} of {total} runs are finished already")
+
+    def line(self, text: str) -> None:
+        """Log a finished run."""
+        self.number += 1
+        left = (time.monotonic() - self._start) / (self.number - self._before) * (self.total - self.number)
+        shown = f" | about {left / 60:.0f} min left" if left > 90 else f" | about {left:.0f} s left"
+        self.log_line(f"[{self.number}/{self.total}] {text}{shown if self.number < self.total else ''}")
 
 
 def in_processes(

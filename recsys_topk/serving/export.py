@@ -25,7 +25,7 @@ from recsys_topk.files import whole_folder
 from recsys_topk.metrics.functional import joint_recall
 from recsys_topk.serving.manifest import Manifest, Model, StageEntry, write_manifest
 from recsys_topk.serving.recommend import ENCODER
-from recsys_topk.serving.twin import ExportedModel, ItemVectors, ListScores, RequestVectors
+from recsys_topk.serving.twin import ExportedModel, ItemVectors, ListScores, PlainEmbedding, RequestVectors
 from recsys_topk.tabular.export_tables import ITEMS, USERS
 from recsys_topk.tabular.schema import Schema
 
@@ -125,10 +125,10 @@ def export_cascade(
 def halve_tables(models: Mapping[str, ExportedModel]) -> None:
     """Store the embedding tables of models in float16. Look-ups return float32."""
     for model in models.values():
-        stage: Any = model.stage
-        tables = stage.embedding.tables
-        for name, weight in tables.items():
-            tables[name] = torch.nn.Parameter(weight.detach().half(), requires_grad=False)
+        for part in model.modules():
+            if isinstance(part, PlainEmbedding):
+                for name, weight in part.tables.items():
+                    part.tables[name] = torch.nn.Parameter(weight.detach().half(), requires_grad=False)
 
 
 def _requests(data: CascadeDataModule) -> Iterator[CascadeBatch]:

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from recsys_topk.serving.manifest import Manifest, StageEntry
-from recsys_topk.serving.requests import Requests
+from recsys_topk.serving.requests import EncodedRequests
 from recsys_topk.serving.session import Session
 from recsys_topk.tabular.export_tables import ItemTable
 
 Array = npt.NDArray[Any]
 # A function that returns rows and scores, (B, n) each, best first; -1 and -inf where there are fewer items.
-Search = Callable[[Requests, int], tuple[Array, Array]]
+Search = Callable[[EncodedRequests, int], tuple[Array, Array]]
 
 CHUNK = 4096
 """Number of items that are scored at once when the whole catalogue is scored."""
@@ -58,7 +58,7 @@ class StageRunner:
         self.entry = entry
         self._sessions = {role: Session(folder / model.file, model, threads) for role, model in entry.models.items()}
 
-    def request_vectors(self, requests: Requests) -> Array:
+    def request_vectors(self, requests: EncodedRequests) -> Array:
         """Return the request vectors, (B, D), of a stage with towers."""
         return self._sessions["requests"].run(requests.inputs())
 
@@ -66,7 +66,7 @@ class StageRunner:
         """Return the vectors of the given items, of a stage with towers."""
         return self._sessions["items"].run({"items": items.ids[rows], "item_values": items.values[rows]})
 
-    def scores(self, requests: Requests, items: ItemTable, rows: Array) -> Array:
+    def scores(self, requests: EncodedRequests, items: ItemTable, rows: Array) -> Array:
         """Return the scores, (B, N), of lists of catalogue rows, (B, N)."""
         if not rows.size:
             return np.empty(rows.shape, dtype=np.float32)
@@ -100,7 +100,7 @@ class Funnel:
 
     def run(
         self,
-        requests: Requests,
+        requests: EncodedRequests,
         search: Search | None = None,
         *,
         candidates: Sequence[Array] | None = None,
@@ -125,7 +125,7 @@ class Funnel:
             passages.append(self._stage(stage, requests, [one.kept for one in passages[-1]], passages[-1]))
         return [list(one) for one in zip(*passages, strict=True)]
 
-    def exact(self, requests: Requests, number: int) -> tuple[Array, Array]:
+    def exact(self, requests: EncodedRequests, number: int) -> tuple[Array, Array]:
         """Return the rows and scores of the `number` best items of the first stage for each request, best first.
 
         Items are scored in chunks, so memory is bounded. Among equal scores, the first item comes first.
@@ -139,7 +139,7 @@ class Funnel:
             best_rows, best_scores = (np.take_along_axis(x, order, 1) for x in (joined_rows, joined))
         return best_rows, best_scores
 
-    def chunks(self, requests: Requests) -> Iterator[tuple[Array, Array]]:
+    def chunks(self, requests: EncodedRequests) -> Iterator[tuple[Array, Array]]:
         """Yield the rows, (n,), and scores of the first stage, (B, n), of all items in order."""
         stage, total = self.first, len(self.items.names)
         vectors = stage.request_vectors(requests) if stage.entry.has_towers else None
@@ -150,7 +150,7 @@ class Funnel:
             else:
                 yield rows, stage.scores(requests, self.items, np.broadcast_to(rows, (len(requests), len(rows))))
 
-    def _retrieve(self, requests: Requests, search: Search, excluded: Sequence[Array]) -> list[Passage]:
+    def _retrieve(self, requests: EncodedRequests, search: Search, excluded: Sequence[Array]) -> list[Passage]:
         quota = self.first.entry.quota
         # Excluded items are dropped after the search, so more items are searched to fill the quota.
         extra = max((len(out) for out in excluded), default=0)
@@ -162,7 +162,7 @@ class Funnel:
         return found
 
     def _stage(
-        self, stage: StageRunner, requests: Requests, lists: Sequence[Array], before: Sequence[Passage] = ()
+        self, stage: StageRunner, requests: EncodedRequests, lists: Sequence[Array], before: Sequence[Passage] = ()
     ) -> list[Passage]:
         longest = max((len(rows) for rows in lists), default=0)
         padded = np.zeros((len(lists), longest), dtype=np.int64)

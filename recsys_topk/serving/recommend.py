@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from recsys_topk.registry import suggest
 from recsys_topk.serving.funnel import Funnel, Passage
-from recsys_topk.serving.index import CatalogueIndex, encode_catalogue
+from recsys_topk.serving.index import CatalogueIndex, encode_catalogue, first_stage, nearest_items
 from recsys_topk.serving.manifest import read_manifest
-from recsys_topk.serving.requests import Requests
+from recsys_topk.serving.requests import EncodedRequests
 from recsys_topk.tabular.export_tables import ITEMS, USERS, ItemTable, UserTable
 from recsys_topk.tabular.features.encoder import FeatureEncoder
 
@@ -120,7 +120,7 @@ class CascadeRecommender:
         """Return the best items of each user.
 
         Args:
-            users: Names of users of the export, or raw features with a history (`Requests.of_rows`).
+            users: Names of users of the export, or raw features with a history (`EncodedRequests.of_rows`).
             number: Maximum number of items per user; None = the k of the cascade, capped at the last quota.
             exclude_seen: Exclude the items that the user has seen: those of the history, and for users of the export
                 all items that they have seen.
@@ -130,6 +130,18 @@ class CascadeRecommender:
         number = self.check_number(number)
         passages = self.passages(users, exclude_seen=exclude_seen, allowed=allowed, blocked=blocked)
         return [self._recommendations(own, number) for own in passages]
+
+    def similar(self, item: Name, number: int = 10) -> list[tuple[Name, float]]:
+        """Return the nearest items of an item by the item vectors of the first stage, as (name, cosine).
+
+        Args:
+            item: Name of the item.
+            number: Number of items.
+        """
+        vectors = self._vectors
+        if vectors is None:
+            vectors = encode_catalogue(first_stage(self.manifest, self.folder), self.items)
+        return nearest_items(vectors, self.items.names, item, number)
 
     def passages(
         self,
@@ -182,7 +194,7 @@ class CascadeRecommender:
                 break
         return verdicts
 
-    def requests(self, users: Sequence[Name | Mapping[str, Any]]) -> Requests:
+    def requests(self, users: Sequence[Name | Mapping[str, Any]]) -> EncodedRequests:
         """Return the encoded requests of users, given all by name or all by features."""
         schema = self.manifest.schema
         rows = [user for user in users if isinstance(user, Mapping)]
@@ -192,7 +204,7 @@ class CascadeRecommender:
             if self.encoder is None:
                 raise ValueError("this export has no encoder for features; give users of the export by name")
             try:
-                return Requests.of_rows(rows, self.encoder, self.items, schema, self.views)
+                return EncodedRequests.of_rows(rows, self.encoder, self.items, schema, self.views)
             except (TypeError, OverflowError, NotImplementedError) as error:
                 raise ValueError(f"the features cannot be encoded: {error}") from error
         if self.users is None:
@@ -202,7 +214,7 @@ class CascadeRecommender:
             unknown = users[int(np.argmax(found < 0))]
             near = suggest(str(unknown), [str(name) for name in self.users.names[:10_000]])
             raise UnknownUserError(f"the export has no user {unknown!r}; {near}give features and a history instead")
-        return Requests.of_users(self.users, found, schema)
+        return EncodedRequests.of_users(self.users, found, schema)
 
     @property
     def views(self) -> int:
@@ -217,7 +229,7 @@ class CascadeRecommender:
             raise ValueError(f"number must be between 1 and {self.most}, the quota of the last stage, got {number}")
         return number
 
-    def _search(self, requests: Requests, number: int) -> tuple[Array, Array]:
+    def _search(self, requests: EncodedRequests, number: int) -> tuple[Array, Array]:
         if self.index is not None:
             return self.index.search(self.funnel.first.request_vectors(requests), number)
         if self._vectors is None:

@@ -69,8 +69,10 @@ class PlainEmbedding(nn.Module):
 def plain_twin(stage: Stage, parts: tuple[Part, ...] = PARTS) -> Any:
     """Return a copy of a stage in evaluation mode, with a `PlainEmbedding` that shares the weights of the tables."""
     # The tables may be large, so they are not copied.
-    twin: Any = copy.deepcopy(stage, {id(stage.embedding): nn.Identity()})
-    twin.embedding = PlainEmbedding(stage.embedding, parts)
+    embeddings = {name: part for name, part in stage.named_children() if isinstance(part, FeatureEmbedding)}
+    twin: Any = copy.deepcopy(stage, {id(part): nn.Identity() for part in embeddings.values()})
+    for name, part in embeddings.items():
+        setattr(twin, name, PlainEmbedding(part, parts))
     return twin.eval().requires_grad_(False)
 
 
@@ -138,13 +140,13 @@ class ItemVectors(ExportedModel):
         super().__init__(schema, ("items",))
         self.stage = plain_twin(stage, ("items",))
         self.output = ("vectors", ("items", self.stage.width))
-        self.stage.user_tower = self.stage.encoder = None
+        self.stage.user_tower = self.stage.encoder = self.stage.recency = None
 
     def compute(self, given: dict[str, Tensor]) -> Tensor:
         """See `ExportedModel.compute`."""
         # Each row is a list of one item, because the item tower reads rows of the pool.
         batch = _batch(given, next(iter(given.values())).shape[0], 1)
-        vectors: Tensor = self.stage.encode_items(self.stage.embedding(batch, history="mean"))
+        vectors: Tensor = self.stage.encode_items(self.stage.embed(batch))
         return vectors
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from recsys_topk.tabular.arrow import columns_of, facts_of, read_file, table_of, write_file
 from recsys_topk.types import Array
 
 ITEMS: Final = "items.arrow"
@@ -101,13 +101,14 @@ class ItemTable:
 
     def write(self, path: Path) -> None:
         """Write an Arrow file that `read` maps."""
-        _write(path, {"name": self.names, "ids": self.ids, "values": self.values, "count": self.count})
+        columns = {"name": self.names, "ids": _narrow(self.ids), "values": self.values, "count": self.count}
+        write_file(path, table_of(columns))
 
     @classmethod
     def read(cls, path: Path) -> ItemTable:
         """Memory-map a file of `write`. Only names that are strings are copied."""
-        columns = _read(path)
-        return cls(columns["name"], columns["ids"], columns["values"], columns["count"])
+        columns = columns_of(read_file(path))
+        return cls(source_names(columns["name"]), columns["ids"], columns["values"], columns["count"])
 
     @cached_property
     def index(self) -> Names:
@@ -141,26 +142,26 @@ class UserTable:
 
     def write(self, path: Path) -> None:
         """Write an Arrow file that `read` maps."""
-        length = {"views": self.history.shape[1]}
         columns = {
             "name": self.names,
-            "request": self.request,
+            "request": _narrow(self.request),
             "request_values": self.request_values,
-            "history": self.history.reshape(len(self.names), -1),
+            "history": _narrow(self.history).reshape(len(self.names), -1),
             "history_length": self.history_length,
             "history_values": self.history_values.reshape(len(self.names), -1),
         }
-        _write(path, columns, length, {"seen": (self.seen, self.seen_ends)})
+        seen = (_narrow(self.seen), self.seen_ends)
+        write_file(path, table_of(columns, {"seen": seen}, {"views": self.history.shape[1]}))
 
     @classmethod
     def read(cls, path: Path) -> UserTable:
         """Memory-map a file of `write`."""
-        columns = _read(path)
-        views = int(columns.pop("views"))
+        table = read_file(path)
+        columns, views = columns_of(table), facts_of(table)["views"]
         number = len(columns["name"])
         for field in ("history", "history_values"):
             columns[field] = columns[field].reshape(number, views, -1) if views else columns[field][:, None][:, :0]
-        return cls(names=columns.pop("name"), **columns)
+        return cls(names=source_names(columns.pop("name")), **columns)
 
     @cached_property
     def index(self) -> Names:
@@ -198,50 +199,6 @@ def newest_rows(names: Sequence[Array]) -> list[Array]:
         found.append(np.sort(len(own) - 1 - last[new]))
         later = np.concatenate([later, distinct[new]])
     return found[::-1]
-
-
-def _write(
-    path: Path,
-    columns: Mapping[str, Array],
-    facts: Mapping[str, int] | None = None,
-    lists: Mapping[str, tuple[Array, Array]] | None = None,
-) -> None:
-    """Write columns (n,) and (n, width), numbers, and columns of lists, given as flat values and exclusive ends."""
-    arrays, widths = {}, dict(facts or {})
-    for name, column in columns.items():
-        if column.ndim == 1:
-            arrays[name] = pa.array(column)
-            continue
-        widths[f"width {name}"] = column.shape[1]
-        if column.shape[1]:  # for a column of width 0 only the width is stored
-            flat = pa.array(np.ascontiguousarray(_narrow(column)).reshape(-1))
-            arrays[name] = pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
-    for name, (flat, ends) in (lists or {}).items():
-        arrays[name] = pa.LargeListArray.from_arrays(pa.array(np.append(0, ends)), pa.array(_narrow(flat)))
-    table = pa.table(arrays).replace_schema_metadata({name: str(value) for name, value in widths.items()})
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=max(table.num_rows, 1))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    with pa.memory_map(str(path)) as source:
-        table = pa.ipc.open_file(source).read_all()
-    facts = {name.decode(): int(value) for name, value in (table.schema.metadata or {}).items()}
-    found: dict[str, Any] = {name: value for name, value in facts.items() if not name.startswith("width ")}
-    for name in table.column_names:
-        column = table.column(name).combine_chunks()
-        if pa.types.is_fixed_size_list(column.type):
-            found[name] = column.flatten().to_numpy().reshape(-1, column.type.list_size)
-        elif pa.types.is_large_list(column.type):
-            found[name], found[f"{name}_ends"] = column.values.to_numpy(), column.offsets.to_numpy()[1:]
-        elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            found[name] = np.asarray(column.to_numpy(zero_copy_only=False), dtype=str)
-        else:
-            found[name] = column.to_numpy()
-    for name, width in facts.items():
-        if name.startswith("width ") and not width:
-            found[name.removeprefix("width ")] = np.empty((table.num_rows, 0), dtype=np.float32)
-    return found
 
 
 def _narrow(column: Array) -> Array:

@@ -98,7 +98,8 @@ def check_operator(
     - torch.compile(fullgraph=True) gives the same result;
     - on devices other than the CPU no values are read on the host;
     - pickle and state_dict restore the operator;
-    - scores of 1e4 and 1e30, empty batches and empty lists give finite results.
+    - scores of 1e4 and 1e30, empty batches and empty lists give finite results;
+    - with tau="auto", scores c x give the membership of x, unless `scales_with_tau` is False.
 
     If declared: the order of the items does not matter (`equivariant`), equal scores get equal membership and gradient
     (`tie_fair`), the membership sums to k (`sums_to_k`), the same input gives the same output (`deterministic`), and

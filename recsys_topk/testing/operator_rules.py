@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from recsys_topk.operators.base import SoftSelection, TopKOperator
+from recsys_topk.operators.score_scale import BATCHES
+from recsys_topk.options import options_of
 from recsys_topk.testing.comparison import (
     LOOSE,
     gradient_of,
@@ -253,6 +255,35 @@ def torch_func_transforms_agree(subject: OperatorSubject) -> None:
         check(membership, lists.scores, lists.mask, lists)
 
 
+def tau_follows_the_scale_of_the_scores(subject: OperatorSubject) -> None:
+    """With tau="auto", scores c x give the membership of x. The temperature is fixed after some batches, and stored."""
+    template = subject.template
+    if not template.scales_with_tau or "tau" not in options_of(type(template)):
+        return
+    lists = ragged()
+    given = {**template._arguments, "tau": "auto"}
+    makes = [type(template)(**given) for _ in range(3)]
+    results = []
+    for factor, operator in zip((1.0, 1e-3, 50.0), makes, strict=True):
+        scores = (lists.scores * factor).requires_grad_()
+        results.append(operator(scores, lists.k, lists.mask).p)
+        x = torch.where(lists.mask, scores.detach(), torch.nan)
+        apart = (x - x.nanmean(1, keepdim=True)).square().nanmean() ** 0.5
+        require(abs(operator.tau / float(apart) - 1.0) < 1e-6, "tau is not the standard deviation in the lists", lists)
+    if template.deterministic:
+        for other in results[1:]:
+            require_same(
+                other, results[0], "c x at c tau is not x at tau (declare scales_with_tau = False)", lists, LOOSE
+            )
+    operator = makes[0]
+    for batch in range(BATCHES + 1):
+        fixed = operator.tau
+        operator((lists.scores * (2.0 + batch)).requires_grad_(), lists.k, lists.mask)
+    require(operator.tau == fixed, f"tau changed after {BATCHES} batches", lists)
+    makes[1].load_state_dict(operator.state_dict())
+    require(abs(makes[1].tau / operator.tau - 1.0) < 1e-6, "the state dict does not restore tau", lists)
+
+
 def compiled_results_are_equal(subject: OperatorSubject) -> None:
     """torch.compile(fullgraph=True) gives the same membership and gradient."""
     for lists, mask in ((short(), None), (short_ragged(), short_ragged().mask)):
@@ -330,6 +361,7 @@ ONCE: tuple[Callable[[OperatorSubject], None], ...] = (
     gradient_matches_finite_differences,
     second_derivatives_are_correct_or_raise,
     torch_func_transforms_agree,
+    tau_follows_the_scale_of_the_scores,
     compiled_results_are_equal,
     no_values_are_read_on_the_host,
     operators_can_be_stored,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -158,6 +159,32 @@ def test_stage_learns_the_newest_view(kind: type[Stage], history: object, timed:
     batch = requests(draw, timed)
     accuracy = (stage.eval()(batch).argmax(1) == batch.labels.argmax(1)).float().mean()
     assert accuracy > 0.8 if learns else accuracy < 0.4
+
+
+def test_transitions_add_the_product_of_two_tables() -> None:
+    schema = mixed_schema()
+    stage = TwoTower(FeatureEmbedding(schema, 4), hidden=[8, 4], transitions=3).eval()
+    assert (stage.width, len(table_weights(stage.pairs))) == (7, 2)
+    batch = random_batch(schema)
+    views, items = batch.history[..., 0], batch.items[:, list(schema.id_columns("items")).index("video_id") + 3]
+    a, b = (table_weights(stage.pairs)[name] for name in ("history:video", "video"))
+    with torch.no_grad():
+        found = stage(batch) - TwoTower.score(without_pairs(stage), batch)
+    for row in range(batch.size):
+        length = int(batch.history_length[row])
+        weights = torch.softmax(stage.recency.bias.by_distance[0, :length].flip(0), 0)
+        user = (weights[:, None] * a[views[row, :length]]).sum(0)
+        torch.testing.assert_close(found[row], b[items[batch.candidates[row]]] @ user, rtol=1e-4, atol=1e-4)
+
+
+def table_weights(embedding: FeatureEmbedding) -> dict[str, Tensor]:
+    return {name.split(".")[-2]: weight for name, weight in embedding.named_parameters()}
+
+
+def without_pairs(stage: TwoTower) -> TwoTower:
+    other = copy.deepcopy(stage)
+    other.pairs = None
+    return other
 
 
 def test_encoder_options_that_do_not_fit_raise() -> None:

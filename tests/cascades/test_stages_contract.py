@@ -30,7 +30,7 @@ def test_stages_keep_the_contract_with_batch_norm_and_dropout(kind: str) -> None
 
 
 def test_two_towers_without_hidden_layers_keep_the_contract() -> None:
-    check_stage(lambda embedding: TwoTower(embedding, hidden=[], history="recency"))
+    check_stage(lambda embedding: TwoTower(embedding, hidden=[], history="recency", transitions=4))
 
 
 def test_stage_without_request_and_history_keeps_the_contract() -> None:

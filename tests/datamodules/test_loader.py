@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.datamodules.loader import ShardLoader, plan
+from recsys_topk.datamodules.loader import ShardLoader, global_batches
 from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
 from recsys_topk.datamodules.recflow.cache import DayCache
 from recsys_topk.datamodules.recflow.layout import LAYOUTS
@@ -36,7 +36,7 @@ def ids(loader: ShardLoader) -> list[list[int]]:
 def test_plan_covers_every_request_once_and_gives_every_process_one(
     sizes: list[int], batch_size: int, processes: int
 ) -> None:
-    slices = plan(sizes, batch_size, processes)
+    slices = global_batches(sizes, batch_size, processes)
     for day, size in enumerate(sizes):
         covered = [i for piece in slices if piece.shard == day for i in range(piece.start, piece.stop)]
         assert covered == list(range(size))
@@ -49,7 +49,7 @@ def test_plan_covers_every_request_once_and_gives_every_process_one(
 
 def test_day_smaller_than_the_number_of_processes_raises() -> None:
     with pytest.raises(ValueError, match="shard number 1 has 3 requests, too few for 4 processes"):
-        plan([10, 3], 2, 4)
+        global_batches([10, 3], 2, 4)
 
 
 def test_days_come_in_order_and_requests_are_shuffled_within_a_day(day_cache: DayCache) -> None:

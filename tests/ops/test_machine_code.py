@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +16,7 @@ import pytest
 import torch
 
 from recsys_topk import losses
+from recsys_topk.ops import stages
 from recsys_topk.ops.backends import machine_code
 from recsys_topk.ops.backends.jit import Integers, jit
 from recsys_topk.ops.backends.parallel import run_parts
@@ -99,3 +104,16 @@ def test_import_and_first_call_do_not_import_what_takes_seconds() -> None:
         [sys.executable, "-c", CODE, *names], capture_output=True, text=True, check=False, env=dict(os.environ)
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_loops_allocate_no_memory() -> None:
+    """In a process without numba there is no allocator that a loop could call."""
+    found = set()
+    for module in pkgutil.walk_packages(stages.__path__, "recsys_topk.ops.stages."):
+        for loop in vars(importlib.import_module(module.name)).values():
+            if isinstance(loop, jit):
+                code = ast.walk(ast.parse(inspect.getsource(loop.function)))
+                called = {node.func.attr for node in code if isinstance(node, ast.Call) and hasattr(node.func, "attr")}
+                assert not called & {"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "copy"}, loop.path
+                found.add(loop.path)
+    assert len(found) > 5

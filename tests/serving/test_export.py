@@ -74,7 +74,8 @@ def test_numeric_features_alone_can_be_exported(tmp_path: Path) -> None:
 )
 def test_stages_with_ordered_histories_are_exported(tmp_path: Path, kind: type[Stage], history: object) -> None:
     schema = mixed_schema(ages=True)
-    stage = trained_stage(kind, schema, history=history, dropout=0.1)
+    options = {"transitions": 4} if kind is TwoTower else {}
+    stage = trained_stage(kind, schema, history=history, dropout=0.1, **options)
     entry = write_stage(tmp_path, "only", kind.name, 3, models_of(stage, schema), programs=False)
     score = onnx_scores(tmp_path, entry)
     batches = [random_batch(schema, *size, seed=seed) for seed, size in enumerate(SIZES)]
@@ -211,8 +212,8 @@ def test_single_mlp_stage_with_numeric_features_is_exported_and_recommends(tmp_p
 def _requests_without_features(number: int):
     import numpy as np
 
-    from recsys_topk.serving.requests import Requests
+    from recsys_topk.serving.requests import EncodedRequests
 
     none = np.empty((number, 0), dtype=np.float32)
     views = np.empty((number, 1, 0), dtype=np.float32)
-    return Requests(none, none, views, np.zeros(number), views, (np.empty(0, dtype=np.int64),) * number)
+    return EncodedRequests(none, none, views, np.zeros(number), views, (np.empty(0, dtype=np.int64),) * number)

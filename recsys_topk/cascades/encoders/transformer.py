@@ -102,7 +102,7 @@ class Block(nn.Module):
         parts = self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         bias = self.bias(x.shape[1], ages).to(query.dtype)
-        bias = bias if bias.dim() == 4 else bias.expand(x.shape[0], *bias.shape)
+        bias = bias if bias.dim() == 4 else bias[None]
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
         y: Tensor = x + self.dropout(self.feedforward(self.feedforward_norm(x)))

@@ -21,6 +21,7 @@ from recsys_topk.losses.fused import fused_joint_terms
 from recsys_topk.losses.topk import TopKLoss, selection_bce
 from recsys_topk.numerics import add_eps, is_full
 from recsys_topk.operators.base import SoftSelection
+from recsys_topk.operators.score_scale import squared_deviations
 from recsys_topk.ops.losses.survival import survival_logs
 from recsys_topk.ops.losses.topk_target import topk_target
 from recsys_topk.processes import divisor
@@ -74,6 +75,9 @@ class JointObjective(CascadeObjective):
         self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
+        operator = self.loss.operator
+        if operator is not None and operator.measures_tau:
+            operator.observe(scores[0], torch.stack([squared_deviations(x, mask) for x in scores]).sum(0))
         real = None if is_full(mask) else mask
         passed = None if self.stage_k == "k" else tuple(quotas)
         fused = None if self.eps else fused_joint_terms(self.loss, scores, labels, real, k, passed)
@@ -103,7 +107,7 @@ class JointObjective(CascadeObjective):
     def _select(self, scores: Tensor, cut: Tensor, mask: Tensor) -> SoftSelection:
         operator = self.loss.operator
         assert operator is not None
-        selection: SoftSelection = operator(scores, cut, mask)
+        selection = operator.membership(scores, cut, mask)
         return self.loss.clamp(selection) if isinstance(self.loss, TopKLoss) else selection
 
     def _bce(self, selection: SoftSelection, target: Tensor) -> Tensor:

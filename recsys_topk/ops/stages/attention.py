@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +63,8 @@ class _Compiled(torch.autograd.Function):
         grad_history = torch.zeros_like(history)
         grad_items, grad_weight = items.new_zeros(parts, *items.shape), weight.new_zeros(parts, *weight.shape)
         inputs = (history, lengths, items, candidates, weight, grad.contiguous())
-        outputs = (grad_history, grad_items, grad_weight)
+        scratch = weight.new_empty(parts, 4, *weight.shape)  # a loop must not allocate memory
+        outputs = (grad_history, grad_items, grad_weight, scratch)
         run_parts(attention_backward, len(history), *(x.numpy() for x in (*inputs, *outputs)))
         summed = add_up(grad_items)
         whole_weight = grad_weight.sum(0) + (summed * items).sum(0)
@@ -206,6 +206,7 @@ def attention_backward(
     grad_history: Floats,
     grad_items: Floats,
     grad_weight: Floats,
+    scratch: Floats,
 ) -> None:
     """Add the gradients of `attention_forward`, with s = grad [history + items > 0].
 
@@ -214,7 +215,7 @@ def attention_backward(
     the sums. Lists share items and weight, so that each part adds to its own grad_items[part] and grad_weight[part].
     """
     width, number = history.shape[2], candidates.shape[1]
-    sums = np.empty((4, width), np.float32)
+    sums = scratch[part]
     a0, a1, a2, a3 = sums[0], sums[1], sums[2], sums[3]
     for b in range(first, last):
         for n in range(0, number, 4):

@@ -181,10 +181,11 @@ def _add(
     calls = []
     for slot, (ids, column, padding) in zip(slots, uses, strict=True):
         rest = (column, padding, upstream[slot.kind], slot.start, target)
-        means = ids.ndim == 3
-        calls.append(
-            Call(embed_means_backward, (ids, counts, *rest)) if means else Call(embed_rows_backward, (ids, *rest))
-        )
+        if ids.ndim == 3:
+            scratch = np.empty(target.shape[1], np.float32)  # a loop must not allocate memory
+            calls.append(Call(embed_means_backward, (ids, counts, *rest, scratch)))
+        else:
+            calls.append(Call(embed_rows_backward, (ids, *rest)))
     return calls
 
 
@@ -275,11 +276,17 @@ def embed_means(
 
 @jit
 def embed_means_backward(
-    ids: Integers, lengths: Integers, column: int, padding: int, grad: Floats, start: int, grad_table: Floats
+    ids: Integers,
+    lengths: Integers,
+    column: int,
+    padding: int,
+    grad: Floats,
+    start: int,
+    grad_table: Floats,
+    scaled: Floats,
 ) -> None:
-    """Add the gradient of `embed_means` to the gradient of the table."""
+    """Add the gradient of `embed_means` to the gradient of the table; `scaled` is memory for one row."""
     dim = grad_table.shape[1]
-    scaled = np.empty(dim, np.float32)
     for b in range(ids.shape[0]):
         share = np.float32(1.0) / np.float32(max(lengths[b], 1))
         for d in range(dim):

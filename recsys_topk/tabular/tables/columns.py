@@ -21,7 +21,7 @@ class Keys(NamedTuple):
     text: bool
 
 
-class Lists(NamedTuple):
+class ListColumn(NamedTuple):
     """A column of lists.
 
     Attributes:
@@ -120,7 +120,7 @@ def numbers_of(column: Any, name: str) -> Array:
     return numbers
 
 
-def lists_of(column: Any, separator: str, name: str) -> Lists:
+def lists_of(column: Any, separator: str, name: str) -> ListColumn:
     """Return the elements of a column of lists, or of text that is split at `separator`."""
     column = one_chunk(column)
     if is_text(column.type):
@@ -138,7 +138,7 @@ def lists_of(column: Any, separator: str, name: str) -> Lists:
     values = pc.list_flatten(column)
     row = np.repeat(np.arange(len(column)), length)
     place = np.arange(row.size) - np.repeat(np.cumsum(length) - length, length)
-    return Lists(values, row, place, length, missing)
+    return ListColumn(values, row, place, length, missing)
 
 
 SPLIT_NAMES: Final = {
