@@ -30,6 +30,7 @@ REASONS = {
     r".*--trainer\.accelerator gpu": "needs a GPU",
     r"doctor": "run in tests/cli/test_doctor.py",
     r".*clicks\.csv|(test|predict) --ckpt_path runs/first": "run in tests/datamodules/test_own_data_page.py",
+    r"(quotas|similar)\b": "run in tests/evaluation/test_quotas.py",
     r"(export|index|recommend|serve)\b": "run in tests/serving/conftest.py, on a small world",
     r".*(path/to/|/data/recflow|log\.parquet)": "needs the reader's data",
     r".*(runs/|theirs\.ckpt|--resume|--ckpt_path|mine\.yaml|\w+\.json|report )": "needs what another command wrote",

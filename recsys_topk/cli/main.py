@@ -23,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schema": ("recsys_topk.cli.schema", "guess the roles and types of the columns of your tables, as YAML to edit"),
     "prepare": ("recsys_topk.cli.prepare", "read a data set once into a memory-mapped Arrow cache"),
     "export": ("recsys_topk.cli.export", "write each stage of a checkpoint as ONNX, with the catalogue"),
+    "quotas": ("recsys_topk.cli.quotas", "measure joint recall and cost as a function of the quotas"),
+    "similar": ("recsys_topk.cli.similar", "list the nearest items of an item"),
     "index": ("recsys_topk.cli.index", "index the catalogue of an export (no torch needed)"),
     "recommend": ("recsys_topk.cli.recommend", "recommend items of an export to users (no torch needed)"),
     "serve": ("recsys_topk.cli.serve", "serve recommendations of an export over HTTP (no torch needed)"),

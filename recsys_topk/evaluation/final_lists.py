@@ -160,13 +160,10 @@ class FinalLists:
         catalogues = [*self._closed, self._catalogue_metrics()]
         for name in catalogues[-1]:
             found[name] = sum(one[name] for one in catalogues) / len(catalogues)
+        found = {name: found[name] for name in sorted(found, key=self._slice_number)}
         # A slice without requests has no metrics.
-        empty = tuple(f"_{name}" for name, number in self.counted().items() if name in self.slices and not number)
-        return {
-            name: value
-            for name, value in found.items()
-            if "@" not in name or not name.partition("/")[0].endswith(empty)
-        }
+        counts = [1, *(self.counted()[name] for name in self.slices)]
+        return {name: value for name, value in found.items() if counts[self._slice_number(name)]}
 
     def counted(self) -> dict[str, int]:
         """Return the number of counted requests, of skipped ones, and of those of each slice, over all processes."""
@@ -175,6 +172,11 @@ class FinalLists:
         means = [self._means.get(f"{joint}{suffix}", RequestMean()) for _, suffix in self._suffixes(ranker)]
         found = sum_over_job(torch.stack([means[0].skipped, *(mean.count for mean in means)]))
         return dict(zip(("requests_without_positives", "requests", *self.slices), found.tolist(), strict=True))
+
+    def _slice_number(self, name: str) -> int:
+        """Return 1, 2, ... for metrics of slices, 0 for all others."""
+        end = name.partition("/")[0].rpartition("_")[2]
+        return self.slices.index(end) + 1 if "@" in name and end in self.slices else 0
 
     def _suffixes(self, column: str) -> list[tuple[str, str]]:
         """Return the slices, "" = all requests, and the ends of the names of their metrics."""

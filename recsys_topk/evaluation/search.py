@@ -168,10 +168,14 @@ class ExactSearch:
                 return scores
 
             return chunk, self.items_at_once
-        vectors, users = self._encoded(towers, batch), request_vectors(towers, batch, self.items)
+        vectors, users = self.vectors(batch), request_vectors(towers, batch, self.items)
         return lambda start, stop: users @ vectors[start:stop].T, max(1, PAIRS_AT_ONCE // max(1, batch.size))
 
-    def _encoded(self, towers: Towers, batch: CascadeBatch) -> Tensor:
+    def vectors(self, batch: CascadeBatch) -> Tensor:
+        """Return the vectors of all items, (C, D), computed once; `batch`: any requests, for the towers' input."""
+        towers = self.stage.towers
+        if towers is None:
+            raise ValueError("the stage has no towers, so items have no vectors; use a stage such as two_tower")
         if self._vectors is None:
             one = _first_request(batch)
             parts = []
@@ -239,12 +243,16 @@ def score_candidates(stage: Scorer, requests: Requests, items: Items, found: Can
 
 def best_of(rows: Tensor, scores: Tensor, labels: Tensor, mask: Tensor, number: int) -> Candidates:
     """Return the `number` best rows, by descending score, ascending label, ascending row. All inputs are (B, m)."""
+    order = candidate_order(rows, scores, labels, mask)[:, :number]
+    rows, scores, labels, mask = (part.gather(1, order) for part in (rows, scores, labels, mask))
+    return Candidates(torch.where(mask, rows, 0), scores, labels, mask)
+
+
+def candidate_order(rows: Tensor, scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Return the columns of candidates in the order of `best_of`, padding last, (B, m) int64."""
     by_row = torch.where(mask, rows, torch.iinfo(rows.dtype).max).argsort(dim=1, stable=True)
     scores, labels, mask = (part.gather(1, by_row) for part in (scores, labels, mask))
-    order = descending_order(scores, mask, labels)[:, :number]
-    kept = mask.gather(1, order)
-    chosen = rows.gather(1, by_row.gather(1, order))
-    return Candidates(torch.where(kept, chosen, 0), scores.gather(1, order), labels.gather(1, order), kept)
+    return by_row.gather(1, descending_order(scores, mask, labels))
 
 
 def with_items(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from recsys_topk.ops.losses.joint_terms import JointTask, joint_terms
-from recsys_topk.ops.losses.topk_loss import Law, topk_loss
+from recsys_topk.ops.losses.topk_loss import topk_loss
+from recsys_topk.ops.selection.membership import Law
 
 if TYPE_CHECKING:
     from recsys_topk.losses.base import RankingLoss

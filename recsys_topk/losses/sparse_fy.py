@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.numerics import is_full
 from recsys_topk.operators.sparse import SparseTopK
-from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
-from recsys_topk.ops.losses.topk_loss import Law
+from recsys_topk.ops.losses.topk_loss import fenchel_young
 from recsys_topk.ops.losses.topk_target import topk_target
-from recsys_topk.ops.selection.centred import centred
-from recsys_topk.ops.selection.clip import clip_threshold
-from recsys_topk.ops.selection.fill_masked import fill_masked
-from recsys_topk.ops.selection.from_threshold import from_threshold
+from recsys_topk.ops.selection.membership import Law
 
 
 class SparseFenchelYoungLoss(RankingLoss):
@@ -59,41 +51,5 @@ class SparseFenchelYoungLoss(RankingLoss):
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
         assert k is not None
-        target = topk_target(labels, mask, k, self.positive_above)
-        items, wanted = mask.sum(1), target.sum(1).long()
-        proper = (wanted > 0) & (wanted < items)  # with tied labels all items may be true
-        filled = scores if is_full(mask) else fill_masked(scores, mask, -torch.inf)
-        # Lists in which all or no items are true get a valid dummy threshold, and loss and gradient 0.
-        ks = torch.where(proper, wanted, 1).clamp_max(max(1, scores.shape[1] - 1))
-        x, gap = centred(filled, ks)
-        threshold = clip_threshold(x.detach() / self.tau, gap / self.tau, ks)
-        share = torch.where(mask & proper[:, None], 1.0 / items.clamp_min(1).to(scores.dtype)[:, None], 0.0)
-        losses: Tensor = closed_form(_FenchelYoung, _reference, x, threshold, target, share, self.tau)
-        return losses
-
-
-def _hinges(z: Tensor, target: Tensor, share: Tensor, tau: float) -> Tensor:
-    wrong = torch.where(target > 0.5, 1.0 - z, z)
-    hinge = torch.where(wrong >= 1.0, wrong - 0.5, 0.5 * wrong.clamp_min(0.0).square())
-    return tau * torch.where(share > 0, hinge * share, 0.0).sum(1)
-
-
-def _reference(x: Tensor, threshold: Tensor, target: Tensor, share: Tensor, tau: float) -> Tensor:
-    return _hinges(from_threshold(x, threshold * tau, tau, "uniform"), target, share, tau)
-
-
-class _FenchelYoung(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, threshold: Tensor, target: Tensor, share: Tensor, tau: float) -> Tensor:
-        z = x / tau - threshold
-        gradient = torch.where(share > 0, (z.clamp(0.0, 1.0) - target) * share, 0.0)
-        ctx.save_for_backward(x, threshold, target, share, gradient)
-        ctx.tau = tau
-        return _hinges(z, target, share, tau)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, gradient = ctx.saved_tensors
-        if wants_graph():
-            return through_reference(_reference, (*inputs, ctx.tau), [grad])
-        return grad[:, None] * gradient, None, None, None, None
+        target = topk_target(labels, mask, k, self.positive_above) > 0
+        return fenchel_young(scores, target, mask, mask.sum(1).clamp_min(1), self.tau)

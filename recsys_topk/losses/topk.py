@@ -13,10 +13,10 @@ from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator, registry
 from recsys_topk.ops.dispatch import apply, save
-from recsys_topk.ops.losses.topk_loss import Law
 from recsys_topk.ops.losses.topk_target import topk_target
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.membership import Law
 
 
 def selection_bce(selection: SoftSelection, target: Tensor) -> Tensor:

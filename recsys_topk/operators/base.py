@@ -17,9 +17,9 @@ from recsys_topk.checks import check_finite, check_fractional_k, check_k, check_
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full
 from recsys_topk.operators.score_scale import BATCHES, Tau, squared_deviations, updated_scale
 from recsys_topk.ops.dispatch import is_eager, may_read
-from recsys_topk.ops.losses.topk_loss import CLAMP, Law
 from recsys_topk.ops.selection.count_true import count_true, every
 from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.membership import CLAMP, Law
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 

@@ -7,9 +7,7 @@ from typing_extensions import Unpack
 
 from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
 from recsys_topk.operators.score_scale import Tau
-from recsys_topk.ops.losses.topk_loss import Law
-from recsys_topk.ops.selection.kth_pair import kth_pair
-from recsys_topk.ops.selection.logistic import logistic_logs
+from recsys_topk.ops.selection.membership import Law, membership_logs
 
 
 class DFTopK(TopKOperator):
@@ -49,9 +47,7 @@ class DFTopK(TopKOperator):
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""
-        kept, cut = kth_pair(scores, k, mask)
-        theta = cut + self.alpha * (kept - cut)
-        return SoftSelection(*logistic_logs((scores - theta) / self.tau), mask)
+        return SoftSelection(*membership_logs(scores, k, mask, DFTopK.law(self)), mask)
 
     def extra_repr(self) -> str:
         """Show the temperature and, if it is not 1/2, alpha."""

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
-from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.ops.losses.topk_loss import Law
-from recsys_topk.ops.selection.centred import centred
-from recsys_topk.ops.selection.fill_masked import fill_masked
-from recsys_topk.ops.selection.kth_pair import kth_values
-from recsys_topk.ops.selection.laplace import laplace_logs, laplace_threshold
+from recsys_topk.ops.selection.membership import Law, membership_logs
 
 
 class LapSum(TopKOperator):
@@ -48,18 +40,4 @@ class LapSum(TopKOperator):
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""
-        filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
-        ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=scores.device)
-        x, gap = _centred_at_fraction(filled, ks) if ks.is_floating_point() else centred(filled, ks)
-        return SoftSelection(*laplace_logs(x, laplace_threshold(x.detach(), gap, ks, self.tau), self.tau), mask)
-
-
-def _centred_at_fraction(filled: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scores minus the partly selected score, x_[m + 1] for m < k < m + 1, and the gap 0.
-
-    For an integer k no item is partly selected, and the result is that of `centred`.
-    """
-    whole = k.long()
-    kept, cut = kth_values(filled, whole.clamp_min(1))
-    partial = torch.where(whole[:, None] > 0, cut, kept)
-    return filled - partial, torch.where((k == whole)[:, None], kept - cut, 0.0)
+        return SoftSelection(*membership_logs(scores, k, mask, LapSum.law(self)), mask)

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
-from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.ops.losses.topk_loss import Law
-from recsys_topk.ops.selection.centred import centred
-from recsys_topk.ops.selection.fill_masked import fill_masked
-from recsys_topk.ops.selection.from_threshold import from_threshold
-from recsys_topk.ops.selection.logistic import logistic_logs, logistic_threshold
+from recsys_topk.ops.selection.membership import Law, membership_logs
 
 
 class SigmoidTopK(TopKOperator):
@@ -44,21 +36,4 @@ class SigmoidTopK(TopKOperator):
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""
-        return sigmoid_selection(scores, k, mask, torch.full_like(scores[:, :1], self.tau))
-
-
-def sigmoid_selection(scores: Tensor, k: int | Tensor, mask: Tensor, tau: Tensor) -> SoftSelection:
-    """Return the logistic membership that sums to k, with one temperature per list.
-
-    Args:
-        scores: (B, N), 0 where masked.
-        k: One int, or (B,), with 1 <= k < number of valid items.
-        mask: Boolean (B, N).
-        tau: (B, 1), positive; a constant for the gradient.
-    """
-    filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
-    ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=scores.device)
-    x, gap = centred(filled, ks)
-    tau = tau.detach()
-    z = from_threshold(x, logistic_threshold(x.detach(), gap, ks, tau), tau, "logistic")
-    return SoftSelection(*logistic_logs(z), mask)
+        return SoftSelection(*membership_logs(scores, k, mask, SigmoidTopK.law(self)), mask)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator
-from recsys_topk.operators.sigmoid import sigmoid_selection
 from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.membership import Law, membership_logs
 
 
 class SinkhornTopK(TopKOperator):
@@ -45,4 +45,4 @@ class SinkhornTopK(TopKOperator):
         largest = (high * high).maximum((high + 1.0).square()).maximum(low * low).maximum((low + 1.0).square())
         # Squares of scores above 1e19 overflow in float32; the membership is k / n already for smaller scores.
         temperature = (0.5 * self.tau * largest).clamp_max(1e-3 * torch.finfo(x.dtype).max)
-        return sigmoid_selection(scores, k, mask, temperature)
+        return SoftSelection(*membership_logs(scores, k, mask, Law("logistic", self.tau), temperature), mask)

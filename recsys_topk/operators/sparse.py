@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
-from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator, clamped
-from recsys_topk.ops.losses.topk_loss import Law
-from recsys_topk.ops.selection.centred import centred
-from recsys_topk.ops.selection.clip import clip_logs, clip_threshold
-from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.membership import Law, membership_logs
 
 
 class SparseTopK(TopKOperator):
@@ -42,11 +35,7 @@ class SparseTopK(TopKOperator):
 
     def select(self, scores: Tensor, k: int | Tensor, mask: Tensor) -> SoftSelection:
         """See `TopKOperator.select`."""
-        filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
-        ks = k if isinstance(k, Tensor) else torch.full(scores.shape[:1], k, device=scores.device)
-        x, gap = centred(filled, ks)
-        threshold = clip_threshold(x.detach() / self.tau, gap / self.tau, ks)
-        return SoftSelection(*clip_logs(x, threshold, self.tau), mask)
+        return SoftSelection(*membership_logs(scores, k, mask, SparseTopK.law(self)), mask)
 
     def bounded(self, selection: SoftSelection) -> SoftSelection:
         """Clamp memberships of exactly 0 and 1."""

@@ -170,6 +170,48 @@ def lines(
         return axes.figure  # type: ignore[return-value]
 
 
+def front(
+    points: Sequence[tuple[float, float, str, bool]], now: int | None, xlabel: str, ylabel: str, title: str = ""
+) -> Figure:
+    """Return a plot of points with their Pareto front as a line, and labels on the front.
+
+    Args:
+        points: x (positive), y, label and whether it is on the front, by ascending x.
+        now: Number of the point that is marked as the current one; None = none.
+        xlabel: Label of the x axis.
+        ylabel: Label of the y axis.
+        title: Title of the plot.
+
+    Example:
+        >>> svg(front([(1.0, 0.2, "20 -> 10", True), (2.0, 0.1, "30 -> 10", False)], 1, "us", "recall"))[:4]
+        '<svg'
+    """
+    if not points:
+        raise ValueError("nothing to draw: front needs at least one point")
+    best = [point for point in points if point[3]]
+    others = [point for point in points if not point[3]]
+    with _style():
+        axes = _axes(4.2, title)
+        for number, (label, some, line_style, shade) in enumerate(
+            (("other quotas", others, "", "#9a9a9a"), ("Pareto front", best, "-", PALETTE[0]))
+        ):
+            if some:
+                (line,) = axes.plot(
+                    [p[0] for p in some], [p[1] for p in some],
+                    color=shade, label=label, linewidth=1.8, linestyle=line_style, marker="o", markersize=5.0,
+                )  # fmt: skip
+                _hover(line, number, [f"{p[2]}: {cell(p[1])} at {p[0]:.0f}" for p in some])
+        if now is not None:
+            x, y, text, _ = points[now]
+            axes.plot([x], [y], "D", color="#222222", markersize=8, markerfacecolor="none", label=f"now: {text}")
+        for x, y, text, _ in best[:: -(-len(best) // 8)]:  # at most 8 labels fit
+            axes.annotate(text, (x, y), (4, -5), textcoords="offset points", fontsize=9, ha="left", va="top")
+        axes.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if points[-1][0] > 20 * points[0][0] else "linear")
+        axes.margins(x=0.12, y=0.1)
+        axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.18), ncols=3, borderaxespad=0.0)
+        return axes.figure  # type: ignore[return-value]
+
+
 def svg(figure: Figure) -> str:
     """Return a figure as SVG text, for a file or an HTML page. The same figure gives the same text."""
     text = _saved(figure, "svg", dict.fromkeys(("Creator", "Date", "Format", "Type"))).decode()

@@ -1,16 +1,44 @@
-"""Export of the cascade of a checkpoint."""
+"""The cascade of a checkpoint with the data of its training: for export, and for questions about it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recsys_topk.runs.checkpoint import check_schema, read_checkpoint
 from recsys_topk.trust.own_runs import recall
 
 if TYPE_CHECKING:
+    from recsys_topk.cascades.module import CascadeModule
+    from recsys_topk.datamodules.base import CascadeDataModule
     from recsys_topk.serving.export import ExportReport
+
+
+def open_checkpoint(
+    checkpoint: str | Path, *, root: str | None = None, trust: Sequence[str] = ()
+) -> tuple[CascadeModule, CascadeDataModule, dict[str, Any]]:
+    """Return the model of a checkpoint on the CPU, its data, prepared, and its epoch and step.
+
+    Args:
+        checkpoint: The checkpoint.
+        root: The current folder of the data; None = that of the training.
+        trust: Packages whose classes the checkpoint may name.
+    """
+    content = read_checkpoint(checkpoint)
+    saved = content.get("datamodule_hyper_parameters")
+    if not saved:
+        raise ValueError(f"{str(checkpoint)!r} does not name its data; use recsys_topk.serving.export.export_cascade")
+
+    from recsys_topk.cascades.module import CascadeModule
+    from recsys_topk.datamodules.base import restore
+
+    trusted = (*trust, *recall(checkpoint))
+    data = restore(saved, trust=trusted, **({} if root is None else {"root": root}))
+    data.prepare_data()
+    check_schema(checkpoint, content, data.schema)
+    model = CascadeModule.load_from_checkpoint(checkpoint, map_location="cpu", trust=trusted)
+    return model, data, {"epoch": content.get("epoch"), "step": content.get("global_step")}
 
 
 def export_checkpoint(
@@ -36,22 +64,11 @@ def export_checkpoint(
     """
     if Path(out).exists():
         raise ValueError(f"{str(out)!r} exists; give another --out, or remove it")
-    content = read_checkpoint(checkpoint)
-    saved = content.get("datamodule_hyper_parameters")
-    if not saved:
-        raise ValueError(f"{str(checkpoint)!r} does not name its data; use recsys_topk.serving.export.export_cascade")
     log_line(f"reading {checkpoint}")
+    model, data, facts = open_checkpoint(checkpoint, root=root, trust=trust)
 
-    from recsys_topk.cascades.module import CascadeModule
-    from recsys_topk.datamodules.base import restore
     from recsys_topk.serving.export import export_cascade
     from recsys_topk.serving.manifest import sha256
 
-    trusted = (*trust, *recall(checkpoint))
-    data = restore(saved, trust=trusted, **({} if root is None else {"root": root}))
-    data.prepare_data()
-    check_schema(checkpoint, content, data.schema)
-    model = CascadeModule.load_from_checkpoint(checkpoint, map_location="cpu", trust=trusted)
-    facts = {"checkpoint": {"sha256": sha256(Path(checkpoint)), "epoch": content.get("epoch")}}
-    facts["checkpoint"]["step"] = content.get("global_step")
+    facts = {"checkpoint": {"sha256": sha256(Path(checkpoint)), **facts}}
     return export_cascade(model, data, out, half_tables=half_tables, programs=programs, facts=facts, log_line=log_line)

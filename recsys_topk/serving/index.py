@@ -15,7 +15,7 @@ import numpy.typing as npt
 from recsys_topk.files import whole_folder, write_whole
 from recsys_topk.serving.funnel import CHUNK, StageRunner
 from recsys_topk.serving.manifest import Manifest, ManifestError, read_manifest, sha256
-from recsys_topk.tabular.export_tables import ITEMS, ItemTable
+from recsys_topk.tabular.export_tables import ITEMS, ItemTable, Names
 
 Array = npt.NDArray[Any]
 IndexKind = Literal["flat", "ivf", "hnsw"]
@@ -176,6 +176,28 @@ def encode_catalogue(stage: StageRunner, items: ItemTable, progress: Callable[[i
         blocks.append(stage.item_vectors(items, slice(start, start + CHUNK)))
         progress(len(blocks[-1]))
     return np.ascontiguousarray(np.concatenate(blocks), dtype=np.float32)
+
+
+def nearest_items(vectors: Array, names: Array, item: Any, number: int) -> list[tuple[Any, float]]:
+    """Return the items with the largest cosine to an item, as (name, cosine), largest first, without the item itself.
+
+    Args:
+        vectors: (C, D).
+        names: (C,) names of the items.
+        item: Name of the item.
+        number: Number of items.
+
+    Example:
+        >>> nearest_items(np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]]), np.array(["a", "b", "c"]), "a", 1)
+        [('c', 0.7071)]
+    """
+    row = int(Names(names).rows([item])[0])
+    if row < 0:
+        raise ValueError(f"the catalogue has no item {item!r}; its items have names such as {names[0]!s}")
+    lengths = np.linalg.norm(vectors, axis=1)
+    cosine = vectors @ vectors[row] / np.maximum(lengths * lengths[row], np.finfo(np.float32).tiny)
+    order = [at for at in np.argsort(-cosine, kind="stable")[: number + 1].tolist() if at != row]
+    return [(names[at].item(), round(float(cosine[at]), 4)) for at in order[:number]]
 
 
 def _filled(kind: IndexKind, vectors: Array, seed: int) -> Any:

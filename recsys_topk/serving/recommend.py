@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from recsys_topk.registry import suggest
 from recsys_topk.serving.funnel import Funnel, Passage
-from recsys_topk.serving.index import CatalogueIndex, encode_catalogue
+from recsys_topk.serving.index import CatalogueIndex, encode_catalogue, first_stage, nearest_items
 from recsys_topk.serving.manifest import read_manifest
 from recsys_topk.serving.requests import EncodedRequests
 from recsys_topk.tabular.export_tables import ITEMS, USERS, ItemTable, UserTable
@@ -130,6 +130,18 @@ class CascadeRecommender:
         number = self.check_number(number)
         passages = self.passages(users, exclude_seen=exclude_seen, allowed=allowed, blocked=blocked)
         return [self._recommendations(own, number) for own in passages]
+
+    def similar(self, item: Name, number: int = 10) -> list[tuple[Name, float]]:
+        """Return the nearest items of an item by the item vectors of the first stage, as (name, cosine).
+
+        Args:
+            item: Name of the item.
+            number: Number of items.
+        """
+        vectors = self._vectors
+        if vectors is None:
+            vectors = encode_catalogue(first_stage(self.manifest, self.folder), self.items)
+        return nearest_items(vectors, self.items.names, item, number)
 
     def passages(
         self,

@@ -121,7 +121,7 @@ BASELINES: dict[str, Any] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:Method expects CSR input", "ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", BASELINES)
 def test_baseline_equals_loop_over_users(
     name: str, data: InteractionsDataModule, monkeypatch: pytest.MonkeyPatch

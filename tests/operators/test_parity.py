@@ -10,7 +10,7 @@ import torch
 from recsys_topk.numerics import full_mask
 from recsys_topk.operators import get
 from recsys_topk.operators.perturbed import noised_topk
-from recsys_topk.operators.sigmoid import sigmoid_selection
+from recsys_topk.ops.selection.membership import Law, membership_logs
 from tests.operators.peer_vectors import compare, load, tensors
 
 PEERS: list[tuple[str, str, dict[str, Any]]] = [
@@ -100,7 +100,8 @@ def test_sigmoid_operator_matches_standardised_transport_of_qfeval() -> None:
         scores.requires_grad_()
         standard = (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True).clamp_min(1e-6)
         largest = (standard.abs() + 1.0).square().amax(1, keepdim=True).detach()
-        p = sigmoid_selection(standard, case["k"], full_mask(standard), 0.1 * largest / 4.0).p
+        taus = 0.1 * largest / 4.0
+        p = membership_logs(standard, case["k"], full_mask(standard), Law("logistic", 0.1), taus)[0].exp()
         torch.testing.assert_close(p, torch.tensor(case["output"], dtype=torch.float64), atol=1e-6, rtol=1e-6)
         p.backward(torch.tensor(case["cotangent"], dtype=torch.float64))
         torch.testing.assert_close(scores.grad, torch.tensor(case["grad"], dtype=torch.float64), atol=1e-6, rtol=1e-5)

@@ -12,7 +12,7 @@ from recsys_topk import losses
 from recsys_topk.ops.backends import parallel
 from recsys_topk.ops.dispatch import backend, installed
 from recsys_topk.ops.losses.joint_terms import JointTask, joint_terms
-from recsys_topk.ops.losses.topk_loss import Law
+from recsys_topk.ops.selection.membership import Law
 from tests.ops.forked import assert_ends_in_a_forked_process, needs_fork
 
 pytestmark = pytest.mark.skipif(not installed("numba"), reason="the compiled loops need numba")

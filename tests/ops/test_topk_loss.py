@@ -11,7 +11,8 @@ from torch import Tensor
 
 from recsys_topk import losses
 from recsys_topk.ops.dispatch import backend, installed
-from recsys_topk.ops.losses.topk_loss import Law, topk_loss
+from recsys_topk.ops.losses.topk_loss import topk_loss
+from recsys_topk.ops.selection.membership import Law
 
 pytestmark = pytest.mark.skipif(not installed("numba"), reason="the compiled loops need numba")
 

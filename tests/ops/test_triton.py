@@ -15,7 +15,8 @@ import torch
 from recsys_topk.ops.dispatch import installed
 from recsys_topk.ops.losses.joint_terms import JointTask, joint_losses
 from recsys_topk.ops.losses.pair_sums import PairWeights, pair_sums
-from recsys_topk.ops.losses.topk_loss import Law, topk_loss
+from recsys_topk.ops.losses.topk_loss import topk_loss
+from recsys_topk.ops.selection.membership import Law
 from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 
 pytestmark = pytest.mark.skipif(not installed("triton"), reason="needs triton")

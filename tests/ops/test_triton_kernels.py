@@ -17,7 +17,8 @@ from recsys_topk.ops import dispatch
 from recsys_topk.ops.dispatch import INTERPRETED, backend, installed
 from recsys_topk.ops.losses.joint_terms import JointTask, joint_terms
 from recsys_topk.ops.losses.pair_sums import PairWeights, pair_sums
-from recsys_topk.ops.losses.topk_loss import Law, topk_loss
+from recsys_topk.ops.losses.topk_loss import topk_loss
+from recsys_topk.ops.selection.membership import Law
 from tests.losses import test_ltr_parity as peers
 from tests.ops import test_parity
 from tests.ops.test_topk_loss import LAWS, check

@@ -50,7 +50,6 @@ class Task(NamedTuple):
         gradient: Address of (B, N) float32 for the gradient; 0 = no gradient. For the joint objective (M, B, N): the
             gradients of the stage terms.
         joint_gradient: Address of (M, B, N) float32 for the gradient of the survival term.
-        law: Code of the law.
         above: Items with a label above this are positive.
         tau: Temperature.
         alpha: Parameter of the dftopk law.
@@ -70,7 +69,6 @@ class Task(NamedTuple):
     counted: int
     gradient: int
     joint_gradient: int
-    law: int
     above: float
     tau: float
     alpha: float

@@ -26,15 +26,15 @@ from recsys_topk.ops.dispatch import (
 )
 from recsys_topk.ops.losses.find_positives import find_positives
 from recsys_topk.ops.losses.survival import survival_logs
-from recsys_topk.ops.losses.topk_loss import KERNELS, Law, membership_logs
+from recsys_topk.ops.losses.topk_loss import bounded_logs
 from recsys_topk.ops.losses.topk_target import best_positives
 from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.selection.membership import Law
 from recsys_topk.processes import divisor, divisors
 
 # The laws whose memberships have a joint objective.
-_JOINT = Kernel("recsys_topk.ops.backends.compiled.joint:joint_kernel")
-
 LAWS = ("dftopk", "logistic", "laplace", "clip")
+_KERNELS = {law: Kernel(f"recsys_topk.ops.backends.compiled.joint:{law}_joint") for law in LAWS}
 
 
 class JointTask(NamedTuple):
@@ -94,7 +94,7 @@ def joint_losses(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Ten
         rows = counted & (cut < items)
         row = rows[:, None]
         inside = valid & row
-        log_p, log_q = membership_logs(torch.where(inside, x, 0.0), valid | ~row, torch.where(rows, cut, 1), law)
+        log_p, log_q = bounded_logs(torch.where(inside, x, 0.0), torch.where(rows, cut, 1), valid | ~row, law)
         terms.append(losses(log_p, log_q, rows))
         where.append(rows)
         survivals.append((torch.where(inside, log_p, 0.0), torch.where(inside, log_q, -math.inf)))
@@ -138,13 +138,12 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
         counted=counted.ctypes.data,
         gradient=0 if gradients is None else gradients[0].data_ptr(),
         joint_gradient=0 if gradients is None else gradients[1].data_ptr(),
-        law=KERNELS[law.name][1],
         above=above,
         tau=law.tau,
         alpha=law.alpha,
         scale=1.0 / lists,
     )
-    done, _ = run(_JOINT, whole, STAGE_ROWS * stages + 1)
+    done, _ = run(_KERNELS[law.name], whole, STAGE_ROWS * stages + 1)
     if done != lists:  # a score is not finite, or its square overflows
         return joint_terms.reference(scores, task)
     numbers_counted = divisors(counted.sum(1).tolist())

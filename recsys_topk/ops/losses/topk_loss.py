@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import full_mask
-from recsys_topk.ops.backends import task as codes
 from recsys_topk.ops.backends.machine_code import Kernel
 from recsys_topk.ops.backends.task import Task, address_of, run
 from recsys_topk.ops.dispatch import (
@@ -28,46 +27,20 @@ from recsys_topk.ops.dispatch import (
 from recsys_topk.ops.losses.find_positives import find_positives
 from recsys_topk.ops.losses.topk_target import best_positives
 from recsys_topk.ops.selection.centred import centred
-from recsys_topk.ops.selection.clip import clip_logs, clip_threshold
+from recsys_topk.ops.selection.clip import clip_threshold
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.from_threshold import from_threshold
-from recsys_topk.ops.selection.kth_pair import kth_pair
-from recsys_topk.ops.selection.laplace import laplace_logs, laplace_threshold
-from recsys_topk.ops.selection.logistic import logistic_logs, logistic_threshold
+from recsys_topk.ops.selection.membership import CLAMP, Law, membership_logs
 from recsys_topk.processes import divisor, divisors
 
-LawName = Literal["dftopk", "logistic", "laplace", "clip", "fenchel_young"]
-
-# A cross-entropy replaces memberships of exactly 0 and 1 by this and one minus this.
-CLAMP = 1e-6
-
-
-_DFTOPK = Kernel("recsys_topk.ops.backends.compiled.dftopk:dftopk_kernel")
-_SUMS_TO_K = Kernel("recsys_topk.ops.backends.compiled.sums_to_k:sums_to_k_kernel")
-_CLIP = Kernel("recsys_topk.ops.backends.compiled.clip:clip_kernel")
-# The compiled kernel of each law, and the code of the law in the kernel.
-KERNELS: dict[LawName, tuple[Kernel, int]] = {
-    "dftopk": (_DFTOPK, codes.DFTOPK),
-    "logistic": (_SUMS_TO_K, codes.LOGISTIC),
-    "laplace": (_SUMS_TO_K, codes.LAPLACE),
-    "clip": (_CLIP, codes.CLIP),
-    "fenchel_young": (_CLIP, codes.FENCHEL_YOUNG),
+_MODULES = {
+    "dftopk": "memberships",
+    "logistic": "memberships",
+    "laplace": "memberships",
+    "clip": "clip",
+    "fenchel_young": "clip",
 }
-
-
-class Law(NamedTuple):
-    """A membership and its loss.
-
-    Attributes:
-        name: ``"dftopk"``, ``"logistic"`` (sums to k), ``"laplace"``, ``"clip"``: the cross-entropy of that membership;
-            ``"fenchel_young"``: the Fenchel-Young loss of ``"clip"``, with the number of true items as k.
-        tau: Temperature.
-        alpha: Only for ``"dftopk"``: where the threshold lies between x_[k+1] (0) and x_[k] (1).
-    """
-
-    name: LawName
-    tau: float
-    alpha: float = 0.5
+_KERNELS = {law: Kernel(f"recsys_topk.ops.backends.compiled.{module}:{law}_kernel") for law, module in _MODULES.items()}
 
 
 @operation
@@ -108,26 +81,11 @@ def topk_loss(
     return losses, None if may_read(scores) and bool(counted.all()) else counted
 
 
-def membership_logs(x: Tensor, valid: Tensor, ks: Tensor, law: Law) -> tuple[Tensor, Tensor]:
-    """Return log p and log(1 - p) of a law's membership as they enter a cross-entropy, (B, N) each.
-
-    Args:
-        x: (B, N), 0 where masked.
-        valid: Boolean (B, N).
-        ks: (B,), 1 <= k < number of valid items.
-        law: Any but ``"fenchel_young"``.
-    """
-    if law.name == "dftopk":
-        kept, cut = kth_pair(x, ks, valid)
-        return logistic_logs((x - (cut + law.alpha * (kept - cut))) / law.tau)
-    moved, gap = centred(torch.where(valid, x, -math.inf), ks)
-    fixed = moved.detach()
-    if law.name == "logistic":
-        tau = torch.full_like(gap, law.tau)
-        return logistic_logs(from_threshold(moved, logistic_threshold(fixed, gap, ks, tau), tau, "logistic"))
-    if law.name == "laplace":
-        return laplace_logs(moved, laplace_threshold(fixed, gap, ks, law.tau), law.tau)
-    log_p, log_q = clip_logs(moved, clip_threshold(fixed / law.tau, gap / law.tau, ks), law.tau)
+def bounded_logs(x: Tensor, ks: Tensor, valid: Tensor, law: Law) -> tuple[Tensor, Tensor]:
+    """Return the logarithms of `membership_logs` as they enter a cross-entropy: those of ``"clip"`` are clamped."""
+    log_p, log_q = membership_logs(x, ks, valid, law)
+    if law.name != "clip":
+        return log_p, log_q
     low, high = math.log(CLAMP), math.log1p(-CLAMP)
     return log_p.clamp(low, high), log_q.clamp(low, high)
 
@@ -135,13 +93,22 @@ def membership_logs(x: Tensor, valid: Tensor, ks: Tensor, law: Law) -> tuple[Ten
 def _list_losses(x: Tensor, target: Tensor, valid: Tensor, ks: Tensor, items: Tensor, law: Law) -> Tensor:
     """Return the loss of each list, (B,), for 1 <= k < number of valid items and scores of 0 where masked."""
     if law.name == "fenchel_young":
-        return _fenchel_young(x, target, valid, items, law.tau)
-    log_p, log_q = membership_logs(x, valid, ks, law)
+        return fenchel_young(x, target, valid, items, law.tau)
+    log_p, log_q = bounded_logs(x, ks, valid, law)
     chosen = torch.where(valid, torch.where(target, log_p, log_q), 0.0)
     return -chosen.sum(1) / items
 
 
-def _fenchel_young(x: Tensor, target: Tensor, valid: Tensor, items: Tensor, tau: float) -> Tensor:
+def fenchel_young(x: Tensor, target: Tensor, valid: Tensor, items: Tensor, tau: float) -> Tensor:
+    """Return the Fenchel-Young loss of the clipped membership of each list, (B,); 0 if all or no items are true.
+
+    Args:
+        x: (B, N), 0 where masked.
+        target: Boolean (B, N), the true items.
+        valid: Boolean (B, N).
+        items: (B,), the number of valid items, at least 1.
+        tau: Temperature.
+    """
     wanted = count_true(target)
     proper = (wanted > 0) & (wanted < items)  # tied labels may make every item true
     ks = torch.where(proper, wanted, 1)
@@ -175,7 +142,6 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
     ks = k.long().contiguous() if isinstance(k, Tensor) else None
     gradient = torch.empty(lists, n) if scores.requires_grad and torch.is_grad_enabled() else None
     losses, counted = torch.empty(lists), torch.empty(lists, dtype=torch.bool)
-    kernel, code = KERNELS[law.name]
     task = Task(
         lists=lists,
         items=n,
@@ -190,13 +156,12 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
         counted=counted.data_ptr(),
         gradient=address_of(gradient),
         joint_gradient=0,
-        law=code,
         above=above,
         tau=law.tau,
         alpha=law.alpha,
         scale=1.0 / lists if mean else 1.0,
     )
-    number, total = run(kernel, task, 3)
+    number, total = run(_KERNELS[law.name], task, 3)
     if number != number:  # a score is not finite, or its square overflows
         return topk_loss.reference(scores, *rest)
     which = None if number == lists else counted

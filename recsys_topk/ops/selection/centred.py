@@ -19,15 +19,21 @@ def centred(filled: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         filled: (B, N), -inf where masked.
-        k: One int, or an int64 tensor (B,), with 1 <= k < number of valid items.
+        k: One int, or an int64 tensor (B,), with 1 <= k < number of valid items; or fractions above 0, (B,). If
+            m < k < m + 1, x_[m+1] is the score that is selected in part: it is subtracted, and the gap is 0.
 
     Example:
         >>> import torch
         >>> centred(torch.tensor([[1e7 + 3, 1e7, 1e7 + 1]]), 2)
         (tensor([[3., 0., 1.]]), tensor([[1.]]))
     """
-    kept, cut = kth_values(filled, k)
-    return filled - cut, kept - cut
+    if not isinstance(k, Tensor) or not k.is_floating_point():
+        kept, cut = kth_values(filled, k)
+        return filled - cut, kept - cut
+    whole = k.long()
+    kept, cut = kth_values(filled, whole.clamp_min(1))
+    partial = torch.where(whole[:, None] > 0, cut, kept)
+    return filled - partial, torch.where((k == whole)[:, None], kept - cut, 0.0)
 
 
 def threshold_bracket(gap: Tensor, k: Tensor, count: Tensor, tau: Tensor | float) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,9 @@ from recsys_topk.ops.backends.compiled.build import inlined
 from recsys_topk.ops.backends.compiled.lanes import places, splat, total, where
 from recsys_topk.ops.backends.compiled.losses import loss_kernel, loss_rows
 from recsys_topk.ops.backends.compiled.memory import load, store, store_where, write
-from recsys_topk.ops.backends.compiled.stages import PULL, SHARE, is_counted, stage_rows
+from recsys_topk.ops.backends.compiled.stages import AT_KEPT, PULL, is_counted, stage_rows
 from recsys_topk.ops.backends.compiled.thresholds import clip_threshold
-from recsys_topk.ops.backends.task import FENCHEL_YOUNG, WIDTH
+from recsys_topk.ops.backends.task import CLIP, FENCHEL_YOUNG, WIDTH
 
 LEAST, MOST = f32(1e-6), f32(1.0 - 1e-6)  # as in recsys_topk.ops.losses.topk_loss
 PRODUCT = 6 * WIDTH  # items whose factors of at most 1e6 are multiplied in float32
@@ -77,10 +77,11 @@ def clip_terms(
 
 @inlined
 def clip(
-    task: Any, buffer: Any, gradient: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any, z: Any
-) -> Any:
+    law: Any, task: Any, buffer: Any, gradient: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any,
+    variance: Any, z: Any,
+) -> Any:  # fmt: skip
     """Return the loss of a list under the CLIP or FENCHEL_YOUNG law and write its gradient (see `loss_kernel`)."""
-    n, size, law, tau = task.items, task.size, task.law, task.tau
+    n, size, tau = task.items, task.size, task.tau
     v, s, w = loss_rows(buffer, size)
     steep = ONE / tau
     at, inside = clip_threshold(v, size, rank, cut, (kept - cut) * steep, steep)
@@ -105,7 +106,7 @@ def clip(
     return value / valid
 
 
-clip_kernel = loss_kernel(clip)
+clip_kernel, fenchel_young_kernel = (loss_kernel(law, clip) for law in (CLIP, FENCHEL_YOUNG))
 
 
 @inlined
@@ -116,7 +117,7 @@ def clip_stage(task: Any, buffer: Any, m: Any, rank: Any, kept: Any, cut: Any) -
     at, inside = clip_threshold(v, size, rank, cut, (kept - cut) * steep, steep)
     whole, own, pull = clip_terms(v, buffer, size, cut, at, steep, d, w, u, r)
     write(facts, PULL, pull)
-    write(facts, SHARE, ONE / f32(max(inside, i32(1))))
+    write(facts, AT_KEPT, ONE / f32(max(inside, i32(1))))
     return whole, own
 
 

@@ -22,9 +22,10 @@ from recsys_topk.ops.backends.compiled.arithmetic import (
     log_positive,
     magnitude,
 )
-from recsys_topk.ops.backends.compiled.build import inlined
+from recsys_topk.ops.backends.compiled.build import inlined, native
 from recsys_topk.ops.backends.compiled.clip import clip_stage, clip_survival
 from recsys_topk.ops.backends.compiled.lanes import count, places, splat, total, where
+from recsys_topk.ops.backends.compiled.laws import law_moves, law_terms, law_threshold
 from recsys_topk.ops.backends.compiled.memory import load, read, store, store_where, write
 from recsys_topk.ops.backends.compiled.selection import begin_list
 from recsys_topk.ops.backends.compiled.stages import (
@@ -34,25 +35,23 @@ from recsys_topk.ops.backends.compiled.stages import (
     CUT,
     KEPT,
     PULL,
-    SHARE,
     is_counted,
     stage_rows,
 )
 from recsys_topk.ops.backends.compiled.tasks import clear, list_kernel
-from recsys_topk.ops.backends.compiled.thresholds import distance, threshold
-from recsys_topk.ops.backends.task import CLIP, DFTOPK, LAPLACE, WIDTH
+from recsys_topk.ops.backends.compiled.thresholds import distance
+from recsys_topk.ops.backends.task import CLIP, DFTOPK, LAPLACE, LOGISTIC, WIDTH
 
 
 @inlined
 def stage_term(
-    task: Any, buffer: Any, m: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any, z: Any
-) -> Any:
+    law: Any, task: Any, buffer: Any, m: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any,
+    z: Any,
+) -> Any:  # fmt: skip
     """Write the rows of a stage (see `stage_rows`); return the summed losses of all items and of the true items.
 
-    With p the membership and u the logit of an item, its slope is the derivative of its loss with respect to u, and
-    its rise d log p / du.
-
     Args:
+        law: DFTOPK, LOGISTIC or LAPLACE.
         task: The task.
         buffer: The buffer of the thread.
         m: Index of the stage.
@@ -64,35 +63,19 @@ def stage_term(
         variance: Variance of the scores.
         z: Normal quantile of k.
     """
-    size, law, tau, alpha = task.size, task.law, task.tau, task.alpha
+    size, steep, alpha = task.size, ONE / task.tau, task.alpha
     v, u, d, r, w, facts = stage_rows(buffer, size, m)
-    s, steep = buffer, ONE / tau
-    base, at, near = cut, ZERO, ZERO
-    if law == DFTOPK:
-        base = cut + alpha * (kept - cut)
-    else:
-        at, near = threshold(law, v, size, valid, rank, cut, kept - cut, mean, variance, z, tau)
-    unit = f32(math.exp(-near))
-    whole, own, pull, weight = 0.0, 0.0, 0.0, 0.0
-    kepts, cuts = splat(ZERO), splat(ZERO)
+    base, at, near = law_threshold(law, task, v, rank, valid, kept, cut, mean, variance, z)
+    unit = ONE if law == DFTOPK else f32(math.exp(-near))
+    whole, own, pull, weight, kepts, cuts = 0.0, 0.0, 0.0, 0.0, i32(0), i32(0)
     for start in range(0, size, PRODUCT):
         trues, others, true_product, other_product = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
         slopes, density = splat(ZERO), splat(ZERO)
         for i in range(start, min(start + PRODUCT, size), WIDTH):
-            score, sign = load(v, i), load(s, i)
+            score, sign = load(v, i), load(buffer, i)
             logit = distance(score, base, at) * steep
-            t = logit * sign
-            share = exp_negative(near - magnitude(logit))
-            e = share * unit
-            if law == LAPLACE:
-                factor = where(t >= ZERO, ONE, e / (TWO - e))
-                slope = factor * sign
-            else:
-                factor, inverse = e, ONE / (e + ONE)
-                slope = where(t >= ZERO, ONE, e) * inverse * sign
-                store(r, i, where(logit > ZERO, e, ONE) * inverse)
-                share = share * (inverse * inverse)
-            true = sign < ZERO
+            factor, slope, rise, share = law_terms(law, logit, sign, near, unit)
+            t, true = logit * sign, sign < ZERO
             hinge = where(t > ZERO, t, ZERO)
             trues = trues + where(true, hinge, ZERO)
             others = others + where(true, ZERO, hinge)
@@ -100,11 +83,13 @@ def stage_term(
             other_product = where(true, other_product, other_product * factor + (other_product + factor))
             slopes = slopes + slope
             if law == DFTOPK:
-                kepts = where(score == kept, kepts + ONE, kepts)
-                cuts = where(score == cut, cuts + ONE, cuts)
+                kepts += count(score == kept)
+                cuts += count(score == cut)
             else:
                 density = density + share
                 store(w, i, share)
+            if law != LAPLACE:
+                store(r, i, rise)
             store(u, i, logit)
             store(d, i, slope)
         loss = total(trues + log1p_positive(true_product))
@@ -115,22 +100,19 @@ def stage_term(
     write(facts, KEPT, kept)
     write(facts, CUT, cut)
     write(facts, PULL, f32(pull))
-    if law == DFTOPK:
-        write(facts, AT_KEPT, alpha / total(kepts))
-        write(facts, AT_CUT, (ONE - alpha) / total(cuts))
-    else:
-        write(facts, SHARE, f32(1.0 / weight))
+    write(facts, AT_KEPT, alpha / f32(kepts) if law == DFTOPK else f32(1.0 / weight))
+    write(facts, AT_CUT, (ONE - alpha) / f32(cuts) if law == DFTOPK else ZERO)
     return whole, own
 
 
 @inlined
-def survival_loss(task: Any, buffer: Any) -> Any:
+def survival_loss(law: Any, task: Any, buffer: Any) -> Any:
     """Return the summed survival losses of the items that are not true; replace the rises by the slopes of that loss.
 
     With p_m the membership of stage m, p = prod_m p_m and q = 1 - p = sum_m (1 - p_m) prod_{l < m} p_l, the loss is
     -log q, with the derivative p / q d log p_m / du_m.
     """
-    size, law, stages = task.size, task.law, task.stages
+    size, stages = task.size, task.stages
     s, losses = buffer, splat(ZERO)
     for i in range(0, size, WIDTH):
         low = splat(INFINITY)
@@ -192,22 +174,19 @@ def survivors(law: Any, buffer: Any, size: Any, stages: Any, i: Any, low: Any) -
 
 
 @inlined
-def write_gradients(task: Any, buffer: Any, m: Any, rate: Any, own: Any, joint: Any) -> None:
+def write_gradients(law: Any, task: Any, buffer: Any, m: Any, rate: Any, own: Any, joint: Any) -> None:
     """Write the gradients of the loss of stage m and of survival: the slopes, corrected for the moving threshold."""
-    n, size, law = task.items, task.size, task.law
+    n, size = task.items, task.size
     v, _, d, r, w, facts = stage_rows(buffer, size, m)
     kept, cut, pull = read(facts, KEPT, f32), read(facts, CUT, f32), read(facts, PULL, f32)
-    at_kept, at_cut, share = read(facts, AT_KEPT, f32), read(facts, AT_CUT, f32), read(facts, SHARE, f32)
+    at_kept, at_cut = read(facts, AT_KEPT, f32), read(facts, AT_CUT, f32)
     slopes = splat(ZERO)
     for i in range(0, size, WIDTH):
         slopes = slopes + load(r, i)
     joint_pull = total(slopes)
     for i in range(0, size, WIDTH):
         score = load(v, i)
-        if law == DFTOPK:
-            moves = where(score == kept, at_kept, ZERO) + where(score == cut, at_cut, ZERO)
-        else:
-            moves = load(w, i) * share
+        moves = law_moves(law, score, load(w, i), kept, cut, at_kept, at_cut)
         inside = places(i32(i)) < i32(n)
         moves = where(score > -INFINITY, moves * rate, ZERO)
         scale = where(score > -INFINITY, rate, ZERO)
@@ -215,51 +194,56 @@ def write_gradients(task: Any, buffer: Any, m: Any, rate: Any, own: Any, joint: 
         store_where(joint, i, load(r, i) * scale - moves * joint_pull, inside)
 
 
-@inlined
-def joint_list(task: Any, b: Any, buffer: Any) -> Any:
-    """Write the losses of list b and their gradients; return 1 (NaN if the square of a score overflows) and one loss.
+def joint_kernel(law: int) -> native:
+    """Make the kernel of the joint objective for a law.
 
-    The survival loss of a true item is the sum of its losses in the stages.
+    It writes the losses of each list and their gradients. The survival loss of a true item is the sum of its losses in
+    the stages.
     """
-    n, size, stages, lists, law = task.items, task.size, task.stages, task.lists, task.law
-    share, joint = 0.0, 0.0
-    y = task.labels + 4 * b * n
-    mask = task.mask + b * n if task.mask != 0 else 0
-    for m in range(stages):
-        v, _, _, _, w, facts = stage_rows(buffer, size, m)
-        x = read(task.scores, m, np.int64) + 4 * b * n
-        quota = read(task.quotas, m, np.int64) if task.quotas != 0 else -1
-        state, rank, valid, kept, cut, mean, variance, z = begin_list(
-            law, x, y, mask, n, size, task.k, quota, task.above, v, buffer, w
-        )
-        if state < 0:
-            return np.nan, 0.0
-        write(facts, COUNTED, ONE if state == 1 else ZERO)
-        write(task.counted, m * lists + b, np.uint8(1 if state == 1 else 0))
-        loss = 0.0
-        if state == 1:
-            share = 1.0 / valid
-            if law == CLIP:
-                loss, own = clip_stage(task, buffer, m, rank, kept, cut)
-            else:
-                loss, own = stage_term(task, buffer, m, rank, valid, kept, cut, mean, variance, z)
-            joint += own
-        write(task.losses, m * lists + b, f32(loss * share))
-    if share > 0.0:
-        joint += clip_survival(task, buffer) if law == CLIP else survival_loss(task, buffer)
-    write(task.losses, stages * lists + b, f32(joint * share))
-    write(task.counted, stages * lists + b, np.uint8(1 if share > 0.0 else 0))
-    if task.gradient != 0:
-        rate = f32(share) * task.scale / task.tau
+
+    def joint_list(task: Any, b: Any, buffer: Any) -> Any:
+        # Returns 1 (NaN if the square of a score overflows) and one loss.
+        n, size, stages, lists = task.items, task.size, task.stages, task.lists
+        share, joint = 0.0, 0.0
+        y = task.labels + 4 * b * n
+        mask = task.mask + b * n if task.mask != 0 else 0
         for m in range(stages):
-            before = 4 * n * (m * lists + b)
-            _, _, _, _, _, facts = stage_rows(buffer, size, m)
-            if is_counted(facts):
-                write_gradients(task, buffer, m, rate, task.gradient + before, task.joint_gradient + before)
-            else:
-                clear(task.gradient + before, n)
-                clear(task.joint_gradient + before, n)
-    return 1.0, joint * share
+            v, _, _, _, w, facts = stage_rows(buffer, size, m)
+            x = read(task.scores, m, np.int64) + 4 * b * n
+            quota = read(task.quotas, m, np.int64) if task.quotas != 0 else -1
+            state, rank, valid, kept, cut, mean, variance, z = begin_list(
+                law, x, y, mask, n, size, task.k, quota, task.above, v, buffer, w
+            )
+            if state < 0:
+                return np.nan, 0.0
+            write(facts, COUNTED, ONE if state == 1 else ZERO)
+            write(task.counted, m * lists + b, np.uint8(1 if state == 1 else 0))
+            loss = 0.0
+            if state == 1:
+                share = 1.0 / valid
+                if law == CLIP:
+                    loss, own = clip_stage(task, buffer, m, rank, kept, cut)
+                else:
+                    loss, own = stage_term(law, task, buffer, m, rank, valid, kept, cut, mean, variance, z)
+                joint += own
+            write(task.losses, m * lists + b, f32(loss * share))
+        if share > 0.0:
+            joint += clip_survival(task, buffer) if law == CLIP else survival_loss(law, task, buffer)
+        write(task.losses, stages * lists + b, f32(joint * share))
+        write(task.counted, stages * lists + b, np.uint8(1 if share > 0.0 else 0))
+        if task.gradient != 0:
+            rate = f32(share) * task.scale / task.tau
+            for m in range(stages):
+                before = 4 * n * (m * lists + b)
+                _, _, _, _, _, facts = stage_rows(buffer, size, m)
+                if is_counted(facts):
+                    write_gradients(law, task, buffer, m, rate, task.gradient + before, task.joint_gradient + before)
+                else:
+                    clear(task.gradient + before, n)
+                    clear(task.joint_gradient + before, n)
+        return 1.0, joint * share
+
+    return list_kernel(inlined(joint_list))
 
 
-joint_kernel = list_kernel(joint_list)
+dftopk_joint, logistic_joint, laplace_joint, clip_joint = map(joint_kernel, (DFTOPK, LOGISTIC, LAPLACE, CLIP))

@@ -20,14 +20,15 @@ def loss_rows(buffer: Any, size: Any) -> Any:
     return buffer, buffer + row, buffer + 2 * row
 
 
-def loss_kernel(list_loss: Callable[..., Any]) -> native:
+def loss_kernel(law: int, list_loss: Callable[..., Any]) -> native:
     """Make the kernel of a loss from a function of one list.
 
     Args:
+        law: The law, a constant of the kernel.
         list_loss: An inlined function. It writes the gradient of a list that counts and returns the loss. Its arguments
-            are the task, the buffer of the thread (see `loss_rows`), the address of the gradient (0 = not wanted), and
-            what `begin_list` returns: k, the number of items, x_[k], x_[k+1], the mean and variance of the scores, and
-            the normal quantile of k.
+            are the law, the task, the buffer of the thread (see `loss_rows`), the address of the gradient (0 = not
+            wanted), and what `begin_list` returns: k, the number of items, x_[k], x_[k+1], the mean and variance of the
+            scores, and the normal quantile of k.
     """
 
     def one_list(task: Any, b: Any, buffer: Any) -> Any:
@@ -38,11 +39,11 @@ def loss_kernel(list_loss: Callable[..., Any]) -> native:
         gradient = task.gradient + 4 * before if task.gradient != 0 else 0
         k = read(task.ks, b, np.int64) if task.ks != 0 else task.k
         state, rank, valid, kept, cut, mean, variance, z = begin_list(
-            task.law, x, y, mask, n, size, k, -1, task.above, v, s, w
+            law, x, y, mask, n, size, k, -1, task.above, v, s, w
         )
         loss = 0.0
         if state == 1:
-            loss = list_loss(task, buffer, gradient, rank, valid, kept, cut, mean, variance, z)
+            loss = list_loss(law, task, buffer, gradient, rank, valid, kept, cut, mean, variance, z)
         elif gradient != 0:
             clear(gradient, n)
         write(task.losses, b, np.float32(loss))

@@ -9,7 +9,7 @@ from recsys_topk.ops.backends.compiled.build import inlined
 from recsys_topk.ops.backends.compiled.memory import read
 from recsys_topk.ops.backends.task import STAGE_ROWS
 
-COUNTED, KEPT, CUT, AT_KEPT, AT_CUT, SHARE, PULL = 0, 1, 2, 3, 4, 5, 6  # positions in the facts of a stage
+COUNTED, KEPT, CUT, AT_KEPT, AT_CUT, PULL = 0, 1, 2, 3, 4, 5  # positions in the facts of a stage
 
 
 @inlined

@@ -16,7 +16,7 @@ from recsys_topk.ops.backends.triton_kernels.rows import LAWS, bytes_of, item_te
 from recsys_topk.ops.backends.triton_kernels.survival import loss_of_surviving, one_stage_more, slope_of_surviving
 from recsys_topk.ops.dispatch import through_reference, wants_graph
 from recsys_topk.ops.losses.joint_terms import JointTask, joint_losses
-from recsys_topk.ops.losses.topk_loss import Law
+from recsys_topk.ops.selection.membership import Law
 from recsys_topk.processes import divisor
 
 

@@ -21,7 +21,8 @@ from recsys_topk.ops.backends.triton_kernels.rows import (
     true_items,
 )
 from recsys_topk.ops.dispatch import through_reference, wants_graph
-from recsys_topk.ops.losses.topk_loss import Law, topk_loss
+from recsys_topk.ops.losses.topk_loss import topk_loss
+from recsys_topk.ops.selection.membership import Law
 from recsys_topk.processes import divisor
 
 
