@@ -24,7 +24,7 @@ from lightning.pytorch.callbacks import Callback
 
 from recsys_topk.experiments.search_space import Space, as_text, draw
 from recsys_topk.files import csv_text, write_whole
-from recsys_topk.runs.config import as_options, flatten_config, set_option
+from recsys_topk.runs.config import as_options, flatten_config, merge, set_option
 from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.runs.trials import (
     Competition,
@@ -200,7 +200,7 @@ def tune(
     write_whole(folder / "tuning.csv", csv_text(every))
     configs = {label: with_options(competition.variants[label], found["options"]) for label, found in best.items()}
     for label, config in configs.items():
-        options = as_options({**competition.common, **config})
+        options = as_options(merge(competition.common, config))
         log_line(f"{label}: recsys-topk fit {shlex.join(options)}")
     log_line(f"written: {folder / 'tuning.json'}, {folder / 'tuning.csv'}")
     return configs
