@@ -15,7 +15,7 @@ from lightning.pytorch import LightningDataModule
 
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.catalogue import Catalogue
-from recsys_topk.datamodules.hyper_parameters import LEFT_OUT, data_spec, hyper_parameters
+from recsys_topk.datamodules.hyper_parameters import data_spec, hyper_parameters
 from recsys_topk.datamodules.loader import ShardLoader
 from recsys_topk.datamodules.negatives.expansion import NegativeMix, check_mix, expand
 from recsys_topk.datamodules.negatives.shared import against_catalogue, expand_shared
@@ -130,9 +130,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         self.num_workers = num_workers
         self.shuffle = shuffle
         self.logq_correction = logq_correction
-        saved = hyper_parameters(self)
-        # Lightning compares every argument with the saved values. A data frame cannot be compared, so it is ignored.
-        self.save_hyperparameters(saved, ignore=saved.get(LEFT_OUT), logger=False)
+        # Lightning would look for the options among the local variables of every constructor on the stack. They are not
+        # there if a constructor passes them on, so it gets a frame that no function has called.
+        self.save_hyperparameters(hyper_parameters(self), frame=_uncalled().gi_frame, logger=False)
         self._shards: dict[str, Shard] = {}
         self._catalogue: tuple[str, torch.device, Catalogue] | None = None
         self._train_loader: ShardLoader | None = None
@@ -371,6 +371,10 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return 0, 1
+
+
+def _uncalled() -> Any:
+    yield
 
 
 registry = Registry(

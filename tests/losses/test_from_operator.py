@@ -22,6 +22,7 @@ from recsys_topk.losses.base import registry as loss_registry
 from recsys_topk.losses.from_operator import loss_of
 from recsys_topk.operators.base import SoftSelection, TopKOperator
 from recsys_topk.operators.base import registry as operator_registry
+from recsys_topk.operators.score_scale import Tau
 from recsys_topk.spec import build, describe
 
 SCORES, LABELS = torch.tensor([[3.0, 1.0, 2.0, 0.0]]), torch.tensor([[1.0, 0.0, 0.0, 1.0]])
@@ -90,7 +91,8 @@ def test_type_checkers_see_the_actual_arguments() -> None:
 
 def test_arguments_have_types_and_descriptions() -> None:
     signature = inspect.signature(losses.registry.resolve("perturbed"))
-    assert (signature.parameters["tau"].annotation, signature.parameters["seed"].annotation) == (float, int | None)
+    assert signature.parameters["tau"].annotation == Tau
+    assert signature.parameters["seed"].annotation == (int | None)
     text = losses.registry.resolve("perturbed").__doc__ or ""
     assert "samples: Number of noise samples." in text
     assert "k: How many items to select" in text
