@@ -171,6 +171,7 @@ def tune(
         countdown = Countdown(total, sum(study.finished for study in studies.values()), log_line)
         for begin in range(0, tuning.trials, ROUND):
             todo = [trial for study in studies.values() for trial in study.round(begin)]
+            countdown.number = sum(study.finished for study in studies.values())
             for trial, failure in in_processes(run_trial, todo, competition.jobs, lambda *_: None):  # type: ignore[arg-type]
                 assert isinstance(trial, TuningTrial)
                 name = f"{trial.label}, trial {trial.number}"
