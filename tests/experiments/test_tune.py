@@ -244,10 +244,23 @@ def test_mistakes_on_the_command_line(tmp_path: Path, monkeypatch: pytest.Monkey
         assert words in capsys.readouterr().err
 
 
-def test_tuned_comparison_on_the_command_line(in_process: Callable[..., Result], tmp_path: Path) -> None:
-    """Tunes two competitors with one trial each over the whole catalogue, then tests them with one seed."""
-    options = ["--losses=listnet,bce", "--tune=1", "--seeds=1", "--metric=recall@20/corpus", "--jobs=2"]
-    space = ["--space=model.lr=log(1e-3,1e-2)"]
+def test_tuned_comparison_on_the_command_line(
+    in_process: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tunes two competitors with one trial each over the whole catalogue, then tests them with one seed.
+
+    The runs train in this process; tests/experiments/test_compare.py tests the processes.
+    """
+
+    def here(work: Any, todo: Sequence[Any], jobs: int, _: Any) -> Iterator[tuple[Any, None]]:
+        for trial in todo:
+            work(trial, print)
+            yield trial, None
+
+    monkeypatch.setattr(tuning_module, "in_processes", here)
+    monkeypatch.setattr("recsys_topk.runs.trials.in_processes", here)
+    options = ["--losses=listnet,bce", "--tune=1", "--seeds=1", "--metric=recall@20/corpus"]
+    space = ["--space=model.lr=log(1e-3,1e-2)", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1"]
     done = in_process(tmp_path, "compare", *options, *space, *TINY_WORLD)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs" / "compare"
