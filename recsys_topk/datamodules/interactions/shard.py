@@ -132,14 +132,6 @@ class InteractionsShard(Shard):
         """Return all items of the user before each request, oldest first."""
         return self._items_between(rows, "stop")
 
-    def sequences(self) -> tuple[Array, Array]:
-        """Return the interactions of the training split, ordered by user and time."""
-        start, first = np.unique(self._requests["start"], return_index=True)
-        length = self._requests["seen"][first] - start  # in training, `seen` ends after the user's last interaction
-        user = np.repeat(np.arange(start.size), length)
-        at = np.arange(user.size) + (start - np.cumsum(length) + length)[user]
-        return user, self.prepared.items["item_id"][self.prepared.events[at]]
-
     def _items_between(self, rows: Array, end: str) -> Tensor:
         """Return the items from the user's first event to `end`, as rows of the catalogue, followed by padding."""
         start, stop = self._requests["start"][rows], self._requests[end][rows]
@@ -148,6 +140,14 @@ class InteractionsShard(Shard):
         there = at < stop[:, None]
         item = self.prepared.events[np.where(there, at, 0)].astype(np.int64)
         return torch.from_numpy(np.where(there, item if self._places is None else self._places[item], -1))
+
+    def sequences(self) -> tuple[Array, Array]:
+        """Return the interactions of the training split, ordered by user and time."""
+        start, first = np.unique(self._requests["start"], return_index=True)
+        length = self._requests["seen"][first] - start  # in training, `seen` ends after the user's last interaction
+        user = np.repeat(np.arange(start.size), length)
+        at = np.arange(user.size) + (start - np.cumsum(length) + length)[user]
+        return user, self.prepared.items["item_id"][self.prepared.events[at]]
 
     @cached_property
     def _length(self) -> int:
