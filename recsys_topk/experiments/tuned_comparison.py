@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from recsys_topk.experiments.compare import comparison_rows, device, outcome, publish
-from recsys_topk.experiments.tune import Tuning, corpus_options, load_best, tune
+from recsys_topk.experiments.study import Tuning
+from recsys_topk.experiments.tune import tune
+from recsys_topk.experiments.tuning_trial import corpus_options, load_best
 from recsys_topk.files import whole_file, write_whole
 from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.runs.statistics import bootstrap_interval

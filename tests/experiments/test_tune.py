@@ -14,9 +14,12 @@ import pytest
 from recsys_topk.cli.main import main
 from recsys_topk.experiments import tune as tuning_module
 from recsys_topk.experiments.search_space import Dimension, parse_spaces
-from recsys_topk.experiments.tune import ROUND, Judge, Tuning, TuningTrial, tune
+from recsys_topk.experiments.study import ROUND, Tuning
+from recsys_topk.experiments.tune import tune
 from recsys_topk.experiments.tuned_comparison import with_intervals
+from recsys_topk.experiments.tuning_trial import Judge, TuningTrial
 from recsys_topk.files import write_whole
+from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.statistics import bootstrap_interval
 from recsys_topk.runs.trials import Competition
 from tests.conftest import TINY_WORLD, Result
@@ -39,7 +42,7 @@ def quality(trial: TuningTrial) -> float:
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[tuple[str, int]]]:
     """Replace the training processes by `quality`; the given number of runs is finished before the command dies."""
-    monkeypatch.setattr(tuning_module.TrainingRun, "options", lambda self: {})
+    monkeypatch.setattr(TrainingRun, "options", lambda self: {})
 
     def install(alive: float = math.inf) -> list[tuple[str, int]]:
         ran: list[tuple[str, int]] = []
