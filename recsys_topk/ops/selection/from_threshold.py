@@ -36,9 +36,7 @@ class _FromThreshold(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        filled: Tensor, threshold: Tensor, tau: Tensor | float, law: Law, weights: Tensor | None
-    ) -> Tensor:
+    def forward(filled: Tensor, threshold: Tensor, tau: Tensor | float, law: Law, weights: Tensor | None) -> Tensor:
         return (filled - threshold) / tau
 
     @staticmethod

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from recsys_topk.numerics import LOG2
+from recsys_topk.ops.selection.fill_masked import fill_masked
+from recsys_topk.ops.selection.from_threshold import Law as DistributionName
 from recsys_topk.ops.selection.from_threshold import from_threshold
 from recsys_topk.ops.selection.logistic import logistic_logs
+from recsys_topk.ops.selection.membership import Law
 
 
 def weighted_pair(x: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,33 +41,39 @@ def weighted_pair(x: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, Tensor
 
 def _mean_at(x: Tensor, value: Tensor, weights: Tensor) -> Tensor:
     share = torch.where(x.detach() == value, weights, 0.0)
-    return (torch.where(share > 0, x, 0.0) * share).sum(1, keepdim=True) / share.sum(1, keepdim=True)
+    # The sum is exactly 0, with the gradient of a mean.
+    return value + (torch.where(share > 0, x - value, 0.0) * share).sum(1, keepdim=True) / share.sum(1, keepdim=True)
 
 
-def weighted_logs(
-    x: Tensor, k: Tensor, weights: Tensor, tau: float, law: Literal["logistic", "laplace", "uniform"]
-) -> tuple[Tensor, Tensor]:
-    """Return log p and log(1 - p), p_i = F((x_i - b) / tau) with b such that sum_i w_i p_i = k, (B, N) each.
+def weighted_logs(scores: Tensor, k: Tensor, mask: Tensor, weights: Tensor, law: Law) -> tuple[Tensor, Tensor]:
+    """Return log p and log(1 - p) of a law's membership of weighted items, (B, N) each.
 
     Args:
-        x: (B, N), -inf where masked.
+        scores: (B, N), 0 where masked.
         k: (B,), 0 < k < sum of the weights.
+        mask: Boolean (B, N).
         weights: (B, N), 0 where masked.
-        tau: Temperature.
-        law: F: the logistic or the Laplace distribution function, or clip(z, 0, 1) (``"uniform"``).
+        law: ``"dftopk"`` (with the pair of `weighted_pair`), or ``"logistic"``, ``"laplace"``, ``"clip"``:
+            p_i = F((x_i - b) / tau) with b such that sum_i w_i p_i = k.
 
     Example:
         >>> x, w = torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([[1.0, 2.0, 1.0]])
-        >>> log_p, _ = weighted_logs(x, torch.tensor([1.5]), w, 1.0, "logistic")
+        >>> log_p, _ = weighted_logs(x, torch.tensor([1.5]), w > 0, w, Law("logistic", 1.0))
         >>> (w * log_p.exp()).sum()
         tensor(1.5000)
     """
-    kept, cut = (one.detach() for one in weighted_pair(x, k, weights))
-    moved = x - cut
-    z = from_threshold(moved, _threshold(moved.detach(), kept - cut, k, weights, tau, law), tau, law, weights)
-    if law == "logistic":
+    filled = fill_masked(scores, mask, -math.inf)
+    kept, cut = weighted_pair(filled, k, weights)
+    if law.name == "dftopk":
+        return logistic_logs((scores - (cut + law.alpha * (kept - cut))) / law.tau)
+    kept, cut = kept.detach(), cut.detach()
+    moved = filled - cut
+    threshold = _threshold(moved.detach(), kept - cut, k, weights, law)
+    names: dict[str, DistributionName] = {"logistic": "logistic", "laplace": "laplace", "clip": "uniform"}
+    z = from_threshold(moved, threshold, law.tau, names[law.name], weights)
+    if law.name == "logistic":
         return logistic_logs(z)
-    if law == "laplace":
+    if law.name == "laplace":
         far = -z.abs()
         smaller, larger = far - LOG2, torch.log1p(-0.5 * torch.exp(far))
         return torch.where(z > 0, larger, smaller), torch.where(z > 0, smaller, larger)
@@ -74,31 +83,39 @@ def weighted_logs(
     return log_p, torch.where(inside, torch.log1p(-safe), torch.where(z > 0.0, -math.inf, 0.0))
 
 
-def _threshold(x: Tensor, kept: Tensor, k: Tensor, weights: Tensor, tau: float, law: str) -> Tensor:
+def _threshold(x: Tensor, kept: Tensor, k: Tensor, weights: Tensor, law: Law) -> Tensor:
     """Return b, (B, 1), by bisection. The scores at which the cumulated weight reaches and passes k are `kept` and 0.
 
     With A the weight above `kept`, A < k, and C the weight from 0 upwards, C > k: the sum is at most k at
     kept + tau log(W / (k - A)) and at least k at -tau log(C / (C - k)), one more tau for a clipped membership.
     """
-    wanted, w = k.double()[:, None], weights.double()
+    wanted, w, tau = k.double()[:, None], weights.double(), law.tau
     above = torch.where(x > kept, w, 0.0).sum(1, keepdim=True)
     within = torch.where(x >= 0.0, w, 0.0).sum(1, keepdim=True)
     tiny = torch.finfo(torch.float64).tiny
     high = kept.double() + tau * (1.0 + torch.log(w.sum(1, keepdim=True) / (wanted - above).clamp_min(tiny)))
     low = -tau * (1.0 + torch.log(within / (within - wanted).clamp_min(tiny)))
+    logs = w.log()
     for _ in range(100):
         middle = 0.5 * (low + high)
         z = (x.double() - middle) / tau
-        if law == "logistic":
-            p = torch.sigmoid(z)
-        elif law == "laplace":
-            far = 0.5 * torch.exp(-z.abs())
-            p = torch.where(z > 0, 1.0 - far, far)
+        if law.name == "clip":
+            more = (w * z.clamp(0.0, 1.0)).sum(1, keepdim=True) >= wanted
         else:
-            p = z.clamp(0.0, 1.0)
-        more = (w * p).sum(1, keepdim=True) >= wanted
+            # The sum is k if what the items above b lack is what the others have. Far from all items both underflow,
+            # so their logarithms are compared if the weight above b is k.
+            inside, far = z > 0, -z.abs()
+            small = logs + (logsigmoid(far) if law.name == "logistic" else far - LOG2)
+            lacks = torch.logsumexp(torch.where(inside, small, -math.inf), 1, keepdim=True)
+            has = torch.logsumexp(torch.where(inside, -math.inf, small), 1, keepdim=True)
+            spare = torch.where(inside, w, 0.0).sum(1, keepdim=True) - wanted
+            exact = spare.abs() <= 1e-12 * wanted
+            more = torch.where(exact, has >= lacks, spare + has.exp() - lacks.exp() >= 0.0)
         low, high = torch.where(more, middle, low), torch.where(more, high, middle)
-    return (0.5 * (low + high)).to(x.dtype)
+    b = 0.5 * (low + high)
+    if law.name == "clip":  # items that far apart are all in or out for every b between them
+        b = torch.where(kept > tau, 0.5 * (kept.double() - tau), b)
+    return b.to(x.dtype)
 
 
 def weighted_true_items(labels: Tensor, positive: Tensor, k: Tensor, weights: Tensor) -> Tensor:
