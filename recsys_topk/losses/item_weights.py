@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from recsys_topk.losses.skipped_lists import replace_skipped
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.selection.weighted import weighted_true_items
+from recsys_topk.ops.selection.weighted import weighted_pair
 
 if TYPE_CHECKING:
     from recsys_topk.losses.base import RankingLoss
@@ -94,5 +95,11 @@ def weighted_losses(
 def true_weights(labels: Tensor, mask: Tensor, k: Tensor | None, positive_above: float, weights: Tensor) -> Tensor:
     """Return the weights of the true items, (B, N), 0 elsewhere: the positives, with k only those in the true top k."""
     positive = mask & (labels > positive_above)
-    true = positive if k is None else weighted_true_items(labels, positive, k, weights)
-    return torch.where(true, weights, 0.0)
+    if k is not None:
+        # The label at which the cumulated weight of the positives reaches k. Labels tied with it are all in.
+        summed = torch.where(positive, weights, 0.0)
+        crowded = (k > 0) & (k < summed.sum(1))
+        ks = torch.where(crowded, k, 0.5 * summed.sum(1))
+        boundary = weighted_pair(torch.where(positive, labels, -math.inf), ks, summed)[0]
+        positive = positive & (~crowded[:, None] | (labels >= boundary)) & (k > 0)[:, None]
+    return torch.where(positive, weights, 0.0)

@@ -19,8 +19,7 @@ from recsys_topk.operators.score_scale import BATCHES, Tau, squared_deviations, 
 from recsys_topk.ops.dispatch import is_eager, may_read
 from recsys_topk.ops.selection.count_true import count_true, every
 from recsys_topk.ops.selection.fill_masked import fill_masked
-from recsys_topk.ops.selection.membership import CLAMP, Law
-from recsys_topk.ops.selection.weighted import weighted_logs
+from recsys_topk.ops.selection.membership import CLAMP, Law, membership_logs
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 
@@ -189,7 +188,7 @@ class TopKOperator(Recorded, nn.Module, ABC):
         """
         law = self.law()
         assert law is not None
-        return SoftSelection(*weighted_logs(scores, k, mask, weights, law), mask)
+        return SoftSelection(*membership_logs(scores, k, mask, law, item_weights=weights), mask)
 
     def bounded(self, selection: SoftSelection) -> SoftSelection:
         """Return the selection for a cross-entropy, in which log 0 must not occur.

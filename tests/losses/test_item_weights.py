@@ -72,3 +72,15 @@ def test_fractional_k_and_weights_solve_the_weighted_sum(name):
     torch.testing.assert_close((0.37 * WEIGHTS * p).sum(1), torch.tensor([0.3, 1.5, 2.25]).double())
     single = operators.get(name)(X[:, :1], 0.5, item_weights=torch.full_like(X[:, :1], 2.0)).p
     torch.testing.assert_close(single, torch.full_like(single, 0.25))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4, 1e30])
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_of_one_equal_no_weights_for_scores_of_any_size(name, size):
+    draw = torch.Generator().manual_seed(0)
+    labels, loss = torch.randint(0, 3, (50, 20), generator=draw), losses.get(name, k=3)
+    x = (torch.randn(50, 20, generator=draw) * size).requires_grad_()
+    value = loss(x, labels, item_weights=torch.ones(50, 20))
+    torch.testing.assert_close(value, loss(x, labels), rtol=1e-4, atol=1e-5)
+    value.backward()
+    assert torch.isfinite(x.grad).all()

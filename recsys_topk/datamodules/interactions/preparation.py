@@ -34,7 +34,7 @@ from recsys_topk.tabular.tables.reader import TableReader
 from recsys_topk.tabular.tables.times import describe_times
 from recsys_topk.types import Array
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """See `PreparedDataModule.format`."""
 
 ROWS_PER_PART: Final = 1 << 20
@@ -52,12 +52,14 @@ class InteractionsPlan(PreparationPlan):
         held_out: Separate tables of the validation and test splits.
         sequences: How interactions become requests. The cuts are computed from the data unless `dates` is set.
         min_rating: Interactions with a lower rating are left out.
+        ages: Whether to store the time of each interaction, for the ages of views.
     """
 
     tables: Tables
     held_out: Mapping[str, TableReader]
     sequences: SequenceOptions
     min_rating: float | None = None
+    ages: bool = False
 
     def facts(self) -> dict[str, Any]:
         """See `PreparationPlan.facts`."""
@@ -67,6 +69,7 @@ class InteractionsPlan(PreparationPlan):
             "tables": [None if table is None else table.fingerprint() for table in tables],
             "sequences": asdict(self.sequences),
             "min_rating": self.min_rating,
+            **({"ages": True} if self.ages else {}),
         }
 
 
@@ -161,7 +164,7 @@ class InteractionsPreparation:
     def _part(self, spill: Spill, number: int, keys: Array, count: Array, options: SequenceOptions) -> None:
         rows, context = spill.part(number)
         before = rows.size
-        rows, where = sort_interactions(rows)
+        rows, where = sort_interactions(rows, self.plan.split_seed)
         self._duplicates += before - rows.size
         rows["item"] = np.searchsorted(keys, rows["item"])
         made = make_sequences(rows, options)
@@ -183,6 +186,8 @@ class InteractionsPreparation:
         self._grown.append("seen.key", rows["user"][opens])
         self._grown.append("seen.count", np.bincount(user[trained], minlength=opens.size))
         self._grown.append("events.item", rows["item"][made.row].astype(np.int32))
+        if self.plan.ages:
+            self._grown.append("events.time", rows["time"][made.row])
         self.progress("sort", before, spill.kept)
 
     def _requests(self, split: str, requests: SplitRequests, rows: Array, made: Sequences) -> None:
@@ -190,7 +195,7 @@ class InteractionsPreparation:
         grown, number = self._grown, requests.user.size
         grown.append(f"{split}.request_id", self._requests_made + np.arange(number))
         grown.append(f"{split}.user", (grown.length("seen.key") + requests.user).astype(np.int32))
-        for name in ("start", "stop", "seen"):
+        for name in ("start", "stop", "seen", "tied"):
             grown.append(f"{split}.{name}", grown.length("events.item") + getattr(requests, name))
         grown.append(f"{split}.ends", grown.length(f"{split}-positives.item") + requests.ends)
         grown.append(f"{split}-positives.item", rows["item"][positive].astype(np.int32))
