@@ -126,15 +126,29 @@ def _encode_views(
     """Return ids and values of views: from the catalogue if all history features are item features, else encoded."""
     rows = np.array([row for row, _ in flat], dtype=np.int64)
     own = {feature.name for feature in schema.items}
-    if all(feature.name in own for feature in schema.history):
+    age = schema.history[-1].name if schema.has_ages else None
+    if all(feature.name in own for feature in schema.history if feature.name != age):
         ids = [items.ids[rows][:, schema.id_columns("items")[name]] for name in schema.id_columns("history")]
         values = [
-            items.values[rows][:, schema.value_columns("items")[name]] for name in schema.value_columns("history")
+            items.values[rows][:, schema.value_columns("items")[name]]
+            for name in schema.value_columns("history")
+            if name != age
         ]
+        if age is not None:
+            values.append(np.array([[_age(view, age)] for _, view in flat], dtype=np.float32).reshape(-1, 1))
         empty = (np.empty((len(rows), 0), dtype=np.int64), np.empty((len(rows), 0), dtype=np.float32))
         return np.concatenate([empty[0], *ids], axis=1), np.concatenate([empty[1], *values], axis=1)
     encoded = encoder.encode("history", [view for _, view in flat], partial=True)
     return encoded.ids, encoded.values
+
+
+def _age(view: Mapping[str, Any], name: str) -> float:
+    age = view.get(name)
+    if isinstance(age, bool) or not isinstance(age, (int, float, np.number)) or not np.isfinite(age):
+        raise ValueError(
+            f"the model reads the age of each view; give views as {{'item': ITEM, {name!r}: SECONDS}}, got {dict(view)}"
+        )
+    return float(age)
 
 
 def _padding(schema: Schema) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -63,9 +62,9 @@ def test_old_python_is_a_fault() -> None:
     assert "python" in faults_with_fixes(GOOD, (3, 9, 1))
 
 
-def test_report_on_this_installation_has_no_fault() -> None:
+def test_report_on_this_installation_has_no_fault(warm_python: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "recsys_topk", "doctor", "--json"], capture_output=True, text=True, check=False
+        [*warm_python, "-m", "recsys_topk", "doctor", "--json"], capture_output=True, text=True, check=False
     )
     report = json.loads(done.stdout)
     parts = {check["part"]: check for check in report["checks"]}

@@ -16,6 +16,7 @@ from recsys_topk.cli.main import main
 from recsys_topk.datamodules.interactions import preparation
 from recsys_topk.datamodules.interactions.datamodule import InteractionsDataModule
 from recsys_topk.datamodules.interactions.guess import guess_files
+from recsys_topk.serving.requests import EncodedRequests
 from recsys_topk.testing import check_data_module
 from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 
@@ -206,6 +207,47 @@ def small(tmp_path: Path, **options: Any) -> InteractionsDataModule:
 def test_interactions_keep_the_contract(tmp_path: Path) -> None:
     check_data_module(lambda: small(tmp_path))
     assert len(list(tmp_path.glob("interactions-*"))) == 1  # prepared once
+
+
+def test_ages_are_the_seconds_before_the_newest_view(tmp_path: Path) -> None:
+    data = small(tmp_path, ages=True)
+    check_data_module(lambda: small(tmp_path, ages=True), rules=["batches match the schema"])
+    frame = data._sources["interactions"].drop_duplicates(["user_id", "item_id", "timestamp"])
+    assert data.schema.has_ages
+    shard = data.shard("test")
+    batch, users = shard.batch(np.arange(len(shard))), shard.users(np.arange(len(shard)))
+    for row, user in enumerate(users.tolist()):
+        length = int(batch.history_length[row])
+        cut = frame[(frame.user_id == user)].sort_values(["timestamp", "item_id"])
+        first = int(batch.item_id[batch.candidates[row, 0]])
+        start = cut[(cut.item_id == first)].timestamp.min()
+        times = cut[cut.timestamp < start].timestamp.to_numpy()[-7:]
+        expected = (times[-1:] - times) / np.timedelta64(1, "s")
+        assert batch.history_values[row, :length, -1].tolist() == pytest.approx(expected.tolist())
+        assert not batch.history_values[row, length:].any()
+
+
+def test_ages_of_raw_requests_are_those_of_the_users(tmp_path: Path) -> None:
+    data = small(tmp_path, ages=True)
+    items = data.serving_items()
+    users = data.serving_users(items)
+    frame = data._sources["interactions"].drop_duplicates(["user_id", "item_id", "timestamp"])
+    cut = frame[frame.user_id == 3].sort_values(["timestamp", "item_id"])
+    ages = (cut.timestamp.max() - cut.timestamp).dt.total_seconds()
+    views = [{"item": int(item), "seconds_ago": age} for item, age in zip(cut.item_id, ages, strict=True)]
+    named = EncodedRequests.of_users(users, users.index.rows([3]), data.schema)
+    options = (data.encoder, items, data.schema, 7)
+    given = EncodedRequests.of_rows([{"user_id": 3, "history": views}], *options)
+    np.testing.assert_array_equal(given.history, named.history)
+    np.testing.assert_allclose(given.history_values, named.history_values)
+    with pytest.raises(ValueError, match="the model reads the age of each view"):
+        EncodedRequests.of_rows([{"user_id": 3, "history": [5]}], *options)
+
+
+def test_ages_without_times_raise(tmp_path: Path) -> None:
+    table = pd.DataFrame({"user": [1, 1, 1, 1], "item": [1, 2, 3, 4]})
+    with pytest.raises(ValueError, match="ages needs a column of times"):
+        InteractionsDataModule(interactions=table, ages=True, cache_dir=str(tmp_path)).prepare_data()
 
 
 def test_features_belong_to_the_right_user_item_and_context(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recsys_topk.bench.suites import SUITES
-from recsys_topk.cli.compare import read_competition
+from recsys_topk.cli.compare import make_command_parser, read_competition
 from recsys_topk.experiments.definition import SIZES, Size, load
 from recsys_topk.reports.paper import EXPERIMENTS, paper_figures
 from recsys_topk.runs.config import flatten_config
@@ -28,7 +28,7 @@ def test_every_file_is_a_listed_experiment() -> None:
     assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == sorted(EXPERIMENTS)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [SIZES[0], *(pytest.param(size, marks=pytest.mark.long) for size in SIZES[1:])])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiment_is_complete_and_its_commands_parse(name: str, size: Size) -> None:
     experiment = load(name)
@@ -46,7 +46,8 @@ def test_experiment_is_complete_and_its_commands_parse(name: str, size: Size) ->
             continue
         assert step.common["config"] == ("paper-small" if size == "small" else "recflow-2stage")
         # The shown command must give the same runs. Parsing is slow, so only some variants are compared.
-        shown = read_competition(step.command(Path("unused"), 1, {})[1:], step.run)
+        options, further = make_command_parser(step.run).parse_known_args(step.command(Path("unused"), 1, {})[1:])
+        shown = read_competition(options, further, step.run)
         assert list(shown.variants) == list(step.variants)
         some = list(step.variants)[:: max(1, len(step.variants) // 4)]
         shown = replace(shown, variants={label: shown.variants[label] for label in some})

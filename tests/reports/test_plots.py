@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -73,12 +72,12 @@ def test_dashed_lines_and_bands_are_drawn_only_if_given() -> None:
     assert "fill-opacity: 0.18" in special
 
 
-def test_same_numbers_give_the_same_bytes_in_another_process() -> None:
+def test_same_numbers_give_the_same_bytes_in_another_process(warm_python: list[str]) -> None:
     code = (
         "from tests.reports.test_plots import CURVES, ROWS, bars_svg, lines_svg;"
         "import sys; sys.stdout.write(bars_svg(ROWS, 'joint', 'spread') + lines_svg(CURVES, logy=True))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([*warm_python, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == bars_svg(ROWS, "joint", "spread") + lines_svg(CURVES, logy=True)
     assert "<dc:date>" not in done.stdout
 
@@ -116,9 +115,9 @@ def test_plots_neither_change_nor_use_global_matplotlib_settings() -> None:
         assert matplotlib.rcParams["font.size"] == 30
 
 
-def test_error_without_matplotlib_names_the_extra() -> None:
+def test_error_without_matplotlib_names_the_extra(warm_python: list[str]) -> None:
     code = "import sys; sys.modules['matplotlib'] = None; from recsys_topk.reports.plots import bars; bars([{}], 'x')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([*warm_python, "-c", code], capture_output=True, text=True, check=False)
     assert "plots need matplotlib: pip install 'recsys-topk[plot]'" in done.stderr.splitlines()[-1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Final, cast
 
@@ -20,6 +21,7 @@ from recsys_topk.datamodules.prepare.base import PreparedDataModule, PreparedOpt
 from recsys_topk.tabular.export_tables import ItemTable, UserTable, source_names
 from recsys_topk.tabular.features.description import Description
 from recsys_topk.tabular.features.encoder import FeatureEncoder
+from recsys_topk.tabular.schema import Feature, Schema
 from recsys_topk.tabular.tables.reader import Source, open_table
 
 _DAY_US: Final = 86_400_000_000
@@ -63,6 +65,10 @@ class InteractionsDataModule(PreparedDataModule):
         every_position: Whether every interaction of a training sequence is a request of its own (`window` is then 1),
             and the requests of a sequence share one history: an encoder learns from all positions in one pass. The
             batch size counts sequences of up to `history_length` interactions.
+        held_out: With `every_position`: share of the interactions of each user, the last ones of the training, that
+            train the later stages of a cascade and not the first one.
+        ages: Whether the history has the age of each view, in seconds before the newest view (the feature
+            `seconds_ago`), which ordered encoders of histories read. Needs times.
         options: Options of all data modules for a user's tables; see `PreparedDataModule`.
 
     Example:
@@ -109,6 +115,8 @@ class InteractionsDataModule(PreparedDataModule):
         negative_source: NegativeMix = "uniform",
         eval_negatives: int = 160,
         every_position: bool = False,
+        held_out: float = 0.0,
+        ages: bool = False,
         **options: Unpack[PreparedOptions],
     ) -> None:
         super().__init__(
@@ -132,7 +140,12 @@ class InteractionsDataModule(PreparedDataModule):
                 raise ValueError(f"{name} must be at least 1, got {count}")
         if window_days is not None and window_days <= 0:
             raise ValueError(f"window_days must be above 0, got {window_days}")
-        self.root, self.repeats, self.every_position = root, repeats, every_position
+        if not 0 <= held_out < 1:
+            raise ValueError(f"held_out must be a share from 0 to below 1, got {held_out}")
+        if held_out and not every_position:
+            raise ValueError("held_out needs every_position; add --data.every_position true")
+        self.root, self.repeats, self.every_position, self.ages = root, repeats, every_position, ages
+        self.held_out = held_out
         self._sources = {"interactions": interactions, "users": users, "items": items}
         self._held_out = {"val": val, "test": test} if val is not None else {}
         self.given_columns = {
@@ -166,7 +179,10 @@ class InteractionsDataModule(PreparedDataModule):
             roles.pop("rating", None)
         elif "rating" not in roles:
             raise ValueError("min_rating needs a column of ratings; name it: --data.rating COLUMN")
+        if self.ages and "time" not in roles:
+            raise ValueError("ages needs a column of times; name it: --data.time COLUMN, or use --data.ages false")
         return InteractionsPlan(
+            ages=self.ages,
             name=tables.interactions.name,
             roles=roles,
             features=features,
@@ -177,6 +193,14 @@ class InteractionsDataModule(PreparedDataModule):
             sequences=self._sequences,
             min_rating=self._min_rating,
         )
+
+    @property
+    def schema(self) -> Schema:
+        """See `PreparedDataModule.schema`. With `ages`, the last feature of the history is the age of a view."""
+        schema = super().schema
+        if not self.ages or not schema.history:
+            return schema
+        return replace(schema, history=(*schema.history, Feature("seconds_ago", kind="age")))
 
     @property
     def prepared(self) -> PreparedInteractions:
@@ -197,7 +221,12 @@ class InteractionsDataModule(PreparedDataModule):
 
     def open_shard(self, name: str) -> InteractionsShard:
         """Return a split."""
-        return self._requests(name, PositionShard if self.every_position and name == "train" else InteractionsShard)
+        if not self.every_position or name != "train":
+            return self._requests(name)
+        shard = self._requests(name, PositionShard)
+        assert isinstance(shard, PositionShard)
+        shard.held_out = self.held_out
+        return shard
 
     def _requests(self, name: str, kind: type[InteractionsShard] = InteractionsShard) -> InteractionsShard:
         return kind(name, self.prepared, self.schema, self.history_length, self.repeats)

@@ -52,12 +52,14 @@ class InteractionsPlan(PreparationPlan):
         held_out: Separate tables of the validation and test splits.
         sequences: How interactions become requests. The cuts are computed from the data unless `dates` is set.
         min_rating: Interactions with a lower rating are left out.
+        ages: Whether to store the time of each interaction, for the ages of views.
     """
 
     tables: Tables
     held_out: Mapping[str, TableReader]
     sequences: SequenceOptions
     min_rating: float | None = None
+    ages: bool = False
 
     def facts(self) -> dict[str, Any]:
         """See `PreparationPlan.facts`."""
@@ -67,6 +69,7 @@ class InteractionsPlan(PreparationPlan):
             "tables": [None if table is None else table.fingerprint() for table in tables],
             "sequences": asdict(self.sequences),
             "min_rating": self.min_rating,
+            **({"ages": True} if self.ages else {}),
         }
 
 
@@ -183,6 +186,8 @@ class InteractionsPreparation:
         self._grown.append("seen.key", rows["user"][opens])
         self._grown.append("seen.count", np.bincount(user[trained], minlength=opens.size))
         self._grown.append("events.item", rows["item"][made.row].astype(np.int32))
+        if self.plan.ages:
+            self._grown.append("events.time", rows["time"][made.row])
         self.progress("sort", before, spill.kept)
 
     def _requests(self, split: str, requests: SplitRequests, rows: Array, made: Sequences) -> None:

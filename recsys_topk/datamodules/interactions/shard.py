@@ -132,14 +132,6 @@ class InteractionsShard(Shard):
         """Return all items of the user before each request, oldest first."""
         return self._items_between(rows, "stop")
 
-    def sequences(self) -> tuple[Array, Array]:
-        """Return the interactions of the training split, ordered by user and time."""
-        start, first = np.unique(self._requests["start"], return_index=True)
-        length = self._requests["seen"][first] - start  # in training, `seen` ends after the user's last interaction
-        user = np.repeat(np.arange(start.size), length)
-        at = np.arange(user.size) + (start - np.cumsum(length) + length)[user]
-        return user, self.prepared.items["item_id"][self.prepared.events[at]]
-
     def _items_between(self, rows: Array, end: str) -> Tensor:
         """Return the items from the user's first event to `end`, as rows of the catalogue, followed by padding."""
         start, stop = self._requests["start"][rows], self._requests[end][rows]
@@ -148,6 +140,14 @@ class InteractionsShard(Shard):
         there = at < stop[:, None]
         item = self.prepared.events[np.where(there, at, 0)].astype(np.int64)
         return torch.from_numpy(np.where(there, item if self._places is None else self._places[item], -1))
+
+    def sequences(self) -> tuple[Array, Array]:
+        """Return the interactions of the training split, ordered by user and time."""
+        start, first = np.unique(self._requests["start"], return_index=True)
+        length = self._requests["seen"][first] - start  # in training, `seen` ends after the user's last interaction
+        user = np.repeat(np.arange(start.size), length)
+        at = np.arange(user.size) + (start - np.cumsum(length) + length)[user]
+        return user, self.prepared.items["item_id"][self.prepared.events[at]]
 
     @cached_property
     def _length(self) -> int:
@@ -173,7 +173,8 @@ class InteractionsShard(Shard):
         for kind, dtype in (("ids", np.int64), ("values", np.float32)):
             columns = getattr(schema, f"{kind[:-1]}_columns")
             own = columns("items")
-            chosen = [i for name in columns("history") for i in range(own[name].start, own[name].stop)]
+            names = [name for name in columns("history") if name in own]  # without the age, which is not of the item
+            chosen = [i for name in names for i in range(own[name].start, own[name].stop)]
             block = np.zeros((len(items["item_id"]) + 1, len(chosen)), dtype=dtype)
             if chosen:
                 block[:-1] = items[kind][:, chosen]
@@ -188,9 +189,14 @@ class InteractionsShard(Shard):
         length = np.minimum(stop - start, self.history_length)
         steps = np.arange(self.history_length)
         there = steps < length[:, None]
-        item = self.prepared.events[np.where(there, (stop - length)[:, None] + steps, 0)]
-        history = np.where(there, item, -1)
-        return self._views[0][history], self._views[1][history], length
+        at = np.where(there, (stop - length)[:, None] + steps, 0)
+        history = np.where(there, self.prepared.events[at], -1)
+        values = self._views[1][history]
+        if self.schema.has_ages:
+            time = self.prepared.table("events")["time"]
+            ages = (time[np.maximum(stop - 1, 0)][:, None] - time[at]) / 1e6  # times are in microseconds
+            values = np.concatenate([values, np.where(there, ages, 0.0).astype(np.float32)[..., None]], axis=2)
+        return self._views[0][history], values, length
 
     def request_features(self, kind: str, user: Array, rows: Array, dtype: Any) -> Array:
         """Return the features of the users, followed by those of the contexts."""
