@@ -59,6 +59,7 @@ class InteractionsDataModule(PreparedDataModule):
         eval_window: Maximum number of positives of an evaluation request; None = all of the user in the split.
         window_days: Maximum number of days between the positives of a request; None = no limit.
         repeats: Whether an item that the user had before may be a positive again. If False, it is not a candidate.
+            Other items of the user at the time of a positive are never candidates.
         train_negatives: Sampled negatives per list in training.
         negative_source: Where training negatives come from; see `CascadeDataModule`.
         eval_negatives: Sampled negatives per list in evaluation.
@@ -188,6 +189,7 @@ class InteractionsDataModule(PreparedDataModule):
             features=features,
             fractions=self._fractions,
             dates=self._dates,
+            split_seed=self._split_seed,
             tables=tables,
             held_out={name: open_table(source, self._types) for name, source in self._held_out.items()},
             sequences=self._sequences,
