@@ -24,7 +24,7 @@ from lightning.pytorch.callbacks import Callback
 
 from recsys_topk.experiments.search_space import Space, as_text, draw
 from recsys_topk.files import csv_text, write_whole
-from recsys_topk.runs.config import as_options, flatten_config, set_option
+from recsys_topk.runs.config import as_options, flatten_config, merge, set_option
 from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.runs.trials import (
     Competition,
@@ -171,6 +171,7 @@ def tune(
         countdown = Countdown(total, sum(study.finished for study in studies.values()), log_line)
         for begin in range(0, tuning.trials, ROUND):
             todo = [trial for study in studies.values() for trial in study.round(begin)]
+            countdown.number = sum(study.finished for study in studies.values())
             for trial, failure in in_processes(run_trial, todo, competition.jobs, lambda *_: None):  # type: ignore[arg-type]
                 assert isinstance(trial, TuningTrial)
                 name = f"{trial.label}, trial {trial.number}"
@@ -184,10 +185,10 @@ def tune(
                     f"{len(failures)} trials failed; the first: {failures[0]}. Correct it and run the command again"
                 )
     records = {label: study.records() for label, study in studies.items()}
-    running = sum(record["state"] == "RUNNING" for own in records.values() for record in own)
+    running = sum(record["state"] == "RUNNING" for trials in records.values() for record in trials)
     if running:
         log_line(f"{running} trials are not finished on other machines; run the command again when they are")
-    best = {label: _best(label, own) for label, own in records.items()}
+    best = {label: _best(label, trials) for label, trials in records.items()}
     rows = [
         {"run": label, "metric": best[label]["value"], "trial": best[label]["number"], **best[label]["options"]}
         for label in best
@@ -195,12 +196,12 @@ def tune(
     log_line(table(rows))
     spaces = {label: as_text(space) for label, space in tuning.spaces.items()}
     content = {"trials": records, "best": best, "metric": tuning.metric, "seed": tuning.seed, "spaces": spaces, **facts}
-    every = [{"run": label, **_flat(record)} for label, own in records.items() for record in own]
+    every = [{"run": label, **_flat(record)} for label, trials in records.items() for record in trials]
     write_whole(folder / "tuning.json", json.dumps(content, indent=1))
     write_whole(folder / "tuning.csv", csv_text(every))
-    configs = {label: with_options(competition.variants[label], found["options"]) for label, found in best.items()}
+    configs = {label: with_options(competition.variants[label], record["options"]) for label, record in best.items()}
     for label, config in configs.items():
-        options = as_options({**competition.common, **config})
+        options = as_options(merge(competition.common, config))
         log_line(f"{label}: recsys-topk fit {shlex.join(options)}")
     log_line(f"written: {folder / 'tuning.json'}, {folder / 'tuning.csv'}")
     return configs
@@ -314,13 +315,13 @@ class Study:
         for trial in self.study.trials[:begin]:
             for step, value in trial.intermediate_values.items() if trial.state.name == "COMPLETE" else ():
                 values.setdefault(step, []).append(value)
-        return {step: statistics.median(own) for step, own in values.items() if len(own) >= ENOUGH}
+        return {step: statistics.median(reached) for step, reached in values.items() if len(reached) >= ENOUGH}
 
     def _trial(self, number: int, options: Mapping[str, Any], thresholds: Mapping[int, float]) -> TuningTrial:
         variant = with_options(self.competition.variants[self.label], options)
         name = f"{file_name(self.label)}-t{number}"
-        made = self.competition.trial(self.label, variant, self.tuning.seed, name, "tuning", "tune")
-        return TuningTrial(**vars(made), number=number, metric=self.tuning.metric, thresholds=thresholds)
+        trial = self.competition.trial(self.label, variant, self.tuning.seed, name, "tuning", "tune")
+        return TuningTrial(**vars(trial), number=number, metric=self.tuning.metric, thresholds=thresholds)
 
 
 def with_options(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

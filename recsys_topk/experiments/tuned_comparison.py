@@ -70,8 +70,8 @@ def train_and_test_best(trial: FinalTrial, send: Send) -> None:
     metrics, lists = measure_requests(run, trial.metric)
     with whole_file(trial.lists) as file:
         np.save(file, lists)
-    found = {"seconds": seconds, "metrics": metrics, "device": device(run)}
-    write_whole(trial.target, json.dumps({**trial.identity(), **found}, indent=1))
+    result = {"seconds": seconds, "metrics": metrics, "device": device(run)}
+    write_whole(trial.target, json.dumps({**trial.identity(), **result}, indent=1))
 
 
 def measure_requests(run: TrainingRun, metric: str | None) -> tuple[dict[str, float], npt.NDArray[np.float32]]:

@@ -33,7 +33,7 @@ def weighted_pair(filled: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, T
     reached = weights.gather(-1, order).double().cumsum(-1)
     wanted = k[:, None].double()
     rounding = 8.0 * torch.finfo(filled.dtype).eps * wanted  # ten weights of 0.1 reach 1
-    last = (weights > 0).sum(-1, keepdim=True) - 1
+    last = (weights > 0).sum(-1, keepdim=True).clamp_min(1) - 1
     kept = (reached < wanted - rounding).sum(-1, keepdim=True).minimum(last)
     cut = (reached <= wanted + rounding).sum(-1, keepdim=True).minimum(last)
     return ordered.gather(-1, kept), ordered.gather(-1, cut)
