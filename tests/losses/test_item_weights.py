@@ -6,6 +6,7 @@ import torch
 from recsys_topk import losses, operators
 from recsys_topk.cascades.objectives.base import registry as objectives
 from recsys_topk.losses import DFTopKLoss, LambdaLoss, functional
+from recsys_topk.ops import backend
 from recsys_topk.testing.lists import ragged
 
 LISTS = ragged()
@@ -81,6 +82,7 @@ def test_weights_of_one_equal_no_weights_for_scores_of_any_size(name, size):
     labels, loss = torch.randint(0, 3, (50, 20), generator=draw), losses.get(name, k=3)
     x = (torch.randn(50, 20, generator=draw) * size).requires_grad_()
     value = loss(x, labels, item_weights=torch.ones(50, 20))
-    torch.testing.assert_close(value, loss(x, labels), rtol=1e-4, atol=1e-5)
+    with backend("torch"):
+        torch.testing.assert_close(value, loss(x, labels), rtol=1e-4, atol=1e-5)
     value.backward()
     assert torch.isfinite(x.grad).all()
