@@ -30,7 +30,7 @@ def catalogue_terms(
         cascade: The cascade. Its first stage has towers.
         loss: A loss with a softmax over the list (`RankingLoss.partition_tau`).
         batch: A batch with `CascadeBatch.catalogue`.
-        first_only: Train the first stage on all requests, and no other stage.
+        first_only: Train the first stage on all requests, and no other stage: the others have the loss 0.
     """
     first, *later = cascade.stages.values()
     assert isinstance(first, Stage)
@@ -45,6 +45,11 @@ def catalogue_terms(
             f"--data.negative_source catalogue needs a first stage with towers, got {first.name!r}; use two_tower, or "
             f"--data.negative_source shared"
         )
+    if first.embedding.agree is not None:
+        raise ValueError(
+            "--data.negative_source catalogue looks up all items at each step, which sharded tables do not allow; use "
+            "--data.negative_source shared, or --trainer.strategy ddp"
+        )
     if later and not first_only and not batch.held_out.numel():
         raise ValueError(
             "--data.negative_source catalogue trains later stages on requests that the first stage does not train on; "
@@ -54,7 +59,9 @@ def catalogue_terms(
     positive = batch.mask & (batch.labels > loss.positive_above)
     trained = positive if first_only else positive.index_fill(0, batch.held_out, False)
     terms = [_first_term(loss.partition_tau, requests, items, batch.candidates, trained)]
-    if first_only or not later:
+    if first_only:
+        return terms + [terms[0].new_zeros(()) for _ in later]
+    if not later:
         return terms
     lists, scores = passed_on(batch, requests, items, positive, cascade.quotas[0])
     for config, stage in zip(cascade.configs[1:], later, strict=True):

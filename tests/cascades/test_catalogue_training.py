@@ -118,7 +118,9 @@ def test_held_out_requests_train_later_stages_only(data: InteractionsDataModule,
     grads = torch.autograd.grad(ranking, list(stages["retrieval"].parameters()), allow_unused=True)
     assert all(grad is None for grad in grads)
     assert all(grad is not None for grad in torch.autograd.grad(ranking, list(stages["ranking"].mlp.parameters())))
-    (refitted,) = catalogue_terms(cascade.cascade, cascade.loss, batch, first_only=True)
+    refitted, none = catalogue_terms(cascade.cascade, cascade.loss, batch, first_only=True)
+    assert none.item() == 0.0
+    assert not none.requires_grad
     torch.testing.assert_close(refitted, torch.nn.functional.cross_entropy(users @ items.T, batch.candidates[:, 0]))
 
 
@@ -148,9 +150,14 @@ def test_fit_counts_without_held_out_interactions_and_refits_the_first_stage(dat
     assert torch.equal(seen[1][1], seen[2][1])
 
 
-def test_later_stages_need_held_out_requests(data: InteractionsDataModule, batch: CascadeBatch) -> None:
+def test_the_whole_catalogue_needs_held_out_requests_and_tables_in_one_place(
+    data: InteractionsDataModule, batch: CascadeBatch
+) -> None:
     cascade = model(data)
     with pytest.raises(ValueError, match=r"set --data.held_out, e.g. 0.1"):
         catalogue_terms(cascade.cascade, cascade.loss, batch.replace(held_out=torch.empty(0, dtype=torch.int64)))
+    cascade.cascade.stages["retrieval"].embedding.agree = lambda batch: (1, 1, 1)
+    with pytest.raises(ValueError, match=r"sharded tables do not allow; use --data.negative_source shared"):
+        catalogue_terms(cascade.cascade, cascade.loss, batch)
     with pytest.raises(ValueError, match=r"held_out needs every_position"):
         InteractionsDataModule(interactions=clicks(), held_out=0.1)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from recsys_topk.ops.losses.joint_terms import JointTask, joint_losses
 from recsys_topk.ops.losses.topk_loss import topk_loss
 from recsys_topk.ops.selection.membership import Law, membership_logs
 
@@ -80,6 +81,24 @@ def test_loss_equals_that_of_copies(law: Law, k: int | Tensor | None, masked: bo
     found.sum().backward()
     expected.sum().backward()
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=named)
+@pytest.mark.parametrize("quotas", [None, (6, 3), (20, 2)])
+def test_joint_objective_equals_that_of_copies(law: Law, quotas: tuple[int, ...] | None) -> None:
+    scores, labels, weights = lists()
+    items, exist = copies(weights)
+    found = [x.clone().requires_grad_() for x in (scores, scores.flip(0))]
+    copied = [x.clone().requires_grad_() for x in (scores, scores.flip(0))]
+    losses, counted = joint_losses(found, JointTask(labels, None, 2, quotas, 1.0, law, weights))
+    task = JointTask(labels.gather(1, items), exist, 2, quotas, 1.0, law)
+    expected, also = joint_losses([x.gather(1, items) for x in copied], task)
+    torch.testing.assert_close(losses, expected, rtol=1e-9, atol=1e-12)
+    assert counted.tolist() == also.tolist()
+    losses.sum().backward()
+    expected.sum().backward()
+    for one, other in zip(found, copied, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=named)

@@ -68,34 +68,64 @@ def topk_loss(
     Returns:
         The losses or their mean, and a boolean (B,); None if all lists are known to count.
     """
-    weights: Tensor | None = None
-    if item_weights is not None:
-        weights = item_weights.detach().to(scores.dtype)
-        weights = weights if mask is None else torch.where(mask, weights, 0.0)
-        mask = weights > 0
-    positive, found = find_positives(labels, mask, above)
-    if weights is not None:
-        items, positives = weights.sum(1), torch.where(positive, weights, 0.0).sum(1)
-    else:
-        items, positives = torch.full_like(found, scores.shape[1]) if mask is None else count_true(mask), found
-    wanted = positives if k is None else k.to(items.dtype) if isinstance(k, Tensor) else torch.full_like(items, k)
-    wanted = torch.minimum(wanted, items)
-    counted = (found > 0) & (wanted > 0) & (wanted < items)
+    lists = counted_lists(labels, mask, k, above, item_weights)
     # Lists that do not count are replaced by lists of equal scores.
-    row = counted[:, None]
-    valid = full_mask(scores) if mask is None else mask | ~row
-    x = torch.where(row if mask is None else mask & row, scores, 0.0)
-    ks = torch.where(counted, wanted, 1)
-    if weights is None:
-        target = best_positives(labels, positive & row, ks, None)
-    else:
-        weights = torch.where(row, weights, 1.0)
-        boundary = weighted_pair(torch.where(positive, labels, -math.inf), ks, torch.where(positive, weights, 0.0))[0]
-        target = positive & row & (labels >= boundary)
-    losses = torch.where(counted, _list_losses(x, target, valid, ks, items, law, weights), 0.0)
+    counted, row = lists.counted, lists.counted[:, None]
+    valid = full_mask(scores) if lists.mask is None else lists.mask | ~row
+    x = torch.where(row if lists.mask is None else lists.mask & row, scores, 0.0)
+    ks = torch.where(counted, lists.wanted, 1)
+    weights = None if lists.weights is None else torch.where(row, lists.weights, 1.0)
+    losses = torch.where(counted, _list_losses(x, lists.target & row, valid, ks, lists.items, law, weights), 0.0)
     if mean:
         losses = losses.sum() / divisor(counted.sum(), losses.dtype)
     return losses, None if may_read(scores) and bool(counted.all()) else counted
+
+
+class CountedLists(NamedTuple):
+    """Which lists count, and what follows from labels, mask, k and weights.
+
+    Attributes:
+        mask: Boolean (B, N), the items with a weight; None = all.
+        weights: (B, N), 0 where masked; None = 1.
+        items: (B,), the number of items, or the sum of their weights.
+        wanted: (B,), k, capped at `items`.
+        counted: Boolean (B,), the lists with a positive item and 0 < k < items.
+        target: Boolean (B, N), the true items of the lists that count.
+    """
+
+    mask: Tensor | None
+    weights: Tensor | None
+    items: Tensor
+    wanted: Tensor
+    counted: Tensor
+    target: Tensor
+
+
+def counted_lists(
+    labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, item_weights: Tensor | None
+) -> CountedLists:
+    """Return which lists count and which of their items are true; for the arguments see `topk_loss`."""
+    weights: Tensor | None = None
+    if item_weights is not None:
+        weights = item_weights.detach().to(labels.dtype)
+        weights = weights if mask is None else torch.where(mask, weights, 0.0)
+        mask = weights > 0
+    positive, positives = find_positives(labels, mask, above)
+    some = positives > 0
+    if weights is not None:
+        items, positives = weights.sum(1), torch.where(positive, weights, 0.0).sum(1)
+    else:
+        items = torch.full_like(positives, labels.shape[1]) if mask is None else count_true(mask)
+    wanted = positives if k is None else k.to(items.dtype) if isinstance(k, Tensor) else torch.full_like(items, k)
+    wanted = torch.minimum(wanted, items)
+    counted = some & (wanted > 0) & (wanted < items)
+    if weights is None:
+        target = best_positives(labels, positive, wanted.clamp_min(1), positives)
+    else:
+        held = torch.where(positive, weights, 0.0)
+        boundary = weighted_pair(torch.where(positive, labels, -math.inf), wanted, held)[0]
+        target = positive & (labels >= boundary)
+    return CountedLists(mask, weights, items, wanted, counted, target)
 
 
 def bounded_logs(

@@ -33,7 +33,7 @@ def weighted_pair(filled: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, T
     reached = weights.gather(-1, order).double().cumsum(-1)
     wanted = k[:, None].double()
     rounding = 8.0 * torch.finfo(filled.dtype).eps * wanted  # ten weights of 0.1 reach 1
-    last = (weights > 0).sum(-1, keepdim=True) - 1
+    last = (weights > 0).sum(-1, keepdim=True).clamp_min(1) - 1
     kept = (reached < wanted - rounding).sum(-1, keepdim=True).minimum(last)
     cut = (reached <= wanted + rounding).sum(-1, keepdim=True).minimum(last)
     return ordered.gather(-1, kept), ordered.gather(-1, cut)
@@ -69,7 +69,9 @@ def balance(z: Tensor, gap: Tensor, k: Tensor, weights: Tensor, law: Literal["lo
     for step in range(HALVING + SQUARING):
         log_p, log_q, rise, fall = _tails(z - b, law)
         at_cut, at_kept = _tails(-b, law)[0], _tails(gap - b, law)[1]
-        p, q = rest * torch.exp(log_p - at_cut), top * torch.exp(log_q - at_kept)
+        # The exponents are at most 0 where the weight is not 0. Infinity times 0 would be NaN.
+        p = rest * torch.exp((log_p - at_cut).clamp_max(0.0))
+        q = top * torch.exp((log_q - at_kept).clamp_max(0.0))
         sum_p, sum_q = p.sum(1, keepdim=True), q.sum(1, keepdim=True)
         h = torch.log(sum_p / sum_q) + (at_cut - at_kept)
         slope = (p * rise).sum(1, keepdim=True) / sum_p + (q * fall).sum(1, keepdim=True) / sum_q
