@@ -8,8 +8,9 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -24,6 +25,12 @@ TINY_WORLD = [
     "--data.world.users=40", "--data.world.items=300", "--data.world.days=4", "--data.world.requests=120",
     "--data.batch_size=60", "--data.eval_negatives=40", "--trainer.log_every_n_steps=1",
 ]  # fmt: skip
+
+
+def long_except(names: Iterable[str], *quick: str) -> list[Any]:
+    """Return the names as parameters of a test that `make test` runs only for the `quick` ones."""
+    assert set(quick) <= set(names)
+    return [pytest.param(name, marks=[] if name in quick else pytest.mark.long) for name in names]
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from recsys_topk.runs import TrainingRun
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 TRAINING = ("fit", "validate", "test", "predict")
-TAKE_FIT_OPTIONS = ("demo", "compare", "stream", "experiment", "sweep", "prepare", "plan")
+TAKE_FIT_OPTIONS = ("demo", "compare", "tune", "stream", "experiment", "sweep", "prepare", "plan")
 OTHER_PROGRAMS = ("make", "pip", "wandb", "torchrun", "python", "ln", ".")
 
 # Commands that are run here, in this process: they are fast and need no files.
@@ -36,7 +36,7 @@ REASONS = {
     r".*(runs/|theirs\.ckpt|--resume|--ckpt_path|mine\.yaml|\w+\.json|report )": "needs what another command wrote",
     r"plan\b": "run in tests/distributed/test_plan.py; the largest plan takes 16 s",
     r"(bench|fuzz|simulate|demo)\b": "measures or simulates at full size, for minutes; tests/bench runs small ones",
-    r"(fit|compare|stream|experiment)\b": "trains at full size, minutes to hours; tests/runs, tests/experiments: small",
+    r"(fit|compare|tune|stream|experiment)\b": "trains for minutes to hours; tests/runs and tests/experiments: small",
     r"(prepare|schema|predict|test|report|simulate)\b": "the name of a command in a sentence",
 }
 

@@ -88,20 +88,21 @@ def table_of(
         stages: Names of the stages.
         data: Maps item and request ids to those of the source; None = the ids of the batch are written.
     """
-    found = {name: column.numpy() for name, column in prediction.items()}
-    passed, group, dropped = found.pop("passed"), found.pop("group"), ~found["kept"]
+    values = {name: column.numpy() for name, column in prediction.items()}
+    passed, group, dropped = values.pop("passed"), values.pop("group"), ~values["kept"]
     number = len(passed)
-    found["item_id"] = found["item_id"] % VARIANT
+    values["item_id"] = values["item_id"] % VARIANT
     if isinstance(data, CascadeDataModule):
-        found["request_id"] = data.request_names(batch.shard, found["request_id"])
-        found["item_id"] = data.item_names(found["item_id"])
-    columns: dict[str, Any] = {"shard": _names([batch.shard], np.zeros(number, int)), "request_id": found["request_id"]}
+        values["request_id"] = data.request_names(batch.shard, values["request_id"])
+        values["item_id"] = data.item_names(values["item_id"])
+    shard = _names([batch.shard], np.zeros(number, int))
+    columns: dict[str, Any] = {"shard": shard, "request_id": values["request_id"]}
     if batch.users:
         sizes = batch.mask.sum(1).cpu().numpy()
         kind = None if isinstance(batch.users[0], int) else pa.string()
         columns["user_id"] = pa.array(batch.users, kind).take(pa.array(np.repeat(np.arange(len(sizes)), sizes)))
-    columns |= {"item_id": found["item_id"], "group": _names([*groups, "sampled"], group), **found}
-    columns["rank"] = pa.array(found["rank"], mask=dropped)
+    columns |= {"item_id": values["item_id"], "group": _names([*groups, "sampled"], group), **values}
+    columns["rank"] = pa.array(values["rank"], mask=dropped)
     columns["dropped_by"] = _names(stages, passed, ~dropped)
     return pa.table(columns)
 

@@ -83,17 +83,17 @@ class Pace(ObjectiveCalls):
         metrics = trainer.callback_metrics
         terms = [float(value) for name, value in metrics.items() if name.startswith("train/loss_")]
         terms = terms or [float(metrics[name]) for name in ("train/loss",) if name in metrics]
-        found = {"loss": f"{sum(terms):.3f}"} if terms else {}
+        shown = {"loss": f"{sum(terms):.3f}"} if terms else {}
         for name, value in trainer.progress_bar_metrics.items():
             if name.startswith("val/"):
                 metric = name.removeprefix("val/")
                 metric = "recall" if metric.startswith("joint_recall@") else metric
-                found[f"val {metric} ({self.val_length})"] = f"{float(value):.3f}"
+                shown[f"val {metric} ({self.val_length})"] = f"{float(value):.3f}"
         if self.train_recall is not None:
-            found[f"train recall ({self.train_length})"] = f"{self.train_recall:.3f}"
+            shown[f"train recall ({self.train_length})"] = f"{self.train_recall:.3f}"
         if self.requests_per_second is not None:
-            found["requests/s"] = f"{self.requests_per_second:,.0f}"
-        return found
+            shown["requests/s"] = f"{self.requests_per_second:,.0f}"
+        return shown
 
     @torch.no_grad()
     def _measure(self, scores: Sequence[Tensor], labels: Any, mask: Any, pl_module: pl.LightningModule) -> None:

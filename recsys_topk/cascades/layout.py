@@ -55,6 +55,8 @@ class EmbeddingLayout:
         values: Number of values (numeric features and vectors, without ages) of each part.
         has_ages: Whether the last value of a view is its age, which is not part of the output.
         shared_dim: Width of the features that items and history share.
+        shared_item: Columns of the first categorical feature that items and history share, in the ids of the items and
+            of the history, and the number of rows of its table; None if there is none.
         history_padding: The padding id of each column of the history.
     """
 
@@ -72,6 +74,10 @@ class EmbeddingLayout:
         }
         self.has_ages = schema.has_ages
         self.history_padding = schema.padding("history")
+        pairs = ((item, view) for item in self.uses["items"] for view in self.uses["history"] if item.key == view.key)
+        self.shared_item = next(
+            ((item.columns.start, view.columns.start, item.table.rows) for item, view in pairs if not item.bag), None
+        )
         self.values = {
             part: sum(one.size for one in schema.features(part) if one.kind in ("numeric", "vector") and not only)
             for part in PARTS

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from recsys_topk.cascades.cascade import Cascade
-from recsys_topk.cascades.catalogue_loss import catalogue_loss
+from recsys_topk.cascades.catalogue_training import catalogue_terms
+from recsys_topk.cascades.count_sequences import count_sequences
 from recsys_topk.cascades.default_stages import default_stages
 from recsys_topk.cascades.inference import apply_quotas
 from recsys_topk.cascades.learning_check import LearningCheck, all_selected_message
@@ -73,6 +74,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             the first stage at that step. The selection has no gradient. `random_negatives` are added; 0 = train on all.
             `StageConfig.hard_negatives` selects for one stage.
         random_negatives: Number of sampled negatives per list that are kept regardless of their score.
+        refit_epochs: Number of epochs, at the end of the training, in which only the first stage is trained, on all
+            requests: also on those that were held out for later stages (`held_out` of the data).
         metrics: Metrics to compute: names, or mappings such as ``{"metric": "ndcg", "k": 5}`` (`configured_metrics`);
             None = the joint recall and the recall of each stage.
         monitor: Logged name, without the split, of the metric that selects the best checkpoint, e.g.
@@ -102,6 +105,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         random_negatives: int = 0,
         init_std: float = 1.0,
         tie_history: bool = True,
+        refit_epochs: int = 0,
     ) -> None:
         super().__init__()
         if k < 1:
@@ -114,6 +118,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             loss, objective = _upgrade_descriptions(loss, objective)
         self.schema = schema if isinstance(schema, Schema) else Schema.from_dict(dict(schema))
         counts = {"warmup_steps": warmup_steps, "hard_negatives": hard_negatives, "random_negatives": random_negatives}
+        counts["refit_epochs"] = refit_epochs
         for name, value in counts.items():
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
@@ -156,6 +161,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         )
         self.monitor = self._monitored(monitor)
         self._check: LearningCheck | None = None
+        self._refitting = False
+        self._first_epoch = 0
 
     @classmethod
     def load_from_checkpoint(
@@ -186,8 +193,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def compute_objective(self, batch: CascadeBatch) -> ObjectiveOutput:
         """Return the objective of a batch, with its terms."""
         if batch.catalogue:
-            term = catalogue_loss(self.loss, next(iter(self.cascade.stages.values())), batch)
-            return ObjectiveOutput.of_stages(term, [term])
+            terms = catalogue_terms(self.cascade, self.loss, batch, first_only=self._refitting)
+            return ObjectiveOutput.of_stages(torch.stack(terms).sum(), terms)
         if self.hparams["hard_negatives"]:
             first = next(iter(self.cascade.stages.values()))
             batch = keep_hard_negatives(batch, first, self.hparams["hard_negatives"], self.hparams["random_negatives"])
@@ -288,6 +295,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
 
     def on_fit_start(self) -> None:
         """Raise on combinations of options that would not do what they promise."""
+        self._first_epoch = self.trainer.current_epoch
         self._check_lists()
         options = self.hparams
         check_negatives(self.trainer.datamodule, self.objective, options["hard_negatives"], options["random_negatives"])
@@ -314,6 +322,15 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 f"{tables}, with gradients that 16-mixed precision has scaled up; "
                 f"use --trainer.precision bf16-mixed, or --model.embedding_optimizer same"
             )
+
+    def on_train_epoch_start(self) -> None:
+        """Start the epochs in which only the first stage is trained, and count the sequences that stages may know."""
+        refit, last = self.hparams["refit_epochs"], self.trainer.max_epochs
+        refitting = bool(refit) and last is not None and last - refit <= self.current_epoch
+        if self.trainer.current_epoch == self._first_epoch or refitting != self._refitting:
+            self._refitting = refitting
+            data = self.trainer.datamodule
+            count_sequences(self.cascade, data, held_out=0.0 if refitting else getattr(data, "held_out", 0.0))
 
     def on_train_batch_start(self, batch: CascadeBatch, batch_idx: int) -> None:
         """Set the scheduled learning rate for the tables that are updated inside backward."""

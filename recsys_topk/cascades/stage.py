@@ -18,6 +18,7 @@ from recsys_topk.cascades.layers import MLP, Activation, Initialisation
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.options import inherit_options
 from recsys_topk.registry import Registry
+from recsys_topk.types import Array
 
 if TYPE_CHECKING:
     from recsys_topk.cascades.towers import Towers
@@ -100,10 +101,12 @@ class Stage(nn.Module, ABC):
         shares_histories: Whether `score` takes batches in which requests share histories
             (`CascadeBatch.history_row`), as a stage does that reads histories by `embed` only. Other stages get a batch
             in which each request has its own.
+        counts_sequences: Whether the stage implements `count`.
     """
 
     name: ClassVar[str]
     shares_histories: ClassVar[bool] = False
+    counts_sequences: ClassVar[bool] = False
     encoder: HistoryEncoder | None
 
     def __init__(
@@ -141,6 +144,15 @@ class Stage(nn.Module, ABC):
     @abstractmethod
     def score(self, batch: CascadeBatch) -> Tensor:
         """Return the scores of all candidates, (B, N). Scores of masked candidates have no meaning."""
+
+    def count(self, user: Array, items: Array) -> None:
+        """Learn statistics of the users' training sequences. Called at the start of the training, if it is implemented.
+
+        Args:
+            user: (n,) integers, equal for the interactions of one user, which are adjacent.
+            items: (n, F_i) ids of the features of each item, as in `CascadeBatch.items`, in the order of time.
+        """
+        raise NotImplementedError(f"the stage {self.name!r} has no statistics of sequences")
 
     def embed(self, batch: CascadeBatch) -> Embedded:
         """Return the vectors of a batch, with the history as one vector per request, (B, W)."""

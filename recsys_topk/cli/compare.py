@@ -38,7 +38,8 @@ def main(argv: list[str]) -> None:
         getattr(importlib.import_module(f"recsys_topk.experiments.{command}"), command)(competition, facts, echo)
         return
     from recsys_topk.experiments.search_space import parse_spaces
-    from recsys_topk.experiments.tune import Tuning, tune
+    from recsys_topk.experiments.study import Tuning
+    from recsys_topk.experiments.tune import tune
     from recsys_topk.experiments.tuned_comparison import compare_tuned
 
     spaces = parse_spaces(options.space, list(competition.variants))

@@ -12,9 +12,9 @@ from recsys_topk.operators.base import registry as operators
 from recsys_topk.options import options_of
 from recsys_topk.text import table
 
-LOSS_FACTS = ("family", "label_kind", "cost", "requires_k", "sums_to_k", "paper")
+LOSS_FACTS = ("family", "label_kind", "cost", "requires_k", "takes_item_weights", "sums_to_k", "paper")
 OPERATOR_FACTS = ("cost", "sums_to_k", "equivariant", "tie_fair", "deterministic", "exact_gradient", "paper")
-COLUMNS = {"label_kind": "labels", "requires_k": "needs k"}
+COLUMNS = {"label_kind": "labels", "requires_k": "needs k", "takes_item_weights": "item weights"}
 
 
 def row(name: str, cls: type, facts: Sequence[str]) -> dict[str, object]:

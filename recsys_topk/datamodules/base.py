@@ -321,7 +321,8 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         source = self.negative_source if batch.training else "uniform"
         plain, excluded = batch.plain(), batch.excluded
         if source == "catalogue":
-            return against_catalogue(plain, self.catalogue(batch.shard, batch.items.device), batch.pool_rows)
+            catalogue = self.catalogue(batch.shard, batch.items.device)
+            return against_catalogue(plain, catalogue, batch.pool_rows, excluded)
         if not number:
             return plain
         if excluded is not None and plain.shares_histories:

@@ -50,6 +50,10 @@ class CascadeBatch:
             `history_length` have H rows, and the history of request b is the first `history_prefix[b]` views of row
             `history_row[b]`. So the views of a user are stored and encoded once, however many of them are targets.
         history_prefix: (B,) int64, see `history_row`.
+        held_out: (R,) int64, requests that train the later stages of a cascade and not the first one, because the
+            first stage knows the positives that it was trained on too well; see `catalogue_terms`.
+        known: (B, E) int64, or (H, E) if requests share histories: with `catalogue`, the items that each user has, as
+            rows of the pool; -1 = padding.
         sampled: Number of columns, at the end of the lists, that are sampled negatives.
         catalogue: Whether the pool holds the whole catalogue, and all of its items compete with those of each list.
         shard: Name of the shard that contains all requests, e.g. a day. Only set in evaluation batches.
@@ -72,6 +76,8 @@ class CascadeBatch:
     log_q: Tensor = NO_VALUES
     history_row: Tensor = NO_ROWS
     history_prefix: Tensor = NO_ROWS
+    held_out: Tensor = NO_ROWS
+    known: Tensor = NO_VALUES
     sampled: int = 0
     catalogue: bool = False
     shard: str = ""

@@ -104,9 +104,10 @@ class Shard(ABC):
         """Return items outside a request's list that must not become its candidates; None = there are none.
 
         Excluded items are never drawn as negatives, and evaluation over the whole catalogue skips them. In an
-        evaluation shard, they are the items of the user before the request. In a training shard, they also include
-        later items of the user in the training data, because a sampled negative should not be a positive of the same
-        user. An item of the request's own list is always a candidate, even if this method returns it.
+        evaluation shard, they are the items of the user before the request, and other items at the time of a positive,
+        whose order is not known. In a training shard, they also include later items of the user in the training data,
+        because a sampled negative should not be a positive of the same user. An item of the request's own list is
+        always a candidate, even if this method returns it.
 
         Args:
             rows: (B,) row numbers of the requests.

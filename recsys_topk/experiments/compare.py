@@ -103,8 +103,8 @@ def train_and_test(trial: Trial, send: Send) -> None:
     run.data.prepare_data()
     seconds = measure_seconds(run.fit)
     metrics = {name: value for name, value in run.test().items() if name.startswith("test/")}
-    found = {"seconds": seconds, "metrics": metrics, "device": device(run), "config": _given(run.parts().options)}
-    write_whole(trial.target, json.dumps({**trial.identity(), **found}, indent=1))
+    result = {"seconds": seconds, "metrics": metrics, "device": device(run), "config": _given(run.parts().options)}
+    write_whole(trial.target, json.dumps({**trial.identity(), **result}, indent=1))
 
 
 def _given(value: Any) -> Any:
@@ -124,9 +124,9 @@ def device(run: TrainingRun) -> str:
 
 def outcome(trial: Trial) -> str:
     """Return a summary of a finished run."""
-    found = trial.read()
-    joint = next(iter(found["metrics"].values()))
-    return f"{joint:.4f} ({found['seconds']:.0f} s)"
+    result = trial.read()
+    joint = next(iter(result["metrics"].values()))
+    return f"{joint:.4f} ({result['seconds']:.0f} s)"
 
 
 def comparison_rows(results: Runs) -> list[dict[str, Any]]:

@@ -94,8 +94,8 @@ class Experiment:
         """
         if seeds is not None and seeds < 1:
             raise ValueError(f"--seeds must be at least 1, got {seeds}")
-        made = [_step(entry, seeds, only) for entry in self.content["sizes"][size]["steps"]]
-        return [step for step in made if step.variants or step.run == "bench"]
+        steps = [_step(entry, seeds, only) for entry in self.content["sizes"][size]["steps"]]
+        return [step for step in steps if step.variants or step.run == "bench"]
 
     def competitors(self, size: Size) -> list[str]:
         """Return the allowed names for `only`."""
@@ -108,18 +108,18 @@ def _step(entry: Mapping[str, Any], seeds: int | None, only: Sequence[str]) -> S
         return Step("bench", entry["result"], entry["options"], suite=entry["suite"])
     each: dict[str, Any] = entry.get("each") or {}
     points: dict[str, tuple[str, float]] = {}
-    made: dict[str, dict[str, Any]] = {}
+    variants: dict[str, dict[str, Any]] = {}
     for name, config in entry["variants"].items():
         if only and name not in only:
             continue
         for value in each["values"] if each else [None]:
             label = name if value is None else f"{name}, {each['label']} {value:g}"
-            made[label] = deepcopy(config)
+            variants[label] = deepcopy(config)
             if value is not None:
-                set_option(made[label], each["option"], value)
+                set_option(variants[label], each["option"], value)
                 points[label] = (name, float(value))
     result = "comparison.json" if entry["run"] == "compare" else "stream.json"
-    return Step(entry["run"], result, entry["common"], made, entry["seeds"] if seeds is None else seeds, points)
+    return Step(entry["run"], result, entry["common"], variants, entry["seeds"] if seeds is None else seeds, points)
 
 
 @cache

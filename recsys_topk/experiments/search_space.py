@@ -42,10 +42,10 @@ class Dimension:
         """Return the dimension of an option, from text such as ``log(1e-4,1e-2)`` or a list of choices."""
         if isinstance(given, Sequence) and not isinstance(given, str):
             return cls._checked(option, "choice", list(given))
-        found = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", str(given), re.DOTALL)
-        if not found:
+        parts = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", str(given), re.DOTALL)
+        if not parts:
             raise ValueError(f"the space of {option} must be {FORMS}, got {given!r}")
-        kind, values = found[1], read_yaml(f"[{found[2]}]", f"the space of {option}")
+        kind, values = parts[1], read_yaml(f"[{parts[2]}]", f"the space of {option}")
         if kind not in KINDS:
             raise ValueError(f"the space of {option}: unknown {kind!r}; {suggest(kind, KINDS)}give {FORMS}")
         return cls._checked(option, kind, [_number(value) for value in values])

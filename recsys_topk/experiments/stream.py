@@ -160,12 +160,12 @@ def collect(trials: Sequence[Trial]) -> dict[str, list[dict[str, Any]]]:
 
 def curve_table(runs: Runs) -> list[dict[str, Any]]:
     """Return one row per day with the joint recall of each variant, averaged over seeds; the last row is the mean."""
-    found = means(curves(runs))
-    days = sorted({day for line in found.values() for day in line})
+    lines = means(curves(runs))
+    days = sorted({day for line in lines.values() for day in line})
     rows: list[dict[str, Any]] = [
-        {"day": day, **{label: line[day] for label, line in found.items() if day in line}} for day in days
+        {"day": day, **{label: line[day] for label, line in lines.items() if day in line}} for day in days
     ]
-    mean = {label: statistics.fmean(line.values()) for label, line in found.items()}
+    mean = {label: statistics.fmean(line.values()) for label, line in lines.items()}
     return [*rows, {"day": "mean", **mean}] if rows else []
 
 

@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from recsys_topk.experiments.compare import comparison_rows, device, outcome, publish
-from recsys_topk.experiments.tune import Tuning, corpus_options, load_best, tune
+from recsys_topk.experiments.study import Tuning
+from recsys_topk.experiments.tune import tune
+from recsys_topk.experiments.tuning_trial import corpus_options, load_best
 from recsys_topk.files import whole_file, write_whole
 from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.runs.statistics import bootstrap_interval
@@ -70,8 +72,8 @@ def train_and_test_best(trial: FinalTrial, send: Send) -> None:
     metrics, lists = measure_requests(run, trial.metric)
     with whole_file(trial.lists) as file:
         np.save(file, lists)
-    found = {"seconds": seconds, "metrics": metrics, "device": device(run)}
-    write_whole(trial.target, json.dumps({**trial.identity(), **found}, indent=1))
+    result = {"seconds": seconds, "metrics": metrics, "device": device(run)}
+    write_whole(trial.target, json.dumps({**trial.identity(), **result}, indent=1))
 
 
 def measure_requests(run: TrainingRun, metric: str | None) -> tuple[dict[str, float], npt.NDArray[np.float32]]:

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from recsys_topk.checks import check_finite, check_int, check_k, check_labels, check_lists, check_weights
 from recsys_topk.losses.flat import FlatLists, flat_lists
 from recsys_topk.losses.fused import fused_losses
+from recsys_topk.losses.item_weights import WeightedItems, weighted_losses
 from recsys_topk.losses.label_defaults import LabelDefaults
 from recsys_topk.losses.registry import LossRegistry
+from recsys_topk.losses.sampled_candidates import SampledCandidates
 from recsys_topk.losses.skipped_lists import count_lists, replace_skipped, warn_all_skipped
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, weighted_mean
 from recsys_topk.operators.base import TopKOperator
@@ -39,7 +41,7 @@ class LossOptions(TypedDict, total=False):
     validate: bool
 
 
-class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
+class RankingLoss(LabelDefaults, SampledCandidates, WeightedItems, Recorded, nn.Module, ABC):
     """Base class of all losses: checks, float32 arithmetic, masks, k, weights and the reduction over lists.
 
     A subclass sets the class attributes below and implements the formula in `per_list`. Lists are rows. An item is
@@ -57,6 +59,7 @@ class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
         requires_k: Whether the loss needs a k.
         stage_k: The default k in a stage of a cascade: ``"k"``, the number of items wanted at the end of the cascade,
             or ``"quota"``, the number of items that the stage passes on.
+        takes_item_weights: Items may have weights (`per_list_weighted`).
         paper: Reference.
 
     Attributes:
@@ -111,7 +114,6 @@ class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
                 raise ValueError(f"k must be a non-negative int, None or 'positives', got {k!r}")
             self._arguments["k"] = k
         self.operator = None
-        self.partition_tau: float | None = None
         self.k = k
         self._set_threshold(positive_above)
         self.reduction: Reduction = reduction
@@ -123,28 +125,6 @@ class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
             registry.register(cls.name, cls)
         elif not hasattr(cls, "name"):
             cls.name = cls.__name__  # for run names and messages; only classes that set `name` are registered
-
-    def correct_sampling(self, scores: Tensor, log_q: Tensor) -> Tensor:
-        """Return the corrected scores x - tau log q (logQ correction for sampled candidates).
-
-        With them, sum_j exp(x_j / tau) over a list estimates the sum over all items. Raises for losses that do not
-        divide by that sum.
-
-        Args:
-            scores: (B, N).
-            log_q: (B, N), the log probability that each candidate was sampled into its list; 0 = certain.
-
-        Example:
-            >>> from recsys_topk.losses import SoftmaxLoss
-            >>> SoftmaxLoss(tau=2.0).correct_sampling(torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, -1.0]]))
-            tensor([[1., 5.]])
-        """
-        if self.partition_tau is None:
-            raise ValueError(
-                f"the loss {self.name!r} has no softmax over the list, so a logQ correction does not apply; "
-                f"use 'softmax' or 'listnet' (with target 'normalised'), or --data.logq_correction false"
-            )
-        return scores - self.partition_tau * log_q
 
     @abstractmethod
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
@@ -166,6 +146,7 @@ class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
         *,
         k: int | Tensor | None = None,
         weights: Tensor | None = None,
+        item_weights: Tensor | None = None,
         list_ids: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
@@ -183,6 +164,8 @@ class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
                 lists.
             k: Overrides the `k` of the constructor: one int, or one int per list, (B,).
             weights: (B,), the weight of each list in the mean.
+            item_weights: The shape of scores, not negative, constants for the gradient: an item of weight 2 counts as
+                two copies of it, one of weight 0 as masked. k counts weights.
             list_ids: (T,) integers, the list of each item, in any order. Values per list (`k`, `weights`, and the
                 result of ``reduction="none"``) are in the order of the sorted ids, as in ``torch.unique(list_ids)``. On
                 the device of the scores or on the CPU.
@@ -193,8 +176,9 @@ class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
             A scalar, or (B,) for ``reduction="none"``; float32 (float64 for float64 scores).
         """
         if list_ids is not None or lengths is not None:
-            return self._forward_flat(scores, labels, flat_lists(scores, labels, mask, list_ids, lengths), k, weights)
-        check_lists(scores, mask, labels=labels)
+            lists = flat_lists(scores, labels, mask, list_ids, lengths)
+            return self._forward_flat(scores, labels, lists, k, weights, item_weights)
+        check_lists(scores, mask, labels=labels, item_weights=item_weights)
         k = self._check(scores, labels, mask, k, weights, scores.shape[0])
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
@@ -202,8 +186,8 @@ class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
             if self.operator is not None and self.operator.measures_tau:
                 self.operator.observe(x, squared_deviations(x, mask))
             mean = self.reduction == "mean" and weights is None
-            fused = fused_losses(self, x, y, mask, k, mean)
-            losses, counted = self._measure(x, y, mask, k) if fused is None else fused
+            fused = fused_losses(self, x, y, mask, k, mean) if item_weights is None else None
+            losses, counted = self._losses(x, y, mask, k, item_weights) if fused is None else fused
             if counted is not None and may_read(x) and len(x) and not bool(counted.any()):
                 longest = y.shape[1] if mask is None else int(count_true(mask).max())
                 positives = find_positives(y, mask, self.positive_above)[1]
@@ -211,8 +195,16 @@ class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
             return losses if mean and fused is not None else self._reduce(losses, counted, weights)
 
     def _forward_flat(
-        self, scores: Tensor, labels: Tensor, lists: FlatLists, k: int | Tensor | None, weights: Tensor | None
+        self,
+        scores: Tensor,
+        labels: Tensor,
+        lists: FlatLists,
+        k: int | Tensor | None,
+        weights: Tensor | None,
+        item_weights: Tensor | None,
     ) -> Tensor:
+        if item_weights is not None and item_weights.shape != scores.shape:
+            raise ValueError(f"item_weights must be one per item, ({len(scores)},), got {tuple(item_weights.shape)}")
         k = self._check(scores, labels, None, k, weights, len(lists.lengths))
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
@@ -220,7 +212,7 @@ class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
             if self.operator is not None and self.operator.measures_tau:
                 parts = [squared_deviations(x[items], mask) for _, items, mask in lists.buckets()]
                 self.operator.observe(x, torch.stack([x.new_zeros(2).double(), *parts]).sum(0))
-            losses, counted = lists.collect(x, y, k, self._losses)
+            losses, counted = lists.collect(x, y, k, item_weights, self._losses)
             if may_read(x) and len(counted) and not bool(counted.any()):
                 found = [find_positives(y[items], mask, self.positive_above)[1] for _, items, mask in lists.buckets()]
                 positives = torch.cat([0 * lists.empty(), *found])
@@ -228,8 +220,10 @@ class RankingLoss(LabelDefaults, Recorded, nn.Module, ABC):
             return self._reduce(losses, counted, weights)
 
     def _losses(
-        self, x: Tensor, y: Tensor, mask: Tensor | None, k: int | Tensor | None
+        self, x: Tensor, y: Tensor, mask: Tensor | None, k: int | Tensor | None, item_weights: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
+        if item_weights is not None:
+            return weighted_losses(self, x, y, mask, k, item_weights)
         return fused_losses(self, x, y, mask, k, mean=False) or self._measure(x, y, mask, k)
 
     def _check(

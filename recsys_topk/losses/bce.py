@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recsys_topk.losses.base import RankingLoss
+from recsys_topk.losses.item_weights import true_weights
 from recsys_topk.losses.true_items import true_items
 from recsys_topk.numerics import masked_mean
 
@@ -29,9 +30,18 @@ class BCELoss(RankingLoss):
     """
 
     name, label_kind, family, cost = "bce", "binary", "pointwise", "n"
+    takes_item_weights = True
     paper = "Cox 1958, JRSS B"
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
         target = true_items(labels, mask, k, self.positive_above).to(scores.dtype)
         return masked_mean(F.binary_cross_entropy_with_logits(scores, target, reduction="none"), mask)
+
+    def per_list_weighted(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    ) -> Tensor:
+        """See `RankingLoss.per_list_weighted`."""
+        target = (true_weights(labels, mask, k, self.positive_above, weights) > 0).to(scores.dtype)
+        losses = F.binary_cross_entropy_with_logits(scores, target, reduction="none")
+        return (losses * weights).sum(1) / weights.sum(1)

@@ -73,7 +73,8 @@ class FlatLists(NamedTuple):
         scores: Tensor,
         labels: Tensor,
         k: int | Tensor | None,
-        function: Callable[[Tensor, Tensor, Tensor | None, int | Tensor | None], tuple[Tensor, Tensor | None]],
+        weights: Tensor | None,
+        function: Callable[..., tuple[Tensor, Tensor | None]],
     ) -> tuple[Tensor, Tensor]:
         """Return the losses of all lists and which lists count, (L,) each, in the order of the lists.
 
@@ -81,8 +82,9 @@ class FlatLists(NamedTuple):
             scores: (T,).
             labels: (T,).
             k: One int, or (L,).
-            function: Takes scores, labels, mask and k of a bucket; returns the losses, and which lists count (None =
-                all). A list without items has loss 0 and does not count.
+            weights: (T,), weights of the items; None = 1 each.
+            function: Takes scores, labels, mask, k and weights of a bucket; returns the losses, and which lists count
+                (None = all). A list without items has loss 0 and does not count.
         """
         empty = self.empty()
         places, values = [empty], [scores.new_zeros(len(empty)) + scores[:0].sum()]
@@ -90,7 +92,8 @@ class FlatLists(NamedTuple):
         for rows, items, mask in self.buckets():
             # The backward of index_select is an index_add; the backward of x[items] sorts the indices first.
             batch = scores.index_select(0, items.flatten()).view_as(items)
-            losses, counts = function(batch, labels[items], mask, k[rows] if isinstance(k, Tensor) else k)
+            each, of_items = k[rows] if isinstance(k, Tensor) else k, None if weights is None else weights[items]
+            losses, counts = function(batch, labels[items], mask, each, of_items)
             counted[rows] = True if counts is None else counts
             places.append(rows)
             values.append(losses)

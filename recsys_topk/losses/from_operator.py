@@ -62,6 +62,7 @@ def _make(operator: type[TopKOperator]) -> type[TopKLoss]:
         "name": operator.name,
         "cost": operator.cost,
         "paper": operator.paper,
+        "takes_item_weights": operator.takes_item_weights,
         "source_operator": operator,
     }
     made: type[TopKLoss] = type(name, (TopKLoss,), body)

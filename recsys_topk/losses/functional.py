@@ -1,9 +1,9 @@
 """Every loss as one function: ``functional.dftopk(scores, labels, k=10)``. Needs torch and numpy only.
 
 There is one function for each registered loss, under its registry name; `dir` lists them. A function accepts the
-arguments of the loss call (scores, labels, mask, k, weights, list_ids, lengths) and, as keywords, those of the
-constructor (tau, reduction, ...). `help` and `inspect.signature` show types and defaults. Each call creates a loss
-object, which takes about 0.1 ms. For many small batches, create the object once instead.
+arguments of the loss call (scores, labels, mask, k, weights, item_weights, list_ids, lengths) and, as keywords, those
+of the constructor (tau, reduction, ...). `help` and `inspect.signature` show types and defaults. Each call creates a
+loss object, which takes about 0.1 ms. For many small batches, create the object once instead.
 
 Example:
     >>> import torch
@@ -31,7 +31,7 @@ from recsys_topk.losses.base import RankingLoss, registry
 LossFunction = Callable[..., Tensor]
 
 # Arguments of the loss call. k is an argument of both the call and the constructor.
-_CALL = ("scores", "labels", "mask", "weights", "list_ids", "lengths")
+_CALL = ("scores", "labels", "mask", "weights", "item_weights", "list_ids", "lengths")
 
 
 def __getattr__(name: str) -> LossFunction:
@@ -59,14 +59,12 @@ def _function(cls: type[RankingLoss]) -> LossFunction:
         mask: Tensor | None = None,
         *,
         k: int | Literal["positives"] | Tensor | None = None,
-        weights: Tensor | None = None,
-        list_ids: Tensor | None = None,
-        lengths: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         if k is not None and not isinstance(k, Tensor):
             options["k"], k = k, None
-        value: Tensor = cls(**options)(scores, labels, mask, k=k, weights=weights, list_ids=list_ids, lengths=lengths)
+        call = {name: options.pop(name) for name in _CALL if name in options}
+        value: Tensor = cls(**options)(scores, labels, mask, k=k, **call)
         return value
 
     function.__name__ = function.__qualname__ = cls.name

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.losses.base import RankingLoss
+from recsys_topk.losses.item_weights import true_weights
 from recsys_topk.losses.pairs import with_gradient
 from recsys_topk.losses.true_items import true_items
 from recsys_topk.ops.dispatch import under_transform
@@ -36,6 +37,7 @@ class ListMLELoss(RankingLoss):
     """
 
     name, label_kind, family, cost = "listmle", "graded", "listwise", "n log n"
+    takes_item_weights = True
     paper = "Xia et al. 2008, ICML; top k: Xia et al. 2009, NeurIPS"
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
@@ -56,6 +58,21 @@ class ListMLELoss(RankingLoss):
         x = torch.where(mask, scores.detach(), -math.inf).gather(1, order)
         value, gradient = _plackett_luce(x, ordered, chosen)
         return with_gradient(scores, value, torch.zeros_like(gradient).scatter_(1, order, gradient), formula)
+
+    def per_list_weighted(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    ) -> Tensor:
+        """See `RankingLoss.per_list_weighted`."""
+        terms = mask & (labels > torch.where(mask, labels, math.inf).amin(-1, keepdim=True))
+        if k is not None:
+            terms = terms & (true_weights(labels, mask, k, self.positive_above, weights) > 0)
+        order = descending_order(labels, mask)
+        low = torch.finfo(scores.dtype).min / 4  # not -inf, at which logcumsumexp has no derivative
+        x = torch.where(mask, scores + weights.log(), low).gather(1, order)
+        first, _ = tie_groups(labels.gather(1, order)[:, 1:] != labels.gather(1, order)[:, :-1])
+        rest = x.flip(-1).logcumsumexp(-1).flip(-1).gather(1, first)
+        losses = (rest - scores.gather(1, order)) * weights.gather(1, order)
+        return torch.where(terms.gather(1, order), losses, 0.0).sum(1)
 
 
 def _plackett_luce(x: Tensor, labels: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:

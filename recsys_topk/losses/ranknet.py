@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
+from recsys_topk.losses.item_weights import true_weights
+from recsys_topk.losses.pairs import LabelOrder, check_pairs, pairwise_logistic, spans, weighted_pairs
 from recsys_topk.losses.true_items import true_items
 
 Weighting = Literal["none", "label_difference", "squared_label_difference"]
@@ -39,6 +41,7 @@ class RankNetLoss(RankingLoss):
     """
 
     name, label_kind, family, cost = "ranknet", "graded", "pairwise", "n^2"
+    takes_item_weights = True
     paper = "Burges et al. 2005, ICML; Rendle et al. 2009, arXiv 1205.2618 (BPR)"
 
     def __init__(
@@ -65,3 +68,23 @@ class RankNetLoss(RankingLoss):
         weights = order.weights(values, "ones" if self.weighting == "none" else "differences")
         total = weighted_pairs(scores, weights, lambda: order.rows, sigma=self.sigma)
         return total if self.pairs == "sum" else total / order.count().clamp_min(1)
+
+    def per_list_weighted(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    ) -> Tensor:
+        """See `RankingLoss.per_list_weighted`. The weight of a pair is multiplied by those of its items."""
+        candidate = None if k is None else true_weights(labels, mask, k, self.positive_above, weights) > 0
+        order = LabelOrder(labels, mask, candidate)
+        values = labels.square() if self.weighting == "squared_label_difference" else labels
+        rows, ones = order.rows, order.ones()
+        block = ones if self.weighting == "none" else order.differences(values)
+        first = weights.gather(1, rows)
+
+        def both(span: slice) -> Tensor:
+            return first[span, :, None] * weights[span, None, :]
+
+        total = pairwise_logistic(scores, rows, lambda span: block(span) * both(span), sigma=self.sigma)
+        if self.pairs == "sum":
+            return total
+        count = torch.cat([(ones(span) * both(span)).sum((1, 2)) for span in spans(scores, rows)])
+        return total / torch.where(count > 0, count, 1.0)

@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
+from recsys_topk.losses.item_weights import true_weights
 from recsys_topk.losses.true_items import true_items
 from recsys_topk.numerics import is_full
 
@@ -45,6 +46,7 @@ class SoftmaxLoss(RankingLoss):
     """
 
     name, label_kind, family, cost = "softmax", "binary", "listwise", "n"
+    takes_item_weights = True
     paper = "Bruch et al. 2019, ICTIR; van den Oord et al. 2018, arXiv 1807.03748 (InfoNCE)"
 
     def __init__(
@@ -70,3 +72,16 @@ class SoftmaxLoss(RankingLoss):
             rivals = torch.logsumexp(torch.where(negative, x, torch.where(some, -math.inf, x)), -1, keepdim=True)
             losses = torch.where(some, -F.logsigmoid(x - rivals), 0.0)
         return (losses * positive).sum(-1) / positive.sum(-1).clamp_min(1)
+
+    def per_list_weighted(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    ) -> Tensor:
+        """See `RankingLoss.per_list_weighted`."""
+        true = true_weights(labels, mask, k, self.positive_above, weights)
+        x = scores / self.tau
+        rivals = mask if self.against == "all" else mask & (true == 0)
+        some = rivals.any(1, keepdim=True)
+        logs = torch.where(rivals, x + weights.log(), torch.where(some, -math.inf, 0.0))
+        partition = torch.logsumexp(logs, 1, keepdim=True)
+        losses = partition - x if self.against == "all" else torch.where(some, -F.logsigmoid(x - partition), 0.0)
+        return (torch.where(true > 0, losses, 0.0) * true).sum(1) / true.sum(1).clamp_min(torch.finfo(x.dtype).tiny)

@@ -8,9 +8,11 @@ from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
+from recsys_topk.losses.item_weights import true_weights
 from recsys_topk.losses.softmax import item_log_softmax
 from recsys_topk.losses.true_items import true_items
 from recsys_topk.ops.selection.kth_pair import kth_pair
+from recsys_topk.ops.selection.weighted import weighted_pair
 
 
 class SoftmaxAtKLoss(RankingLoss):
@@ -44,6 +46,7 @@ class SoftmaxAtKLoss(RankingLoss):
     name, label_kind, family, cost = "softmax_at_k", "binary", "listwise", "n"
     requires_k = True
     exact_gradient = False  # the quantile and the weight are held constant
+    takes_item_weights = True
     paper = "Yang et al. 2025, KDD, arXiv 2508.05673"
 
     def __init__(
@@ -63,3 +66,16 @@ class SoftmaxAtKLoss(RankingLoss):
         weight = torch.sigmoid((reached - quantile) / self.tau_weight) * target
         losses = -item_log_softmax(scores / self.tau, mask) * weight
         return losses.sum(-1) / target.sum(-1).clamp_min(1.0)
+
+    def per_list_weighted(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    ) -> Tensor:
+        """See `RankingLoss.per_list_weighted`."""
+        assert k is not None
+        target = true_weights(labels, mask, None, self.positive_above, weights)
+        quantile = weighted_pair(torch.where(mask, scores.detach(), -torch.inf), k, weights)[0]
+        reached = scores if self.weight_gradient else scores.detach()
+        weight = torch.sigmoid((reached - quantile) / self.tau_weight) * target
+        x = scores / self.tau
+        partition = torch.logsumexp(torch.where(mask, x + weights.log(), -torch.inf), 1, keepdim=True)
+        return ((partition - x) * weight).sum(1) / target.sum(1)

@@ -52,4 +52,4 @@ class SparseFenchelYoungLoss(RankingLoss):
         """See `RankingLoss.per_list`."""
         assert k is not None
         target = topk_target(labels, mask, k, self.positive_above) > 0
-        return fenchel_young(scores, target, mask, mask.sum(1).clamp_min(1), self.tau)
+        return fenchel_young(scores, target, mask, self.tau)

@@ -19,7 +19,7 @@ from recsys_topk.operators.score_scale import BATCHES, Tau, squared_deviations, 
 from recsys_topk.ops.dispatch import is_eager, may_read
 from recsys_topk.ops.selection.count_true import count_true, every
 from recsys_topk.ops.selection.fill_masked import fill_masked
-from recsys_topk.ops.selection.membership import CLAMP, Law
+from recsys_topk.ops.selection.membership import CLAMP, Law, membership_logs
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded
 
@@ -86,6 +86,7 @@ class TopKOperator(Recorded, nn.Module, ABC):
         deterministic: The same input gives the same output.
         exact_gradient: The gradient is the derivative of the value (checked by finite differences).
         fractional_k: k may be fractional: a float, or a floating tensor (B,). The membership sums to it.
+        takes_item_weights: Items may have weights (see `select_weighted`).
         scales_with_tau: The membership of c x at c tau is that of x at tau, so that ``tau="auto"`` is supported.
         transformable: `torch.func.grad`, `vmap` and `jacrev` work; False for operators that draw random numbers.
         paper: Reference.
@@ -109,6 +110,7 @@ class TopKOperator(Recorded, nn.Module, ABC):
     deterministic: ClassVar[bool] = True
     exact_gradient: ClassVar[bool] = True
     fractional_k: ClassVar[bool] = False
+    takes_item_weights: ClassVar[bool] = False
     scales_with_tau: ClassVar[bool] = True
     transformable: ClassVar[bool] = True
     paper: ClassVar[str] = ""
@@ -154,6 +156,7 @@ class TopKOperator(Recorded, nn.Module, ABC):
         super().__init_subclass__(**kwargs)
         if {"select", "bounded"} & cls.__dict__.keys() and "law" not in cls.__dict__:
             cls.law = TopKOperator.law  # type: ignore[method-assign]  # the inherited law is not that of a new `select`
+            cls.takes_item_weights = cls.__dict__.get("takes_item_weights", False)
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
 
@@ -172,6 +175,21 @@ class TopKOperator(Recorded, nn.Module, ABC):
             mask: Boolean (B, N). `recsys_topk.numerics.is_full(mask)` is True if nothing is masked.
         """
 
+    def select_weighted(self, scores: Tensor, k: Tensor, mask: Tensor, weights: Tensor) -> SoftSelection:
+        """Compute the membership of weighted items, by the operator's law. Called as `select` is.
+
+        An item of weight w counts as w copies: for operators that sum to k, sum_i w_i p_i = k.
+
+        Args:
+            scores: (B, N), float32 or float64, N >= 2; 0 where masked.
+            k: (B,), the dtype of scores, 0 < k < sum of the weights.
+            mask: Boolean (B, N).
+            weights: (B, N), the dtype of scores; positive, and 0 where masked.
+        """
+        law = self.law()
+        assert law is not None
+        return SoftSelection(*membership_logs(scores, k, mask, law, item_weights=weights), mask)
+
     def bounded(self, selection: SoftSelection) -> SoftSelection:
         """Return the selection for a cross-entropy, in which log 0 must not occur.
 
@@ -180,7 +198,9 @@ class TopKOperator(Recorded, nn.Module, ABC):
         return selection
 
     @final  # type: ignore[misc]  # nn.Module declares forward as a writable attribute
-    def forward(self, scores: Tensor, k: float | Tensor, mask: Tensor | None = None) -> SoftSelection:
+    def forward(
+        self, scores: Tensor, k: float | Tensor, mask: Tensor | None = None, *, item_weights: Tensor | None = None
+    ) -> SoftSelection:
         """Return the soft membership of the top k of each list.
 
         Args:
@@ -188,19 +208,52 @@ class TopKOperator(Recorded, nn.Module, ABC):
             k: One int, or one int per list, (B,). It is capped at the number of valid items. An operator with
                 `fractional_k` also accepts one float, or one float per list.
             mask: Boolean (B, N), True = a real item; None = all items are real.
+            item_weights: (B, N), not negative, a constant for the gradient: an item of weight 2 counts as two copies,
+                one of weight 0 is masked. k is compared with the sum of the weights, and may be fractional.
 
         Returns:
             The selection, in float32 (float64 for float64 scores).
         """
-        check_lists(scores, mask)
-        k = (check_fractional_k if self.fractional_k else check_k)(k, scores, read=self.validate or may_read(scores))
+        check_lists(scores, mask, item_weights=item_weights)
+        weighted = item_weights is not None
+        if weighted and not self.takes_item_weights:
+            raise ValueError(f"the {self.name!r} operator does not support item_weights; use dftopk, sigmoid or lapsum")
+        fractional = self.fractional_k or weighted
+        k = (check_fractional_k if fractional else check_k)(k, scores, read=self.validate or may_read(scores))
         if self.validate:
             check_finite(scores, full_mask(scores) if mask is None else mask)
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
             if self.measures_tau:
                 self.observe(x, squared_deviations(x, mask))
+            if item_weights is not None:
+                return self.weighted_membership(x, k, mask, item_weights)
             return self.membership(x, k, mask)
+
+    def weighted_membership(self, x: Tensor, k: int | Tensor, mask: Tensor | None, weights: Tensor) -> SoftSelection:
+        """Return the membership of weighted items from checked input; see `membership`."""
+        w = weights.detach().to(x.dtype)
+        valid = w > 0 if mask is None else mask & (w > 0)
+        if x.shape[1] < 2:  # padding gives `select_weighted` two items
+            more = (0, 2 - x.shape[1])
+            wide = self.weighted_membership(pad(x, more), k, pad(valid, more, value=False), pad(w, more))
+            return SoftSelection(wide.log_p[:, : x.shape[1]], wide.log_q[:, : x.shape[1]], valid)
+        w = torch.where(valid, w, 0.0)
+        total = w.sum(1)
+        ks = k.to(x.dtype) if isinstance(k, Tensor) else torch.full_like(total, k)
+        proper = (ks > 0) & (ks < total)
+        # Lists with k = 0 or k >= the total weight have an exact result. Equal scores replace them below.
+        row = proper[:, None]
+        inner = valid & row
+        selection = self.select_weighted(
+            torch.where(inner, x, 0.0), torch.where(proper, ks, 1.0), valid | ~row, torch.where(row, w, 1.0)
+        )
+        everything = valid & (ks >= total)[:, None]
+        log_p = torch.where(everything, 0.0, torch.full_like(x, -math.inf))
+        log_q = torch.where(everything, -math.inf, torch.zeros_like(x))
+        return SoftSelection(
+            torch.where(inner, selection.log_p, log_p), torch.where(inner, selection.log_q, log_q), valid
+        )
 
     def membership(self, x: Tensor, k: int | Tensor, mask: Tensor | None) -> SoftSelection:
         """Return the membership from checked input: float32 or float64 scores, any values where masked."""

@@ -33,6 +33,7 @@ class DFTopK(TopKOperator):
 
     name, cost = "dftopk", "n"
     sums_to_k = False
+    takes_item_weights = True
     paper = "Zhu et al. 2025, arXiv 2510.11472"
 
     def __init__(self, tau: Tau = 1.0, alpha: float = 0.5, **options: Unpack[OperatorOptions]) -> None:

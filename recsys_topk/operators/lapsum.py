@@ -32,6 +32,7 @@ class LapSum(TopKOperator):
 
     name, cost = "lapsum", "n"
     fractional_k = True
+    takes_item_weights = True
     paper = "Struski et al. 2025, arXiv 2503.06242"
 
     def law(self) -> Law:

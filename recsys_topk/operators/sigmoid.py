@@ -28,6 +28,7 @@ class SigmoidTopK(TopKOperator):
     """
 
     name, cost = "sigmoid", "n"
+    takes_item_weights = True
     paper = "the strict form of DFTopK; equal to two-anchor entropic transport (Xie et al. 2020)"
 
     def law(self) -> Law:

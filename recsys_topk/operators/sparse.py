@@ -27,6 +27,7 @@ class SparseTopK(TopKOperator):
     """
 
     name, cost = "sparse", "n"
+    takes_item_weights = True
     paper = "Sander et al. 2023, arXiv 2302.01425"
 
     def law(self) -> Law:

@@ -204,8 +204,11 @@ def front(
         if now is not None:
             x, y, text, _ = points[now]
             axes.plot([x], [y], "D", color="#222222", markersize=8, markerfacecolor="none", label=f"now: {text}")
-        for x, y, text, _ in best[:: -(-len(best) // 8)]:  # at most 8 labels fit
-            axes.annotate(text, (x, y), (4, -5), textcoords="offset points", fontsize=9, ha="left", va="top")
+        for place in range(0, len(best), -(-len(best) // 6)):  # at most 6 labels fit
+            x, y, text, _ = best[place]
+            late = 2 * place >= len(best)  # the labels of the right half stand to the left, inside of the plot
+            offset, ha, va = ((-4, 5), "right", "bottom") if late else ((4, -5), "left", "top")
+            axes.annotate(text, (x, y), offset, textcoords="offset points", fontsize=9, ha=ha, va=va)
         axes.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if points[-1][0] > 20 * points[0][0] else "linear")
         axes.margins(x=0.12, y=0.1)
         axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.18), ncols=3, borderaxespad=0.0)

@@ -202,21 +202,21 @@ class TrainingRun:
         return self.directory.path / "predictions.parquet"
 
     def _measure(self, command: Command, corpus: Mapping[str, Any] | None = None) -> dict[str, float]:
-        own = self.parts(command).command != "fit"
+        separate = self.parts(command).command != "fit"
 
         from recsys_topk.runs.summary import report_end, report_start
 
         quietly = {"return_predictions": False} if command == "predict" else {"verbose": False}
-        loading = self.parts().checkpoint_options if own else {}
+        loading = self.parts().checkpoint_options if separate else {}
         try:
-            if own:
+            if separate:
                 report_start(self, command)
             with _weights_fit(), self._whole_catalogue(corpus):
                 getattr(self.trainer, command)(self.model, datamodule=self.data, **loading, **quietly)
         except SystemExit:
             raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
         except INPUT_ERRORS:
-            if own:
+            if separate:
                 self.directory.discard()
             raise
         report_end(self, command)

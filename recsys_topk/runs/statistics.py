@@ -33,8 +33,8 @@ def summarise(runs: Runs) -> list[dict[str, Any]]:
     joint, *alone = metric_names(runs)
     first = next(iter(runs))
     by_seed = {
-        label: {run.get("seed", number): run["metrics"][joint] for number, run in enumerate(found)}
-        for label, found in runs.items()
+        label: {run.get("seed", number): run["metrics"][joint] for number, run in enumerate(records)}
+        for label, records in runs.items()
     }
     return [
         {

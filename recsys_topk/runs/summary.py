@@ -85,23 +85,23 @@ def report_metrics(run: TrainingRun, split: Split, metrics: Mapping[str, float])
     Metrics over the whole catalogue (`--corpus`) have other baselines and get a second table.
     """
     model, data = run.model, run.data
-    found = Baselines({}, 0)
+    baselines = Baselines({}, 0)
     shards = [name for name in data.splits[split] if name != split]
     days = f" {' to '.join(dict.fromkeys((shards[0], shards[-1])))}" if shards else ""
     where = f"{split}{days}: lists of {data.list_length(split)}"
     if run.parts().options["baselines"]:
         batches = run.trainer.num_val_batches if split == "val" else run.trainer.num_test_batches
         try:
-            found = measure_baselines(model, data, split, int(batches[0]))
-            where += f"; baselines on {found.requests:,} requests"
-            where += "" if "popularity" in found.metrics else ", without popularity: there are no training data"
+            baselines = measure_baselines(model, data, split, int(batches[0]))
+            where += f"; baselines on {baselines.requests:,} requests"
+            where += "" if "popularity" in baselines.metrics else ", without popularity: there are no training data"
         except Exception as error:  # the metrics of the run are shown even if a user's data module fails here
             where += f"; no baselines: {type(error).__name__}: {error}"
     catalogue = {name: value for name, value in metrics.items() if re.search(r"/.*/\D", name)}
     rows: list[dict[str, object]] = []
     for metric, value in ((name.split("/")[1], metrics[name]) for name in metrics if name not in catalogue):
-        baselines = {ranker: own.get(metric) for ranker, own in found.metrics.items()}
-        rows.append({"metric": metric, "this run": value, **baselines})
+        others = {ranker: values.get(metric) for ranker, values in baselines.metrics.items()}
+        rows.append({"metric": metric, "this run": value, **others})
     _log_table(run, where, rows)
     quotas = " -> ".join(map(str, model.cascade.quotas))
     run.log_line(f"joint recall: share of the {model.k} right items left after {quotas}")
@@ -125,11 +125,11 @@ def corpus_rows(metrics: Mapping[str, float]) -> list[dict[str, object]]:
 
 def _log_table(run: TrainingRun, title: str, rows: Sequence[Mapping[str, object]]) -> None:
     """Log a table of rankers: random order, baselines, this run, and what it is compared with (oracle, index)."""
-    found = dict.fromkeys(name for row in rows for name in row)
+    rankers = dict.fromkeys(name for row in rows for name in row)
     first, last = ("metric", "random", "popularity"), ("this run", "oracle", "index")
-    between = [name for name in found if name not in (*first, *last)]
+    between = [name for name in rankers if name not in (*first, *last)]
     run.log_line(f"\n{title}")
-    run.log_line(table(rows, [name for name in (*first, *between, *last) if name in found]))
+    run.log_line(table(rows, [name for name in (*first, *between, *last) if name in rankers]))
 
 
 def next_commands(path: Path, model: CascadeModule) -> list[str]:

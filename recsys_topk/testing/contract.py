@@ -46,6 +46,8 @@ def check_loss(
     - the same input gives the same loss, and equal items get equal gradients;
     - flat lists (`lengths`, `list_ids`) give the same result as rows;
     - inputs are not modified, and labels get no gradient;
+    - an item of weight 2 (`item_weights`) equals two copies, one of weight 0 a masked item, or `takes_item_weights` is
+      False and the call raises;
     - losses are finite and not negative, also for scores of 1e4 and 1e30;
     - half precision and autocast are computed in float32, and float64 stays float64;
     - weights and reductions are consistent, and validate=True raises on scores that are not finite;
@@ -99,6 +101,7 @@ def check_operator(
     - on devices other than the CPU no values are read on the host;
     - pickle and state_dict restore the operator;
     - scores of 1e4 and 1e30, empty batches and empty lists give finite results;
+    - an item of weight 2 (`item_weights`) equals two copies, or `takes_item_weights` is False and the call raises;
     - with tau="auto", scores c x give the membership of x, unless `scales_with_tau` is False.
 
     If declared: the order of the items does not matter (`equivariant`), equal scores get equal membership and gradient

@@ -89,6 +89,11 @@ class Lists:
         real = places[:n].sort().values
         return wide.columns(torch.cat([real, places[n:]]).argsort()), real
 
+    def copies(self, weights: Tensor, row: int) -> tuple[Lists, Tensor]:
+        """Return one list with `weights` copies of each item, without the others, and the columns of the copies."""
+        columns = torch.repeat_interleave(torch.arange(weights.shape[1]), weights[row].long())
+        return self.rows(torch.tensor([row])).columns(columns), columns
+
     def shuffled(self, seed: int = 0) -> tuple[Lists, Tensor]:
         """Return the lists with their items in a random order, and that order, (N,)."""
         order = torch.randperm(self.scores.shape[1], generator=torch.Generator().manual_seed(seed), device="cpu")

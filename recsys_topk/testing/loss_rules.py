@@ -229,6 +229,34 @@ def half_precision_is_computed_in_float32(subject: LossSubject) -> None:
                 require_same(cast, exact, "autocast changed the loss", half, LOOSE)
 
 
+def item_weights_count_copies(subject: LossSubject) -> None:
+    """An item of weight 2 equals two copies, and one of weight 0 a masked item, as rows and as flat lists.
+
+    A loss that declares takes_item_weights = False raises a ValueError.
+    """
+    for lists in (ordinary(), ragged()):
+        weights = torch.tensor([[1, 2, 1, 0, 3, 1, 2], [2, 1, 1, 2, 0, 1, 3], [1, 1, 2, 1, 2, 3, 0]]).double()
+        for k in subject.cuts(lists):
+            loss, scores = subject.build(reduction="none"), lists.scores.clone().requires_grad_()
+            if not loss.takes_item_weights:
+                try:
+                    loss(scores, lists.labels, lists.mask, k=k, item_weights=weights)
+                except ValueError:
+                    continue
+                require(False, "takes_item_weights = False is declared, but item_weights are accepted", lists)
+            value = loss(scores, lists.labels, lists.mask, k=k, item_weights=weights)
+            gradient = gradient_of(value, scores)[0]
+            flat = [x[lists.mask] for x in (scores, lists.labels, weights)]
+            again = loss(*flat[:2], k=k, item_weights=flat[2], lengths=lists.mask.sum(1))
+            require_same(again, value, "item_weights of flat lists give another loss than those of rows", lists)
+            for row in range(len(scores)):
+                copies, columns = lists.copies(weights, row)
+                expected, slope = subject(copies, k)
+                summed = torch.zeros_like(gradient[row]).index_add(0, columns, slope[0])
+                require_same(value[row], expected[0], "weights differ from copies", lists, 1e-6)
+                require_same(gradient[row], summed, "the gradient of weights differs from that of copies", lists, 1e-6)
+
+
 def labels_get_no_gradient(subject: LossSubject) -> None:
     """Labels that require a gradient do not change the loss and get none, as rows and as flat lists."""
     for dtype in (torch.float32, torch.float64):
@@ -387,6 +415,7 @@ ON_LISTS: tuple[Callable[[LossSubject, Lists], None], ...] = (
 )
 ONCE: tuple[Callable[[LossSubject], None], ...] = (
     half_precision_is_computed_in_float32,
+    item_weights_count_copies,
     labels_get_no_gradient,
     weights_and_reductions_agree,
     validate_raises_on_non_finite_scores,

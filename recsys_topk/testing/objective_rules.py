@@ -6,7 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ class Objective(Protocol):
         groups: Tensor | None = None,
         quotas: Sequence[int],
         k: int,
+        **options: Any,
     ) -> Output:
         """Return the objective of a batch of lists."""
 
@@ -156,6 +157,26 @@ def inputs_are_not_modified(subject: ObjectiveSubject, lists: Lists) -> None:
     require(same, "the call changed its input", lists)
 
 
+def item_weights_count_copies(subject: ObjectiveSubject) -> None:
+    """An item of weight 2 equals two copies, and one of weight 0 a masked item, if the objective takes item weights."""
+    loss = getattr(subject.template, "loss", None)
+    if not (getattr(subject.template, "takes_item_weights", False) and getattr(loss, "takes_item_weights", False)):
+        return
+    lists, objective = ragged(), copy.deepcopy(subject.template)
+    weights = torch.tensor([[1, 2, 1, 0, 3, 1, 2], [2, 1, 1, 2, 0, 1, 3], [1, 1, 2, 1, 2, 3, 0]]).double()
+    for row in range(len(weights)):
+        alone, (copies, columns) = lists.rows(torch.tensor([row])), lists.copies(weights, row)
+        options: dict[str, Any] = {"quotas": subject.quotas(lists), "k": lists.k}
+        first, second = subject.inputs(alone), subject.inputs(copies)
+        found = objective(first, alone.labels, alone.mask, item_weights=weights[row : row + 1], **options).total
+        expected = objective(second, copies.labels, copies.mask, **options).total
+        require_same(found, expected, "weights differ from copies", alone, 1e-6)
+        slopes = zip(gradient_of(found, *first), gradient_of(expected, *second), strict=True)
+        for slope, of_copies in slopes:
+            summed = torch.zeros_like(slope[0]).index_add(0, columns, of_copies[0])
+            require_same(slope[0], summed, "the gradient of weights differs from that of copies", alone, 1e-6)
+
+
 def labels_get_no_gradient(subject: ObjectiveSubject) -> None:
     """Labels that require a gradient do not change the total and get none."""
     for dtype in (torch.float32, torch.float64):
@@ -228,6 +249,7 @@ ON_LISTS: tuple[Callable[[ObjectiveSubject, Lists], None], ...] = (
     inputs_are_not_modified,
 )
 ONCE: tuple[Callable[[ObjectiveSubject], None], ...] = (
+    item_weights_count_copies,
     labels_get_no_gradient,
     half_precision_is_computed_in_float32,
     large_scores_give_finite_results,

@@ -255,6 +255,39 @@ def torch_func_transforms_agree(subject: OperatorSubject) -> None:
         check(membership, lists.scores, lists.mask, lists)
 
 
+def item_weights_count_copies(subject: OperatorSubject) -> None:
+    """An item of weight 2 equals two copies, and one of weight 0 a masked item. k may be fractional.
+
+    An operator that declares takes_item_weights = False raises a ValueError.
+    """
+    weights = torch.tensor([[1, 2, 1, 0, 3, 1, 2], [2, 1, 1, 2, 0, 1, 3], [1, 1, 2, 1, 2, 3, 0]]).double()
+    operator = subject.build()
+    for lists in (ordinary(), ragged(), tied()):
+        scores = lists.scores.clone().requires_grad_()
+        if not operator.takes_item_weights:
+            try:
+                operator(scores, lists.k, lists.mask, item_weights=weights)
+            except ValueError:
+                continue
+            require(False, "takes_item_weights = False is declared, but item_weights are accepted", lists)
+        along = torch.cos(1.0 + lists.labels) * lists.mask
+        p = operator(scores, lists.k, lists.mask, item_weights=weights).p
+        gradient = gradient_of(p * along * weights, scores)[0]
+        for row in range(len(p)):
+            copies, columns = lists.copies(weights, row)
+            x = copies.scores.clone().requires_grad_()
+            expected = operator(x, lists.k, copies.mask).p
+            slope = gradient_of(expected * along[row, columns], x)[0]
+            summed = torch.zeros_like(gradient[row]).index_add(0, columns, slope[0])
+            require_same(p[row, columns], expected[0], "weights differ from copies", lists, 1e-6)
+            require_same(gradient[row], summed, "the gradient of weights differs from that of copies", lists, 1e-6)
+        if operator.sums_to_k:
+            part = operator(scores, 1.7, lists.mask, item_weights=0.3 * weights).p
+            total = (0.3 * weights * part).sum(1)
+            wanted = torch.minimum(torch.full_like(total, 1.7), (0.3 * weights * lists.mask).sum(1))
+            require_same(total, wanted, "the weighted membership does not sum to a fractional k", lists, 1e-6)
+
+
 def tau_follows_the_scale_of_the_scores(subject: OperatorSubject) -> None:
     """With tau="auto", scores c x give the membership of x. The temperature is fixed after some batches, and stored."""
     template = subject.template
@@ -361,6 +394,7 @@ ONCE: tuple[Callable[[OperatorSubject], None], ...] = (
     gradient_matches_finite_differences,
     second_derivatives_are_correct_or_raise,
     torch_func_transforms_agree,
+    item_weights_count_copies,
     tau_follows_the_scale_of_the_scores,
     compiled_results_are_equal,
     no_values_are_read_on_the_host,

@@ -17,6 +17,7 @@ from recsys_topk.datamodules.interactions import preparation
 from recsys_topk.datamodules.interactions.datamodule import InteractionsDataModule
 from recsys_topk.datamodules.interactions.guess import guess_files
 from recsys_topk.serving.requests import EncodedRequests
+from recsys_topk.tabular.ids.keys import id_keys
 from recsys_topk.testing import check_data_module
 from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 
@@ -38,11 +39,22 @@ def adversarial(seed: int, rows: int = 400) -> pd.DataFrame:
     return pd.concat([frame, frame.sample(50, random_state=seed)]).sample(frac=1, random_state=seed)
 
 
+def tie_hash(values: list[int], seed: int) -> int:
+    """Return the hash that orders interactions of a user at the same time, as docs/own-data.md defines it."""
+    state, most = 0, (1 << 64) - 1
+    for value in values:
+        state = ((state ^ (value & most)) + (seed + 1) * 0x9E3779B97F4A7C15) & most
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & most
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & most
+        state ^= state >> 31
+    return state
+
+
 def expected_requests(frame: pd.DataFrame, options: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return (user, history, positives with labels) of every request, by a loop over interactions.
+    """Return (user, history, positives with labels, excluded items) of every request, by a loop over interactions.
 
     By definition, the history holds strictly earlier items, and an item that the user had before is a positive only if
-    repeats are allowed.
+    repeats are allowed. Items of the user from the time of the first positive to that of the last are not candidates.
     """
     found: dict[str, list[Any]] = {split: [] for split in SPLITS}
     window, eval_window = options.get("window", 10), options.get("eval_window")
@@ -56,7 +68,11 @@ def expected_requests(frame: pd.DataFrame, options: dict[str, Any]) -> dict[str,
     times = sorted(frame.time)
     cuts = [times[int(share * len(times))] for share in (1 - 0.2 - 0.1, 1 - 0.1)]
     for user in sorted(set(frame.user)):
-        events = sorted((time, item, *value) for (who, time, item), value in unique.items() if who == user)
+        key = int(id_keys([user]).keys[0])
+        events = sorted(
+            ((time, item, *value) for (who, time, item), value in unique.items() if who == user),
+            key=lambda one: (one[0], tie_hash([key, one[1], one[0] * 86_400 * 10**6], options.get("split_seed", 0))),
+        )
         for number, split in enumerate(SPLITS):
             allowed = [event for event in events if options["split"] != "given" or event[2] <= number]
             if options["split"] != "given" and events != allowed:
@@ -87,12 +103,16 @@ def expected_requests(frame: pd.DataFrame, options: dict[str, Any]) -> dict[str,
                     late = days and groups[0] and event[0] - groups[0][0][0] >= days
                     if not late and (eval_window is None or len(groups[0]) < eval_window):
                         groups[0].append(event)
+            last = -1
             for group in groups:
                 distinct: dict[int, float] = {}
                 for event in group:
+                    last = last if event[1] in distinct else event[0]
                     distinct.setdefault(event[1], -event[3])
                 history = [event[1] for event in allowed if event[0] < group[0][0]]
-                found[split].append((user, history, distinct))
+                begin = group[0][0] if repeats else -1
+                same_time = {event[1] for event in allowed if begin <= event[0] <= last}
+                found[split].append((user, history, distinct, same_time))
     return found
 
 
@@ -109,6 +129,7 @@ def loaded_requests(data: InteractionsDataModule, split: str) -> list[Any]:
     found = []
     for batch in data.loader([split], training=False):
         excluded = shard.excluded(len(found) + np.arange(batch.size))
+        assert excluded is not None
         for row in range(batch.size):
             listed = batch.item_id[batch.candidates[row]][batch.mask[row]].tolist()
             labels = batch.labels[row][batch.mask[row]].tolist()
@@ -116,7 +137,7 @@ def loaded_requests(data: InteractionsDataModule, split: str) -> list[Any]:
             history = [views[int(view[0])] for view in batch.history[row, :number]]
             assert not batch.history[row, number:].any()
             assert [int(catalogue.item_id[place]) for place in batch.pool_rows] == batch.item_id.tolist()
-            had = None if excluded is None else set(catalogue.item_id[excluded[row][excluded[row] >= 0]].tolist())
+            had = set(catalogue.item_id[excluded[row][excluded[row] >= 0]].tolist())
             found.append((names[int(batch.request[row, 0])], history, dict(zip(listed, labels, strict=True)), had))
     return found
 
@@ -126,6 +147,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"split": "time", "val_fraction": 0.2, "repeats": True, "window": 4, "eval_window": 5},
     {"split": "time", "val_fraction": 0.2, "window": None, "window_days": 6.0},
     {"split": "leave_last", "leave": 1, "window": 2},
+    {"split": "leave_last", "leave": 1, "window": 2, "split_seed": 3},
     {"split": "leave_last", "leave": 2, "repeats": True, "window_days": 9.0, "window": 5},
     {"split": "given", "window": 3},
     {"split": "given", "window": 2, "repeats": True, "eval_window": 3},
@@ -152,14 +174,17 @@ def test_requests_equal_loop_over_interactions(
         found = loaded_requests(data, split)
         assert len(found) == len(expected[split]) > 0
         ours = sorted((user, tuple(history), tuple(positives.items())) for user, history, positives, _ in found)
-        loop = sorted((user, tuple(history), tuple(positives.items())) for user, history, positives in expected[split])
+        loop = sorted(
+            (user, tuple(history), tuple(positives.items())) for user, history, positives, _ in expected[split]
+        )
         assert ours == loop
+        excluded = {(user, tuple(history), *positives): items for user, history, positives, items in expected[split]}
         for user, history, positives, had in found:
+            items = excluded[(user, tuple(history), *positives)]
             if split != "train":
-                assert had == (None if options.get("repeats") else set(history))
-            else:
-                assert had is not None
-                assert set(history) | set(positives) <= had
+                assert had == items
+            else:  # the training catalogue holds the items of the training split
+                assert set(history) | set(positives) | items & set(data.catalogue(split).item_id.tolist()) <= had
             if not options.get("repeats"):
                 assert not set(history) & set(positives), user
     shuffled = InteractionsDataModule(
@@ -172,6 +197,36 @@ def test_requests_equal_loop_over_interactions(
             assert torch.equal(
                 getattr(shuffled.shard(split).batch(rows), name), getattr(data.shard(split).batch(rows), name)
             )
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_items_of_the_same_user_and_time_are_not_candidates(tmp_path: Path, repeats: bool) -> None:
+    draw = np.random.default_rng(1)
+    times = [1, 2, 3, 4, 4, 4, 4]  # the test item, the validation item and two training items of a user are tied
+    frame = pd.DataFrame(
+        [(user, item, time) for user in range(200) for time, item in zip(times, draw.permutation(30), strict=False)],
+        columns=["user", "item", "time"],
+    )
+    data = InteractionsDataModule(
+        interactions=frame, split="leave_last", repeats=repeats, eval_negatives=40, train_negatives=40, window=1,
+        cache_dir=str(tmp_path),
+    )  # fmt: skip
+    tied = frame[frame.time == 4].groupby("user").item.agg(set).to_dict()
+    largest = 0
+    for split in SPLITS:
+        for batch in data.loader([split], training=split == "train"):
+            full = data.add_negatives(batch)
+            users = data.prepared.user_ids[data.prepared.table(split)["user"]]
+            rows = np.searchsorted(data.prepared.table(split)["request_id"], batch.request_id.numpy())
+            for number, user in enumerate(users[rows].tolist()):
+                positives = set(full.item_id[full.candidates[number][full.labels[number] > 0]].tolist())
+                candidates = set(full.item_id[full.candidates[number][full.mask[number]]].tolist())
+                assert len(positives) == 1
+                if positives <= tied[user]:
+                    assert candidates & tied[user] == positives
+                    assert len(candidates) > 20
+                    largest += split == "test" and max(tied[user]) in positives
+    assert 25 <= largest <= 75  # of 200 users with 4 items each: the hash does not prefer large ids
 
 
 def small(tmp_path: Path, **options: Any) -> InteractionsDataModule:
@@ -447,7 +502,10 @@ def test_export_holds_each_user_after_the_last_interaction(tmp_path: Path, split
     assert items.names.tolist() == sorted(set(frame.item))
     row_of = {int(row[0]): int(name) for row, name in zip(items.ids, items.names, strict=True)}
     for row, name in enumerate(users.names):
-        own = frame[frame.user == name].drop_duplicates(["item", "time"]).sort_values(["time", "item"])
+        own = frame[frame.user == name].drop_duplicates(["item", "time"])
+        key = int(id_keys([name]).keys[0])
+        tie = [tie_hash([key, item, time * 10**6], 0) for item, time in zip(own["item"], own.time, strict=True)]
+        own = own.assign(tie=tie).sort_values(["time", "tie"])
         length = int(users.history_length[row])
         assert [row_of[int(view[0])] for view in users.history[row, :length]] == own.item.tolist()[-7:]
         assert not users.history[row, length:].any()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,7 @@ from recsys_topk.datamodules import InteractionsDataModule, ListsDataModule
 from recsys_topk.datamodules.interactions import preparation as interactions
 from recsys_topk.datamodules.lists import preparation as lists
 from recsys_topk.datamodules.prepare.base import PreparedDataModule
+from recsys_topk.datamodules.prepare.columns import read_columns
 from recsys_topk.tabular.tables.reader import TableReader
 
 FILES, ROWS, PARTS = 3, 300, 10
@@ -210,3 +212,22 @@ def test_partial_files_of_an_older_release_are_removed(kind: str, tmp_path: Path
     assert data.prepare()
     assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
     assert sorted(path.name for path in (tmp_path / "cache").iterdir() if path.name != ".lock") == [name]
+
+
+def test_prepared_data_of_an_older_version_are_prepared_again_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = pa.table({"user": [1] * 9 + [2] * 9, "item": [*range(9), *range(9)], "time": [*range(18)]})
+    old, other = tmp_path / "interactions-0123456789abcdef", tmp_path / "lists-0123456789abcdef"
+    for folder in (old, other):
+        folder.mkdir()
+        (folder / "facts.json").write_text('{"format": 1}')
+    with caplog.at_level("INFO"):
+        data = InteractionsDataModule(interactions=table, split="leave_last", cache_dir=str(tmp_path))
+        data.prepare_data()
+    named = [record.message for record in caplog.records if "older version" in record.message]
+    assert named == [f"{old} was prepared by an older version and is not used; it can be deleted"]
+    files = sorted(data.prepared.folder.glob("*.arrow"))
+    assert len(files) >= 8
+    for file in files:  # Hugging Face `datasets` opens every prepared file
+        assert datasets.Dataset.from_file(str(file)).num_rows == len(next(iter(read_columns(file).values())))

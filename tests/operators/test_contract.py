@@ -7,15 +7,26 @@ from recsys_topk.operators import registry
 from recsys_topk.ops import backend
 from recsys_topk.testing import check_operator, operator_rules
 from recsys_topk.testing.comparison import title
+from tests.conftest import long_except
 from tests.strategies import lists
 
 CLASSES = registry.classes()
 BY_BACKEND = [title(rule) for rule in (*operator_rules.ON_LISTS, operator_rules.large_scores_give_finite_results)]
 
 
+RULES = [title(rule) for rule in (*operator_rules.ON_LISTS, *operator_rules.ONCE)]
+COMPILED = [rule for rule in RULES if "compiled" in rule]
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_operator_keeps_the_contract(name):
-    check_operator(CLASSES[name])
+    check_operator(CLASSES[name], rules=[rule for rule in RULES if rule not in COMPILED])
+
+
+@pytest.mark.parametrize("name", long_except(CLASSES, "dftopk", "neuralsort"))
+def test_every_operator_compiles(name):
+    assert len(COMPILED) == 1
+    check_operator(CLASSES[name], rules=COMPILED)
 
 
 @pytest.mark.parametrize("name", CLASSES)

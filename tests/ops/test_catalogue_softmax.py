@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import recsys_topk.ops.catalogue_softmax as module
-from recsys_topk.ops.catalogue_softmax import catalogue_softmax
+import recsys_topk.ops.losses.catalogue_softmax as module
+from recsys_topk.ops.losses.catalogue_softmax import catalogue_softmax
 
 
 @pytest.mark.parametrize("at_once", [1, 30, 1 << 20])

@@ -79,6 +79,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         needs_operator: The objective needs a loss with a top-k operator.
         compares_groups: The objective only compares sample groups, so it needs at least two.
         uses_loss: The objective uses `loss`. False for published baselines with their own terms.
+        takes_item_weights: Items may have weights (`compute_weighted`).
         separate_lists: The stages may train on different lists (`compute_separately`).
         paper: Reference.
 
@@ -96,6 +97,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     needs_operator: ClassVar[bool] = False
     compares_groups: ClassVar[bool] = False
     uses_loss: ClassVar[bool] = True
+    takes_item_weights: ClassVar[bool] = False
     separate_lists: ClassVar[bool] = False
     paper: ClassVar[str] = ""
 
@@ -130,6 +132,12 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         """Return the objective of stages with lists of their own. Called as `compute` is, if `separate_lists`."""
         raise NotImplementedError
 
+    def compute_weighted(
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor
+    ) -> ObjectiveOutput:
+        """Return the objective of lists of weighted items. Called as `compute` is, if `takes_item_weights`."""
+        raise NotImplementedError
+
     def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
         """Return the cut-off of each stage's term; lists that are not longer are skipped. Empty = no cut-off."""
         if not (self.uses_loss and self.loss.requires_k) or self.loss.k == "positives":
@@ -150,6 +158,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         groups: Tensor | None = None,
         quotas: Sequence[int],
         k: int,
+        item_weights: Tensor | None = None,
     ) -> ObjectiveOutput:
         """Return the objective of a batch of lists.
 
@@ -160,7 +169,14 @@ class CascadeObjective(Recorded, nn.Module, ABC):
             groups: (B, N), the sample group of each candidate; required by some objectives.
             quotas: Number of items that each stage passes on.
             k: Number of items wanted at the end of the cascade, unless the loss sets its own k.
+            item_weights: (B, N), not negative: an item of weight 2 counts as two copies of it, one of weight 0 as
+                masked. k and the quotas count weights.
         """
+        if item_weights is not None and not (self.takes_item_weights and self.loss.takes_item_weights):
+            raise ValueError(
+                f"the {self.name!r} objective with the loss {self.loss.name!r} does not support item_weights; use "
+                f"'joint' or 'independent' with a loss that does"
+            )
         if len(scores) != self.stages or len(quotas) != self.stages:
             raise ValueError(
                 f"the objective was built for {self.stages} stages, got {len(scores)} score tensors and "
@@ -171,7 +187,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
             return self._separately(scores, labels, list(mask), quotas, k)
         assert mask is None or isinstance(mask, Tensor)
         for stage_scores in scores:
-            check_lists(stage_scores, mask, labels=labels, groups=groups)
+            check_lists(stage_scores, mask, labels=labels, groups=groups, item_weights=item_weights)
         with float32_island(labels.device.type):
             clean = [at_least_float32(stage_scores) for stage_scores in scores]
             y = labels.detach().to(clean[0].dtype)  # labels are constants
@@ -182,6 +198,8 @@ class CascadeObjective(Recorded, nn.Module, ABC):
             else:
                 clean = [self.clean(x, mask) for x in clean]
                 y = self.clean(y, mask)
+            if item_weights is not None:
+                return self.compute_weighted(clean, y, mask, quotas, k, item_weights.detach().to(y.dtype))
             return self.compute(clean, y, mask, groups, quotas, k)
 
     def _check_finite(self, scores: Tensor, mask: Tensor | None) -> None:

@@ -29,6 +29,7 @@ class IndependentObjective(CascadeObjective):
     """
 
     name = "independent"
+    takes_item_weights = True
     separate_lists = True
 
     def __init__(
@@ -56,11 +57,22 @@ class IndependentObjective(CascadeObjective):
         """See `CascadeObjective.compute`."""
         return self.compute_separately(scores, [labels] * self.stages, [mask] * self.stages, quotas, k)
 
+    def compute_weighted(
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor
+    ) -> ObjectiveOutput:
+        """See `CascadeObjective.compute_weighted`."""
+        cuts = self._open_cuts(quotas, k)
+        terms = [self.loss(x, labels, mask, k=cut, item_weights=weights) for x, cut in zip(scores, cuts, strict=True)]
+        return ObjectiveOutput.of_stages(self.weights(terms), terms)
+
     def compute_separately(
         self, scores: Sequence[Tensor], labels: Sequence[Tensor], masks: Sequence[Tensor], quotas: Sequence[int], k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute_separately`."""
-        open_k = self.loss.requires_k and self.loss.k is None
-        cuts: list[int] | list[None] = self.cuts(quotas, k) if open_k else [None] * self.stages
+        cuts = self._open_cuts(quotas, k)
         terms = [self.loss(x, y, mask, k=cut) for x, y, mask, cut in zip(scores, labels, masks, cuts, strict=True)]
         return ObjectiveOutput.of_stages(self.weights(terms), terms)
+
+    def _open_cuts(self, quotas: Quotas, k: int) -> Sequence[int | None]:
+        """Return the k of each stage for a loss that requires k and does not set it; None otherwise."""
+        return self.cuts(quotas, k) if self.loss.requires_k and self.loss.k is None else [None] * self.stages

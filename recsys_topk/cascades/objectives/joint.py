@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from recsys_topk.cascades.objectives.base import (
 from recsys_topk.checks import check_not_negative
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.fused import fused_joint_terms
+from recsys_topk.losses.item_weights import true_weights
 from recsys_topk.losses.topk import TopKLoss, selection_bce
 from recsys_topk.numerics import add_eps, is_full
 from recsys_topk.operators.base import SoftSelection
@@ -46,6 +47,7 @@ class JointObjective(CascadeObjective):
 
     name = "joint"
     needs_operator = True
+    takes_item_weights = True
     paper = "Wang et al. 2025, arXiv 2503.09492; Zhu et al. 2025, arXiv 2510.11472"
 
     def __init__(
@@ -84,43 +86,79 @@ class JointObjective(CascadeObjective):
         if fused is not None:
             terms, joint = list(fused[0].unbind()), fused[1]
             return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
-        positive = mask & (labels > self.loss.positive_above)
         valid = mask.sum(-1)
-        wanted = self._wanted(positive, valid, k)
-        target = topk_target(labels, mask, wanted.clamp_min(1), self.loss.positive_above)
-        counted = positive.any(-1) & (wanted > 0) & (wanted < valid)
-        cuts = [wanted if self.stage_k == "k" else torch.full_like(valid, quota) for quota in quotas]
+        wanted = self._wanted(mask & (labels > self.loss.positive_above), valid, k)
+        target = topk_target(labels, mask, wanted.clamp_min(1), self.loss.positive_above) > 0
+        return self._output(scores, _Lists(labels, mask, None, target, wanted, valid), quotas)
+
+    def compute_weighted(
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor
+    ) -> ObjectiveOutput:
+        """See `CascadeObjective.compute_weighted`."""
+        valid = mask & (weights > 0)
+        w = torch.where(valid, weights, 0.0)
+        wanted = self._wanted(torch.where(labels > self.loss.positive_above, w, 0.0), w.sum(-1), k)
+        target = true_weights(labels, valid, wanted, self.loss.positive_above, w) > 0
+        return self._output(scores, _Lists(labels, valid, w, target, wanted, w.sum(-1)), quotas)
+
+    def _output(self, scores: Sequence[Tensor], lists: _Lists, quotas: Quotas) -> ObjectiveOutput:
+        labels, mask, _, _, wanted, amount = lists
+        counted = (mask & (labels > self.loss.positive_above)).any(-1) & (wanted > 0) & (wanted < amount)
+        cuts = [wanted if self.stage_k == "k" else torch.full_like(amount, quota) for quota in quotas]
         selections = [
-            _only(self._select(x, cut, mask), counted & (cut < valid)) for x, cut in zip(scores, cuts, strict=True)
+            _only(self._select(x, cut, lists), counted & (cut < amount)) for x, cut in zip(scores, cuts, strict=True)
         ]
         selections.append(_survival(selections))
-        rows = [*(counted & (cut < valid) for cut in cuts), selections[-1].mask.any(-1)]
+        rows = [*(counted & (cut < amount) for cut in cuts), selections[-1].mask.any(-1)]
         # One sum over processes for all terms, as in `joint_terms`, because another process may use that code path.
         numbers = divisor(torch.stack([one.sum() for one in rows]), labels.dtype)
         totals = [
-            torch.where(counts, self._bce(selection, target), 0.0).sum()
+            torch.where(counts, self._bce(selection, lists), 0.0).sum()
             for selection, counts in zip(selections, rows, strict=True)
         ]
         *terms, joint = (torch.stack(totals) / numbers).unbind()
         return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
 
-    def _select(self, scores: Tensor, cut: Tensor, mask: Tensor) -> SoftSelection:
+    def _select(self, scores: Tensor, cut: Tensor, lists: _Lists) -> SoftSelection:
         operator = self.loss.operator
         assert operator is not None
-        selection = operator.membership(scores, cut, mask)
+        if lists.weights is None:
+            selection = operator.membership(scores, cut, lists.mask)
+        else:
+            selection = operator.weighted_membership(scores, cut, lists.mask, lists.weights)
         return self.loss.clamp(selection) if isinstance(self.loss, TopKLoss) else selection
 
-    def _bce(self, selection: SoftSelection, target: Tensor) -> Tensor:
+    def _bce(self, selection: SoftSelection, lists: _Lists) -> Tensor:
         log_p, log_q = add_eps(selection.log_p, self.eps), add_eps(selection.log_q, self.eps)
-        return selection_bce(SoftSelection(log_p, log_q, selection.mask), target)
+        if lists.weights is None:
+            return selection_bce(SoftSelection(log_p, log_q, selection.mask), lists.target.to(log_p.dtype))
+        chosen = torch.where(selection.mask, torch.where(lists.target, log_p, log_q), 0.0)
+        return -(chosen * lists.weights).sum(1) / torch.where(lists.amount > 0, lists.amount, 1.0)
 
-    def _wanted(self, positive: Tensor, valid: Tensor, k: int) -> Tensor:
+    def _wanted(self, positive: Tensor, amount: Tensor, k: int) -> Tensor:
         if self.loss.k == "positives":
             return positive.sum(-1)
-        return torch.minimum(torch.full_like(valid, self._fixed(k)), valid)
+        return torch.minimum(torch.full_like(amount, self.loss.k if isinstance(self.loss.k, int) else k), amount)
 
-    def _fixed(self, k: int) -> int:
-        return self.loss.k if isinstance(self.loss.k, int) else k
+
+class _Lists(NamedTuple):
+    """A batch of lists.
+
+    Attributes:
+        labels: (B, N).
+        mask: Boolean (B, N).
+        weights: (B, N), weights of the items; None = 1 each.
+        target: Boolean (B, N), the true top k.
+        wanted: (B,), k.
+        amount: (B,), the number or the total weight of the valid items.
+    """
+
+    labels: Tensor
+    mask: Tensor
+    weights: Tensor | None
+    target: Tensor
+    wanted: Tensor
+    amount: Tensor
 
 
 def _only(selection: SoftSelection, rows: Tensor) -> SoftSelection:

@@ -59,12 +59,15 @@ class InteractionsDataModule(PreparedDataModule):
         eval_window: Maximum number of positives of an evaluation request; None = all of the user in the split.
         window_days: Maximum number of days between the positives of a request; None = no limit.
         repeats: Whether an item that the user had before may be a positive again. If False, it is not a candidate.
+            Other items of the user at the time of a positive are never candidates.
         train_negatives: Sampled negatives per list in training.
         negative_source: Where training negatives come from; see `CascadeDataModule`.
         eval_negatives: Sampled negatives per list in evaluation.
         every_position: Whether every interaction of a training sequence is a request of its own (`window` is then 1),
             and the requests of a sequence share one history: an encoder learns from all positions in one pass. The
             batch size counts sequences of up to `history_length` interactions.
+        held_out: With `every_position`: share of the interactions of each user, the last ones of the training, that
+            train the later stages of a cascade and not the first one.
         ages: Whether the history has the age of each view, in seconds before the newest view (the feature
             `seconds_ago`), which ordered encoders of histories read. Needs times.
         options: Options of all data modules for a user's tables; see `PreparedDataModule`.
@@ -113,6 +116,7 @@ class InteractionsDataModule(PreparedDataModule):
         negative_source: NegativeMix = "uniform",
         eval_negatives: int = 160,
         every_position: bool = False,
+        held_out: float = 0.0,
         ages: bool = False,
         **options: Unpack[PreparedOptions],
     ) -> None:
@@ -137,7 +141,12 @@ class InteractionsDataModule(PreparedDataModule):
                 raise ValueError(f"{name} must be at least 1, got {count}")
         if window_days is not None and window_days <= 0:
             raise ValueError(f"window_days must be above 0, got {window_days}")
+        if not 0 <= held_out < 1:
+            raise ValueError(f"held_out must be a share from 0 to below 1, got {held_out}")
+        if held_out and not every_position:
+            raise ValueError("held_out needs every_position; add --data.every_position true")
         self.root, self.repeats, self.every_position, self.ages = root, repeats, every_position, ages
+        self.held_out = held_out
         self._sources = {"interactions": interactions, "users": users, "items": items}
         self._held_out = {"val": val, "test": test} if val is not None else {}
         self.given_columns = {
@@ -180,6 +189,7 @@ class InteractionsDataModule(PreparedDataModule):
             features=features,
             fractions=self._fractions,
             dates=self._dates,
+            split_seed=self._split_seed,
             tables=tables,
             held_out={name: open_table(source, self._types) for name, source in self._held_out.items()},
             sequences=self._sequences,
@@ -213,7 +223,12 @@ class InteractionsDataModule(PreparedDataModule):
 
     def open_shard(self, name: str) -> InteractionsShard:
         """Return a split."""
-        return self._requests(name, PositionShard if self.every_position and name == "train" else InteractionsShard)
+        if not self.every_position or name != "train":
+            return self._requests(name)
+        shard = self._requests(name, PositionShard)
+        assert isinstance(shard, PositionShard)
+        shard.held_out = self.held_out
+        return shard
 
     def _requests(self, name: str, kind: type[InteractionsShard] = InteractionsShard) -> InteractionsShard:
         return kind(name, self.prepared, self.schema, self.history_length, self.repeats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,15 @@ class PositionShard(InteractionsShard):
     views, the next sequence begins L / 2 views later, so that every request beyond the first L sees at least half of
     its views. A batch of H sequences has B requests; `CascadeBatch.history_row` is the sequence of each of them. The
     requests are those of the prepared data: one positive each if they were prepared with ``window=1``.
+
+    Attributes:
+        held_out: Share of the interactions of each user, the last ones, whose requests are `CascadeBatch.held_out`.
     """
+
+    held_out: float = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "held_out": self.held_out}
 
     def __len__(self) -> int:
         return len(self._sequences) - 1
@@ -32,8 +41,12 @@ class PositionShard(InteractionsShard):
         last = np.r_[np.flatnonzero(np.diff(row)), len(row) - 1]
         history, values, length = self.views(begin[last], stop[last])
         longest = max(1, int(length.max()))
+        start, seen = (self._requests[name][requests] for name in ("start", "seen"))
+        held_out = stop - start >= seen - start - np.ceil(self.held_out * (seen - start))
         return self.with_histories(requests, (history[:, :longest], values[:, :longest], length)).replace(
-            history_row=torch.from_numpy(row), history_prefix=torch.from_numpy((stop - begin).astype(np.int64))
+            history_row=torch.from_numpy(row),
+            history_prefix=torch.from_numpy((stop - begin).astype(np.int64)),
+            held_out=torch.from_numpy(np.flatnonzero(held_out)),
         )
 
     def excluded(self, rows: Array) -> Tensor | None:

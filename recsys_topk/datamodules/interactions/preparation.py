@@ -34,7 +34,7 @@ from recsys_topk.tabular.tables.reader import TableReader
 from recsys_topk.tabular.tables.times import describe_times
 from recsys_topk.types import Array
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """See `PreparedDataModule.format`."""
 
 ROWS_PER_PART: Final = 1 << 20
@@ -164,7 +164,7 @@ class InteractionsPreparation:
     def _part(self, spill: Spill, number: int, keys: Array, count: Array, options: SequenceOptions) -> None:
         rows, context = spill.part(number)
         before = rows.size
-        rows, where = sort_interactions(rows)
+        rows, where = sort_interactions(rows, self.plan.split_seed)
         self._duplicates += before - rows.size
         rows["item"] = np.searchsorted(keys, rows["item"])
         made = make_sequences(rows, options)
@@ -195,7 +195,7 @@ class InteractionsPreparation:
         grown, number = self._grown, requests.user.size
         grown.append(f"{split}.request_id", self._requests_made + np.arange(number))
         grown.append(f"{split}.user", (grown.length("seen.key") + requests.user).astype(np.int32))
-        for name in ("start", "stop", "seen"):
+        for name in ("start", "stop", "seen", "tied"):
             grown.append(f"{split}.{name}", grown.length("events.item") + getattr(requests, name))
         grown.append(f"{split}.ends", grown.length(f"{split}-positives.item") + requests.ends)
         grown.append(f"{split}-positives.item", rows["item"][positive].astype(np.int32))

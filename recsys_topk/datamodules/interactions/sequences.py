@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from recsys_topk.tabular.ids.keys import chained
 from recsys_topk.types import Array
 
 SplitMethod = Literal["time", "leave_last", "given"]
@@ -52,7 +53,9 @@ class SplitRequests:
         user: Index of the user among the distinct users in ascending order.
         start: First event of the user, a row of `Sequences.item`.
         stop: End of the history (exclusive); the history is start..stop-1.
-        seen: End (exclusive) of the events whose items are not candidates; they begin at start.
+        seen: End (exclusive) of the events that the user had before; in training, of the user's training events.
+        tied: End (exclusive) of the events at the time of the last positive; in training, of the user's last training
+            event. The items of the events up to `seen` and from `stop` to `tied` are not candidates.
         first: The event that is the first positive.
         ends: End (exclusive) of the positives of each request in `positive`; they begin at the end before.
         positive: The events that are positives, in the order of the requests.
@@ -62,6 +65,7 @@ class SplitRequests:
     start: Array
     stop: Array
     seen: Array
+    tied: Array
     first: Array
     ends: Array
     positive: Array
@@ -82,19 +86,24 @@ class Sequences:
     requests: dict[str, SplitRequests] = field(default_factory=dict)
 
 
-def sort_interactions(rows: Array) -> tuple[Array, Array]:
-    """Sort interactions by user, time and item, and drop duplicates.
+def sort_interactions(rows: Array, seed: int = 0) -> tuple[Array, Array]:
+    """Sort interactions by user and time, and drop duplicates.
+
+    Interactions of a user at the same time are ordered by a hash of (user, item, time), so that which of them is the
+    last does not depend on the ids: `chained` over the keys of user and item (`id_keys`) and the time in microseconds.
 
     If interactions agree in user, item and time, the one of the earliest split is kept, then the one of the largest
     weight. The result therefore does not depend on the order of the rows.
 
     Args:
-        rows: (n,) of `ROW`.
+        rows: (n,) of `ROW`, with the keys of the ids of the source.
+        seed: Seed of the hash.
 
     Returns:
         The interactions that are kept, and their rows in the input.
     """
-    order = np.lexsort((-rows["weight"], rows["split"], rows["item"], rows["time"], rows["user"]))
+    tie = chained([rows["user"], rows["item"], rows["time"]], seed)
+    order = np.lexsort((-rows["weight"], rows["split"], rows["item"], tie, rows["time"], rows["user"]))
     rows = rows[order]
     fresh = np.ones(rows.size, dtype=bool)
     fresh[1:] = _changes(rows["user"]) | _changes(rows["time"]) | _changes(rows["item"])
@@ -125,21 +134,25 @@ def make_sequences(rows: Array, options: SequenceOptions) -> Sequences:
     else:
         split = rows["split"][row].astype(np.int64)
     # Interactions at the same time are not earlier: the history ends before the first event at that time.
-    run = np.maximum.accumulate(np.where(begins | np.r_[True, _changes(time)], events, 0))
+    new_time = begins | np.r_[True, _changes(time)]
+    run = np.maximum.accumulate(np.where(new_time, events, 0))
+    run_end = np.r_[np.flatnonzero(new_time), row.size][np.cumsum(new_time)]
     trained = start + np.bincount(segment[split == 0], minlength=segment[-1] + 1)[segment]
     made = Sequences(row, split.astype(np.int8))
     for number, name in enumerate(SPLITS):
         chosen = np.flatnonzero(eligible & (split == number) & ((level < 0) | (level == number)))
         if chosen.size:
             opens, chosen = _windows(chosen, segment, time, item, options, training=number == 0)
-            first = chosen[opens]
+            first, ends = chosen[opens], np.r_[np.flatnonzero(opens)[1:], chosen.size]
+            seen = trained[first] if number == 0 else run[first]
             made.requests[name] = SplitRequests(
                 user=user[row[first]],
                 start=start[first],
                 stop=run[first],
-                seen=trained[first] if number == 0 else run[first],
+                seen=seen,
+                tied=run_end[seen - 1 if number == 0 else chosen[ends - 1]],
                 first=first,
-                ends=np.r_[np.flatnonzero(opens)[1:], chosen.size],
+                ends=ends,
                 positive=chosen,
             )
     return made

@@ -120,17 +120,26 @@ class InteractionsShard(Shard):
         return item_catalogue(items, chosen, items["count"][chosen], device)
 
     def excluded(self, rows: Array) -> Tensor | None:
-        """Return the items that the user had before, as rows of the catalogue; in training, all items of the user.
+        """Return the items that are not candidates, as rows of the catalogue.
 
-        Return None in evaluation if items may be repeated.
+        These are the items that the user had before (in training, all items of the user's training data), unless they
+        may be repeated, and the other items of the user at the time of a positive.
         """
-        if self.repeats and self._places is None:
-            return None
-        return self._items_between(rows, "seen")
+        repeated = self.repeats and self._places is None
+        ends = np.maximum(self._requests["seen"][rows], self._requests["tied"][rows])
+        return self._items_between(self._requests["stop" if repeated else "start"][rows], ends)
 
     def earlier(self, rows: Array) -> Tensor:
         """Return all items of the user before each request, oldest first."""
-        return self._items_between(rows, "stop")
+        return self._items_between(self._requests["start"][rows], self._requests["stop"][rows])
+
+    def _items_between(self, start: Array, stop: Array) -> Tensor:
+        """Return the items of event ranges, as rows of the catalogue, followed by padding."""
+        width = int((stop - start).max(initial=0))
+        at = start[:, None] + np.arange(width)
+        there = at < stop[:, None]
+        item = self.prepared.events[np.where(there, at, 0)].astype(np.int64)
+        return torch.from_numpy(np.where(there, item if self._places is None else self._places[item], -1))
 
     def sequences(self) -> tuple[Array, Array]:
         """Return the interactions of the training split, ordered by user and time."""
@@ -139,15 +148,6 @@ class InteractionsShard(Shard):
         user = np.repeat(np.arange(start.size), length)
         at = np.arange(user.size) + (start - np.cumsum(length) + length)[user]
         return user, self.prepared.items["item_id"][self.prepared.events[at]]
-
-    def _items_between(self, rows: Array, end: str) -> Tensor:
-        """Return the items from the user's first event to `end`, as rows of the catalogue, followed by padding."""
-        start, stop = self._requests["start"][rows], self._requests[end][rows]
-        width = int((stop - start).max(initial=0))
-        at = start[:, None] + np.arange(width)
-        there = at < stop[:, None]
-        item = self.prepared.events[np.where(there, at, 0)].astype(np.int64)
-        return torch.from_numpy(np.where(there, item if self._places is None else self._places[item], -1))
 
     @cached_property
     def _length(self) -> int:

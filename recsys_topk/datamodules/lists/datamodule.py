@@ -60,7 +60,6 @@ class ListsDataModule(PreparedDataModule):
         label_kind: ``"grades"`` or ``"places"``; None = places if a label depends on the position, else grades.
         split: ``"time"``, ``"fraction"`` (of requests, by a hash of their id), ``"column"`` or ``"files"``; None = the
             given split, else by time if there is a time column, else by fraction.
-        split_seed: Seed of the split by fraction; `seed` does not change the split.
         max_list_length: Maximum number of items of a list; the best labels are kept. None = all.
         duplicates: ``"error"``, or ``"best"`` to keep the best label of an item that occurs twice in a request.
         train_negatives: Sampled negatives per list in training.
@@ -106,7 +105,6 @@ class ListsDataModule(PreparedDataModule):
         positive_above: float | None = None,
         label_kind: LabelKind | None = None,
         split: SplitRule | None = None,
-        split_seed: int = 0,
         max_list_length: int | None = None,
         duplicates: Literal["error", "best"] = "error",
         train_negatives: int = 0,
@@ -121,8 +119,6 @@ class ListsDataModule(PreparedDataModule):
             raise ValueError("no lists are given; give --data.root FILE")
         if max_list_length is not None and max_list_length < 1:
             raise ValueError(f"max_list_length must be at least 1, got {max_list_length}")
-        if split_seed < 0:
-            raise ValueError(f"split_seed must not be negative, got {split_seed}")
         self.root = root
         self._sources = {0: root, **split_files(root)}
         self._sources |= {number: source for number, source in ((1, val), (2, test)) if source is not None}
@@ -132,7 +128,7 @@ class ListsDataModule(PreparedDataModule):
         }  # fmt: skip
         self.stages = None if labels is None else StageTable(labels)
         self._positive_above, self._label_kind = positive_above, label_kind
-        self._split, self._split_seed = split, split_seed
+        self._split = split
         self._max_list_length, self._duplicates = max_list_length, duplicates
 
     @cached_property

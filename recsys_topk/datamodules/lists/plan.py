@@ -22,7 +22,6 @@ class ListsPlan(PreparationPlan):
         sources: The tables, one row per (request, item), and the split number of each; None = not assigned.
         stages: The labels of stages; None = labels come from a column.
         split: How to split the requests that no file and no column assigns.
-        split_seed: Seed of the split by fraction.
         max_list_length: Maximum number of items of a list; the best labels are kept. None = all.
         duplicates: What to do with an item that occurs twice in a request.
     """
@@ -30,7 +29,6 @@ class ListsPlan(PreparationPlan):
     sources: Sequence[tuple[TableReader, int | None]]
     stages: StageTable | None
     split: SplitRule
-    split_seed: int = 0
     max_list_length: int | None = None
     duplicates: Literal["error", "best"] = "error"
 
@@ -51,5 +49,5 @@ class ListsPlan(PreparationPlan):
             **super().facts(),
             "sources": [(reader.fingerprint(), split) for reader, split in self.sources],
             "stages": None if stages is None else [stages.known, [vars(stage) for stage in stages.stages]],
-            **{name: getattr(self, name) for name in ("split", "split_seed", "max_list_length", "duplicates")},
+            **{name: getattr(self, name) for name in ("split", "max_list_length", "duplicates")},
         }

@@ -67,13 +67,16 @@ def expand_shared(
     )
 
 
-def against_catalogue(batch: CascadeBatch, catalogue: Catalogue, pool_rows: Tensor | None = None) -> CascadeBatch:
+def against_catalogue(
+    batch: CascadeBatch, catalogue: Catalogue, pool_rows: Tensor | None = None, excluded: Tensor | None = None
+) -> CascadeBatch:
     """Return the batch with the whole catalogue as its pool, so that every item competes with those of each list.
 
     Args:
         batch: The batch.
         catalogue: The items of the batch's shard.
         pool_rows: (M,) the catalogue row of each pool item; None = look it up by item id.
+        excluded: The result of `Shard.excluded`, which becomes `CascadeBatch.known`.
     """
     rows = catalogue.rows(batch.item_id) if pool_rows is None else pool_rows
     return batch.replace(
@@ -81,5 +84,6 @@ def against_catalogue(batch: CascadeBatch, catalogue: Catalogue, pool_rows: Tens
         items=catalogue.features.long(),
         item_values=catalogue.values,
         candidates=rows.take(batch.candidates),
+        known=rows.new_empty((batch.history.shape[0], 0)) if excluded is None else excluded,
         catalogue=True,
     )

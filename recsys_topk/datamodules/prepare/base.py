@@ -82,6 +82,7 @@ class PreparedOptions(LoaderOptions, total=False):
     test_fraction: float
     val_from: str | None
     test_from: str | None
+    split_seed: int
     features: str | dict[str, Any] | None
     types: dict[str, str] | None
     batch_size: int
@@ -100,6 +101,8 @@ class PreparedDataModule(CascadeDataModule):
         val_from: Date at which validation begins, e.g. ``"2024-02-01"`` (UTC). Use it with `test_from` instead of
             the fractions.
         test_from: Date at which testing begins.
+        split_seed: Seed of the random part of the split: which of a user's interactions at the same time is the last,
+            which lists are for testing in a split by fraction. `seed` does not change the split.
         features: The description of the features (`Description`): a YAML file or a mapping; or the folder of a saved
             encoder, to use its vocabularies; None = guessed, and reported.
         types: Types of columns of text files that are guessed wrongly, e.g. ``{"user_id": "string"}``.
@@ -127,6 +130,7 @@ class PreparedDataModule(CascadeDataModule):
         test_fraction: float = 0.1,
         val_from: str | None = None,
         test_from: str | None = None,
+        split_seed: int = 0,
         features: str | dict[str, Any] | None = None,
         types: dict[str, str] | None = None,
         batch_size: int = 256,
@@ -142,10 +146,12 @@ class PreparedDataModule(CascadeDataModule):
             )
         if (val_from is None) != (test_from is None):
             raise ValueError("val_from and test_from must be given together; give both dates, or neither")
+        if split_seed < 0:
+            raise ValueError(f"split_seed must not be negative, got {split_seed}")
         if history_length < 1:
             raise ValueError(f"history_length must be at least 1, got {history_length}")
         self.history_length, self.cache_dir = history_length, cache_dir
-        self._fractions = (val_fraction, test_fraction)
+        self._fractions, self._split_seed = (val_fraction, test_fraction), split_seed
         self._dates = None if val_from is None or test_from is None else (parse_time(val_from), parse_time(test_from))
         self._described, self._types = features, types
         self._prepared: PreparedFiles | None = None

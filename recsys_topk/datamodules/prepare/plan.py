@@ -20,6 +20,7 @@ class PreparationPlan:
         features: The description of the features (to be fitted), or a fitted encoder.
         fractions: Shares for validation and testing, where the data do not say it.
         dates: Microseconds at which validation and testing begin; None = by `fractions`.
+        split_seed: Seed of the random part of the split.
     """
 
     name: str
@@ -27,6 +28,7 @@ class PreparationPlan:
     features: Description | FeatureEncoder
     fractions: tuple[float, float]
     dates: tuple[int, int] | None = None
+    split_seed: int = 0
 
     @property
     def description(self) -> Description:
@@ -43,4 +45,5 @@ class PreparationPlan:
             "states": encoder and encoder.states,
             "fractions": self.fractions,
             "dates": self.dates,
+            "split_seed": self.split_seed,
         }

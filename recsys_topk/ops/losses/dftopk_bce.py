@@ -11,10 +11,7 @@ from torch import Tensor
 
 from recsys_topk.numerics import LOWEST_EXPONENT
 from recsys_topk.ops.dispatch import apply, through_reference, wants_graph
-from recsys_topk.ops.losses.find_positives import find_positives
-from recsys_topk.ops.losses.topk_loss import topk_loss
-from recsys_topk.ops.losses.topk_target import best_positives
-from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.losses.topk_loss import counted_lists, topk_loss
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.ops.selection.kth_pair import Array, Bools, add_shared, pair_numpy, scratch
 from recsys_topk.processes import divisor
@@ -48,15 +45,11 @@ class _Task(NamedTuple):
 def dftopk_bce(scores: Tensor, *arguments: Any) -> tuple[Tensor, Tensor | None]:
     """Return `topk_loss` of the law ``"dftopk"``, in numpy."""
     labels, mask, k, above, _, mean = arguments
-    positive, positives = find_positives(labels, mask, above)
-    items = torch.full_like(positives, scores.shape[1]) if mask is None else count_true(mask)
-    wanted = positives if k is None else k.long() if isinstance(k, Tensor) else torch.full_like(items, k)
-    wanted = torch.minimum(wanted, items)
-    counted = (positives > 0) & (wanted > 0) & (wanted < items)
-    whole = bool(counted.all())
-    ks = wanted if whole else torch.where(counted, wanted, 1)
-    target = best_positives(labels, positive, ks, positives)
-    task = _Task(arguments, target, ks, items, None if whole else ~counted.numpy())
+    lists = counted_lists(labels, mask, k, above, None)
+    counted, ks, whole = lists.counted, lists.wanted, bool(lists.counted.all())
+    if not whole:
+        ks = torch.where(counted, ks, 1)
+    task = _Task(arguments, lists.target, ks, lists.items, None if whole else ~counted.numpy())
     losses: Tensor = apply(_FusedBCE, scores, task)
     if not whole:
         losses = torch.where(counted, losses, 0.0)

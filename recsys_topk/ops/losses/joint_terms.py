@@ -24,11 +24,8 @@ from recsys_topk.ops.dispatch import (
     through_reference,
     wants_graph,
 )
-from recsys_topk.ops.losses.find_positives import find_positives
 from recsys_topk.ops.losses.survival import survival_logs
-from recsys_topk.ops.losses.topk_loss import bounded_logs
-from recsys_topk.ops.losses.topk_target import best_positives
-from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.losses.topk_loss import bounded_logs, counted_lists
 from recsys_topk.ops.selection.membership import Law
 from recsys_topk.processes import divisor, divisors
 
@@ -47,6 +44,8 @@ class JointTask(NamedTuple):
         quotas: How many items each stage passes on; None = k.
         above: Items with a label above this are positive.
         law: Which membership.
+        item_weights: (B, N), at least 0, constants; None = 1. An item of weight 2 equals two copies of it, an item of
+            weight 0 a masked one; k and quotas are then parts of the sum of the weights. No kernel has them.
     """
 
     labels: Tensor
@@ -55,6 +54,7 @@ class JointTask(NamedTuple):
     quotas: tuple[int, ...] | None
     above: float
     law: Law
+    item_weights: Tensor | None = None
 
 
 @operation
@@ -76,17 +76,14 @@ def joint_terms(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tens
 
 def joint_losses(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
     """Return the losses of the lists and which lists count, (M + 1, B) each: one row per stage, then survival."""
-    labels, mask, k, quotas, above, law = task
-    positive, positives = find_positives(labels, mask, above)
-    items = torch.full_like(positives, labels.shape[1]) if mask is None else count_true(mask)
-    wanted = positives if k is None else torch.minimum(torch.full_like(items, k), items)
-    target = best_positives(labels, positive, wanted.clamp_min(1), None)
-    counted = (positives > 0) & (wanted > 0) & (wanted < items)
-    valid = full_mask(labels) if mask is None else mask
+    labels, k, quotas, law = task.labels, task.k, task.quotas, task.law
+    lists = counted_lists(labels, task.mask, k, task.above, task.item_weights)
+    items, wanted, counted, target, weights = lists.items, lists.wanted, lists.counted, lists.target, lists.weights
+    valid = full_mask(labels) if lists.mask is None else lists.mask
 
     def losses(log_p: Tensor, log_q: Tensor, rows: Tensor) -> Tensor:
         chosen = torch.where(valid & rows[:, None], torch.where(target, log_p, log_q), 0.0)
-        return -chosen.sum(1) / items.clamp_min(1)
+        return -(chosen if weights is None else chosen * weights).sum(1) / torch.where(items > 0, items, 1)
 
     terms, where, survivals, anywhere = [], [], [], torch.zeros_like(counted)
     for m, x in enumerate(scores):
@@ -94,7 +91,8 @@ def joint_losses(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Ten
         rows = counted & (cut < items)
         row = rows[:, None]
         inside = valid & row
-        log_p, log_q = bounded_logs(torch.where(inside, x, 0.0), torch.where(rows, cut, 1), valid | ~row, law)
+        given = None if weights is None else torch.where(row, weights, 1.0)
+        log_p, log_q = bounded_logs(torch.where(inside, x, 0.0), torch.where(rows, cut, 1), valid | ~row, law, given)
         terms.append(losses(log_p, log_q, rows))
         where.append(rows)
         survivals.append((torch.where(inside, log_p, 0.0), torch.where(inside, log_q, -math.inf)))
@@ -105,7 +103,8 @@ def joint_losses(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Ten
 
 def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
     return (
-        is_float32(*scores, task.labels)
+        task.item_weights is None
+        and is_float32(*scores, task.labels)
         and not task.labels.requires_grad
         and (task.mask is None or is_real(task.mask))
         and task.law.name in LAWS
@@ -115,7 +114,7 @@ def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
 
 @joint_terms.backend("numba", _serves)
 def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
-    labels, mask, k, quotas, above, law = task
+    labels, mask, k, quotas, above, law, _ = task
     stages, (lists, n) = len(scores), labels.shape
     x, y = [one.detach().contiguous() for one in scores], labels.contiguous()
     m = None if mask is None else mask.contiguous()
@@ -156,7 +155,7 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
 
 def _serves_triton(scores: Sequence[Tensor], task: JointTask) -> bool:
     given = [x for x in (*scores, task.labels, task.mask) if x is not None]
-    known = task.law.name in LAWS
+    known = task.law.name in LAWS and task.item_weights is None
     return runs_triton(*given) and known and not task.labels.requires_grad and 2 <= task.labels.shape[1] < 2**28
 
 

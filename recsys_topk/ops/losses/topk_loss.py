@@ -31,6 +31,7 @@ from recsys_topk.ops.selection.clip import clip_threshold
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.from_threshold import from_threshold
 from recsys_topk.ops.selection.membership import CLAMP, Law, membership_logs
+from recsys_topk.ops.selection.weighted import weighted_pair
 from recsys_topk.processes import divisor, divisors
 
 _MODULES = {
@@ -45,8 +46,9 @@ _KERNELS = {law: Kernel(f"recsys_topk.ops.backends.compiled.{module}:{law}_kerne
 
 @operation
 def topk_loss(
-    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool
-) -> tuple[Tensor, Tensor | None]:
+    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool,
+    item_weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Return the loss of each list, (B,), or its mean over the lists that count, and which lists count.
 
     A list counts if it has a valid positive item and 0 < k < its number of valid items; the loss of the others is 0.
@@ -60,71 +62,131 @@ def topk_loss(
         above: Items with a label above this are positive.
         law: Which membership and loss.
         mean: Return the mean over the lists that count; 0 if no list counts.
+        item_weights: (B, N), at least 0, constants; None = 1. An item of weight 2 equals two copies of it, an item of
+            weight 0 a masked one, so that "number of items" reads "sum of weights" above. No compiled kernel has them.
 
     Returns:
         The losses or their mean, and a boolean (B,); None if all lists are known to count.
     """
-    positive, positives = find_positives(labels, mask, above)
-    items = torch.full_like(positives, scores.shape[1]) if mask is None else count_true(mask)
-    wanted = positives if k is None else k.long() if isinstance(k, Tensor) else torch.full_like(items, k)
-    wanted = torch.minimum(wanted, items)
-    counted = (positives > 0) & (wanted > 0) & (wanted < items)
+    lists = counted_lists(labels, mask, k, above, item_weights)
     # Lists that do not count are replaced by lists of equal scores.
-    row = counted[:, None]
-    valid = full_mask(scores) if mask is None else mask | ~row
-    x = torch.where(row if mask is None else mask & row, scores, 0.0)
-    ks = torch.where(counted, wanted, 1)
-    target = best_positives(labels, positive & row, ks, None)
-    losses = torch.where(counted, _list_losses(x, target, valid, ks, items.clamp_min(1), law), 0.0)
+    counted, row = lists.counted, lists.counted[:, None]
+    valid = full_mask(scores) if lists.mask is None else lists.mask | ~row
+    x = torch.where(row if lists.mask is None else lists.mask & row, scores, 0.0)
+    ks = torch.where(counted, lists.wanted, 1)
+    weights = None if lists.weights is None else torch.where(row, lists.weights, 1.0)
+    losses = torch.where(counted, _list_losses(x, lists.target & row, valid, ks, lists.items, law, weights), 0.0)
     if mean:
         losses = losses.sum() / divisor(counted.sum(), losses.dtype)
     return losses, None if may_read(scores) and bool(counted.all()) else counted
 
 
-def bounded_logs(x: Tensor, ks: Tensor, valid: Tensor, law: Law) -> tuple[Tensor, Tensor]:
+class CountedLists(NamedTuple):
+    """Which lists count, and what follows from labels, mask, k and weights.
+
+    Attributes:
+        mask: Boolean (B, N), the items with a weight; None = all.
+        weights: (B, N), 0 where masked; None = 1.
+        items: (B,), the number of items, or the sum of their weights.
+        wanted: (B,), k, capped at `items`.
+        counted: Boolean (B,), the lists with a positive item and 0 < k < items.
+        target: Boolean (B, N), the true items of the lists that count.
+    """
+
+    mask: Tensor | None
+    weights: Tensor | None
+    items: Tensor
+    wanted: Tensor
+    counted: Tensor
+    target: Tensor
+
+
+def counted_lists(
+    labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, item_weights: Tensor | None
+) -> CountedLists:
+    """Return which lists count and which of their items are true; for the arguments see `topk_loss`."""
+    weights: Tensor | None = None
+    if item_weights is not None:
+        weights = item_weights.detach().to(labels.dtype)
+        weights = weights if mask is None else torch.where(mask, weights, 0.0)
+        mask = weights > 0
+    positive, positives = find_positives(labels, mask, above)
+    some = positives > 0
+    if weights is not None:
+        items, positives = weights.sum(1), torch.where(positive, weights, 0.0).sum(1)
+    else:
+        items = torch.full_like(positives, labels.shape[1]) if mask is None else count_true(mask)
+    wanted = positives if k is None else k.to(items.dtype) if isinstance(k, Tensor) else torch.full_like(items, k)
+    wanted = torch.minimum(wanted, items)
+    counted = some & (wanted > 0) & (wanted < items)
+    if weights is None:
+        target = best_positives(labels, positive, wanted.clamp_min(1), positives)
+    else:
+        held = torch.where(positive, weights, 0.0)
+        boundary = weighted_pair(torch.where(positive, labels, -math.inf), wanted, held)[0]
+        target = positive & (labels >= boundary)
+    return CountedLists(mask, weights, items, wanted, counted, target)
+
+
+def bounded_logs(
+    x: Tensor, ks: Tensor, valid: Tensor, law: Law, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the logarithms of `membership_logs` as they enter a cross-entropy: those of ``"clip"`` are clamped."""
-    log_p, log_q = membership_logs(x, ks, valid, law)
+    log_p, log_q = membership_logs(x, ks, valid, law, item_weights=weights)
     if law.name != "clip":
         return log_p, log_q
     low, high = math.log(CLAMP), math.log1p(-CLAMP)
     return log_p.clamp(low, high), log_q.clamp(low, high)
 
 
-def _list_losses(x: Tensor, target: Tensor, valid: Tensor, ks: Tensor, items: Tensor, law: Law) -> Tensor:
-    """Return the loss of each list, (B,), for 1 <= k < number of valid items and scores of 0 where masked."""
+def _list_losses(
+    x: Tensor, target: Tensor, valid: Tensor, ks: Tensor, items: Tensor, law: Law, weights: Tensor | None
+) -> Tensor:
+    """Return the loss of each list, (B,), for 0 < k < number of valid items and scores of 0 where masked."""
     if law.name == "fenchel_young":
-        return fenchel_young(x, target, valid, items, law.tau)
-    log_p, log_q = bounded_logs(x, ks, valid, law)
+        return fenchel_young(x, target, valid, law.tau, weights)
+    log_p, log_q = bounded_logs(x, ks, valid, law, weights)
     chosen = torch.where(valid, torch.where(target, log_p, log_q), 0.0)
-    return -chosen.sum(1) / items
+    return -(chosen if weights is None else chosen * weights).sum(1) / torch.where(items > 0, items, 1)
 
 
-def fenchel_young(x: Tensor, target: Tensor, valid: Tensor, items: Tensor, tau: float) -> Tensor:
+def fenchel_young(x: Tensor, target: Tensor, valid: Tensor, tau: float, weights: Tensor | None = None) -> Tensor:
     """Return the Fenchel-Young loss of the clipped membership of each list, (B,); 0 if all or no items are true.
 
     Args:
         x: (B, N), 0 where masked.
         target: Boolean (B, N), the true items.
         valid: Boolean (B, N).
-        items: (B,), the number of valid items, at least 1.
         tau: Temperature.
+        weights: Weights of the items, (B, N); None = 1.
     """
-    wanted = count_true(target)
-    proper = (wanted > 0) & (wanted < items)  # tied labels may make every item true
+    if weights is None:
+        items, wanted = count_true(valid), count_true(target)
+    else:
+        items, wanted = (torch.where(which, weights, 0.0).sum(1) for which in (valid, target))
+    proper = target.any(1) & (valid & ~target).any(1)  # tied labels may make every item true
     ks = torch.where(proper, wanted, 1)
-    moved, gap = centred(torch.where(valid, x, -math.inf), ks)
-    threshold = clip_threshold(moved.detach() / tau, gap / tau, ks)
-    z = from_threshold(moved, threshold * tau, tau, "uniform")
+    if weights is None:
+        moved, gap = centred(torch.where(valid, x, -math.inf), ks)
+    else:
+        weights = torch.where(proper[:, None], torch.where(valid, weights, 0.0), 1.0)
+        filled = torch.where(weights > 0, x, -math.inf)
+        kept, cut = weighted_pair(filled, ks, weights)
+        moved, gap = filled - cut, kept - cut
+    threshold = clip_threshold(moved.detach() / tau, gap / tau, ks, weights)
+    z = from_threshold(moved, threshold * tau, tau, "uniform", weights)
     wrong = torch.where(valid & proper[:, None], torch.where(target, 1.0 - z, z), 0.0)
     hinge = torch.where(wrong >= 1.0, wrong - 0.5, 0.5 * wrong.clamp_min(0.0).square())
-    return tau * hinge.sum(1) / items
+    return tau * (hinge if weights is None else hinge * weights).sum(1) / torch.where(items > 0, items, 1)
 
 
 def _serves(
-    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool
-) -> bool:
+    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool,
+    item_weights: Tensor | None = None,
+) -> bool:  # fmt: skip
     return (
-        is_float32(scores, labels)
+        item_weights is None
+        and is_float32(scores, labels)
         and not labels.requires_grad
         and (mask is None or is_real(mask))
         and (is_real(k) and not k.is_floating_point() if isinstance(k, Tensor) else k is None or isinstance(k, int))
@@ -135,7 +197,7 @@ def _serves(
 
 @topk_loss.backend("numba", _serves)
 def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
-    labels, mask, k, above, law, mean = rest
+    labels, mask, k, above, law, mean = rest[:6]
     lists, n = scores.shape
     x, y = scores.detach().contiguous(), labels.contiguous()
     m = None if mask is None else mask.contiguous()
@@ -174,32 +236,35 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _serves_triton(
-    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool
-) -> bool:
+    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool,
+    item_weights: Tensor | None = None,
+) -> bool:  # fmt: skip
     given = [x for x in (scores, labels, mask, k) if isinstance(x, Tensor)]
     whole = k is None or isinstance(k, int) or not k.is_floating_point()
-    return runs_triton(*given) and whole and not labels.requires_grad and 2 <= scores.shape[1] < 2**28
+    usual = item_weights is None and whole and not labels.requires_grad
+    return usual and runs_triton(*given) and 2 <= scores.shape[1] < 2**28
 
 
 @topk_loss.backend("triton", _serves_triton, traced=True)
 def _triton(*args: Any) -> tuple[Tensor, Tensor | None]:
     from recsys_topk.ops.backends.triton_kernels.topk_loss import topk_loss_triton
 
-    return topk_loss_triton(*args)
+    return topk_loss_triton(*args[:7])
 
 
 def _serves_numpy(
-    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool
-) -> bool:
+    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool,
+    item_weights: Tensor | None = None,
+) -> bool:  # fmt: skip
     given = [x for x in (scores, labels, mask, k) if isinstance(x, Tensor)]
-    return law.name == "dftopk" and all(map(is_real, given)) and scores.numel() > 0
+    return item_weights is None and law.name == "dftopk" and all(map(is_real, given)) and scores.numel() > 0
 
 
 @topk_loss.backend("numpy", _serves_numpy)
 def _numpy(*args: Any) -> tuple[Tensor, Tensor | None]:
     from recsys_topk.ops.losses.dftopk_bce import dftopk_bce
 
-    return dftopk_bce(*args)
+    return dftopk_bce(*args[:7])
 
 
 class _Result(NamedTuple):

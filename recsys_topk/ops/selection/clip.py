@@ -20,20 +20,23 @@ MAX_STEPS = 100
 LAST_STEPS = 2
 
 
-def clip_logs(x: Tensor, threshold: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+def clip_logs(x: Tensor, threshold: Tensor, tau: float, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return log p and log(1 - p) of p = clip(x / tau - t, 0, 1), (B, N) each; no gradient where p is 0 or 1.
 
     Args:
         x: (B, N), -inf where masked.
         threshold: t, (B, 1), where the memberships sum to k; its derivative follows from that.
         tau: Temperature.
+        weights: Weights of the items, (B, N); None = 1.
     """
+    if weights is not None:
+        return _reference(x, threshold, tau, weights)
     log_p, log_q = closed_form(_ClipLogs, _reference, x, threshold, tau)
     return log_p, log_q
 
 
-def _reference(x: Tensor, threshold: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    z = from_threshold(x, threshold * tau, tau, "uniform")
+def _reference(x: Tensor, threshold: Tensor, tau: float, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    z = from_threshold(x, threshold * tau, tau, "uniform", weights)
     inside = (z > 0.0) & (z < 1.0)
     safe = torch.where(inside, z, 0.5)
     log_p = torch.where(inside, torch.log(safe), torch.where(z > 0.0, 0.0, -math.inf))
@@ -60,13 +63,13 @@ class _ClipLogs(torch.autograd.Function):
         return (inner - fractional * mean) / ctx.tau, None, None
 
 
-def _fake_threshold(z: Tensor, gap: Tensor, k: Tensor) -> Tensor:
+def _fake_threshold(z: Tensor, gap: Tensor, k: Tensor, weights: Tensor | None = None) -> Tensor:
     return torch.empty_like(gap)
 
 
 @operation(fake=_fake_threshold)
-def clip_threshold(z: Tensor, gap: Tensor, k: Tensor) -> Tensor:
-    """Return t with sum_i clip(z_i - t, 0, 1) = k for each list, (B, 1), without gradient.
+def clip_threshold(z: Tensor, gap: Tensor, k: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return t with sum_i w_i clip(z_i - t, 0, 1) = k for each list, (B, 1), without gradient.
 
     Newton's method from the midpoint of the k-th pair, inside a bracket. The sum is piecewise linear in t, so a step
     is exact once no item becomes, or stops being, fractional. If values may not be read, the number of steps is
@@ -75,7 +78,8 @@ def clip_threshold(z: Tensor, gap: Tensor, k: Tensor) -> Tensor:
     Args:
         z: (B, N), with z_[k+1] = 0 (see `centred`); -inf where masked.
         gap: (B, 1), z_[k] - z_[k+1].
-        k: (B,) int64, 1 <= k < number of valid items.
+        k: (B,) int64, 1 <= k < number of valid items; with weights, 0 < k < their sum.
+        weights: w, (B, N), 0 where masked; None = 1.
     """
     wanted = k[:, None].to(z.dtype)
     # At t = z_[k+1] - 1 the k + 1 largest are all in, and at t = z_[k] at most k - 1 are.
@@ -86,14 +90,17 @@ def clip_threshold(z: Tensor, gap: Tensor, k: Tensor) -> Tensor:
     halved = 0 if readable else 1 - round(math.log2(eps))
     for number in range(MAX_STEPS if readable else halved + LAST_STEPS):
         torch.sub(z, t, out=buffer)
-        inside = ((buffer > 0.0) & (buffer < 1.0)).sum(1, keepdim=True)
-        excess = buffer.clamp_(0.0, 1.0).sum(1, keepdim=True) - wanted
+        fractional, whole = (buffer > 0.0) & (buffer < 1.0), buffer.clamp_(0.0, 1.0)
+        if weights is not None:
+            fractional, whole = torch.where(fractional, weights, 0.0), whole.mul_(weights)
+        inside = fractional.sum(1, keepdim=True)
+        excess = whole.sum(1, keepdim=True) - wanted
         low, high = torch.where(excess >= 0, t, low), torch.where(excess <= 0, t, high)
         middle = 0.5 * (low + high)
         if number < halved:
             t = middle
             continue
-        step = torch.where(inside > 0, t + excess / inside.clamp_min(1), middle)
+        step = torch.where(inside > 0, t + excess / torch.where(inside > 0, inside, 1), middle)
         step = torch.where((step >= low) & (step <= high), step, middle)
         done = excess.abs() <= 4.0 * eps * wanted
         step = torch.where(done, t, step)

@@ -31,20 +31,23 @@ MAX_STEPS = 100
 LAST_STEPS = 8
 
 
-def laplace_logs(x: Tensor, threshold: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+def laplace_logs(x: Tensor, threshold: Tensor, tau: float, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return log F(u) and log F(-u) at u = (x - b) / tau, F the Laplace distribution function, (B, N) each.
 
     Args:
         x: (B, N), -inf where masked.
         threshold: b, (B, 1), where the memberships sum to k; its derivative follows from that.
         tau: Temperature.
+        weights: Weights of the items, (B, N); None = 1.
     """
+    if weights is not None:
+        return _reference(x, threshold, tau, weights)
     log_p, log_q = closed_form(_LaplaceLogs, _reference, x, threshold, tau)
     return log_p, log_q
 
 
-def _reference(x: Tensor, threshold: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    u = from_threshold(x, threshold, tau, "laplace")
+def _reference(x: Tensor, threshold: Tensor, tau: float, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    u = from_threshold(x, threshold, tau, "laplace", weights)
     far = -u.abs()
     smaller, larger = far - LOG2, torch.log1p(-0.5 * torch.exp(far))
     return torch.where(u > 0, larger, smaller), torch.where(u > 0, smaller, larger)

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 def run_facts(logger: Any) -> dict[str, Any]:
     """Return the identity of a W&B run for `run.json`: ``wandb_id``, ``wandb_project``, ..."""
     started = getattr(logger, "_experiment", None)
-    found = {**logger._wandb_init, "entity": getattr(started, "entity", None) or logger._wandb_init.get("entity")}
-    return {f"wandb_{name}": str(found[name]) for name in FACTS if found.get(name)}
+    facts = {**logger._wandb_init, "entity": getattr(started, "entity", None) or logger._wandb_init.get("entity")}
+    return {f"wandb_{name}": str(facts[name]) for name in FACTS if facts.get(name)}
 
 
 def linked_run(checkpoint: str | Path | None) -> dict[str, str]:
@@ -46,8 +46,8 @@ def linked_run(checkpoint: str | Path | None) -> dict[str, str]:
     if facts["id"] is not None:
         facts["name"] = directory.path.name
     else:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get(TRAINING_RUN)
-        facts = dict(found) if isinstance(found, Mapping) else {}
+        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get(TRAINING_RUN)
+        facts = dict(saved) if isinstance(saved, Mapping) else {}
     linked = {str(name): value for name, value in facts.items() if isinstance(value, str) and value}
     if "id" not in linked:
         return {}
@@ -94,15 +94,15 @@ def log_weights(
     import wandb
 
     name = f"model-{logger.version}"
-    own = {key.removeprefix("wandb_"): value for key, value in run_facts(logger).items()}
-    own |= {"artifact": name, "name": run_name}
+    training_run = {key.removeprefix("wandb_"): value for key, value in run_facts(logger).items()}
+    training_run |= {"artifact": name, "name": run_name}
     with tempfile.TemporaryDirectory() as folder:
         for label, path in checkpoints.items():
             artifact = wandb.Artifact(name, type="model", metadata={**metadata, "run": run_name, "checkpoint": label})
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             bare = Path(folder) / f"{label}.ckpt"
             kept = {key: content[key] for key in (*KEPT, LIGHTNING) if key in content}
-            torch.save({**kept, TRAINING_RUN: own}, bare)
+            torch.save({**kept, TRAINING_RUN: training_run}, bare)
             artifact.add_file(str(bare), name=bare.name)
             logger.experiment.log_artifact(artifact, aliases=[label, "latest"])
     return {"wandb_artifact": name}

@@ -135,9 +135,9 @@ def log_end(run: TrainingRun, command: Command, metrics: Mapping[str, float]) ->
             use_data(logger.experiment, run.data)
         if command == "fit":
             run.directory.record(**run_facts(logger))
-            found = {label: path / "checkpoints" / f"{label}.ckpt" for label in ("best", "last")}
+            files = {label: path / "checkpoints" / f"{label}.ckpt" for label in ("best", "last")}
             if run.parts().config.log_checkpoints:
-                kept = {label: file for label, file in found.items() if file.is_file()}
+                kept = {label: file for label, file in files.items() if file.is_file()}
                 run.directory.record(**log_weights(logger, kept, metrics, path.name))
 
 

@@ -169,7 +169,7 @@ fused = registered(fused_joint_terms, _fake, _on_cpu, _setup, _backward)
 
 def joint_terms_triton(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
     """Return the result of `recsys_topk.ops.losses.joint_terms.joint_terms`."""
-    labels, mask, k, quotas, above, law = task
+    labels, mask, k, quotas, above, law, _ = task
     stacked, one = torch.stack(list(scores)), -1 if k is None else k
     losses, counted, _, _ = fused(stacked, labels, mask, list(quotas or ()), one, above, law.name, law.tau, law.alpha)
     means = losses.sum(1) / divisor(counted.sum(1), losses.dtype)

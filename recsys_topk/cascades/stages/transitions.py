@@ -1,0 +1,96 @@
+"""MLP ranker that also knows how often a candidate followed the user's newest items in other users' sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from typing_extensions import Unpack
+
+from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.stage import Stage, StageOptions
+from recsys_topk.cascades.successors import Successors
+from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.types import Array
+
+FEATURES = 4
+SCALE = 0.2  # logarithms of counts to numbers of about 1
+
+
+class Transitions(Stage):
+    """Score = MLP([request, encoded history, item, counts]) + w . counts.
+
+    The counts of candidate j are log(share of j after the newest items + 1e-4), log(1 + c(newest item, j)),
+    log(share of j after the newest item + 1e-3) and log(1 + occurrences of j); see `Successors`. They come from the
+    training sequences, are counted when the training starts, and are stored with the weights. Tables of embeddings
+    cannot hold what single pairs of items are like, so this stage is a good one to follow two towers.
+
+    Args:
+        embedding: The embedding tables.
+        hidden: Widths of the hidden layers; a last layer of width 1 follows.
+        newest: Number of newest views that are looked up; view number a from the end has weight 1 / a.
+        successors: Number of successors that are kept per item. Memory: 8 bytes per item and successor.
+        gaps: Largest distance of two items in a sequence.
+        damping: Exponent of the popularity by which counts are divided.
+        options: Options of every stage; see `Stage`.
+    """
+
+    name: ClassVar[str] = "transitions"
+    counts_sequences: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        embedding: FeatureEmbedding,
+        hidden: Sequence[int] = (32,),
+        newest: int = 5,
+        successors: int = 256,
+        gaps: int = 5,
+        damping: float = 0.3,
+        **options: Unpack[StageOptions],
+    ) -> None:
+        super().__init__(embedding, **options)
+        shared = embedding.layout.shared_item
+        if shared is None:
+            raise ValueError(
+                f"the stage {self.name!r} counts which item follows which, but the history and the items share no "
+                f"categorical feature; use the stage 'din'"
+            )
+        self.item_column, self.view_column, rows = shared
+        self.newest = newest
+        self.successors = Successors(rows, successors, gaps, damping)
+        dims = embedding.dims
+        self.mlp = self.perceptron([dims["request"], self.history_dim, dims["items"], FEATURES], [*hidden, 1])
+        self.linear = torch.nn.Linear(FEATURES, 1, bias=False)
+        torch.nn.init.zeros_(self.linear.weight)
+
+    def count(self, user: Array, items: Array) -> None:
+        """See `Stage.count`."""
+        self.successors.count(user, items[:, self.item_column])
+
+    def score(self, batch: CascadeBatch) -> Tensor:
+        """See `Stage.score`."""
+        embedded = self.embed(batch)
+        counts = self.counts(batch)
+        request = self.mlp.project(0, embedded.request) + self.mlp.project(1, embedded.history)
+        own, items = self.mlp.project(3, counts), self.mlp.project(2, embedded.items)
+        scores: Tensor = self.mlp.joined(own, request, items, batch.candidates, batch.mask).squeeze(-1)
+        linear: Tensor = self.linear(counts).squeeze(-1)
+        return scores + linear
+
+    def counts(self, batch: CascadeBatch) -> Tensor:
+        """Return the counts of the candidates, (B, N, 4)."""
+        views = F.pad(batch.history[:, :, self.view_column], (0, 1))  # so that a history is never of length 0
+        age = torch.arange(self.newest, device=views.device)
+        at = batch.history_length[:, None] - 1 - age
+        before = views.gather(1, at.clamp_min(0))
+        weights = torch.where(at >= 0, 1.0 / (1.0 + age), 0.0)
+        after = batch.items[:, self.item_column][batch.candidates]
+        known = self.successors
+        share, count = known.shares(before, after, weights)
+        first = count / known.damps[after] / known.totals[before[:, :1]].clamp_min(1e-6)
+        first, count = (torch.where(at[:, :1] >= 0, x, 0.0) for x in (first, count))
+        logs = [torch.log(share + 1e-4), torch.log1p(count), torch.log(first + 1e-3), known.popularity[after]]
+        return torch.stack(logs, -1) * SCALE
