@@ -136,7 +136,7 @@ def test_resume_last_skips_a_run_without_checkpoint(in_process: Callable[..., Re
 
     from tests.test_old_files import FIXTURES
 
-    shutil.copytree(FIXTURES / "plain", tmp_path / "runs" / "plain")
+    shutil.copytree(FIXTURES / "v0_1" / "plain", tmp_path / "runs" / "plain")
     refused = tmp_path / "runs" / "refused"
     refused.mkdir()
     (refused / "run.json").write_text('{"status": "failed"}')
