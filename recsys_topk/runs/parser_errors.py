@@ -25,5 +25,6 @@ def plain_error(message: str) -> str:
     else:
         text = f"{' or '.join(items).replace(' or Expected a ', ' or ')}, got {given}"
     text = re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", text).replace("Expected a ", "expected ", 1)
-    text = re.sub(r"(typing\.)?Literal\[(.*?)\]", r"one of \2", text)
+    text = re.sub(r"(?:typing\.)?Literal\[([^],]*)\]", r"\1", text)
+    text = re.sub(r"(?:typing\.)?Literal\[(.*?)\]", r"one of \1", text)
     return f"--{option}: {text}" if option else text

@@ -29,7 +29,7 @@ TINY: dict[str, Any] = {
         ({"trainer": {"precision": 8}}, "--trainer.precision: expected one of 64, 32, 16 or one of .*, got 8"),
         ({"model": {"metrics": "ndcg"}}, "--model.metrics: expected Sequence, got ndcg"),
         ({"model": {"lr": "fast"}}, "--model.lr: expected float, got fast"),
-        ({"loss": {"class_path": "dftopk", "tau": "x"}}, "--loss.tau: expected float, got x"),
+        ({"loss": {"class_path": "dftopk", "tau": "x"}}, "--loss.tau: expected float or 'auto', got x"),
     ],
 )
 def test_wrong_value_raises_one_line_without_parser_types(config: dict[str, Any], message: str) -> None:
