@@ -204,7 +204,7 @@ def test_encoder_options_that_do_not_fit_raise() -> None:
         Schema((), (Feature("seconds", kind="age"),), (), (Feature("bm25", kind="numeric"),))
 
 
-@pytest.mark.parametrize("kind", registry.available())
+@pytest.mark.parametrize("kind", ["two_tower", "mlp", "din"])
 def test_state_dict_keys_of_the_default_encoder_are_those_without_encoders(kind: str) -> None:
     stage = registry.resolve(kind)(FeatureEmbedding(mixed_schema(), 4))
     assert {key.split(".")[0] for key in stage.state_dict()} <= {
