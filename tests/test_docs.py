@@ -28,19 +28,6 @@ def run(python: list[str], code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*python, "-c", code], capture_output=True, text=True, check=False)
 
 
-HOP = re.compile(r"^\| (\d+) \| `([\w/]+\.py)` `(\w+)` \|", re.MULTILINE)
-
-
-def test_walks_name_functions_that_exist() -> None:
-    for walk in (ROOT / "docs/architecture.md").read_text().split("\n## Walk: ")[1:]:
-        hops = HOP.findall(walk)
-        assert [int(number) for number, _, _ in hops] == list(range(1, len(hops) + 1))
-        assert 0 < len(hops) <= 45
-        for _, file, name in hops:
-            text = (ROOT / "recsys_topk" / file).read_text()
-            assert re.search(rf"(def|class) {name}\b", text), f"{file} has no {name}"
-
-
 def test_readme_code_runs(warm_python: list[str]) -> None:
     done = run(
         warm_python,
@@ -121,7 +108,7 @@ def test_walks_of_the_architecture_page_name_existing_functions() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text().partition("## Walks\n")[2].partition("\n## ")[0]
     walks = dict(re.findall(r"^### (.*?)\n(.*?)(?=^### |\Z)", text, re.DOTALL | re.MULTILINE))
     limits = {"Fit on simulated data": 45, "Fit on one CSV": 30, "From a checkpoint to a service": 35}
-    assert "Fit on simulated data" in walks
+    assert walks.keys() == limits.keys()
     for title, walk in walks.items():
         hops = re.findall(r"^\d+\. `([\w/]+\.py):([\w.]+)`", walk, re.MULTILINE)
         assert 5 < len(hops) <= limits[title], title
