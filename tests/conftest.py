@@ -20,6 +20,8 @@ from tests import warm_python as warm_python_server
 
 Result = subprocess.CompletedProcess[str]
 
+collect_ignore_glob = ["fixtures/*"]  # the scripts that made the fixtures need other environments
+
 # A world that simulates in about a second and trains in a few steps.
 TINY_WORLD = [
     "--data.world.users=40", "--data.world.items=300", "--data.world.days=4", "--data.world.requests=120",

@@ -44,7 +44,7 @@ class TextbookStage(nn.Module):
                 embedding.weight[table.padding] = 0.0
             self.tables[table.name] = embedding
         self.parts = nn.ModuleDict(
-            {name: _sequential(part) for name, part in stage.named_children() if name != "embedding"}
+            {name: _sequential(part) for name, part in stage.named_children() if isinstance(part, MLP)}
         )
         self.is_din = isinstance(stage, DIN)
 
@@ -93,7 +93,6 @@ class Textbook(nn.ModuleList):
         return [stage(batch) for stage in self]
 
 
-def _sequential(mlp: nn.Module) -> nn.Sequential:
-    assert isinstance(mlp, MLP)
+def _sequential(mlp: MLP) -> nn.Sequential:
     layers = (mlp.first, *mlp.tail)
     return nn.Sequential(*(nn.ReLU() if isinstance(layer, nn.ReLU) else deepcopy(layer) for layer in layers))

@@ -31,6 +31,7 @@ class SparseFenchelYoungLoss(RankingLoss):
         options: See `RankingLoss`.
 
     Example:
+        >>> import torch
         >>> loss = SparseFenchelYoungLoss(tau=2.0, k=2)
         >>> loss(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), torch.tensor([[1.0, 0.0, 0.0, 1.0]]))
         tensor(0.5312)

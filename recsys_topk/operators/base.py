@@ -159,6 +159,8 @@ class TopKOperator(Recorded, nn.Module, ABC):
             cls.takes_item_weights = cls.__dict__.get("takes_item_weights", False)
         if "name" in cls.__dict__:
             registry.register(cls.name, cls)
+        elif not hasattr(cls, "name"):
+            cls.name = cls.__name__  # for messages; only classes that set `name` are registered
 
     def law(self) -> Law | None:
         """Return the law of the fused kernel that computes the cross-entropy of `select`; None = no such kernel."""
