@@ -20,6 +20,8 @@ from tests import warm_python as warm_python_server
 
 Result = subprocess.CompletedProcess[str]
 
+collect_ignore = ["fixtures"]  # files of older versions and of peers, and the scripts that made them
+
 # A world that simulates in about a second and trains in a few steps.
 TINY_WORLD = [
     "--data.world.users=40", "--data.world.items=300", "--data.world.days=4", "--data.world.requests=120",
