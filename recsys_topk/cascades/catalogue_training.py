@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,6 +71,36 @@ def catalogue_terms(
         if stage is not later[-1]:
             lists, scores = _best(lists, scores, config.quota)
     return terms
+
+
+def check_catalogue_options(data: Any, cascade: Cascade, objective: str, refit_epochs: int, processes: int) -> None:
+    """Raise on options that training against the whole catalogue, or without it `refit_epochs`, would ignore.
+
+    Args:
+        data: The data module, or None.
+        cascade: The cascade.
+        objective: Name of the objective.
+        refit_epochs: `refit_epochs` of the module.
+        processes: Number of processes.
+    """
+    if getattr(data, "negative_source", None) != "catalogue":
+        if refit_epochs:
+            raise ValueError("refit_epochs needs --data.negative_source catalogue; use it, or --model.refit_epochs 0")
+        return
+    hard = [config.name for config in cascade.configs if config.hard_negatives]
+    if objective != "independent":
+        raise ValueError(
+            f"--data.negative_source catalogue trains each stage by itself, got the objective {objective!r}; "
+            f"use --objective independent"
+        )
+    if hard or data.logq_correction:
+        option = f"hard_negatives of stage {hard[0]!r}" if hard else "--data.logq_correction"
+        raise ValueError(f"--data.negative_source catalogue samples no negatives, so {option} has no effect; remove it")
+    if processes > 1 and (refit_epochs or len(cascade.configs) > 1):
+        raise ValueError(
+            f"later stages and refit_epochs with --data.negative_source catalogue need one process, got {processes}; "
+            f"use --trainer.devices 1, or one stage"
+        )
 
 
 def _first_term(tau: float, requests: Tensor, items: Tensor, candidates: Tensor, positive: Tensor) -> Tensor:

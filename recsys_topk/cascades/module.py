@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recsys_topk.cascades.cascade import Cascade
-from recsys_topk.cascades.catalogue_training import catalogue_terms
+from recsys_topk.cascades.catalogue_training import catalogue_terms, check_catalogue_options
 from recsys_topk.cascades.count_sequences import count_sequences
 from recsys_topk.cascades.default_stages import default_stages
 from recsys_topk.cascades.inference import apply_quotas
@@ -299,6 +299,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         self._check_lists()
         options = self.hparams
         check_negatives(self.trainer.datamodule, self.objective, options["hard_negatives"], options["random_negatives"])
+        refit, processes = options["refit_epochs"], self.trainer.world_size
+        check_catalogue_options(self.trainer.datamodule, self.cascade, self.objective.name, refit, processes)
         if self.hparams["embedding_optimizer"] == "same":
             return
         tables = f"embedding_optimizer={self.hparams['embedding_optimizer']!r} updates the tables inside backward"

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from recsys_topk.cascades import CascadeModule
-from recsys_topk.cascades.catalogue_training import catalogue_terms, passed_on
+from recsys_topk.cascades.catalogue_training import catalogue_terms, check_catalogue_options, passed_on
 from recsys_topk.cascades.successors import Successors
 from recsys_topk.datamodules import InteractionsDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
@@ -161,3 +161,26 @@ def test_the_whole_catalogue_needs_held_out_requests_and_tables_in_one_place(
         catalogue_terms(cascade.cascade, cascade.loss, batch)
     with pytest.raises(ValueError, match=r"held_out needs every_position"):
         InteractionsDataModule(interactions=clicks(), held_out=0.1)
+
+
+def test_options_that_would_have_no_effect_are_refused(data: InteractionsDataModule) -> None:
+    cascade = model(data).cascade
+    check_catalogue_options(data, cascade, "independent", 1, 1)
+    sampled = InteractionsDataModule(interactions=clicks())
+    check_catalogue_options(sampled, cascade, "joint", 0, 2)
+    with pytest.raises(ValueError, match=r"refit_epochs needs --data.negative_source catalogue"):
+        check_catalogue_options(sampled, cascade, "independent", 1, 1)
+    with pytest.raises(ValueError, match=r"got the objective 'joint'; use --objective independent"):
+        check_catalogue_options(data, cascade, "joint", 0, 1)
+    with pytest.raises(ValueError, match=r"need one process, got 2"):
+        check_catalogue_options(data, cascade, "independent", 0, 2)
+    cascade.configs[1].hard_negatives = 3
+    with pytest.raises(ValueError, match=r"hard_negatives of stage 'ranking' has no effect"):
+        check_catalogue_options(data, cascade, "independent", 0, 1)
+
+
+def test_fit_refuses_an_objective_that_would_be_ignored(data: InteractionsDataModule) -> None:
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = Trainer(max_epochs=1, limit_val_batches=0, enable_model_summary=False, **options)
+    with pytest.raises(ValueError, match=r"use --objective independent"):
+        trainer.fit(model(data, objective="icc"), data)
