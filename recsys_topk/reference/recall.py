@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.metrics.functional import survivors, top
-from recsys_topk.metrics.joint_recall import JointRecall
-from recsys_topk.metrics.recall import RecallAt
+from recsys_topk.metrics.ranked import JointRecall, RecallAt
 
 
 def published_recall(
