@@ -155,8 +155,6 @@ def dimensions(schema: Schema, dim: int | Mapping[str, int] | Literal["auto"]) -
     names = [table.name for table in schema.tables]
     if dim == "auto":
         return {table.name: min(WIDEST, 8 * math.ceil(math.sqrt(table.rows) / 8)) for table in schema.tables}
-    if isinstance(dim, str):
-        raise ValueError(f"dim must be an integer, integers by table name, or 'auto', got {dim!r}")
     if isinstance(dim, int):
         dim = {"default": dim}
     small = {name: value for name, value in dim.items() if value < 1}

@@ -103,6 +103,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     softmax_items: int | None = None
     """With negatives from the whole catalogue: number of items in the softmax of a step; None = all."""
 
+    sampling_probabilities: bool = False
+    """Whether training batches contain `CascadeBatch.log_q` without a logQ correction, for objectives with a pool."""
+
     progress: Progress | None = None
     """Receives the progress of `prepare_data`; None = progress bars on a terminal."""
 
@@ -276,7 +279,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     @property
     def batch_size(self) -> int:
         """Rows per training batch and process. With ``"auto"`` the data must be prepared."""
-        if self._batch_size == "auto":
+        if isinstance(self._batch_size, str):
             shards = [self.shard(name) for name in self.splits["train"]]
             rows, requests = sum(map(len, shards)), sum(shard.requests for shard in shards)
             wanted = min(max(requests // STEPS_PER_EPOCH, FEWEST), MOST) / self._share()[1]
@@ -346,7 +349,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             return plain
         if excluded is not None and plain.shares_histories:
             excluded = excluded[plain.history_row]
-        log_q = self.logq_correction and batch.training
+        log_q = batch.training and (self.logq_correction or self.sampling_probabilities)
         common: dict[str, Any] = {
             "seed": batch.draw_seed,
             "group": self._sampled_group,

@@ -56,6 +56,7 @@ class CascadeBatch:
             rows of the pool; -1 = padding.
         sampled: Number of columns, at the end of the lists, that are sampled negatives. With `catalogue`, the number of
             items in the softmax of a step, 0 = all.
+        catalogue_items: Number of items of the catalogue that the negatives were drawn from; 0 without `log_q`.
         catalogue: Whether the pool holds the whole catalogue, and all of its items compete with those of each list.
         shard: Name of the shard that contains all requests, e.g. a day. Only set in evaluation batches.
         users: Names of the users in the source; empty if they are not known. Only set in evaluation batches.
@@ -80,6 +81,7 @@ class CascadeBatch:
     held_out: Tensor = NO_ROWS
     known: Tensor = NO_VALUES
     sampled: int = 0
+    catalogue_items: int = 0
     catalogue: bool = False
     shard: str = ""
     users: tuple[int | str, ...] = ()
