@@ -12,6 +12,7 @@ from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import NO_ROWS, NO_VALUES, CascadeBatch
 from recsys_topk.losses.base import RankingLoss
+from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.losses.catalogue_softmax import catalogue_softmax
 from recsys_topk.processes import divisor
 
@@ -56,11 +57,11 @@ def catalogue_terms(cascade: Cascade, loss: RankingLoss, batch: CascadeBatch) ->
         return terms
     if not batch.held_out.numel():
         return terms + [terms[0].new_zeros(()) for _ in later]
-    training = first.training
+    training, held_out = first.training, held_out_requests(batch)
     with torch.no_grad():
-        requests, items = (x.float() for x in towers.eval().encode(first.readable(batch)))
+        requests, items = (x.float() for x in towers.eval().encode(first.readable(held_out)))
+        lists, scores = passed_on(held_out, requests, items, positive[batch.held_out], cascade.quotas[0])
     first.train(training)
-    lists, scores = passed_on(batch, requests, items, positive, cascade.quotas[0])
     for config, stage in zip(cascade.configs[1:], later, strict=True):
         scores = cascade.add_previous(config.name, stage(lists), scores)
         terms.append(loss(scores, lists.labels, lists.mask, k=config.quota if loss.requires_k else None))
@@ -148,10 +149,29 @@ def sample_items(targets: Tensor, number: int, sample: int) -> tuple[Tensor, Ten
     return drawn.indices, torch.where(is_target, 0.0, share)
 
 
+def held_out_requests(batch: CascadeBatch) -> CascadeBatch:
+    """Return the requests `batch.held_out`, with their histories only where the host may read."""
+    rows = batch.held_out
+    names = ["request_id", "request", "candidates", "labels", "mask", "group"]
+    histories = [name for name in ("history", "history_length", "history_values") if getattr(batch, name).numel()]
+    names += ["request_values"] if batch.request_values.numel() else []
+    if not batch.shares_histories:
+        names, histories, kept = [*names, *histories, "known"], [], rows
+    elif may_read(rows):
+        kept, row = torch.unique(batch.history_row[rows], return_inverse=True)
+        batch = batch.replace(history_row=batch.history_row.index_copy(0, rows, row))
+        histories.append("known")
+    else:
+        kept, histories = rows, []
+    names += ["history_row", "history_prefix"] if batch.shares_histories else []
+    parts = {name: getattr(batch, name)[rows] for name in names}
+    return batch.replace(**parts, **{name: getattr(batch, name)[kept] for name in histories}, held_out=NO_ROWS)
+
+
 def passed_on(
     batch: CascadeBatch, requests: Tensor, items: Tensor, positive: Tensor, quota: int
 ) -> tuple[CascadeBatch, Tensor]:
-    """Return the requests `batch.held_out` with the items that the first stage passes on, and its scores for them.
+    """Return the requests with the items that the first stage passes on, and its scores for them.
 
     Args:
         batch: A batch whose pool is the whole catalogue, C items.
@@ -160,37 +180,27 @@ def passed_on(
         positive: Boolean (B, N), the positives.
         quota: Number of items that the first stage passes on.
     """
-    rows = batch.held_out
-    own = torch.where(positive[rows], batch.candidates[rows], -1)
-    with torch.no_grad():
-        scores = torch.nn.functional.pad(requests[rows] @ items.T, (0, 1))  # the last column is for padding
-        wanted = scores.gather(1, own)
-        known = batch.known[batch.history_row[rows] if batch.shares_histories else rows]
-        scores.scatter_(1, known.remainder(scores.shape[1]), -math.inf)
-        scores.scatter_(1, own.remainder(scores.shape[1]), wanted)
-        scores[:, -1] = -math.inf
-        best = scores.topk(min(quota, len(items)), 1)
-    labels = (best.indices[:, :, None] == own[:, None]).any(-1)
-    names = ["request_id", "request"] + [name for name in ("request_values",) if batch.request_values.numel()]
-    parts = {name: getattr(batch, name)[rows] for name in names}
-    if batch.shares_histories:
-        parts |= {"history_row": batch.history_row[rows], "history_prefix": batch.history_prefix[rows]}
-    else:
-        parts |= {"history": batch.history[rows], "history_length": batch.history_length[rows]}
-        parts |= {"history_values": batch.history_values[rows]} if batch.history_values.numel() else {}
+    own = torch.where(positive, batch.candidates, -1)
+    scores = torch.nn.functional.pad(requests @ items.T, (0, 1))  # the last column is for padding
+    place = own.remainder(scores.shape[1])
+    wanted = scores.gather(1, place)
+    known = batch.known[batch.history_row] if batch.shares_histories else batch.known
+    scores.scatter_(1, known.remainder(scores.shape[1]), -math.inf)
+    scores.scatter_(1, place, wanted)
+    scores[:, -1] = -math.inf
+    best = scores.topk(min(quota, len(items)), 1)
+    labels, real = (best.indices[:, :, None] == own[:, None]).any(-1), best.values > -math.inf
     lists = batch.replace(
-        **parts,
         candidates=best.indices,
         labels=labels.float(),
-        mask=best.values > -math.inf,
+        mask=real,
         group=torch.where(labels, 0, 1),
         log_q=NO_VALUES,
         known=NO_VALUES,
-        held_out=NO_ROWS,
         sampled=0,
         catalogue=False,
     )
-    return lists, (requests[rows][:, None] * items[best.indices]).sum(-1)
+    return lists, torch.where(real, best.values, 0.0)
 
 
 def _best(lists: CascadeBatch, scores: Tensor, number: int) -> tuple[CascadeBatch, Tensor]:

@@ -133,7 +133,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             if isinstance(size, int) and size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
         train_negatives = check_mix(negative_source, train_negatives)
-        self._batch_size: BatchSize = batch_size
+        self.batch_size: BatchSize = batch_size
         self.eval_batch_size = eval_batch_size
         self.train_negatives = train_negatives
         self.negative_source = negative_source
@@ -276,20 +276,19 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         """The encoder of raw features for an export; None if only this data module can encode them."""
         return None
 
-    @property
-    def batch_size(self) -> int:
-        """Rows per training batch and process. With ``"auto"`` the data must be prepared."""
-        if isinstance(self._batch_size, str):
-            shards = [self.shard(name) for name in self.splits["train"]]
-            rows, requests = sum(map(len, shards)), sum(shard.requests for shard in shards)
-            wanted = min(max(requests // STEPS_PER_EPOCH, FEWEST), MOST) / self._share()[1]
-            self._batch_size = max(1, round(wanted * rows / max(1, requests)))
-        return self._batch_size
+    def rows_per_batch(self) -> int:
+        """Return the rows per training batch and process: `batch_size`, or if that is ``"auto"`` a size by the data."""
+        if isinstance(self.batch_size, int):
+            return self.batch_size
+        shards = [self.shard(name) for name in self.splits["train"]]
+        rows, requests = sum(map(len, shards)), sum(shard.requests for shard in shards)
+        wanted = min(max(requests // STEPS_PER_EPOCH, FEWEST), MOST) / self._share()[1]
+        return max(1, round(wanted * rows / max(1, requests)))
 
     def loader(self, shards: Sequence[str], *, training: bool) -> ShardLoader:
         """Return a loader of the batches of the given shards, for training or for evaluation."""
         rank, processes = self._share()
-        size = self.batch_size if training or self.eval_batch_size is None else self.eval_batch_size
+        size = self.rows_per_batch() if training or self.eval_batch_size is None else self.eval_batch_size
         return ShardLoader(
             [self.shard(name) for name in shards],
             size,

@@ -74,7 +74,7 @@ def measure_requests(run: TrainingRun, metric: str | None) -> tuple[dict[str, fl
     metrics = {name: value for name, value in run.test().items() if name.startswith("test/")}
     if metric is None:
         return metrics, torch.cat(first.lists).float().numpy()
-    from recsys_topk.evaluation import evaluate_corpus
+    from recsys_topk.evaluation.corpus_metrics import corpus_options, evaluate_corpus
 
     evaluation = evaluate_corpus(run.model, run.data, "test", keep=True, **corpus_options(metric))
     over_catalogue = {f"test/{name}": value for name, value in evaluation.compute().items()}

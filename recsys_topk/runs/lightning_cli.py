@@ -179,7 +179,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         if shows:
             callbacks.append(RichProgress(pace) if sys.stdout.isatty() else PlainProgress(pace, self.log_line))
         if self.command == "fit" and self.model.monitor.endswith("/corpus"):
-            callbacks.append(CorpusMetrics(**corpus_options(self.model.monitor)))
+            callbacks.append(CorpusMetrics(**{**corpus_options(self.model.monitor), "baselines": ["popularity"]}))
         if self.command == "fit" and wanted.enable_checkpointing is not False:
             folder = self.directory.path / "checkpoints"
             if wanted.limit_val_batches != 0 and self.datamodule.splits["val"]:

@@ -12,7 +12,13 @@ import torch
 from lightning.pytorch import Trainer
 
 from recsys_topk.cascades import CascadeModule
-from recsys_topk.cascades.catalogue_training import catalogue_terms, check_catalogue_options, passed_on, sample_items
+from recsys_topk.cascades.catalogue_training import (
+    catalogue_terms,
+    check_catalogue_options,
+    held_out_requests,
+    passed_on,
+    sample_items,
+)
 from recsys_topk.cascades.count_sequences import count_sequences
 from recsys_topk.cascades.successors import Successors
 from recsys_topk.datamodules import InteractionsDataModule
@@ -98,7 +104,8 @@ def test_the_first_stage_passes_on_its_best_items_that_the_user_does_not_have(
 ) -> None:
     draw = torch.Generator().manual_seed(0)
     requests, items = torch.randn(batch.size, 3, generator=draw), torch.randn(len(batch.item_id), 3, generator=draw)
-    lists, scores = passed_on(batch, requests, items, batch.mask, 12)
+    rows = batch.held_out
+    lists, scores = passed_on(held_out_requests(batch), requests[rows], items, batch.mask[rows], 12)
     for place, row in enumerate(batch.held_out.tolist()):
         target = int(batch.candidates[row, 0])
         known = set(batch.known[batch.history_row[row]].tolist()) - {target}
