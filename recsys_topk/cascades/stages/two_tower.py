@@ -88,7 +88,7 @@ class TwoTower(Towers):
             pairs = embed(self.pairs, self.recency, batch)
             history = torch.cat([embedded.history, pairs.history], 1)
             embedded = replace(embedded, history=history, items=torch.cat([embedded.items, pairs.items], 1))
-        if self.popularity_scale is not None:
+        if self.popularity_scale is not None and batch.items.shape[1]:  # the exported user tower has no items
             column = self.popularity[batch.items[:, self.item_column].clamp_min(0)]
             embedded = replace(embedded, items=torch.cat([embedded.items, column[:, None]], 1))
         return embedded
@@ -99,7 +99,7 @@ class TwoTower(Towers):
         vectors: Tensor = self.user_tower(torch.cat([embedded.request, history], dim=1))
         more = [pairs] if self.pairs is not None else []
         if self.popularity_scale is not None:
-            more.append(self.popularity_scale.to(vectors.dtype).expand(len(vectors), 1))
+            more.append(self.popularity_scale.to(vectors.dtype).expand(vectors.shape[0], 1))
         return torch.cat([vectors, *more], dim=1) if more else vectors
 
     def encode_items(self, embedded: Embedded, real: Tensor | None = None) -> Tensor:
