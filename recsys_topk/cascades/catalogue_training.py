@@ -191,7 +191,7 @@ def passed_on(
     best = scores.topk(min(quota, len(items)), 1)
     labels, real = (best.indices[:, :, None] == own[:, None]).any(-1), best.values > -math.inf
     lists = batch.replace(
-        candidates=best.indices,
+        candidates=best.indices.clamp_max(len(items) - 1),  # a masked candidate may be the column for padding
         labels=labels.float(),
         mask=real,
         group=torch.where(labels, 0, 1),

@@ -116,6 +116,13 @@ def test_the_first_stage_passes_on_its_best_items_that_the_user_does_not_have(
         assert lists.labels[place].tolist() == [float(j == target) for j in best]
     assert lists.mask.all()
     assert torch.equal(lists.request_id, batch.request_id[batch.held_out])
+    every, scores = passed_on(held_out_requests(batch), requests[rows], items, batch.mask[rows], 200)
+    assert every.candidates.max() < len(items)  # all items of the catalogue, and those that the user has are masked
+    assert scores.isfinite().all()
+    for place, row in enumerate(rows.tolist()):
+        known = set(batch.known[batch.history_row[row]].tolist()) - {int(batch.candidates[row, 0]), -1}
+        left = every.candidates[place][every.mask[place]].tolist()
+        assert sorted(left) == [j for j in range(len(items)) if j not in known]
 
 
 def test_held_out_requests_train_later_stages_only(data: InteractionsDataModule, batch: CascadeBatch) -> None:
