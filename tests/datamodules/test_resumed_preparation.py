@@ -21,16 +21,17 @@ from recsys_topk.datamodules.interactions import preparation as interactions
 from recsys_topk.datamodules.lists import preparation as lists
 from recsys_topk.datamodules.prepare.base import PreparedDataModule
 from recsys_topk.datamodules.prepare.columns import read_columns
+from recsys_topk.datamodules.prepare.engine import duck
 from recsys_topk.tabular.tables.reader import TableReader
 
-FILES, ROWS, PARTS = 3, 300, 10
+FILES, ROWS, CHUNK = 3, 300, 100
 FEATURES = {
     "user": {"user": "categorical"},
     "context": {"device": "categorical", "price": "numeric"},
     "items": {"item": "categorical"},
 }
 KINDS = ["interactions", "lists"]
-STEPS = {"interactions": ["read", "sort", "encode"], "lists": ["read", "fit", "encode"], "nested": ["read"]}
+STEPS = {"interactions": ["read", "sort", "encode"], "lists": ["read", "sort", "encode"], "nested": ["read"]}
 KILLED = """
 import os, signal, sys
 from tests.datamodules.test_resumed_preparation import data_and_pieces_read
@@ -48,11 +49,8 @@ data.prepare(stop)
 
 
 def data_and_pieces_read(kind: str, root: str, cache: str) -> tuple[PreparedDataModule, list[int]]:
-    """Return a data module with small parts, and a list of the pieces that it reads."""
-    interactions.ROWS_PER_PART = FILES * ROWS // (PARTS - 1)  # type: ignore[misc]
-    size = sum(path.stat().st_size for path in Path(root).iterdir())
-    known = 0 if kind == "nested" else FILES * ROWS  # rows of nested tables are not counted
-    lists.PART_BYTES = (lists._EXPANSION * size + lists._BYTES_PER_ROW * known) // (PARTS - 1) - 10  # type: ignore[misc]
+    """Return a data module with small chunks, and a list of the pieces that it reads."""
+    interactions.CHUNK_ROWS = lists.CHUNK_ROWS = CHUNK  # type: ignore[misc]
     read: list[int] = []
     batches = TableReader.batches
 
@@ -98,8 +96,8 @@ def write_log(folder: Path, kind: str) -> None:
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableReader, "batches", TableReader.batches)
-    monkeypatch.setattr(interactions, "ROWS_PER_PART", interactions.ROWS_PER_PART)
-    monkeypatch.setattr(lists, "PART_BYTES", lists.PART_BYTES)
+    monkeypatch.setattr(interactions, "CHUNK_ROWS", interactions.CHUNK_ROWS)
+    monkeypatch.setattr(lists, "CHUNK_ROWS", lists.CHUNK_ROWS)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -119,25 +117,48 @@ def test_killed_preparation_resumes_at_the_unfinished_step(kind: str, tmp_path: 
         assert not list((tmp_path / "cache").glob("log-*"))
         return done.stdout.strip()
 
-    by_part = "sort" if kind == "interactions" else "encode"
     assert killed("read", 3) == "[0, 1, 2]"  # in the third piece of six
-    assert killed(by_part, 4) == "[2, 3, 4, 5]"  # after the fourth part of ten
+    assert killed("sort", 4) == "[2, 3, 4, 5]"  # in the fourth chunk
+    assert killed("encode", 2) == "[]"
     data, read = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     steps: list[tuple[str, int]] = []
     assert data.prepare(lambda what, more, total, note="": steps.append((what, more)))
     assert read == []
-    rows = data.prepared_files().facts["rows"] if kind != "interactions" else FILES * ROWS
-    done_again = [more for what, more in steps if what == by_part]
-    assert sum(done_again) == rows
-    # Finished parts are reported together. The killed part was not finished in the sort; it was in the encoding.
-    assert len(done_again) == 1 + PARTS - (3 if kind == "interactions" else 4)
-    assert "fit" not in {what for what, _ in steps}
+    assert sum(more for what, more in steps if what == "read") == FILES * ROWS
     whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
     (resumed,), (uninterrupted,) = ((tmp_path / name).glob("log-*") for name in ("cache", "uninterrupted"))
     assert content(resumed) == content(uninterrupted)
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.name != ".lock"] == [resumed.name]
     assert not data.prepare()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_number_of_threads_does_not_change_the_files(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path / "log", kind)
+    contents = []
+    for threads in (1, 2):
+        monkeypatch.setattr(duck.os, "cpu_count", lambda threads=threads: threads)
+        data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / str(threads)))
+        data.prepare()
+        contents.append(content(data.prepared_files().folder))
+    assert contents[0] == contents[1]
+
+
+def test_names_of_columns_may_differ_in_case_and_have_quotes(tmp_path: Path) -> None:
+    names = ["device", "Device", 'the "device"']
+    columns = {name: [f"{name}{row % 2}" for row in range(18)] for name in names}
+    table = pa.table({"user": [1] * 9 + [2] * 9, "item": [*range(9)] * 2, "time": [*range(18)], **columns})
+    features = {"user": ["user"], "items": ["item"], "context": dict.fromkeys(names, "categorical")}
+    data = InteractionsDataModule(
+        interactions=table, split="leave_last", window=1, features=features, cache_dir=str(tmp_path)
+    )
+    vocabularies = data.encoder.vocabularies
+    assert all(
+        vocabularies[name].known([f"{name}0", f"{name}1", "other"]).tolist() == [True, True, False] for name in names
+    )
 
 
 def stop_at(step: str, error: type[BaseException] | BaseException) -> Callable[..., None]:

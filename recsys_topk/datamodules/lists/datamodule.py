@@ -33,7 +33,7 @@ class ListsDataModule(PreparedDataModule):
     Parquet, CSV, TSV or JSON lines files, data frames, pyarrow tables, Hugging Face data sets, or SVMlight/LETOR files
     with ``qid:`` or a ``.query`` file of list lengths. Data are prepared once, into memory-mapped Arrow files;
     vocabularies and feature statistics come from the training split only. An interrupted preparation is resumed: it
-    keeps the files and row groups already read and the parts already encoded.
+    keeps the files and row groups already read.
 
     Labels are a column of grades, or are derived from the stage that an item reached::
 

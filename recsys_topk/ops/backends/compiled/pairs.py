@@ -100,7 +100,7 @@ def pair_lists(
         if ranked:
             r[:n] = ranks[b]
         g[:] = ZERO
-        whole = 0.0
+        whole: Any = 0.0
         for i in range(n):
             if first[b, i] == -INFINITY or (kind == PAIR_ROWS and first[b, i] == ZERO):
                 continue
@@ -126,7 +126,7 @@ def count_lists(number: Any, begin: Any, end: Any, first: Any, second: Any, coun
     """Write the number of pairs with first_i > second_j for lists begin <= b < end; first_i = -inf is in no pair."""
     n = first.shape[1]
     for b in range(begin, end):
-        found = 0
+        found: Any = 0
         for i in range(n):
             own = first[b, i]
             if own > -INFINITY:
