@@ -84,13 +84,7 @@ def make_command_parser(command: str) -> argparse.ArgumentParser:
 
 
 def read_competition(options: argparse.Namespace, further: list[str], command: str) -> Competition:
-    """Return the competitors, seeds and folders of a command.
-
-    Args:
-        options: The options of the command.
-        further: The options of every `recsys-topk fit`.
-        command: The command.
-    """
+    """Return the competitors, seeds and folders of a command; `further` are options of every `recsys-topk fit`."""
     variants = dict(by_name([name for name in options.losses.split(",") if name]))
     for text in options.variant:
         label, equals, chosen = text.partition("=")
