@@ -34,7 +34,7 @@ KINDS = ["interactions", "lists"]
 STEPS = {"interactions": ["read", "sort", "encode"], "lists": ["read", "sort", "encode"], "nested": ["read"]}
 KILLED = """
 import os, signal, sys
-from tests.datamodules.test_resumed_preparation import data_and_pieces_read
+from tests.datamodules.test_resumed_preparation import data_and_tables_read
 kind, root, cache, step, number = sys.argv[1:]
 seen = 0
 def stop(what, more, total, note=""):
@@ -43,23 +43,23 @@ def stop(what, more, total, note=""):
     if seen == int(number):
         print(read, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-data, read = data_and_pieces_read(kind, root, cache)
+data, read = data_and_tables_read(kind, root, cache)
 data.prepare(stop)
 """
 
 
-def data_and_pieces_read(kind: str, root: str, cache: str) -> tuple[PreparedDataModule, list[int]]:
-    """Return a data module with small chunks, and a list of the pieces that it reads."""
+def data_and_tables_read(kind: str, root: str, cache: str) -> tuple[PreparedDataModule, list[int]]:
+    """Return a data module with small chunks, and a list with the number of columns of the tables that it reads."""
     interactions.CHUNK_ROWS = lists.CHUNK_ROWS = CHUNK  # type: ignore[misc]
     read: list[int] = []
     batches = TableReader.batches
 
-    def record_piece(self: TableReader, columns: Any = None, piece: int | None = None) -> Any:
-        if piece is not None and columns is not None and len(columns) > 1:
-            read.append(piece)
-        return batches(self, columns, piece)
+    def record(self: TableReader, columns: Any = None) -> Any:
+        if columns is not None and len(columns) > 1:
+            read.append(len(columns))
+        return batches(self, columns)
 
-    TableReader.batches = record_piece  # type: ignore[method-assign]
+    TableReader.batches = record  # type: ignore[method-assign]
     if kind == "interactions":
         return InteractionsDataModule(root, split="leave_last", features=FEATURES, cache_dir=cache), read
     request = {"request": "request"} if kind == "lists" else {}
@@ -117,15 +117,16 @@ def test_killed_preparation_resumes_at_the_unfinished_step(kind: str, tmp_path: 
         assert not list((tmp_path / "cache").glob("log-*"))
         return done.stdout.strip()
 
-    assert killed("read", 3) == "[0, 1, 2]"  # in the third piece of six
-    assert killed("sort", 4) == "[2, 3, 4, 5]"  # in the fourth chunk
+    columns = 5 if kind == "interactions" else 8
+    assert killed("read", 2) == f"[{columns}]"
+    assert killed("sort", 4) == f"[{columns}]"  # in the fourth chunk
     assert killed("encode", 2) == "[]"
-    data, read = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, read = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     steps: list[tuple[str, int]] = []
     assert data.prepare(lambda what, more, total, note="": steps.append((what, more)))
     assert read == []
     assert sum(more for what, more in steps if what == "read") == FILES * ROWS
-    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
+    whole, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
     (resumed,), (uninterrupted,) = ((tmp_path / name).glob("log-*") for name in ("cache", "uninterrupted"))
     assert content(resumed) == content(uninterrupted)
@@ -141,7 +142,7 @@ def test_number_of_threads_does_not_change_the_files(
     contents = []
     for threads in (1, 2):
         monkeypatch.setattr(duck.os, "cpu_count", lambda threads=threads: threads)
-        data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / str(threads)))
+        data, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / str(threads)))
         data.prepare()
         contents.append(content(data.prepared_files().folder))
     assert contents[0] == contents[1]
@@ -179,7 +180,7 @@ def test_interrupted_preparation_is_resumed_and_failed_one_leaves_no_files(
     kind: str, step: str, tmp_path: Path
 ) -> None:
     write_log(tmp_path / "log", kind)
-    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     with pytest.raises(KeyboardInterrupt):
         data.prepare(stop_at(step, KeyboardInterrupt))
     assert len(list((tmp_path / "cache").glob(".log-*.partial"))) == 1
@@ -188,9 +189,9 @@ def test_interrupted_preparation_is_resumed_and_failed_one_leaves_no_files(
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
     with pytest.raises(KeyboardInterrupt):
         data.prepare(stop_at(step, KeyboardInterrupt))
-    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     assert data.prepare()
-    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
+    whole, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
     assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
 
@@ -200,7 +201,7 @@ def test_preparation_interrupted_while_writing_files_is_resumed(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_log(tmp_path / "log", kind)
-    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     module = interactions if kind == "interactions" else lists
     write_columns, written = module.write_columns, 0
 
@@ -215,7 +216,7 @@ def test_preparation_interrupted_while_writing_files_is_resumed(
     with pytest.raises(KeyboardInterrupt):
         data.prepare()
     assert data.prepare()
-    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
+    whole, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
     assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
 
@@ -223,13 +224,13 @@ def test_preparation_interrupted_while_writing_files_is_resumed(
 @pytest.mark.parametrize("kind", ["interactions", "lists"])
 def test_partial_files_of_an_older_release_are_removed(kind: str, tmp_path: Path) -> None:
     write_log(tmp_path / "log", kind)
-    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
+    whole, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
     name = whole.prepared_files().folder.name
     for left in (f".{name}.partial/work/piece-0", f".{name}.71-ab.partial"):
         (tmp_path / "cache" / left).mkdir(parents=True)
         (tmp_path / "cache" / left / "facts.json").write_text("old")
-    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     assert data.prepare()
     assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
     assert sorted(path.name for path in (tmp_path / "cache").iterdir() if path.name != ".lock") == [name]

@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from recsys_topk.datamodules.interactions.lookup import Lookup
 from recsys_topk.datamodules.interactions.rows import RowCleaner
 from recsys_topk.datamodules.interactions.sequences import (
     ROW,
@@ -24,6 +23,7 @@ from recsys_topk.datamodules.interactions.tables import Tables
 from recsys_topk.datamodules.prepare.engine.column_files import ColumnFiles
 from recsys_topk.datamodules.prepare.engine.duck import DuckEngine, EngineTable, as_array
 from recsys_topk.datamodules.prepare.ids import SourceIds
+from recsys_topk.datamodules.prepare.lookup import Lookup
 from recsys_topk.datamodules.prepare.plan import PreparationPlan
 from recsys_topk.files import write_whole
 from recsys_topk.tabular.arrow import read_streams, write_columns, write_ids

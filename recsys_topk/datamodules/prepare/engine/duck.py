@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +49,8 @@ class EngineTable:
 class DuckEngine:
     """Rows of tables in a DuckDB database on disk, which sorts them in bounded memory.
 
-    The rows of each piece of a table (a file, or some row groups) are committed together with their counts. A later
-    process resumes with the first piece that is missing.
+    The rows are committed when all tables are read. If the process is killed later, the next one does not read them
+    again.
 
     Args:
         folder: The folder to prepare: empty, or with the files of an interrupted process. Files outside of the work
@@ -73,6 +73,7 @@ class DuckEngine:
         self.left_out: Counter[str] = Counter()
         self.seen = 0
         self.schema: Any = None
+        self._failure: BaseException | None = None
         self.work.mkdir(exist_ok=True)
         database = self.work / "rows.duckdb"
         for left in (*folder.iterdir(), *self.work.iterdir()):
@@ -94,67 +95,56 @@ class DuckEngine:
         self._error, self._query = duckdb.Error, self._db.execute
         self._query("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
         self._query("SET force_compression = 'uncompressed'")  # compressed text takes twice the CPU time
-        self._query("CREATE TABLE IF NOT EXISTS pieces (number INTEGER, facts VARCHAR, schema BLOB)")
+        self._query("CREATE TABLE IF NOT EXISTS facts (facts VARCHAR, schema BLOB)")
 
     def read(self, tables: Sequence[EngineTable]) -> int:
-        """Read all tables once, except for the pieces that were read before. Return the number of rows kept."""
-        done = {number: rest for number, *rest in self._query("FROM pieces").fetchall()}
-        rows = [table.reader.rows for table in tables]
-        total = None if None in rows else sum(number or 0 for number in rows)
-        pieces = [(table, piece) for table in tables for piece in range(table.reader.pieces)]
-        before, current = 0, tables[0]
-        for number, (table, piece) in enumerate(pieces):
-            if table is not current:
-                before, current = self.seen, table
-            if number not in done:
-                self._read(number, table, piece, before, total)
-                continue
-            facts, schema = json.loads(done[number][0]), done[number][1]
-            self._take(facts)
-            self.schema = pa.ipc.read_schema(pa.py_buffer(schema)) if schema else self.schema
-            self.progress("read", facts["seen"], total)
-        return 0 if self.schema is None else int(self._query("SELECT count(*) FROM rows").fetchall()[0][0])
+        """Read all tables once, unless an earlier process has read them. Return the number of rows kept."""
+        sizes = [table.reader.rows for table in tables]
+        total = None if None in sizes else sum(size or 0 for size in sizes)
+        done = self._query("FROM facts").fetchall()
+        if done:
+            facts, schema = json.loads(done[0][0]), done[0][1]
+            self.seen, self.schema = facts["seen"], pa.ipc.read_schema(pa.py_buffer(schema))
+            self.left_out.update(facts["left_out"])
+            self.progress("read", self.seen, total)
+        else:
+            batches = self._cleaned(tables, total)
+            first = next(batches, None)
+            if first is None:
+                return 0
+            self.schema = first.schema
+            with self._errors():
+                self._db.register("reader", pa.RecordBatchReader.from_batches(self.schema, self._kept(first, batches)))
+                named = ", ".join(self._column(name) for name in self.schema.names)
+                self._query("BEGIN")
+                self._query(f"CREATE TABLE rows AS SELECT * FROM reader AS rows({named})")
+                facts = {"seen": self.seen, "left_out": self.left_out}
+                self._query(
+                    "INSERT INTO facts VALUES (?, ?)", [json.dumps(facts), self.schema.serialize().to_pybytes()]
+                )
+                self._query("COMMIT")
+        return int(self._query("SELECT count(*) FROM rows").fetchall()[0][0])
 
-    def _read(self, number: int, table: EngineTable, piece: int, before: int, total: int | None) -> None:
-        facts: dict[str, Any] = {"seen": 0, "left_out": Counter()}
-
-        def cleaned() -> Iterator[Any]:
-            for batch in table.reader.batches(table.columns, piece):
-                start = self.seen + facts["seen"]
-                rows, left_out = _cleaned(table, batch, start - before, before)
-                facts["left_out"].update(left_out)
-                facts["seen"] += batch.num_rows
+    def _cleaned(self, tables: Sequence[EngineTable], total: int | None) -> Iterator[Any]:
+        """Yield the rows to keep, with the types of the first batch."""
+        for table in tables:
+            before = self.seen
+            for batch in table.reader.batches(table.columns):
+                rows, left_out = cleaned(table, batch, self.seen - before, before)
+                self.left_out.update(left_out)
+                self.seen += batch.num_rows
                 self.progress("read", batch.num_rows, total)
                 if rows.num_rows:
-                    yield rows
+                    yield rows if self.schema is None else converted(rows, self.schema, table.reader.name)
 
-        batches = cleaned()
-        first = next(batches, None)
-        new = self.schema is None
-        if first is not None:
-            self.schema = self.schema or first.schema
-        stream = _Stream(self.schema, first, batches, table.reader.name)
-        with self._errors(stream):
-            self._query("BEGIN")
-            try:
-                if first is not None:
-                    self._db.register("reader", stream.reader())
-                    named = ", ".join(self._column(name) for name in self.schema.names)
-                    if new:
-                        self._query(f"CREATE TABLE rows AS SELECT * FROM reader AS rows({named})")
-                    else:
-                        self._query("INSERT INTO rows SELECT * FROM reader")
-                schema = None if self.schema is None else self.schema.serialize().to_pybytes()
-                self._query("INSERT INTO pieces VALUES (?, ?, ?)", [number, json.dumps(facts), schema])
-                self._query("COMMIT")
-            except BaseException:
-                self._query("ROLLBACK")
-                raise
-        self._take(facts)
-
-    def _take(self, facts: Mapping[str, Any]) -> None:
-        self.left_out.update(facts["left_out"])
-        self.seen += facts["seen"]
+    def _kept(self, first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches, and keep the error that one of them raises: the database reports only its text."""
+        try:
+            yield first
+            yield from rest
+        except BaseException as error:
+            self._failure = error
+            raise
 
     def is_text(self, column: str) -> bool:
         """Return whether a column of the rows is text."""
@@ -255,13 +245,13 @@ class DuckEngine:
             shutil.rmtree(self.work)
 
     @contextmanager
-    def _errors(self, stream: _Stream | None = None) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         """Raise the error that a table caused, an interruption as such, and the database's errors in one line."""
         try:
             yield
         except self._error as error:
-            if stream is not None and stream.error is not None:
-                raise stream.error from None
+            if self._failure is not None:
+                raise self._failure from None
             advice = "; give it more memory: --data.memory 4GB" if "emory" in str(error) else ""
             raise ValueError(f"the rows cannot be sorted: {_line(error)}{advice}") from error
         except RuntimeError as error:
@@ -270,43 +260,29 @@ class DuckEngine:
             raise
 
 
-class _Stream:
-    """Batches of a table as an Arrow stream. It keeps the error that a batch raised: the database reports its text."""
+def converted(batch: Any, schema: Any, source: str) -> Any:
+    """Return a batch with the types of a schema.
 
-    def __init__(self, schema: Any, first: Any, rest: Iterable[Any], source: str) -> None:
-        self.schema, self._first, self._rest, self._source = schema, first, rest, source
-        self.error: BaseException | None = None
-
-    def reader(self) -> Any:
-        return pa.RecordBatchReader.from_batches(self.schema, self._batches())
-
-    def _batches(self) -> Iterator[Any]:
+    Raises:
+        ValueError: A column has another type, and cannot be converted.
+    """
+    if batch.schema == schema:
+        return batch
+    made = []
+    for field in schema:
+        column = batch.column(field.name)
         try:
-            yield self._converted(self._first)
-            for batch in self._rest:
-                yield self._converted(batch)
-        except BaseException as error:
-            self.error = error
-            raise
-
-    def _converted(self, batch: Any) -> Any:
-        if batch.schema == self.schema:
-            return batch
-        made = []
-        for field in self.schema:
-            column = batch.column(field.name)
-            try:
-                made.append(column.cast(field.type, safe=False))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                raise ValueError(
-                    f"column {field.name.removeprefix('.')!r} is {column.type} in {self._source} and {field.type} "
-                    f"before; make it one type"
-                ) from None
-        return pa.record_batch(made, schema=self.schema)
+            made.append(column.cast(field.type, safe=False))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise ValueError(
+                f"column {field.name.removeprefix('.')!r} is {column.type} in {source} and {field.type} before; make "
+                f"it one type"
+            ) from None
+    return pa.record_batch(made, schema=schema)
 
 
-def _cleaned(table: EngineTable, batch: Any, start: int, before: int) -> tuple[Any, Mapping[str, int]]:
-    """Clean a batch. An error names the first row that causes it."""
+def cleaned(table: EngineTable, batch: Any, start: int, before: int) -> tuple[Any, Mapping[str, int]]:
+    """Clean a batch of a table. An error names the first row that causes it."""
     try:
         return table.clean(batch, start, before)
     except ValueError as error:
