@@ -196,7 +196,7 @@ def make_app(export: str | Path, index: str | Path | None = None, options: Servi
         try:
             answer = await asyncio.wait_for(batcher.ask((ask, recommender)), chosen.timeout)
             return Response(answer, media_type="application/json")
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise HTTPException(504, f"not answered within {chosen.timeout:g} s") from None
         except OverloadedError as error:
             raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from None
@@ -210,7 +210,7 @@ def make_app(export: str | Path, index: str | Path | None = None, options: Servi
         """Return the items that each stage scores, keeps and drops for a user."""
         try:
             return await asyncio.wait_for(asyncio.to_thread(show_funnel, current.recommender, ask), chosen.timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise HTTPException(504, f"not answered within {chosen.timeout:g} s") from None
         except UnknownUserError as error:
             raise HTTPException(404, _clean(str(error))) from None
