@@ -280,7 +280,7 @@ def check(agreement: Agreement, tolerance: float = TOLERANCE) -> None:
 
 def onnx_scores(folder: Path, entry: StageEntry) -> Callable[[CascadeBatch], np.ndarray[Any, Any]]:
     """Return a function from a batch to the scores of a stage's ONNX files, (B, N)."""
-    from recsys_topk.serving.session import Session
+    from recsys_topk.serving.funnel import Session
 
     sessions = {role: Session(folder / model.file, model) for role, model in entry.models.items()}
 

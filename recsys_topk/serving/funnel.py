@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.serving.manifest import Manifest, StageEntry
+from recsys_topk.serving.manifest import Manifest, Model, StageEntry
 from recsys_topk.serving.requests import EncodedRequests
-from recsys_topk.serving.session import Session
 from recsys_topk.tabular.export_tables import ItemTable
 
 Array = npt.NDArray[Any]
@@ -21,6 +20,28 @@ Search = Callable[[EncodedRequests, int], tuple[Array, Array]]
 
 CHUNK = 4096
 """Number of items that are scored at once when the whole catalogue is scored."""
+
+
+Array = npt.NDArray[Any]
+
+
+class Session:
+    """A loaded model of an export. Thread-safe. A call uses `threads` threads; 0 = chosen by onnxruntime."""
+
+    def __init__(self, path: Path, model: Model, threads: int = 1) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        self.model = model
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def run(self, given: Mapping[str, Array]) -> Array:
+        """Return the output for arrays by input name. Arrays are converted to the data types of the inputs."""
+        inputs = {one.name: np.ascontiguousarray(given[one.name], dtype=one.dtype) for one in self.model.inputs}
+        found: Array = self._session.run([self.model.output], inputs)[0]
+        return found
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from recsys_topk.cascades.features import Embedded, FeatureEmbedding, HistoryFor
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.cascades.tables import table_weights
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
-from recsys_topk.serving.signature import FIELDS, Input, inputs_of
+from recsys_topk.serving.manifest import FIELDS, Input, inputs_of
 from recsys_topk.tabular.schema import PARTS, Part, Schema
 
 
