@@ -7,10 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import (
-    ObjectiveOutput,
-    Quotas,
-)
+from recsys_topk.cascades.objectives.base import ObjectiveOutput, Quotas
 from recsys_topk.cascades.objectives.joint import JointObjective
 from recsys_topk.numerics import full_mask, mean_of_lists
 from recsys_topk.operators.neuralsort import NeuralSort

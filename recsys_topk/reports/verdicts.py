@@ -72,10 +72,7 @@ def kendall(one: Mapping[Any, float], two: Mapping[Any, float]) -> float | None:
 
 
 def table_verdict(
-    rows: Sequence[Mapping[str, Any]],
-    subject: str,
-    paper: Mapping[str, float],
-    faulty: Sequence[str] = (),
+    rows: Sequence[Mapping[str, Any]], subject: str, paper: Mapping[str, float], faulty: Sequence[str] = ()
 ) -> list[str]:
     """Return sentences about the rank of the subject of a table here and in the paper, and the agreement of the orders.
 

@@ -26,12 +26,7 @@ from recsys_topk.trust.allowed import what_to_trust
 from recsys_topk.trust.source import UntrustedError
 
 TorchRecStrategy.register_strategies(StrategyRegistry)
-TRAINER_DEFAULTS = {
-    "max_epochs": 1,
-    "log_every_n_steps": 10,
-    "num_sanity_val_steps": 0,
-    "enable_model_summary": False,
-}
+TRAINER_DEFAULTS = {"max_epochs": 1, "log_every_n_steps": 10, "num_sanity_val_steps": 0, "enable_model_summary": False}
 # Options of a run besides those of trainer, model and data: type, default, help.
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "seed_everything": (bool | int, 42, "seed of the random generators; true = a random seed"),

@@ -24,12 +24,7 @@ _PADDING = "\"' \t\r\n"  # characters that a parser strips from a name
 _ADDRESS = re.compile(r"://|::")
 
 
-def inspect_names(
-    value: Any,
-    source: str,
-    trust: Collection[str] = (),
-    expand: Expand | None = None,
-) -> None:
+def inspect_names(value: Any, source: str, trust: Collection[str] = (), expand: Expand | None = None) -> None:
     """Raise if plain values from a file name a class that is not allowed, before any object is built from them.
 
     The function checks every `class_path`, every string where a class is expected (`CLASS_KEYS`), every other string
