@@ -19,7 +19,13 @@ from recsys_topk.cascades.learning_check import LearningCheck, all_selected_mess
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, default_objective
 from recsys_topk.cascades.objectives.base import registry as objectives
 from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, table_collections, warm_up
-from recsys_topk.cascades.sampled_negatives import check_logq_correction, check_negatives, keep_hard_negatives
+from recsys_topk.cascades.sampled_negatives import (
+    check_logq_correction,
+    check_negatives,
+    check_pool,
+    keep_hard_negatives,
+    pool_weights,
+)
 from recsys_topk.cascades.schedules import describe_schedule, make_schedule
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import is_fused
@@ -199,13 +205,16 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             first = next(iter(self.cascade.stages.values()))
             batch = keep_hard_negatives(batch, first, self.hparams["hard_negatives"], self.hparams["random_negatives"])
         scores, lists = self.cascade.training_lists(batch)
-        if batch.log_q.numel():  # not for stages with negatives that were selected by score
+        known: dict[str, Any] = {"quotas": self.cascade.quotas, "k": self.k}
+        if self.objective.pool is not None:
+            # Lists of single stages have no sampling probabilities, so they raise here.
+            known["item_weights"] = pool_weights(lists[-1], self.objective.pool)
+        elif batch.log_q.numel():  # not for stages with negatives that were selected by score
             check_logq_correction(self.objective)
             scores = [
                 self.loss.correct_sampling(x, own.log_q) if own.log_q.numel() else x
                 for x, own in zip(scores, lists, strict=True)
             ]
-        known: dict[str, Any] = {"quotas": self.cascade.quotas, "k": self.k}
         if lists[-1] is batch:
             output: ObjectiveOutput = self.objective(scores, batch.labels, batch.mask, groups=batch.group, **known)
         else:
@@ -298,6 +307,10 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         self._first_epoch = self.trainer.current_epoch
         self._check_lists()
         options = self.hparams
+        if self.objective.pool is not None:
+            hard = options["hard_negatives"] or any(config.hard_negatives for config in self.cascade.configs)
+            cuts = self.objective.cuts(self.cascade.quotas, self.k)
+            check_pool(self.trainer.datamodule, self.objective, bool(hard), cuts)
         check_negatives(self.trainer.datamodule, self.objective, options["hard_negatives"], options["random_negatives"])
         refit, processes = options["refit_epochs"], self.trainer.world_size
         check_catalogue_options(self.trainer.datamodule, self.cascade, self.objective.name, refit, processes)
@@ -378,7 +391,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
 
     def _check_lists(self) -> None:
         quotas = self.cascade.quotas
-        cuts = self.objective.cuts(quotas, self.k)
+        # With a pool, the cuts are not compared with the lengths of lists (`check_pool`).
+        cuts = self.objective.cuts(quotas, self.k) if self.objective.pool is None else []
         length = getattr(self.trainer.datamodule, "list_length", None)
         groups = len(self.schema.groups) + bool(getattr(self.trainer.datamodule, "train_negatives", 0))
         if self.objective.compares_groups and groups < 2:

@@ -1,13 +1,14 @@
-"""Sampled negatives in training: selection of hard negatives, and checks of the logQ correction."""
+"""Sampled negatives in training: hard negatives, weights of the deployed pool, and checks of both."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import CascadeObjective
+from recsys_topk.cascades.objectives.base import CascadeObjective, Pool
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
 
 
@@ -59,6 +60,68 @@ def with_columns(batch: CascadeBatch, columns: Tensor) -> CascadeBatch:
     parts = {name: getattr(batch, name).gather(1, columns) for name in ("candidates", "labels", "mask", "group")}
     removed = batch.candidates.shape[1] - columns.shape[1]
     return batch.replace(**parts, sampled=batch.sampled - removed, log_q=NO_VALUES)
+
+
+def pool_weights(batch: CascadeBatch, pool: Pool) -> Tensor:
+    """Return the number of items of the deployed pool that each candidate stands for, (B, N) float32.
+
+    A logged candidate stands for itself. A sampled one has the weight 1 / pi_i, the inverse of the probability with
+    which the sampler put it into its list (`recsys_topk.datamodules.negatives.inclusion`), times pool / C for a pool
+    other than the catalogue of C items. The expected sum of w_i f(i) over the sampled items is then that over `pool`
+    items of the catalogue, for every function f: also for items that were drawn in proportion to their popularity.
+
+    Args:
+        batch: A batch with `CascadeBatch.log_q`.
+        pool: The number of items of the pool besides the logged ones, or ``"catalogue"``.
+    """
+    if not batch.log_q.numel():
+        raise ValueError(
+            "the batch has no sampled negatives with sampling probabilities, so they cannot stand for the items of a "
+            "pool; use --data.train_negatives, e.g. 25 (in a custom loop also data.logq_correction = True), and no "
+            "hard negatives"
+        )
+    scale = 1.0 if pool == "catalogue" else pool / max(1, batch.catalogue_items)
+    drawn = batch.candidates.shape[1] - batch.sampled
+    weights = torch.ones_like(batch.log_q)
+    weights[:, drawn:] = scale * torch.exp(-batch.log_q[:, drawn:])
+    return weights
+
+
+def check_pool(data: Any, objective: CascadeObjective, hard: bool, cuts: Sequence[int]) -> None:
+    """Raise if the negatives cannot be weighted to stand for a pool. Otherwise ask the data for their probabilities.
+
+    Args:
+        data: The data module, or None.
+        objective: An objective with a pool.
+        hard: Whether a stage trains on hard negatives.
+        cuts: The result of `CascadeObjective.cuts`.
+    """
+    named = f"the pool of the {objective.name!r} objective"
+    if hard:
+        raise ValueError(
+            f"{named} gives sampled negatives the weight 1 / probability, but hard negatives are selected by score, so "
+            f"their probability is unknown; use hard_negatives 0"
+        )
+    if data is None:
+        return
+    source = getattr(data, "negative_source", None)
+    if source == "catalogue" or not getattr(data, "train_negatives", 0):
+        given = "--data.negative_source catalogue" if source == "catalogue" else "--data.train_negatives 0"
+        raise ValueError(
+            f"{named} is represented by sampled negatives, but {given} draws none; use --data.train_negatives 25 "
+            f"--data.negative_source uniform, or another objective"
+        )
+    if getattr(data, "logq_correction", False):
+        raise ValueError(f"{named} already corrects for the sampling; use --data.logq_correction false")
+    length = getattr(data, "list_length", None)
+    if cuts and objective.pool != "catalogue" and callable(length):
+        items = length("train") - data.train_negatives + (objective.pool or 0)
+        if max(cuts) >= items:
+            raise ValueError(
+                f"a stage passes {max(cuts)} items on, but {named} has {items} items with the logged ones, so every "
+                f"item is selected and nothing is learned; use a larger --objective.pool, or smaller quotas"
+            )
+    data.sampling_probabilities = True
 
 
 def check_logq_correction(objective: CascadeObjective) -> None:

@@ -96,6 +96,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     without_validation: ClassVar[str] = "use test"
     """What the user can do if there are no validation shards, for an error message."""
 
+    sampling_probabilities: bool = False
+    """Whether training batches contain `CascadeBatch.log_q` without a logQ correction, for objectives with a pool."""
+
     progress: Progress | None = None
     """Receives the progress of `prepare_data`; None = progress bars on a terminal."""
 
@@ -327,7 +330,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             return plain
         if excluded is not None and plain.shares_histories:
             excluded = excluded[plain.history_row]
-        log_q = self.logq_correction and batch.training
+        log_q = batch.training and (self.logq_correction or self.sampling_probabilities)
         common: dict[str, Any] = {
             "seed": batch.draw_seed,
             "group": self._sampled_group,

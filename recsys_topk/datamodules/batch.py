@@ -55,6 +55,7 @@ class CascadeBatch:
         known: (B, E) int64, or (H, E) if requests share histories: with `catalogue`, the items that each user has, as
             rows of the pool; -1 = padding.
         sampled: Number of columns, at the end of the lists, that are sampled negatives.
+        catalogue_items: Number of items of the catalogue that the negatives were drawn from; 0 without `log_q`.
         catalogue: Whether the pool holds the whole catalogue, and all of its items compete with those of each list.
         shard: Name of the shard that contains all requests, e.g. a day. Only set in evaluation batches.
         users: Names of the users in the source; empty if they are not known. Only set in evaluation batches.
@@ -79,6 +80,7 @@ class CascadeBatch:
     held_out: Tensor = NO_ROWS
     known: Tensor = NO_VALUES
     sampled: int = 0
+    catalogue_items: int = 0
     catalogue: bool = False
     shard: str = ""
     users: tuple[int | str, ...] = ()

@@ -102,7 +102,9 @@ def test_training_and_validation_steps_read_no_values(
 ) -> None:
     data = InMemory(train_negatives=25, negative_source=source)
     chosen = [StageConfig("two_tower", "a", 9), StageConfig("din", "b", 6), StageConfig("mlp", "c", 5)][:number]
-    model = CascadeModule(data.schema, chosen, objective=objective, k=3, validate=True).to(DEVICE)
+    data.sampling_probabilities = objective == "quota"
+    loss = "sigmoid" if objective == "quota" else "dftopk"
+    model = CascadeModule(data.schema, chosen, loss, objective, k=3, validate=True).to(DEVICE)
     model.trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
     monkeypatch.setattr(model, "log", lambda *_, **__: None)
     model._check = LearningCheck(0.0, [3], [9, 6, 5])

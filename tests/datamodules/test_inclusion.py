@@ -11,6 +11,7 @@ import pytest
 import torch
 from test_negatives import batch_of, catalogue_of, check
 
+from recsys_topk.cascades.sampled_negatives import pool_weights
 from recsys_topk.datamodules.negatives.expansion import check_mix, expand
 from recsys_topk.datamodules.negatives.inclusion import log_inclusion
 from recsys_topk.losses import SoftmaxLoss
@@ -89,6 +90,7 @@ def test_corrected_softmax_over_uniform_negatives_equals_full_softmax_in_the_mea
 @pytest.mark.parametrize(
     "source",
     [
+        "uniform",
         "popularity",
         "in_batch",
         {"in_batch": 2, "uniform": 2},
@@ -98,7 +100,10 @@ def test_corrected_softmax_over_uniform_negatives_equals_full_softmax_in_the_mea
     ids=str,
 )
 def test_sampled_sums_estimate_the_sum_over_all_items(source: Any) -> None:
-    """Over many lists drawn as in training, the mean of sum f_j / q_j is the sum of f over all drawable items."""
+    """Over many lists drawn as in training, the mean of sum f_j / q_j is the sum of f over all drawable items.
+
+    The weights of a pool of twice or a third of the catalogue's size estimate twice or a third of it.
+    """
     lists, items = 8_000, 9
     rng = np.random.default_rng(1)
     own = rng.choice(items, lists, p=np.arange(1, items + 1) / 45)
@@ -113,7 +118,11 @@ def test_sampled_sums_estimate_the_sum_over_all_items(source: Any) -> None:
     f = torch.linspace(0.5, 3.0, items).double()
     drawn, mask = after.item_id[after.candidates[:, 1:]], after.mask[:, 1:]
     assert not (drawn == 4)[mask].any()
-    estimates = torch.where(mask, f[drawn] * torch.exp(-after.log_q[:, 1:].double()), 0.0).sum(1)
+    weights = pool_weights(after, "catalogue").double()
+    for pool in (2 * items, items // 3):
+        torch.testing.assert_close(pool_weights(after, pool).double()[:, 1:], weights[:, 1:] * pool / items)
+        assert pool_weights(after, pool)[:, 0].eq(1).all()
+    estimates = torch.where(mask, f[drawn] * weights[:, 1:], 0.0).sum(1)
     truth = f.sum() - f[4] - torch.where(before.candidates[:, 0] == 4, 0.0, f[before.item_id[before.candidates[:, 0]]])
     error = estimates - truth
     assert float(error.mean().abs()) < 4.5 * float(error.std()) / math.sqrt(lists) + 1e-3

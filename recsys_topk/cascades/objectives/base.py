@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from recsys_topk.checks import DeferredChecks, check_finite, check_lists
+from recsys_topk.checks import DeferredChecks, check_count, check_finite, check_lists
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask
 from recsys_topk.ops.dispatch import may_read
@@ -19,6 +19,7 @@ from recsys_topk.spec import Recorded
 
 registry: Registry[CascadeObjective]
 Weighting = Literal["learned", "fixed"]
+Pool = int | Literal["catalogue"]
 Quotas = Sequence[int]
 
 
@@ -77,6 +78,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     Class attributes:
         name: Registry name.
         needs_operator: The objective needs a loss with a top-k operator.
+        needs_sum: The membership of this operator must sum to k.
         compares_groups: The objective only compares sample groups, so it needs at least two.
         uses_loss: The objective uses `loss`. False for published baselines with their own terms.
         takes_item_weights: Items may have weights (`compute_weighted`).
@@ -86,6 +88,9 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     Args:
         loss: The loss of the objective.
         stages: Number of stages.
+        pool: Number of items that the deployed cascade selects from: sampled negatives get weights, so that they stand
+            for these items (`recsys_topk.cascades.sampled_negatives.pool_weights`). None = sampled negatives count as
+            one item each.
 
     Attributes:
         validate: Raise on NaN or infinity among valid scores. Off by default, because the check reads the tensors.
@@ -95,21 +100,35 @@ class CascadeObjective(Recorded, nn.Module, ABC):
 
     name: ClassVar[str]
     needs_operator: ClassVar[bool] = False
+    needs_sum: ClassVar[bool] = False
     compares_groups: ClassVar[bool] = False
     uses_loss: ClassVar[bool] = True
     takes_item_weights: ClassVar[bool] = False
     separate_lists: ClassVar[bool] = False
     paper: ClassVar[str] = ""
 
-    def __init__(self, loss: RankingLoss, stages: int) -> None:
+    def __init__(self, loss: RankingLoss, stages: int, pool: Pool | None = None) -> None:
         super().__init__()
         if self.needs_operator and loss.operator is None:
             raise ValueError(
                 f"the {self.name!r} objective needs a loss with a top-k operator, but {loss.name!r} has none; "
                 f"use --objective independent, or a loss of the top-k family"
             )
+        if self.needs_sum and loss.operator is not None and not loss.operator.sums_to_k:
+            raise ValueError(
+                f"the {self.name!r} objective needs an operator whose membership sums to k, but that of {loss.name!r} "
+                f"does not; use --loss sigmoid or --loss lapsum"
+            )
+        if pool is not None and pool != "catalogue":
+            check_count("pool, if it is not 'catalogue',", pool)
+        if pool is not None and not loss.takes_item_weights:
+            raise ValueError(
+                f"the pool of the {self.name!r} objective gives weights to items, but the loss {loss.name!r} does not "
+                f"support item_weights; `recsys-topk losses` lists the losses that do"
+            )
         self.loss = loss
         self.stages = stages
+        self.pool = pool
         self.validate = False
         self.deferred_checks: DeferredChecks | None = None
 

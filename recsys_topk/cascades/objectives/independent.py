@@ -10,6 +10,7 @@ from torch import Tensor
 from recsys_topk.cascades.objectives.base import (
     CascadeObjective,
     ObjectiveOutput,
+    Pool,
     Quotas,
     TermWeights,
     Weighting,
@@ -26,6 +27,7 @@ class IndependentObjective(CascadeObjective):
         weighting: ``"fixed"`` (1 each) or ``"learned"``.
         stage_k: The k of stage m for a loss that does not set k: ``"k"``, the number of items wanted at the end of the
             cascade, or ``"quota"``, the number that the stage passes on; None = as in `RankingLoss.stage_k`.
+        pool: See `CascadeObjective`. With `softmax`: the softmax over the weighted pool.
     """
 
     name = "independent"
@@ -39,8 +41,9 @@ class IndependentObjective(CascadeObjective):
         *,
         weighting: Weighting = "fixed",
         stage_k: Literal["k", "quota"] | None = None,
+        pool: Pool | None = None,
     ) -> None:
-        super().__init__(loss, stages)
+        super().__init__(loss, stages, pool)
         if stage_k not in ("k", "quota", None):
             raise ValueError(f"stage_k must be 'k', 'quota' or None, got {stage_k!r}")
         self.stage_k = loss.stage_k if stage_k is None else stage_k

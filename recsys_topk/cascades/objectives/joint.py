@@ -11,6 +11,7 @@ from torch import Tensor
 from recsys_topk.cascades.objectives.base import (
     CascadeObjective,
     ObjectiveOutput,
+    Pool,
     Quotas,
     TermWeights,
     Weighting,
@@ -43,6 +44,7 @@ class JointObjective(CascadeObjective):
             the paper), or ``"quota"``, the number that the stage passes on.
         eps: Added to the probability inside every logarithm. LCRON's published loss is this objective with NeuralSort
             or SoftSort, eps = 1e-6 here and in the loss (``--objective.eps 1e-6 --loss.eps 1e-6``).
+        pool: See `CascadeObjective`.
     """
 
     name = "joint"
@@ -58,8 +60,9 @@ class JointObjective(CascadeObjective):
         weighting: Weighting = "learned",
         stage_k: Literal["k", "quota"] = "k",
         eps: float = 0.0,
+        pool: Pool | None = None,
     ) -> None:
-        super().__init__(loss, stages)
+        super().__init__(loss, stages, pool)
         self.eps = check_not_negative("eps", eps)
         if stage_k not in ("k", "quota"):
             raise ValueError(f"stage_k must be 'k' or 'quota', got {stage_k!r}")

@@ -73,7 +73,7 @@ def expand(
         catalogue: The items of the batch's shard. Only ``"in_batch"`` without `excluded` and `log_q` needs none.
         pool_rows: (M,) the catalogue row of each pool item; None = look it up by item id.
         excluded: (B, E) int64, further catalogue rows that must not be drawn for each list; -1 = padding.
-        log_q: Whether to fill `CascadeBatch.log_q`, so that a softmax loss can correct for the sampling.
+        log_q: Whether to fill `CascadeBatch.log_q` and `catalogue_items`, to correct for the sampling.
         processes: Number of processes whose batches form the global batch. All must call this function together.
 
     Returns:
@@ -110,8 +110,9 @@ def expand(
         group=torch.cat([batch.group, torch.where(drawn.mask, group, -1)], 1),
         sampled=number,
     )
-    if correction is not None:
-        expanded = expanded.replace(log_q=torch.nn.functional.pad(correction, (batch.candidates.shape[1], 0)))
+    if correction is not None and catalogue is not None:
+        padded = torch.nn.functional.pad(correction, (batch.candidates.shape[1], 0))
+        expanded = expanded.replace(log_q=padded, catalogue_items=len(catalogue))
     return Expansion(expanded, drawn.drawn, drawn.rejected)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,10 +54,11 @@ def expand_shared(
     mask = drawn.mask.repeat(batch.size, 1)
     mask = F.pad(mask, (0, 1)).scatter_(1, place[taken], False)[:, :-1]
     batch, columns = catalogue.add_to_pool(batch, rows, drawn)
-    correction = {}
+    correction: dict[str, Any] = {}
     if log_q:
         inclusion = math.log(drawn.items.shape[1] / max(1, len(catalogue)))
         correction["log_q"] = F.pad(torch.where(mask, inclusion, 0.0), (batch.candidates.shape[1], 0))
+        correction["catalogue_items"] = len(catalogue)
     return batch.replace(
         candidates=torch.cat([batch.candidates, columns.expand(batch.size, -1)], 1),
         labels=F.pad(batch.labels, (0, mask.shape[1])),
