@@ -35,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the suite."""
     parser.add_argument("--items", type=int, default=1_000_000, help="number of items in the catalogue")
     parser.add_argument("--users", type=int, default=2000, help="number of users in the export")
-    parser.add_argument(
-        "--kinds", default="ivf", help="indexes to compare with exact search: ivf, hnsw (slow to build)"
-    )
+    parser.add_argument("--kinds", default="ivf", help="indexes to compare: ivf, hnsw (slow to build)")
     parser.add_argument("--concurrency", default="1,8,32", help="number of connections of each load test")
     parser.add_argument("--requests", type=int, default=2000, help="maximum number of requests per load test")
     parser.add_argument("--seconds", type=float, default=20.0, help="maximum seconds per load test")

@@ -13,17 +13,11 @@ def main(argv: list[str]) -> int:
         "Write each stage of a checkpoint as ONNX with its own parameters only, with the catalogue, the users and the "
         "encoder of features. Nothing is written unless onnxruntime gives the scores of the checkpoint.",
     )
-    parser.add_argument(
-        "--ckpt_path", dest="checkpoint", required=True, help="checkpoint of a fit, or of any day of a stream"
-    )
+    parser.add_argument("--ckpt_path", dest="checkpoint", required=True, help="checkpoint of a fit or of a stream")
     parser.add_argument("--out", required=True, help="folder to create; it must not exist")
     parser.add_argument("--data.root", dest="root", help="current folder of the data (default: as in training)")
-    parser.add_argument(
-        "--half-tables", action="store_true", help="embedding tables in float16; prints the recall lost"
-    )
-    parser.add_argument(
-        "--no-programs", dest="programs", action="store_false", help="no torch programs (.pt2) beside the ONNX files"
-    )
+    parser.add_argument("--half-tables", action="store_true", help="float16 embedding tables; prints the lost recall")
+    parser.add_argument("--no-programs", dest="programs", action="store_false", help="no torch programs (.pt2)")
     parser.add_argument("--trust", action="append", default=[], help="package whose classes the checkpoint may name")
     given = parser.parse_args(argv)
 

@@ -30,9 +30,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--lists", type=int, default=10_000, help="lists for each (default 10000)")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal lists (default 0)")
     parser.add_argument("--device", default="cpu", help="where to compute (default cpu)")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the findings, with the first list of each fault, to FILE"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings and the first list of each fault")
     parser.add_argument("--resume", action="store_true", help="continue from the findings in --json FILE")
     args = parser.parse_args(argv)
     if args.lists < 1:

@@ -20,9 +20,7 @@ def main(argv: list[str]) -> int:
         "on this machine. Writes quotas.json, quotas.svg and quotas.png with the Pareto front.",
     )
     parser.add_argument("--ckpt_path", dest="checkpoint", required=True, help="checkpoint of a fit")
-    parser.add_argument(
-        "--grid", action="append", default=[], metavar="STAGE=N,N", help="quotas to try for a stage; may be repeated"
-    )
+    parser.add_argument("--grid", action="append", default=[], metavar="STAGE=N,N", help="quotas to try; repeatable")
     parser.add_argument("--split", choices=("val", "test"), default="val", help="requests (default: %(default)s)")
     parser.add_argument("--requests", type=int, default=10_000, help="at most about so many (default: %(default)s)")
     parser.add_argument("--data.root", dest="root", help="current folder of the data (default: as in training)")

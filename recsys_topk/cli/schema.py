@@ -22,9 +22,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--data", choices=("interactions", "lists"), help="what the files hold (default: as it seems)")
     for role in dict.fromkeys((*ROLES, *ROLES_OF_LISTS)):
         lists = "" if role in ROLES else " (of lists)"
-        parser.add_argument(
-            f"--{role}", metavar="COLUMN", help=f"the column of the {role}{lists}, if the guess is wrong"
-        )
+        parser.add_argument(f"--{role}", metavar="COLUMN", help=f"column of the {role}{lists}, if the guess is wrong")
     parser.add_argument("--out", metavar="FILE", help="write the YAML here")
     given = parser.parse_args(argv)
 

@@ -26,11 +26,8 @@ def main(argv: list[str]) -> int:
     for name, text in OPTIONS.items():
         default = getattr(WorldConfig(), name)
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} (default: %(default)s)")
-    parser.add_argument(
-        "--recalls",
-        action="store_true",
-        help="print the recalls of random order, popularity and the true utility on the last day",
-    )
+    recalls = "print the recalls of random order, popularity and the true utility on the last day"
+    parser.add_argument("--recalls", action="store_true", help=recalls)
     given = vars(parser.parse_args(argv))
     out, recalls = given.pop("out"), given.pop("recalls")
     from tqdm import tqdm
