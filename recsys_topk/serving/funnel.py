@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from recsys_topk.serving.manifest import Manifest, Model, StageEntry
 from recsys_topk.serving.requests import EncodedRequests
 from recsys_topk.tabular.export_tables import ItemTable
+from recsys_topk.types import Array
 
-Array = npt.NDArray[Any]
 # A function that returns rows and scores, (B, n) each, best first; -1 and -inf where there are fewer items.
 Search = Callable[[EncodedRequests, int], tuple[Array, Array]]
 
 CHUNK = 4096
 """Number of items that are scored at once when the whole catalogue is scored."""
-
-
-Array = npt.NDArray[Any]
 
 
 class Session:

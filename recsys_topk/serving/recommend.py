@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from recsys_topk.registry import suggest
 from recsys_topk.serving.funnel import Funnel, Passage
@@ -18,8 +17,8 @@ from recsys_topk.serving.manifest import read_manifest
 from recsys_topk.serving.requests import EncodedRequests
 from recsys_topk.tabular.export_tables import ITEMS, USERS, ItemTable, UserTable
 from recsys_topk.tabular.features.encoder import FeatureEncoder
+from recsys_topk.types import Array
 
-Array = npt.NDArray[Any]
 Name = int | str
 
 ENCODER = "encoder"

@@ -7,13 +7,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from recsys_topk.tabular.export_tables import ItemTable, UserTable
 from recsys_topk.tabular.features.encoder import FeatureEncoder
 from recsys_topk.tabular.schema import Schema
-
-Array = npt.NDArray[Any]
+from recsys_topk.types import Array
 
 
 @dataclass(frozen=True)
