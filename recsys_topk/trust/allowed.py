@@ -58,11 +58,8 @@ def check_name(path: str, *, where: str, trust: Iterable[str] = ()) -> None:
 def names_for_parser(trust: Iterable[str] = ()) -> list[str]:
     """Return the allowed modules and class paths, including the paths at which the classes are defined."""
     names = {*OWN, *_registered, *_plugin_modules(), *trusted(), *trust}
-    package = sys.modules[PACKAGE]
-    for name in dir(package):  # a parser uses the shortest path of a class
-        found = getattr(package, name)
-        if isinstance(found, type) and is_covered(class_path(found), OWN):
-            names.add(f"{PACKAGE}.{name}")
+    # A parser uses the shortest path of a class. Classes that are not imported yet cannot be meant.
+    names |= {f"{PACKAGE}.{name}" for name in dir(sys.modules[PACKAGE]) if _is_loaded(name)}
     for home, classes in HARMLESS.items():
         for name in classes:
             names |= {f"{home}.{name}"}
