@@ -19,11 +19,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--half-tables", action="store_true", help="float16 embedding tables; prints the lost recall")
     parser.add_argument("--no-programs", dest="programs", action="store_false", help="no torch programs (.pt2)")
     parser.add_argument("--trust", action="append", default=[], help="package whose classes the checkpoint may name")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
 
     from recsys_topk.runs.deploy import export_checkpoint
 
-    report = export_checkpoint(**vars(given), log_line=echo)
+    report = export_checkpoint(**vars(args), log_line=echo)
     rows = [
         {
             "stage": entry.name,
@@ -43,5 +43,5 @@ def main(argv: list[str]) -> int:
     if report.recalls is not None:
         before, after = report.recalls["checkpoint"], report.recalls["export"]
         echo(f"float16 tables: joint recall {after:.4f}, the checkpoint's {before:.4f} ({after - before:+.4f})")
-    echo(f"next: recsys-topk index --export {given.out} --out {given.out}-index")
+    echo(f"next: recsys-topk index --export {args.out} --out {args.out}-index")
     return 0

@@ -35,11 +35,11 @@ def main(argv: list[str]) -> int:
     for field in dataclasses.fields(ServiceOptions):
         name, text = f"--{field.name.replace('_', '-')}", f"{OPTIONS[field.name]} (default: %(default)s)"
         parser.add_argument(name, type=type(field.default), default=field.default, help=text)
-    given = vars(parser.parse_args(argv))
-    export, index, host, port = (given.pop(name) for name in ("export", "index", "host", "port"))
+    options = vars(parser.parse_args(argv))
+    export, index, host, port = (options.pop(name) for name in ("export", "index", "host", "port"))
     import uvicorn
 
-    app = make_app(export, index, ServiceOptions(**given))
+    app = make_app(export, index, ServiceOptions(**options))
     config = uvicorn.Config(
         app, host, port, log_level="warning", access_log=False, timeout_keep_alive=30, timeout_graceful_shutdown=30
     )

@@ -63,9 +63,9 @@ def names_for_parser(trust: Iterable[str] = ()) -> list[str]:
     for home, classes in HARMLESS.items():
         for name in classes:
             names |= {f"{home}.{name}"}
-            found = getattr(sys.modules.get(home), name, None)
-            if isinstance(found, type):
-                names.add(class_path(found))
+            cls = getattr(sys.modules.get(home), name, None)
+            if isinstance(cls, type):
+                names.add(class_path(cls))
     return sorted(name for name in names if all(part.isidentifier() for part in name.split(".")))
 
 
@@ -99,10 +99,10 @@ def _is_harmless(path: str) -> bool:
 
 def _is_own(path: str) -> bool:
     try:
-        found = locate(path)
+        cls = locate(path)
     except ImportError:
         return True  # it does not exist, so it cannot be built; the registry raises a better error
-    return isinstance(found, type) and is_covered(class_path(found), OWN)
+    return isinstance(cls, type) and is_covered(class_path(cls), OWN)
 
 
 def _is_loaded(name: str) -> bool:
@@ -110,16 +110,16 @@ def _is_loaded(name: str) -> bool:
     if any(path.rpartition(".")[2] == name for path in _registered):
         return True
     ours = [module for key, module in list(sys.modules.items()) if is_covered(key, [PACKAGE])]
-    found = [vars(module).get(name) for module in ours]
-    return any(isinstance(cls, type) and is_covered(class_path(cls), OWN) for cls in found)
+    candidates = [vars(module).get(name) for module in ours]
+    return any(isinstance(cls, type) and is_covered(class_path(cls), OWN) for cls in candidates)
 
 
 @cache
 def _plugin_modules() -> tuple[str, ...]:
     """Return the modules that installed distributions name as plug-ins of this package."""
-    found = entry_points()
-    groups = [group for group in found.groups if is_covered(group, [PACKAGE])]
-    return tuple(sorted({point.module for group in groups for point in found.select(group=group)}))
+    installed = entry_points()
+    groups = [group for group in installed.groups if is_covered(group, [PACKAGE])]
+    return tuple(sorted({point.module for group in groups for point in installed.select(group=group)}))
 
 
 def load_class(path: str, base: type[Any], *, trust: Iterable[str] | None = None, where: str = "") -> type[Any]:
@@ -144,16 +144,16 @@ def load_class(path: str, base: type[Any], *, trust: Iterable[str] | None = None
     if strict:
         check_name(path, where=where or "a description", trust=trust or ())
     try:
-        found = locate(path)
+        cls = locate(path)
     except ImportError:
-        found = _moved(path, base)
-        if found is None:
+        cls = _moved(path, base)
+        if cls is None:
             raise
-    if not isinstance(found, type) or not issubclass(found, base):
+    if not isinstance(cls, type) or not issubclass(cls, base):
         raise UntrustedError(f"{path!r} is not a subclass of {class_path(base)}; give the path of a subclass")
-    if strict and class_path(found) != path:
-        check_name(class_path(found), where=f"{where or 'a description'} ({path})", trust=trust or ())
-    return found
+    if strict and class_path(cls) != path:
+        check_name(class_path(cls), where=f"{where or 'a description'} ({path})", trust=trust or ())
+    return cls
 
 
 def _moved(path: str, base: type) -> type | None:

@@ -75,9 +75,9 @@ def inspect_names(value: Any, source: str, trust: Collection[str] = (), expand: 
                 f"the file, and pass it on the command line if you need it"
             )
         elif isinstance(part, str) and (key not in TEXT_KEYS or "metrics" in keys):  # a metric's `name` may be a path
-            found = expand(part, source) if expand is not None else None
-            if found is not None:
-                walk(found[0], (*keys, ""), found[1], found[2])
+            expanded = expand(part, source) if expand is not None else None
+            if expanded is not None:
+                walk(expanded[0], (*keys, ""), expanded[1], expanded[2])
             elif _names_class(bare := part.strip(_PADDING), keys, key):
                 check_name(bare, where=where, trust=trust)
 
