@@ -34,11 +34,6 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def suggest(name: str, known: Iterable[str], shown: str = "{!r}") -> str:
     """Return a hint for a message about an unknown name, followed by a space; empty if no known name is close.
 
-    Args:
-        name: The unknown name.
-        known: The known names.
-        shown: Format string for the nearest name.
-
     Example:
         >>> suggest("dftpk", ["dftopk", "lapsum"]), suggest("x", ["dftopk"])
         ("did you mean 'dftopk'? ", '')

@@ -104,11 +104,8 @@ class Funnel:
     ) -> list[list[Passage]]:
         """Return the results of each stage, for each request.
 
-        Args:
-            requests: The requests.
-            search: A function that finds the best items of the first stage; None = exact search in chunks.
-            candidates: Per request, the rows of the items that may be recommended; None = all.
-            excluded: Per request, the rows of items that must not be recommended.
+        `search` finds the best items of the first stage; None = exact search in chunks. `candidates` are, per request,
+        the rows of the items that may be recommended (None = all), `excluded` those that must not be.
         """
         number = len(requests)
         excluded = [np.empty(0, dtype=np.int64)] * number if excluded is None else excluded

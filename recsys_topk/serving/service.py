@@ -41,30 +41,20 @@ PAGE_HEADERS = {
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """Limits of a service.
+    """Limits of a service."""
 
-    Attributes:
-        body_bytes: Maximum size of a body.
-        users: Maximum number of users per request.
-        timeout: Seconds after which an unanswered request gets the status 504, and in which a body must arrive.
-        batch: Maximum number of requests per model call.
-        batch_wait: Seconds that a request waits for others while no call is running. Requests that arrive during a call
-            are always answered together.
-        queue: Maximum number of waiting requests; further requests get the status 503.
-        workers: Maximum number of concurrent model calls.
-        threads: Threads per model call.
-        watch: Seconds between two checks for a newer export; 0 = never.
-    """
-
-    body_bytes: int = 1 << 20
-    users: int = 64
+    body_bytes: int = 1 << 20  # maximum size of a body
+    users: int = 64  # maximum number of users per request
+    # Seconds after which an unanswered request gets the status 504, and in which a body must arrive.
     timeout: float = 10.0
-    batch: int = 32
+    batch: int = 32  # maximum number of requests per model call
+    # Seconds that a request waits for others while no call is running. Requests that arrive during a call are always
+    # answered together.
     batch_wait: float = 0.0
-    queue: int = 1024
-    workers: int = 1
-    threads: int = 1
-    watch: float = 2.0
+    queue: int = 1024  # maximum number of waiting requests; further requests get the status 503
+    workers: int = 1  # maximum number of concurrent model calls
+    threads: int = 1  # threads per model call
+    watch: float = 2.0  # seconds between two checks for a newer export; 0 = never
 
 
 class Ask(BaseModel):
@@ -147,10 +137,8 @@ class Telemetry:
 def make_app(export: str | Path, index: str | Path | None = None, options: ServiceOptions | None = None) -> FastAPI:
     """Return the service as an ASGI application. The export is opened immediately, so errors show before it listens.
 
-    Args:
-        export: Path of the export. A symbolic link is followed again when it changes.
-        index: Path of an index of the catalogue; None = exact search.
-        options: Limits of the service.
+    The path of the export may be a symbolic link, which is followed again when it changes. Without an index, search is
+    exact.
     """
     chosen = options or ServiceOptions()
     telemetry = Telemetry()

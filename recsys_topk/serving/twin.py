@@ -76,12 +76,7 @@ def plain_twin(stage: Stage, parts: tuple[Part, ...] = PARTS) -> Any:
 
 
 class ExportedModel(nn.Module, ABC):
-    """Base class of exported models.
-
-    Attributes:
-        inputs: The inputs of `forward`, in order.
-        output: Name and axes of the output.
-    """
+    """Base class of exported models: a function of `inputs`, in order; `output` has the name and axes of the output."""
 
     inputs: list[Input]
     output: tuple[str, tuple[str | int, ...]]

@@ -25,9 +25,7 @@ def allow_registered(cls: type) -> None:
 def is_allowed(path: str, trust: Iterable[str] = ()) -> bool:
     """Return whether a file may name the class `path`. Only modules of this package are imported.
 
-    Args:
-        path: A class path, or a class name without a module.
-        trust: Packages or class paths that are trusted besides those of the enclosing `reading`.
+    `trust` adds packages or class paths to those of the enclosing `reading`.
 
     Example:
         >>> is_allowed("recsys_topk.losses.DFTopKLoss"), is_allowed("lightning.pytorch.callbacks.EarlyStopping")
@@ -125,12 +123,8 @@ def _plugin_modules() -> tuple[str, ...]:
 def load_class(path: str, base: type[Any], *, trust: Iterable[str] | None = None, where: str = "") -> type[Any]:
     """Import a class by its path and check its base class. The class is not called.
 
-    Args:
-        path: The class path.
-        base: Required base class.
-        trust: None = the user typed the path (unless inside `reading`). Otherwise the path comes from a file, which may
-            also name classes of these packages.
-        where: The file, for messages.
+    Without `trust`, the user typed the path (unless inside `reading`). Otherwise it comes from a file (`where`), which
+    may also name classes of these packages.
 
     Example:
         >>> load_class("collections.OrderedDict", dict).__name__

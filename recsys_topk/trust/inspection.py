@@ -31,13 +31,8 @@ def inspect_names(value: Any, source: str, trust: Collection[str] = (), expand: 
     that looks like an importable path, and `weights_only`, which a file cannot turn off. No string may contain an
     address (``ftp://host/x``, chains such as ``simplecache::...``), because Lightning would connect to it.
 
-    Args:
-        value: Mappings, lists and scalars from YAML or a checkpoint.
-        source: The file, for messages.
-        trust: See `is_allowed`.
-        expand: A function of a string and its source. It returns the values that a parser would read from the string
-            (YAML text, or the path of another config), their source, and a function that expands strings among them;
-            None for an ordinary string.
+    `source` names the file in messages. `expand` returns what a parser would read from a string (see `Expand`), or
+    None.
 
     Example:
         >>> inspect_names({"loss": {"class_path": "recsys_topk.losses.DFTopKLoss"}, "name": "a.b"}, "my.yaml")
