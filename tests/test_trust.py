@@ -772,7 +772,7 @@ from recsys_topk.trust.allowed import names_for_parser
 before = set(sys.modules)
 names = names_for_parser()
 assert "recsys_topk.losses" in names
-assert set(sys.modules) == before, set(sys.modules) - before
+assert not [name for name in set(sys.modules) - before if name.startswith("recsys_topk")]
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     assert "recsys_topk.CascadeRecommender" not in names_for_parser()
