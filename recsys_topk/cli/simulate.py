@@ -26,18 +26,15 @@ def main(argv: list[str]) -> int:
     for name, text in OPTIONS.items():
         default = getattr(WorldConfig(), name)
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} (default: %(default)s)")
-    parser.add_argument(
-        "--recalls",
-        action="store_true",
-        help="print the recalls of random order, popularity and the true utility on the last day",
-    )
-    given = vars(parser.parse_args(argv))
-    out, recalls = given.pop("out"), given.pop("recalls")
+    recalls = "print the recalls of random order, popularity and the true utility on the last day"
+    parser.add_argument("--recalls", action="store_true", help=recalls)
+    options = vars(parser.parse_args(argv))
+    out, recalls = options.pop("out"), options.pop("recalls")
     from tqdm import tqdm
 
     from recsys_topk.datamodules import RecFlowDataModule, reference_recalls, simulate
 
-    config = WorldConfig(**given)
+    config = WorldConfig(**options)
     if recalls and config.days < 3:
         raise ValueError(f"--recalls needs days to train, validate and test on, at least 3; got {config.days}")
     with tqdm(total=config.days, unit="day", desc="simulate") as bar:
