@@ -14,10 +14,7 @@ from torch import Tensor
 def check_lists(scores: Tensor, mask: Tensor | None, **others: Tensor | None) -> None:
     """Raise unless `scores` is a floating (B, N) tensor and all other tensors have its shape and device.
 
-    Args:
-        scores: The scores, (B, N).
-        mask: Boolean, True = a real item; or None.
-        **others: Further (B, N) tensors, by the argument name used in messages.
+    The mask is boolean, True = a real item. `others` are further (B, N) tensors, by the argument name used in messages.
     """
     check_scores(scores)
     if scores.dim() != 2:
@@ -176,12 +173,7 @@ class DeferredChecks:
         self._pending: list[tuple[Tensor, Any, Callable[[list[float]], str | None]]] = []
 
     def add(self, facts: Tensor, judge: Callable[[list[float]], str | None]) -> None:
-        """Add a check.
-
-        Args:
-            facts: (n,), the numbers that the check needs, on any device.
-            judge: A function from these numbers to an error message, or None if the check passed.
-        """
+        """Add a check: numbers on any device, (n,), and a function from them to an error message, or None."""
         copied, event = facts.to("cpu", non_blocking=True), None
         accelerator = torch.accelerator.current_accelerator()
         if accelerator is not None and accelerator.type == facts.device.type:
@@ -203,10 +195,7 @@ class DeferredChecks:
 def check_finite(scores: Tensor, mask: Tensor, *, deferred: DeferredChecks | None = None) -> None:
     """Raise if a valid score is NaN or infinite. The message names the first such score.
 
-    Args:
-        scores: (B, N).
-        mask: Boolean (B, N).
-        deferred: The check is added here and evaluated later; None = read the tensors now.
+    With `deferred`, the check is added there and evaluated later; otherwise the tensors are read now.
     """
     bad = ~torch.isfinite(scores) & mask
     if deferred is None:

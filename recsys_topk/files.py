@@ -19,8 +19,7 @@ from typing import Any, BinaryIO
 def whole_file(path: str | Path) -> Iterator[BinaryIO]:
     """Yield a temporary file that is renamed to `path` when the block ends, and removed if the block raises.
 
-    Args:
-        path: The file; its folder is created if it is missing.
+    The folder of the file is created if it is missing.
     """
     path = Path(path)
     if path.is_dir():
@@ -39,23 +38,13 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write a file atomically: a reader sees either the old file or all of `content`.
-
-    Args:
-        path: The file; its folder is created if it is missing.
-        content: Text (written as UTF-8) or bytes.
-    """
+    """Write a file atomically: a reader sees either the old file or all of `content`. Text is written as UTF-8."""
     with whole_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, head: bool = True) -> str:
-    """Return rows as CSV.
-
-    Args:
-        rows: Values by column; a row may omit columns.
-        columns: The columns; None = every key that any row has.
-        head: Whether to write a header line.
+    """Return rows, values by column, as CSV. A row may omit columns; by default every key of any row is a column.
 
     Example:
         >>> csv_text([{"run": "dftopk", "recall": 0.5}, {"run": "listnet"}]).split()
@@ -112,15 +101,9 @@ def whole_folder(target: Path) -> Iterator[Path]:
 def make_once(target: Path, write: Callable[[Path], None], *, resume: bool = False) -> bool:
     """Create a folder if it does not exist; return whether it was created.
 
-    The folder appears only when it is complete, also if the process fails or is killed. A second process waits for the
-    first.
-
-    Args:
-        target: The folder.
-        write: Writes the content into the folder it is given. The folder is empty, or, with `resume`, contains the
-            files of an interrupted process.
-        resume: Keep the written files if the process is interrupted or killed. They are removed if `write` raises an
-            error.
+    `write` writes the content into the folder it is given. The folder appears only when it is complete, also if the
+    process fails or is killed. A second process waits for the first. With `resume`, files of an interrupted or killed
+    process are kept for the next one; they are removed if `write` raises an error.
     """
     from filelock import FileLock
 

@@ -23,8 +23,7 @@ _global = False
 def global_batch(active: bool = True) -> Iterator[None]:
     """Compute means over the batches of all processes inside this context. All processes must run the same code in it.
 
-    Args:
-        active: False = do nothing. The context also does nothing in a single process.
+    The context does nothing in a single process, or if it is not `active`.
     """
     global _global
     distributed = active and dist.is_available() and dist.is_initialized()
@@ -42,10 +41,6 @@ def processes() -> int:
 
 def divisor(count: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the divisor of a mean: the count averaged over the processes, or 1 where the count is 0.
-
-    Args:
-        count: Number or total weight of the lists of this process; any shape.
-        dtype: Data type of the result.
 
     Example:
         >>> divisor(torch.tensor([3, 0]), torch.float32)

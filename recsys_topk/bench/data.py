@@ -107,12 +107,10 @@ def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str,
 
 
 def measure_peak(what: str, where: str, number: int) -> int:
-    """Return the peak resident size in MB of preparing `number` days, or its growth during one negative expansion.
+    """Return the peak memory in MB of preparing `number` days of a folder, or its growth by drawing `number` negatives.
 
-    Args:
-        what: ``"prepare"``, ``"research"``, or a negative source.
-        where: The data folder for ``"prepare"``, otherwise a prepared day.
-        number: Number of days or of negatives.
+    Negatives (`what` is their source, or ``"research"``) are drawn for the lists of a prepared day, in the folder
+    `where`.
     """
     if what == "prepare":
         files = RecFlowFiles(where)

@@ -20,21 +20,13 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Load:
-    """The result of a load test.
+    """The result of a load test."""
 
-    Attributes:
-        seconds: Seconds from the first request to the last response.
-        latencies: Seconds per response.
-        errors: Number of responses with a status other than 200.
-        exports: The exports that answered.
-        cpu: CPU seconds of the service during the test; None if unknown.
-    """
-
-    seconds: float
-    latencies: list[float]
-    errors: int
-    exports: set[str]
-    cpu: float | None = None
+    seconds: float  # seconds from the first request to the last response
+    latencies: list[float]  # seconds per response
+    errors: int  # number of responses with a status other than 200
+    exports: set[str]  # the exports that answered
+    cpu: float | None = None  # CPU seconds of the service during the test; None if unknown
 
     @property
     def rate(self) -> float:
@@ -48,14 +40,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Service:
-    """A service in a separate process.
+    """A service in a separate process."""
 
-    Attributes:
-        port: Port on the loopback interface.
-        pid: Process id.
-    """
-
-    port: int
+    port: int  # port on the loopback interface
     pid: int
 
     def cpu(self) -> float | None:
@@ -75,15 +62,9 @@ def put_load(
     seconds: float,
     meanwhile: Callable[[], Awaitable[object]] | None = None,
 ) -> Load:
-    """Send requests for recommendations over several connections, up to a number of requests or seconds.
+    """Send requests for the users 0 to users - 1 over several connections, up to a number of requests or seconds.
 
-    Args:
-        service: The service.
-        users: Number of users, named 0 to users - 1.
-        concurrency: Number of connections.
-        requests: Maximum number of requests.
-        seconds: Maximum duration.
-        meanwhile: A task that runs at the same time. The test lasts until it is done, but at most `seconds`.
+    The task `meanwhile` runs at the same time. The test lasts until it is done, but at most `seconds`.
     """
     before = service.cpu()
     found = asyncio.run(_put_load(service.port, users, concurrency, requests, seconds, meanwhile))

@@ -24,21 +24,13 @@ def machine() -> dict[str, Any]:
 
 @dataclass
 class BenchResult:
-    """The outcome of one suite.
+    """The outcome of one suite."""
 
-    Attributes:
-        suite: Name of the suite.
-        baseline: What a ratio of 1 means.
-        rows: One measurement each: labels (str), then numbers.
-        notes: Sentences to read beside the table: method, growth exponents, what was skipped and why.
-        machine: See `machine`.
-    """
-
-    suite: str
-    baseline: str
-    rows: Sequence[Mapping[str, Any]]
-    notes: Sequence[str] = ()
-    machine: Mapping[str, Any] = field(default_factory=machine)
+    suite: str  # name of the suite
+    baseline: str  # what a ratio of 1 means
+    rows: Sequence[Mapping[str, Any]]  # one measurement each: labels (str), then numbers
+    notes: Sequence[str] = ()  # sentences to read beside the table: method, growth exponents, what was skipped and why
+    machine: Mapping[str, Any] = field(default_factory=machine)  # see `machine`
 
     def text(self) -> str:
         """Return the table with its baseline, notes and machine, for a terminal."""

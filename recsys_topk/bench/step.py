@@ -83,13 +83,7 @@ def random_batch(schema: Schema, size: int, items: int, length: int, seed: int =
 
 
 def run_case(options: argparse.Namespace, case: str, form: str) -> dict[str, float]:
-    """Time one case in this process and return milliseconds and megabytes.
-
-    Args:
-        options: The options of the suite.
-        case: A key of `CASES`.
-        form: ``"ours"`` or ``"textbook"``.
-    """
+    """Time a case of `CASES` in this process, as ``"ours"`` or ``"textbook"``; return milliseconds and megabytes."""
     torch.set_num_threads(options.threads)
     what, negatives, vocabulary, embedding_optimizer = CASES[case]
     quiet_libraries()

@@ -21,12 +21,7 @@ from recsys_topk.datamodules import CascadeBatch, Schema
 
 
 class TextbookStage(nn.Module):
-    """A two-tower or DIN stage in textbook form, with the weights of a given stage.
-
-    Args:
-        stage: The stage to copy.
-        schema: The features of the stage.
-    """
+    """A two-tower or DIN stage in textbook form, with the weights of a given stage."""
 
     def __init__(self, stage: Stage, schema: Schema) -> None:
         super().__init__()
@@ -78,12 +73,7 @@ class TextbookStage(nn.Module):
 
 
 class Textbook(nn.ModuleList):
-    """The stages of a cascade in textbook form, with the same weights.
-
-    Args:
-        cascade: The cascade to copy.
-        schema: The features of the cascade.
-    """
+    """The stages of a cascade in textbook form, with the same weights."""
 
     def __init__(self, cascade: Cascade, schema: Schema) -> None:
         super().__init__(TextbookStage(cast("Stage", stage), schema) for stage in cascade.stages.values())

@@ -79,14 +79,9 @@ def table_of(
     stages: Sequence[str],
     data: pl.LightningDataModule | None = None,
 ) -> pa.Table:
-    """Return one batch as the rows that `PredictionWriter` writes.
+    """Return one batch and its result of `CascadeModule.predict_step` as the rows that `PredictionWriter` writes.
 
-    Args:
-        prediction: What `CascadeModule.predict_step` returned for the batch.
-        batch: The batch.
-        groups: Names of the sample groups.
-        stages: Names of the stages.
-        data: Maps item and request ids to those of the source; None = the ids of the batch are written.
+    The data module maps item and request ids to those of the source; without it the ids of the batch are written.
     """
     values = {name: column.numpy() for name, column in prediction.items()}
     passed, group, dropped = values.pop("passed"), values.pop("group"), ~values["kept"]

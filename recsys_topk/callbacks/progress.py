@@ -114,15 +114,8 @@ def progress_line(
 ) -> str:
     """Return progress as one line of at most `width` characters.
 
-    Values that do not fit are omitted, the last ones first. The bar takes the remaining 5 to 40 characters.
-
-    Args:
-        width: Width of the terminal.
-        name: The current phase, e.g. ``"epoch 1/3"``.
-        done: Number of finished batches.
-        total: Total number of batches; infinity = unknown.
-        values: Values by name, the most important first.
-        seconds_left: Estimated remaining seconds; None = unknown.
+    Values, the most important first, are omitted if they do not fit. The bar takes the remaining 5 to 40 characters. A
+    `total` of infinity is unknown.
 
     Example:
         >>> progress_line(50, "epoch 1/3", 4, 8, {"loss": "0.912", "val recall (200)": "0.301"})
@@ -147,12 +140,7 @@ def progress_line(
 
 
 class LineColumn(ProgressColumn):
-    """A column of Rich that shows `progress_line`.
-
-    Args:
-        values: Function from a task to the values to show.
-        width: Function that returns the width of the terminal.
-    """
+    """A column of Rich that shows `progress_line`, from functions for the values of a task and the terminal's width."""
 
     def __init__(self, values: Callable[[Task], Mapping[str, str]], width: Callable[[], int]) -> None:
         super().__init__()
@@ -167,11 +155,7 @@ class LineColumn(ProgressColumn):
 
 
 class RichProgress(RichProgressBar):  # type: ignore[misc]  # lightning is untyped here
-    """Lightning's progress bar for terminals, with the values of `Pace` in one line.
-
-    Args:
-        pace: The source of the values.
-    """
+    """Lightning's progress bar for terminals, with the values of `Pace` in one line."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__(refresh_rate=4)

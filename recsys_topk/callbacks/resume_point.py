@@ -42,12 +42,7 @@ class WholeFileIO(TorchCheckpointIO):  # type: ignore[misc]  # lightning is unty
 
 
 class BestCheckpoint(ModelCheckpoint):  # type: ignore[misc]  # lightning is untyped here
-    """Saves `best.ckpt`, the checkpoint with the largest value of a metric. The run directory may be moved.
-
-    Args:
-        folder: Folder of the checkpoint.
-        monitor: The metric.
-    """
+    """Saves `best.ckpt`, the checkpoint with the largest value of a metric. The run directory may be moved."""
 
     def __init__(self, folder: Path, monitor: str) -> None:
         super().__init__(dirpath=folder, filename="best", monitor=monitor, mode="max", enable_version_counter=False)
@@ -69,11 +64,7 @@ def _stays_in(folder: Path, state: dict[str, Any]) -> bool:
 
 
 class TrainingStoppedError(Exception):
-    """Training was stopped by a signal, after a complete step.
-
-    Args:
-        signal_number: The signal.
-    """
+    """Training was stopped by a signal, after a complete step."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")

@@ -135,13 +135,9 @@ def space_of(study: Mapping[str, Any], competition: Competition) -> list[Mapping
 def read_competition(
     options: argparse.Namespace, further: list[str], command: str, study: Mapping[str, Any] | None = None
 ) -> Competition:
-    """Return the competitors, seeds and folders of a command.
+    """Return the competitors, seeds and folders of a command; `further` are options of every `recsys-topk fit`.
 
-    Args:
-        options: The options of the command.
-        further: The options of every `recsys-topk fit`.
-        command: The command.
-        study: The content of a study; its competitors come first.
+    The competitors of a study come first.
     """
     study = study or {}
     only = [label.strip() for label in getattr(options, "only", "").split(",") if label.strip()]

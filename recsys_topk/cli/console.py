@@ -16,13 +16,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def make_parser(command: str, description: str | None, **settings: Any) -> argparse.ArgumentParser:
-    """Return the parser of a command. Options cannot be abbreviated, because unknown ones may be passed to `fit`.
-
-    Args:
-        command: The command.
-        description: Its description, usually the docstring of its module.
-        settings: Further arguments of the parser.
-    """
+    """Return the parser of a command. Options cannot be abbreviated, because unknown ones may be passed to `fit`."""
     return CommandParser(f"recsys-topk {command}", description=description, allow_abbrev=False, **settings)
 
 

@@ -51,12 +51,7 @@ class Check:
 
 
 def check_versions(found: Mapping[str, str | None], python: tuple[int, ...] = sys.version_info[:3]) -> list[Check]:
-    """Compare installed versions with the supported ones.
-
-    Args:
-        found: Version by distribution name; None = not installed.
-        python: Version of the interpreter.
-    """
+    """Compare installed versions, by distribution name (None = not installed), with the supported ones."""
     shown = ".".join(map(str, python))
     cure = "install Python 3.10 or newer, then: make clean && make install PYTHON=python3.11"
     checks = [Check("python", shown, python >= (3, 10), ">= 3.10", cure)]

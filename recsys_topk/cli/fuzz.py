@@ -69,13 +69,7 @@ def main(argv: list[str]) -> int:
 
 
 class _Record:
-    """The findings by subject, written to a file from time to time.
-
-    Args:
-        path: The file; None = none is written.
-        settings: The options of the command, which must be equal to resume.
-        resume: Start with the findings in the file.
-    """
+    """The findings by subject, written to a file from time to time. To resume, the settings must be equal."""
 
     def __init__(self, path: Path | None, settings: dict[str, Any], resume: bool) -> None:
         self.path, self.settings = path, settings

@@ -84,15 +84,7 @@ def main(argv: list[str]) -> None:
 
 
 def check(further: list[str], varied: set[str]) -> str:
-    """Raise if an option is set by the sweep itself, or is refused by `fit`.
-
-    Args:
-        further: Options of `recsys-topk fit`.
-        varied: Options that the sweep sets.
-
-    Returns:
-        The monitored metric of the runs, which the sweep maximises.
-    """
+    """Return the monitored metric of the runs; raise if the sweep sets an option itself, or `fit` refuses it."""
     for option in further:
         name = option.partition("=")[0].removeprefix("--")
         if option.startswith("--") and name in varied:

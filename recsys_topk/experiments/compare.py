@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 
 def compare(competition: Competition, facts: Mapping[str, Any], log_line: LogLine) -> None:
-    """Run the trials that have no result yet, then print and write the table and the plots.
-
-    Args:
-        competition: The variants to compare.
-        facts: Provenance of the numbers (`recsys_topk.runs.provenance`).
-        log_line: Called with each line of progress and with the table.
-    """
+    """Run the trials that have no result yet, then print and write the table and the plots."""
     trials = competition.trials("trials")
     todo = [trial for trial in trials if not trial.read()]
     run_all(train_and_test, todo, len(trials), competition, outcome, log_line)
@@ -42,14 +36,9 @@ def publish(
     trial: Trial,
     log_line: LogLine,
 ) -> None:
-    """Print the table of a comparison, and write and log its table, results and plots.
+    """Print the table of a comparison, and write and log its rows, its further content and its plots.
 
-    Args:
-        competition: The competition.
-        rows: Rows of the table.
-        content: Further content of the JSON file.
-        trial: Any of its runs, for the options of W&B.
-        log_line: Called with the table and with the names of the files.
+    The options of W&B are those of `trial`, any of its runs.
     """
     log_line(table(rows))
     lists = {result["lists"]: None for runs in content["runs"].values() for result in runs if "lists" in result}
@@ -77,13 +66,7 @@ def write_results(
 ) -> tuple[str, Mapping[str, Figure]]:
     """Write NAME.json, NAME.csv and the plots as SVG. Return a line that names the files, and the plots.
 
-    Args:
-        folder: The folder for the files.
-        name: The file name without a suffix.
-        content: Content of the JSON file.
-        rows: Rows of the CSV file.
-        draw: A function that returns the plots by file name. Without matplotlib there are no plots.
-        log_line: Called with a message if there are no plots.
+    `draw` returns the plots by file name. Without matplotlib there are none, and a line says so.
     """
     try:
         figures = draw()

@@ -23,25 +23,16 @@ SIZES: tuple[Size, ...] = ("small", "full")
 
 @dataclass(frozen=True)
 class Step:
-    """One part of an experiment: a comparison, a stream or a benchmark.
+    """One part of an experiment: a comparison, a stream or a benchmark."""
 
-    Attributes:
-        run: ``"compare"``, ``"stream"`` or ``"bench"``.
-        result: Name of the result file in the folder of the experiment.
-        common: The config of every run; for a benchmark, its options.
-        variants: The config of each variant, by label.
-        seeds: Number of runs per variant.
-        points: For a curve, the variant name and the x value of each label.
-        suite: For a benchmark, the name of the suite.
-    """
-
-    run: str
-    result: str
-    common: Mapping[str, Any]
-    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    seeds: int = 1
+    run: str  # "compare", "stream" or "bench"
+    result: str  # name of the result file in the folder of the experiment
+    common: Mapping[str, Any]  # the config of every run; for a benchmark, its options
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the config of each variant, by label
+    seeds: int = 1  # number of runs per variant
+    # For a curve, the variant name and the x value of each label.
     points: Mapping[str, tuple[str, float]] = field(default_factory=dict)
-    suite: str = ""
+    suite: str = ""  # for a benchmark, the name of the suite
 
     def command(self, folder: Path, jobs: int, further: Mapping[str, Any]) -> list[str]:
         """Return the equivalent command line, without ``recsys-topk``."""
@@ -62,14 +53,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment of the paper, from its YAML file.
+    """An experiment of the paper, from its YAML file."""
 
-    Attributes:
-        name: Name of the file.
-        content: Content of the file: title, question, protocol of the paper, protocol here, differences, and steps.
-    """
-
-    name: str
+    name: str  # name of the file
+    # Content of the file: title, question, protocol of the paper, protocol here, differences, and steps.
     content: Mapping[str, Any]
 
     def about(self, size: Size) -> dict[str, Any]:
@@ -85,12 +72,10 @@ class Experiment:
         return {**shown, **content["paper"], "ours": content["ours"][size], "differences": differences}
 
     def steps(self, size: Size, seeds: int | None = None, only: Sequence[str] = ()) -> list[Step]:
-        """Return the steps of the experiment that have something to run.
+        """Return the steps that have something to run, with `seeds` runs per variant (None = as in the file).
 
-        Args:
-            size: ``small`` for a simulated world, ``full`` for the protocol of the paper.
-            seeds: Number of runs per variant; None = as in the file.
-            only: Names of the variants to run; empty = all.
+        Only the variants in `only` are run; empty = all. ``small`` is a simulated world, ``full`` the protocol of the
+        paper.
         """
         if seeds is not None and seeds < 1:
             raise ValueError(f"--seeds must be at least 1, got {seeds}")

@@ -23,24 +23,15 @@ RECORD = "experiment.json"
 
 @dataclass(frozen=True)
 class ExperimentRun:
-    """An experiment with the options to run it.
-
-    Attributes:
-        experiment: The experiment.
-        size: ``small`` or ``full``.
-        steps: The steps to run.
-        folder: Folder for the results.
-        jobs: Number of parallel training runs.
-        further: A config that overrides the config of every training run.
-        bench: A function of the name and options of a benchmark. It returns the text to print and the file content.
-    """
+    """An experiment with the options to run it."""
 
     experiment: Experiment
-    size: Size
-    steps: Sequence[Step]
-    folder: Path
-    jobs: int
-    further: Mapping[str, Any]
+    size: Size  # small or full
+    steps: Sequence[Step]  # the steps to run
+    folder: Path  # folder for the results
+    jobs: int  # number of parallel training runs
+    further: Mapping[str, Any]  # a config that overrides the config of every training run
+    # A function of the name and options of a benchmark. It returns the text to print and the file content.
     bench: Callable[[str, Mapping[str, Any]], tuple[str, str]]
 
     def check(self) -> None:

@@ -78,10 +78,9 @@ Space: TypeAlias = dict[str, Dimension]
 def parse_spaces(given: Sequence[str | Mapping[str, Any]], labels: Sequence[str]) -> dict[str, Space]:
     """Return the search space of each competitor.
 
-    Args:
-        given: Texts ``OPTION=VALUES`` or ``LABEL:OPTION=VALUES``, YAML files, or mappings of the same form as a file:
-            values by option, and under ``variants`` further ones by competitor. Later ones replace earlier ones.
-        labels: The competitors.
+    A space is given as text ``OPTION=VALUES`` or ``LABEL:OPTION=VALUES``, as a YAML file, or as a mapping of the same
+    form as a file: values by option, and under ``variants`` further ones by competitor. Later ones replace earlier
+    ones.
 
     Example:
         >>> spaces = parse_spaces(["model.lr=log(1e-4,1e-2)", "b:loss.tau=float(1,2)"], ["a", "b"])
@@ -126,16 +125,10 @@ def as_text(space: Space) -> dict[str, str]:
 
 
 def draw(study: Any, trial: Any, space: Space, seed: int) -> dict[str, Any]:
-    """Return the options of an Optuna trial.
+    """Return the options of an Optuna trial; values that it already has are kept.
 
     The random generator of each value depends only on `seed`, the number of the trial and the option, so that the
     values do not depend on whether the process was killed and started again.
-
-    Args:
-        study: The study.
-        trial: The trial; values that it already has are kept.
-        space: The search space.
-        seed: Seed of the tuning.
     """
     from optuna.samplers import TPESampler
 

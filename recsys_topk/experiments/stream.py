@@ -27,13 +27,7 @@ _SEED_STEP = 1_000_003
 
 
 def stream(competition: Competition, facts: Mapping[str, Any], log_line: LogLine) -> None:
-    """Run the days that have no result yet, print one line per day, then print and write the curves.
-
-    Args:
-        competition: The variants to compare.
-        facts: Provenance of the numbers (`recsys_topk.runs.provenance`).
-        log_line: Called with each line of progress and with the table.
-    """
+    """Run the days that have no result yet, print one line per day, then print and write the curves."""
     trials = competition.trials("days", job="stream")
     collect(trials)  # raises before the first run if a file was made with other options
 

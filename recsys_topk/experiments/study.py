@@ -59,13 +59,7 @@ class Tuning:
 
 
 class Study:
-    """The Optuna study of one competitor.
-
-    Args:
-        competition: The competition.
-        tuning: How to tune.
-        label: The competitor.
-    """
+    """The Optuna study of one competitor."""
 
     def __init__(self, competition: Competition, tuning: Tuning, label: str) -> None:
         optuna = _optuna()
@@ -105,11 +99,7 @@ class Study:
         return sum(trial.state.is_finished() for trial in self.study.trials)
 
     def round(self, begin: int) -> list[TuningTrial]:
-        """Propose the trials of a round that do not exist; return those that this machine has to run.
-
-        Args:
-            begin: Number of the first trial of the round.
-        """
+        """Propose the trials of the round that starts at `begin`; return those that this machine has to run."""
         from optuna.trial import Trial as OptunaTrial
 
         end = min(begin + ROUND, self.tuning.trials)

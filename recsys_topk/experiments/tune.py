@@ -24,11 +24,7 @@ def tune(
 ) -> dict[str, dict[str, Any]]:
     """Run the trials that have no result yet, then print and write all trials. Return the best config by competitor.
 
-    Args:
-        competition: The competitors; its `seeds` is not used.
-        tuning: How to tune.
-        facts: Provenance of the numbers (`recsys_topk.runs.provenance`).
-        log_line: Called with each line of progress and with the table.
+    The `seeds` of the competition are not used.
     """
     competition.check()
     folder = competition.out

@@ -27,11 +27,7 @@ from recsys_topk.runs.trials import Competition, Send, Trial, by_label, measure_
 
 @dataclass(frozen=True)
 class FinalTrial(Trial):
-    """One run of the final comparison.
-
-    Attributes:
-        metric: As that of `Tuning`.
-    """
+    """One run of the final comparison; `metric` is that of `Tuning`."""
 
     metric: str | None = None
 
@@ -42,14 +38,7 @@ class FinalTrial(Trial):
 
 
 def compare_tuned(competition: Competition, tuning: Tuning, facts: Mapping[str, Any], log_line: LogLine) -> None:
-    """Tune the competitors, train the best options with each seed, test them, and print and write the comparison.
-
-    Args:
-        competition: The competitors, and the number of seeds of the comparison.
-        tuning: How to tune.
-        facts: Provenance of the numbers (`recsys_topk.runs.provenance`).
-        log_line: Called with each line of progress and with the tables.
-    """
+    """Tune the competitors, train the best options with each seed, test them, and print and write the comparison."""
     best = tune(competition, tuning, facts, log_line)
     tuned = replace(competition, variants=best)
     trials = [FinalTrial(**vars(trial), metric=tuning.metric) for trial in tuned.trials("tuned", job="test")]
@@ -98,9 +87,7 @@ def with_intervals(
 ) -> list[dict[str, Any]]:
     """Return the rows of a comparison with the difference to the first competitor, its interval and a verdict.
 
-    Args:
-        rows: From `comparison_rows`.
-        values: The metric for each seed and request, (S, R), by competitor.
+    `values` has the metric for each seed and request, (S, R), by competitor.
 
     Example:
         >>> worse, better = np.zeros((2, 50)), np.full((2, 50), 0.5)

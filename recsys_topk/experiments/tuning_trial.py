@@ -18,29 +18,16 @@ from recsys_topk.runs.trials import Send, Trial, measure_seconds
 
 @dataclass(frozen=True)
 class TuningTrial(Trial):
-    """One trial of a tuning.
+    """One trial of a tuning."""
 
-    Attributes:
-        number: Number of the trial in its study.
-        metric: As that of `Tuning`.
-        thresholds: The value that a trial must reach after each validation, by the number of validations.
-    """
-
-    number: int = 0
-    metric: str | None = None
+    number: int = 0  # number of the trial in its study
+    metric: str | None = None  # as that of `Tuning`
+    # The value that a trial must reach after each validation, by the number of validations.
     thresholds: Mapping[int, float] = field(default_factory=dict)
 
 
 class Judge(Callback):  # type: ignore[misc]  # lightning is untyped here
-    """Records the monitored metric after each validation, and stops a run that is below a threshold.
-
-    Args:
-        thresholds: See `TuningTrial`.
-
-    Attributes:
-        values: The metric after each validation.
-        pruned: Whether the run was stopped.
-    """
+    """Records the monitored metric after each validation, and stops a run that is below a threshold (`TuningTrial`)."""
 
     def __init__(self, thresholds: Mapping[int, float]) -> None:
         self.thresholds = thresholds

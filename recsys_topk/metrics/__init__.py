@@ -10,16 +10,9 @@ from typing import TYPE_CHECKING
 from recsys_topk.lazy import attach
 
 if TYPE_CHECKING:
-    from recsys_topk.metrics.average_precision import MAPAt
     from recsys_topk.metrics.configured import configured_metrics
-    from recsys_topk.metrics.dcg import DCGAt
-    from recsys_topk.metrics.joint_recall import JointRecall
-    from recsys_topk.metrics.kendall import KendallTau
     from recsys_topk.metrics.mean import ListMean
-    from recsys_topk.metrics.ndcg import NDCGAt
-    from recsys_topk.metrics.precision import PrecisionAt
-    from recsys_topk.metrics.recall import RecallAt
-    from recsys_topk.metrics.reciprocal_rank import MRRAt
+    from recsys_topk.metrics.ranked import DCGAt, JointRecall, KendallTau, MAPAt, MRRAt, NDCGAt, PrecisionAt, RecallAt
     from recsys_topk.metrics.selection_mass import SelectionMass
 
 __all__ = [

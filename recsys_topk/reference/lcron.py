@@ -30,15 +30,10 @@ def permutation(operator: NeuralSort | SoftSort, scores: Tensor) -> Tensor:
 def lcron_terms(
     operator: NeuralSort | SoftSort, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, k: int, eps: float
 ) -> tuple[list[Tensor], Tensor]:
-    """Return the term of each stage and the joint term.
+    """Return the term of each stage and the joint term, from one (B, N) tensor of scores per stage.
 
-    Args:
-        operator: The operator, which defines the permutation and its temperature.
-        scores: One (B, N) tensor per stage.
-        labels: (B, N). The true items are the k largest labels (including padding) that are not padding.
-        mask: Boolean (B, N).
-        k: Number of true items, and the cut-off of every stage.
-        eps: Added inside each logarithm and to each normaliser.
+    The true items are the k largest labels (including padding) that are not padding; k is also the cut-off of every
+    stage. eps is added inside each logarithm and to each normaliser.
     """
     real = mask.to(labels.dtype)
     both = real[:, :, None] * real[:, None, :]

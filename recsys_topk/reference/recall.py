@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from recsys_topk.metrics.functional import survivors, top
-from recsys_topk.metrics.joint_recall import JointRecall
-from recsys_topk.metrics.recall import RecallAt
+from recsys_topk.metrics.ranked import JointRecall, RecallAt
 
 
 def published_recall(
@@ -37,7 +36,7 @@ class PublishedRecall(RecallAt):
 
     def update(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:
         """Add a batch of lists: scores, labels and mask are (B, N)."""
-        self.add(*published_recall(top(scores, self.m), labels, mask, self.k, self.positive_above))
+        self.add(*published_recall(top(scores, self.m), labels, mask, self.options["k"], self.positive_above))
 
 
 class PublishedJointRecall(JointRecall):
@@ -46,4 +45,4 @@ class PublishedJointRecall(JointRecall):
     def update(self, stage_scores: Sequence[Tensor], labels: Tensor, mask: Tensor | None = None) -> None:
         """Add a batch of lists: one (B, N) tensor of scores per stage, labels and mask (B, N)."""
         final = survivors(stage_scores, quotas=self.quotas)[-1]
-        self.add(*published_recall(final, labels, mask, self.k, self.positive_above))
+        self.add(*published_recall(final, labels, mask, self.options["k"], self.positive_above))

@@ -30,9 +30,7 @@ def _clock(seconds: int) -> tuple[int, int, int]:
 class ResearchDataset(Dataset[tuple[Any, ...]]):
     """A day of two-stage samples: context, history, four groups of items, their masks and labels.
 
-    Args:
-        folder: The `data` folder. It must be trusted, because its pickles are opened with `pickle`.
-        day: The day.
+    The `data` folder must be trusted, because its pickles are opened with `pickle`.
     """
 
     def __init__(self, folder: Path, day: str) -> None:

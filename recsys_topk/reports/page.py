@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 
 def render(title: str, found: Sequence[Found], facts: Mapping[str, Any]) -> tuple[str, list[Section]]:
-    """Return the page and its sections: first the experiments in their order, then all other results.
-
-    Args:
-        title: Heading of the page.
-        found: The results, from `find_all`.
-        facts: Provenance of the page (`recsys_topk.runs.provenance`).
-    """
+    """Return the page and its sections: first the experiments in their order, then all other results."""
     found = sorted(found, key=_order)
     sections = [section_of(one) for one in found]
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -91,12 +85,7 @@ def log_page(target: Path, sections: Sequence[Section], facts: Mapping[str, Any]
 
 
 def describe(found: Sequence[Found], made: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts at the top of the page.
-
-    Args:
-        found: The results, from `find_all`.
-        made: Provenance of the page.
-    """
+    """Return the facts at the top of the page: those of the results, and the provenance of the page (`made`)."""
     contents = [part.content for one in found for part in (one, *one.parts)]
     by_label = [runs for content in contents for runs in content.get("runs", {}).values() if runs]
     runs = [run for group in by_label for run in group]

@@ -28,9 +28,8 @@ def paper_figures() -> Mapping[str, Any]:
 def paper_curves(figure: str, kind: str) -> dict[str, dict[float, float]]:
     """Return the lines of a figure of the paper by name and x; empty if the paper does not have the figure.
 
-    Args:
-        figure: ``recall`` (by training negatives), ``tau`` or ``runtime`` (by items).
-        kind: ``joint``, ``retrieval`` or ``ranking``; for the runtime, the device.
+    Figures are ``recall`` (by training negatives), ``tau`` and ``runtime`` (by items). Their kinds are ``joint``,
+    ``retrieval`` and ``ranking``; for the runtime, the device.
 
     Example:
         >>> paper_curves("recall", "joint")["dftopk"][25.0], paper_curves("tau", "joint")["dftopk"][1000.0]

@@ -60,15 +60,10 @@ def bars(
     reference: Mapping[str, float] | None = None,
     xlabel: str = "",
 ) -> Figure:
-    """Return a plot of horizontal bars, in the given order.
+    """Return a plot of horizontal bars, one per row, in the given order.
 
-    Args:
-        rows: One row per bar, labelled by ``run``. A row whose `value` is None has no bar.
-        value: Key of the length of a bar.
-        error: Key of half the length of the error bar; None = no error bar.
-        title: Title of the plot.
-        reference: Vertical lines, by name.
-        xlabel: Label of the x axis; empty = `value`.
+    A row is labelled by its ``run`` and has no bar if its `value` is None. `error` is the key of half the length of the
+    error bar, and `reference` has vertical lines by name.
 
     Example:
         >>> svg(bars([{"run": "dftopk", "recall": 0.5}], "recall"))[:4]
@@ -115,18 +110,10 @@ def lines(
     bands: Bands | None = None,
     dashed: Sequence[str] | None = None,
 ) -> Figure:
-    """Return a plot of lines with markers.
+    """Return a plot of lines with markers, from the points (x, y) of each line by label.
 
-    Args:
-        series: The points (x, y) of each line, by label. x is a number or a string. Dates (YYYY-MM-DD) are in calendar
-            order, other strings in the order of their first occurrence.
-        xlabel: Label of the x axis.
-        ylabel: Label of the y axis.
-        title: Title of the plot.
-        logx: Logarithmic x axis; every x must be positive.
-        logy: Logarithmic y axis; every y must be positive.
-        bands: Lower and upper bounds of a band around a line, per point, by label.
-        dashed: Labels of dashed lines.
+    x is a number or a string. Dates (YYYY-MM-DD) are in calendar order, other strings in the order of their first
+    occurrence. `bands` has lower and upper bounds around lines, `dashed` the labels of dashed lines.
 
     Example:
         >>> svg(lines({"dftopk": [("2024-01-14", 0.3), ("2024-01-15", 0.4)]}, ylabel="joint recall"))[:4]
@@ -175,12 +162,8 @@ def front(
 ) -> Figure:
     """Return a plot of points with their Pareto front as a line, and labels on the front.
 
-    Args:
-        points: x (positive), y, label and whether it is on the front, by ascending x.
-        now: Number of the point that is marked as the current one; None = none.
-        xlabel: Label of the x axis.
-        ylabel: Label of the y axis.
-        title: Title of the plot.
+    A point is x (positive), y, label and whether it is on the front; x ascends. `now` is the number of the current
+    point.
 
     Example:
         >>> svg(front([(1.0, 0.2, "20 -> 10", True), (2.0, 0.1, "30 -> 10", False)], 1, "us", "recall"))[:4]

@@ -20,21 +20,13 @@ Kind = Literal["experiment", "comparison", "stream", "bench", "fit"]
 
 @dataclass(frozen=True)
 class Found:
-    """A result to report.
+    """A result to report."""
 
-    Attributes:
-        kind: Kind of the result.
-        path: Path of the result.
-        content: Content of its JSON file; for a single run, its configuration.
-        parts: For an experiment, the results of its steps.
-        missing: Missing parts, one sentence each.
-    """
-
-    kind: Kind
-    path: Path
-    content: Mapping[str, Any]
-    parts: tuple[Found, ...] = ()
-    missing: tuple[str, ...] = ()
+    kind: Kind  # kind of the result
+    path: Path  # path of the result
+    content: Mapping[str, Any]  # content of its JSON file; for a single run, its configuration
+    parts: tuple[Found, ...] = ()  # for an experiment, the results of its steps
+    missing: tuple[str, ...] = ()  # missing parts, one sentence each
 
     @property
     def name(self) -> str:
@@ -47,11 +39,7 @@ class Found:
 
 
 def find_all(paths: Sequence[str | Path]) -> list[Found]:
-    """Return all results in files and folders, in the given order.
-
-    Raises:
-        FileNotFoundError: If a path does not exist or has no results.
-    """
+    """Return all results in files and folders, in the given order; raise if a path has none."""
     found: list[Found] = []
     for path in map(Path, paths):
         if not path.exists():

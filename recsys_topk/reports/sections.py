@@ -32,31 +32,18 @@ OPERATOR_NAMES = {"diffsort-odd-even": "diffsort", "diffsort": "diffsort bitonic
 
 @dataclass
 class Section:
-    """One section of a report.
-
-    Attributes:
-        title: Heading.
-        question: The question of an experiment; empty for other results.
-        verdict: Conclusions from the numbers, one sentence each.
-        figures: Plots with their captions.
-        tables: Tables.
-        protocol: Protocol of the paper and protocol here, by heading.
-        differences: Differences between the two protocols.
-        commands: The commands that produced the results.
-        missing: Missing parts of the results.
-        details: Long texts by heading, collapsed by default.
-    """
+    """One section of a report."""
 
     title: str
-    question: str = ""
-    verdict: list[str] = field(default_factory=list)
-    figures: list[tuple[Figure, str]] = field(default_factory=list)
+    question: str = ""  # the question of an experiment; empty for other results
+    verdict: list[str] = field(default_factory=list)  # conclusions from the numbers, one sentence each
+    figures: list[tuple[Figure, str]] = field(default_factory=list)  # plots with their captions
     tables: list[ResultTable] = field(default_factory=list)
-    protocol: dict[str, str] = field(default_factory=dict)
-    differences: list[str] = field(default_factory=list)
-    commands: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    details: dict[str, str] = field(default_factory=dict)
+    protocol: dict[str, str] = field(default_factory=dict)  # protocol of the paper and protocol here, by heading
+    differences: list[str] = field(default_factory=list)  # differences between the two protocols
+    commands: list[str] = field(default_factory=list)  # the commands that produced the results
+    missing: list[str] = field(default_factory=list)  # missing parts of the results
+    details: dict[str, str] = field(default_factory=dict)  # long texts by heading, collapsed by default
 
 
 def section_of(found: Found) -> Section:
@@ -78,10 +65,7 @@ def section_of(found: Found) -> Section:
 def comparison(section: Section, found: Found, record: Mapping[str, Any]) -> None:
     """Add a comparison to a section: bars, or lines if variants have several x values, a table and a verdict.
 
-    Args:
-        section: The section.
-        found: The comparison.
-        record: The record of the experiment, with the points and the reference rankers; may be empty.
+    The record of an experiment, which may be empty, has the points and the reference rankers.
     """
     given = found.content["runs"]
     shown = {label: with_settings(label, own) for label, own in given.items()}
@@ -150,13 +134,9 @@ def with_settings(label: str, runs: Sequence[Mapping[str, Any]]) -> str:
 def pivoted(
     rows: Rows, at: Mapping[str, tuple[str, float]], paper: Mapping[str, Mapping[float, float]], what: str
 ) -> ResultTable:
-    """Return a table with one row per variant and one column per x, and the rows of the paper below ours.
+    """Return a table of the joint recall with one row per variant and one column per x (`what`).
 
-    Args:
-        rows: Rows with ``run`` and ``joint``.
-        at: Variant and x of each run.
-        paper: Values of the paper by variant and x.
-        what: Name of x.
+    `at` has the variant and x of each run. The values of the paper, by variant and x, are below ours.
     """
     by_name: dict[str, dict[float, float]] = {}
     for row in rows:

@@ -13,21 +13,14 @@ COUNTS = ("seconds", "seeds", "values")  # columns that are shown without decima
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table with a caption above and notes below.
+    """A table with a caption above and notes below."""
 
-    Attributes:
-        caption: Caption.
-        rows: Values by column; a row may omit columns.
-        notes: Sentences below the table.
-        digits: Number of decimals by column; None = three significant digits. The default is four.
-        folded: Whether the table is collapsed by default.
-    """
-
-    caption: str
-    rows: Sequence[Mapping[str, Any]]
-    notes: Sequence[str] = ()
+    caption: str  # caption
+    rows: Sequence[Mapping[str, Any]]  # values by column; a row may omit columns
+    notes: Sequence[str] = ()  # sentences below the table
+    # Number of decimals by column; None = three significant digits. The default is four.
     digits: Mapping[str, int | None] = field(default_factory=dict)
-    folded: bool = False
+    folded: bool = False  # whether the table is collapsed by default
 
     @property
     def columns(self) -> list[str]:

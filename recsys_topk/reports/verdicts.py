@@ -79,11 +79,8 @@ def table_verdict(
 ) -> list[str]:
     """Return sentences about the rank of the subject of a table here and in the paper, and the agreement of the orders.
 
-    Args:
-        rows: Rows with ``run``, ``joint``, and if known ``+-`` and ``p`` (of a paired test against the first row).
-        subject: The run that the question is about.
-        paper: Joint recall of the paper, by run.
-        faulty: Runs of the paper from faulty code.
+    Rows have ``run``, ``joint``, and if known ``+-`` and ``p`` (of a paired test against the first row). `faulty` has
+    the runs of the paper from faulty code.
     """
     ours = {str(row["run"]): row["joint"] for row in rows}
     if subject not in ours:
@@ -119,14 +116,7 @@ def table_verdict(
 
 
 def peak_verdict(curve: Mapping[float, float], paper: Mapping[float, float], subject: str, what: str) -> list[str]:
-    """Return sentences about the peak of a curve here and in the paper, and the loss at other points.
-
-    Args:
-        curve: Joint recall by x, here.
-        paper: Joint recall by x, in the paper; may be empty.
-        subject: The method.
-        what: Name of x.
-    """
+    """Return sentences about the peak of a curve over x (`what`) here and in the paper."""
     ranked = best_first(curve)
     here, low = ranked[0], ranked[-1]
     text = f"{subject} is best at {what} {here:g} here ({curve[here]:.3f}) and worst at {low:g} ({curve[low]:.3f})"
@@ -146,14 +136,7 @@ def peak_verdict(curve: Mapping[float, float], paper: Mapping[float, float], sub
 
 
 def growth_verdict(ours: Curves, paper: Curves, subject: str, what: str) -> list[str]:
-    """Return sentences about the gains from the smallest to the largest x, and the ranks at the largest x.
-
-    Args:
-        ours: Joint recall by method and x, here.
-        paper: Joint recall by method and x, in the paper.
-        subject: The method that the question is about.
-        what: Name of x.
-    """
+    """Return sentences about the gains from the smallest to the largest x (`what`), and the ranks at the largest x."""
     low, high = (edge(x for curve in ours.values() for x in curve) for edge in (min, max))
     ends = {low, high}
     gains = {name: line[high] - line[low] for name, line in ours.items() if ends <= set(line)}
@@ -185,10 +168,7 @@ def growth_verdict(ours: Curves, paper: Curves, subject: str, what: str) -> list
 def runtime_verdict(here: Mapping[str, Curves], paper: Mapping[str, Curves], subject: str) -> list[str]:
     """Return sentences about the time of the subject for the longest list, and the time of the others relative to it.
 
-    Args:
-        here: Milliseconds by method and length, for each measurement.
-        paper: Milliseconds of the paper, for the measurements that it reports.
-        subject: The method that the question is about.
+    Both mappings have milliseconds by method and length, for each measurement.
     """
     sentences = []
     for what, curves in here.items():
@@ -216,12 +196,7 @@ def runtime_verdict(here: Mapping[str, Curves], paper: Mapping[str, Curves], sub
 
 
 def stream_verdict(curves: Mapping[str, Mapping[str, float]], subject: str) -> list[str]:
-    """Return sentences about the mean of the subject over the days, and the number of days on which it is first.
-
-    Args:
-        curves: Joint recall by method and day.
-        subject: The method that the question is about.
-    """
+    """Return sentences about the mean of the subject over the days, and the number of days on which it is first."""
     days = sorted(set.intersection(*(set(curve) for curve in curves.values()))) if curves else []
     if subject not in curves or not days:
         return [f"There is no day on which {subject} and all other methods were tested."]

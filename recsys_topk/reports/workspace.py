@@ -22,13 +22,7 @@ DIAGNOSTICS = "--trainer.callbacks+=recsys_topk.callbacks.diagnostics.Diagnostic
 
 
 def workspace(entity: str, project: str, metrics: Sequence[str] = (METRIC,)) -> Any:
-    """Return the workspace.
-
-    Args:
-        entity: User or team that owns the project.
-        project: The project.
-        metrics: The metrics by which runs are compared, without ``val/``. Runs are sorted by the first one.
-    """
+    """Return the workspace. Runs are sorted by the first of the metrics (names without ``val/``) that compare them."""
     with warnings.catch_warnings():
         # The package declares its models in the old style of pydantic, which warns seven times.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message="Pydantic V1 style")

@@ -67,13 +67,7 @@ def describe_checkpoint(path: str | Path, content: Mapping[str, Any]) -> list[st
 
 
 def check_schema(path: str | Path, content: Mapping[str, Any], schema: Schema) -> None:
-    """Raise if a checkpoint was trained on other features than those of the data.
-
-    Args:
-        path: The checkpoint.
-        content: Its content.
-        schema: The features of the data.
-    """
+    """Raise if a checkpoint was trained on other features than those of the data."""
     saved = Schema.from_dict(content["hyper_parameters"]["schema"]).to_dict()
     current = schema.to_dict()
     if saved == current:

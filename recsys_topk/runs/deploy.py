@@ -20,10 +20,8 @@ def open_checkpoint(
 ) -> tuple[CascadeModule, CascadeDataModule, dict[str, Any]]:
     """Return the model of a checkpoint on the CPU, its data, prepared, and its epoch and step.
 
-    Args:
-        checkpoint: The checkpoint.
-        root: The current folder of the data; None = that of the training.
-        trust: Packages whose classes the checkpoint may name.
+    `root` is the current folder of the data (None = that of the training). The checkpoint may name classes of the
+    packages `trust`.
     """
     content = read_checkpoint(checkpoint)
     saved = content.get("datamodule_hyper_parameters")

@@ -18,13 +18,7 @@ HANDED_DOWN = "RECSYS_TOPK_RUN"
 
 
 def run_name(model: Any, data: Any, seed: int | bool | None) -> str:
-    """Return a name with the main options of a run, e.g. ``dftopk-tau1-neg25-s42``.
-
-    Args:
-        model: The `CascadeModule`.
-        data: The data module.
-        seed: The seed of the random generators.
-    """
+    """Return a name with the main options of a run, e.g. ``dftopk-tau1-neg25-s42``."""
     from recsys_topk.cascades.objectives.base import default_objective
 
     operator = model.loss.operator
@@ -51,10 +45,6 @@ class RunDirectory:
 
     `run.json` in it contains the status of the run, its number of steps and epochs, and its W&B id. The training
     process holds a lock, so that no second process resumes the same run.
-
-    Args:
-        parent: The folder of all runs.
-        name: The run's name.
     """
 
     def __init__(self, parent: Path, name: str) -> None:

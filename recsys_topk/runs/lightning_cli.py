@@ -56,18 +56,7 @@ class SaveConfig(SaveConfigCallback):  # type: ignore[misc]  # lightning is unty
 
 
 class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped here
-    """Trainer, model and data of a run, with its directory, loggers and callbacks.
-
-    Args:
-        command: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        parser: The parser of the config (`recsys_topk.runs.parser.make_parser`).
-        config: The parsed config.
-        resumption: The run to resume; None = a new run.
-        log_line: Called with one line of text at a time.
-
-    Attributes:
-        directory: The directory of the run.
-    """
+    """Trainer, model and data of a run, from its parsed config, with its directory, loggers and callbacks."""
 
     directory: RunDirectory
 

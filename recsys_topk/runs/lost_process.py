@@ -24,12 +24,7 @@ _LOST = re.compile(r"gloo|nccl|ProcessGroup|TCPStore|Connection (closed|reset|re
 
 
 class LostProcessError(ConnectionError):
-    """Another process of the run has ended, so that this one cannot continue.
-
-    Args:
-        text: The message.
-        quiet: Whether another process prints it.
-    """
+    """Another process of the run has ended, so that this one cannot continue; if `quiet`, another one prints it."""
 
     exit_status = 1
 
@@ -44,9 +39,6 @@ def watch_processes(run: TrainingRun) -> Iterator[None]:
 
     Lightning kills the first process a few seconds after another one died. Here it stops by itself, so that `run.json`
     gets the status of the run. A process that hangs is killed.
-
-    Args:
-        run: The run, with one or several processes.
     """
     parent, over = os.getppid(), threading.Event()
     watch = threading.Thread(target=_watch, args=(run, over), daemon=True)

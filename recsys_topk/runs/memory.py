@@ -10,13 +10,10 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed blocks of up to 32 MB instead of returning them to the system.
+    """Let the C library keep freed blocks of up to 32 MB; return whether it accepted the setting.
 
     A training step frees and allocates the same few hundred megabytes. If they are returned to the system, the kernel
     zeroes every page again. Peak memory does not change. Without glibc this has no effect.
-
-    Returns:
-        Whether the C library accepted the setting.
     """
     if not sys.platform.startswith("linux"):
         return False

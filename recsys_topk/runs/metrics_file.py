@@ -17,14 +17,8 @@ from recsys_topk.files import csv_text, write_whole
 class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
     """Logs to `metrics.csv` in the run directory, with sorted columns; a missing value is empty.
 
-    Every row is written before the next step starts. A new column rewrites the file atomically.
-
-    Args:
-        folder: The run directory.
-        keep_before: Keep the existing rows before this step; later ones will be logged again. None = a new file.
-
-    Attributes:
-        dropped: Number of dropped rows.
+    Every row is written before the next step starts. A new column rewrites the file atomically. Rows before the step
+    `keep_before` are kept, later ones are `dropped` and logged again; None = a new file.
     """
 
     def __init__(self, folder: Path, keep_before: int | None = None) -> None:

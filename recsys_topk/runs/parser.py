@@ -84,13 +84,7 @@ def make_parser() -> LightningArgumentParser:
 
 
 def parse(parser: LightningArgumentParser, command: str, config: Mapping[str, Any]) -> Namespace:
-    """Return all options of a run with their types; raise one line on a mistake.
-
-    Args:
-        parser: From `make_parser`.
-        command: The command, for messages.
-        config: The config in its long form (`recsys_topk.runs.config.resolve`).
-    """
+    """Return all options of a config in its long form with their types; raise one line on a mistake."""
     try:
         return cast("Namespace", parser.parse_object(dict(config)))
     except argparse.ArgumentError as error:

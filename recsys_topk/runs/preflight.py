@@ -30,11 +30,7 @@ def check_options(options: Namespace) -> None:
 
 
 def check_hardware(trainer: Mapping[str, Any]) -> None:
-    """Raise if this machine does not have the accelerator, devices or precision that a trainer is to use.
-
-    Args:
-        trainer: Options of Lightning's trainer.
-    """
+    """Raise if this machine does not have the accelerator, devices or precision that the options of a trainer name."""
     given = {name: trainer.get(name) for name in ("accelerator", "devices", "precision")}
     chosen = {name: value for name, value in given.items() if value is not None}
     if not all(isinstance(value, (str, int, list)) for value in chosen.values()):

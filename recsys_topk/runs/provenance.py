@@ -33,10 +33,7 @@ def installed() -> dict[str, str]:
 
 
 def provenance(command: Sequence[str]) -> dict[str, Any]:
-    """Return what is needed to reproduce a result: command, versions, machine and time.
-
-    Args:
-        command: The command line.
+    """Return what is needed to reproduce a result of a command line: command, versions, machine and time.
 
     Example:
         >>> sorted(provenance(["recsys-topk", "compare"]))

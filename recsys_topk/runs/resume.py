@@ -31,27 +31,16 @@ LONGER = ("max_epochs", "max_steps", "max_time")  # options of the trainer that 
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run to resume.
+    """A run to resume."""
 
-    Attributes:
-        run: The directory of the run.
-        checkpoint: The checkpoint to resume from.
-        config: The options of the run.
-        steps: Number of finished optimizer steps.
-        epochs: Number of finished epochs.
-        mid_epoch: Whether the checkpoint was saved within an epoch.
-        lines: A description of the restored state.
-        trust: Packages that the user trusted when the run started.
-    """
-
-    run: RunDirectory
-    checkpoint: Path
-    config: dict[str, Any]
-    steps: int
-    epochs: int
-    mid_epoch: bool
-    lines: tuple[str, ...]
-    trust: tuple[str, ...]
+    run: RunDirectory  # the directory of the run
+    checkpoint: Path  # the checkpoint to resume from
+    config: dict[str, Any]  # the options of the run
+    steps: int  # number of finished optimizer steps
+    epochs: int  # number of finished epochs
+    mid_epoch: bool  # whether the checkpoint was saved within an epoch
+    lines: tuple[str, ...]  # a description of the restored state
+    trust: tuple[str, ...]  # packages that the user trusted when the run started
 
     @property
     def finished(self) -> bool:
@@ -62,11 +51,8 @@ class Resumption:
 def find_run(wanted: str, out: Path, name: str | None = None) -> tuple[RunDirectory, Path]:
     """Return the directory of the run to resume, and its checkpoint.
 
-    Args:
-        wanted: ``"last"`` for the newest unfinished run in `out`; or a run's directory, its name in `out`, or a
-            checkpoint in a run directory.
-        out: The folder of all runs.
-        name: With ``"last"``, consider only runs with this name.
+    `wanted` is ``"last"`` for the newest unfinished run in the folder `out` (only those called `name`, if it is given),
+    or a run's directory, its name in `out`, or a checkpoint in a run directory.
     """
     if wanted == "last":
         run, checkpoint = _newest(out, name), None
@@ -122,10 +108,8 @@ def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumpti
 def check_changes(resumption: Resumption, config: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
     """Raise if an option that must not change differs from the run's; return a line per change of the machine.
 
-    Args:
-        resumption: The run to resume.
-        config: The config to resume with, in its long form: that of the run, overridden by what was typed.
-        options: The same config, parsed: numbers are numbers, and defaults are filled in.
+    `config` is the config to resume with in its long form: that of the run, overridden by what was typed. `options` is
+    the same config, parsed: numbers are numbers, and defaults are filled in.
     """
     before, merged, parsed = (flatten_config(part) for part in (resolve(resumption.config), config, options))
     after = {key: parsed.get(key, value) for key, value in merged.items() if before.get(key) != value}

@@ -17,15 +17,7 @@ _SMALL: Final = 256 * 2**20
 def announce_memory(
     schema: Schema, stages: int, options: Mapping[str, Any], accelerator: str, strategy: Any
 ) -> list[str]:
-    """Return the memory of the tables as lines; raise if the machine or its GPU has less.
-
-    Args:
-        schema: The features.
-        stages: Number of stages.
-        options: Options of `CascadeModule`.
-        accelerator: Name of the trainer's accelerator.
-        strategy: The trainer's strategy; sharded tables are not checked.
-    """
+    """Return the memory of the tables as lines; raise if the device has less. Sharded tables are not checked."""
     taken = inspect.signature(plan_memory).parameters
     arguments = {"stages": stages, **{name: value for name, value in options.items() if name in taken}}
     available = None if "torchrec" in str(strategy).lower() else _available(accelerator)

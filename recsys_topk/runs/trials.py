@@ -36,23 +36,14 @@ class TrialsFailedError(ValueError):
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of one competitor.
+    """One run of one competitor."""
 
-    Attributes:
-        label: The competitor.
-        seed: Seed of the weights, the order and the negatives.
-        config: The options that determine the results, in their long form.
-        place: The options that do not: folder, name, logger and output.
-        target: The file with the results.
-        trust: Packages whose classes its files may name.
-    """
-
-    label: str
-    seed: int
-    config: Mapping[str, Any]
-    place: Mapping[str, Any]
-    target: Path
-    trust: tuple[str, ...] = ()
+    label: str  # the competitor
+    seed: int  # seed of the weights, the order and the negatives
+    config: Mapping[str, Any]  # the options that determine the results, in their long form
+    place: Mapping[str, Any]  # the options that do not: folder, name, logger and output
+    target: Path  # the file with the results
+    trust: tuple[str, ...] = ()  # packages whose classes its files may name
 
     def read(self) -> dict[str, Any]:
         """Return the results, empty if there are none; raise if the file was written with other options."""
@@ -90,23 +81,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Competition:
-    """Several configs, each trained with the same seeds on the same data and batches.
+    """Several configs, each trained with the same seeds on the same data and batches."""
 
-    Attributes:
-        variants: The config of each competitor, by label.
-        common: A config that the competitors override.
-        seeds: Number of runs per competitor.
-        out: Folder of the results.
-        jobs: Number of parallel runs; with more than one, each has one thread.
-        logger: ``"csv"``, or ``"wandb"`` (offline without a key).
-    """
-
-    variants: Mapping[str, Mapping[str, Any]]
-    common: Mapping[str, Any] = field(default_factory=dict)
-    seeds: int = 3
-    out: Path = Path("runs/compare")
-    jobs: int = 1
-    logger: Literal["csv", "wandb"] = "csv"
+    variants: Mapping[str, Mapping[str, Any]]  # the config of each competitor, by label
+    common: Mapping[str, Any] = field(default_factory=dict)  # a config that the competitors override
+    seeds: int = 3  # number of runs per competitor
+    out: Path = Path("runs/compare")  # folder of the results
+    jobs: int = 1  # number of parallel runs; with more than one, each has one thread
+    logger: Literal["csv", "wandb"] = "csv"  # "csv", or "wandb" (offline without a key)
 
     def check(self) -> None:
         """Raise if there is nothing to run, or if two competitors would write to the same file."""
@@ -124,9 +106,8 @@ class Competition:
     def trials(self, place: str, job: str = "train") -> list[Trial]:
         """Return the runs, seed by seed; raise on a mistake in any of them.
 
-        Args:
-            place: Name of the folder of their files.
-            job: Job type of their W&B runs. The group has the name of the folder of the results.
+        `place` is the folder of their files, `job` the job type of their W&B runs. The group of the W&B runs has the
+        name of the folder of the results.
         """
         self.check()
         return [
@@ -136,16 +117,7 @@ class Competition:
         ]
 
     def trial(self, label: str, variant: Mapping[str, Any], seed: int, name: str, place: str, job: str) -> Trial:
-        """Return one run.
-
-        Args:
-            label: The competitor.
-            variant: Its config.
-            seed: Seed of the weights, the order and the negatives.
-            name: Name of the run and of its file.
-            place: As in `trials`.
-            job: As in `trials`.
-        """
+        """Return one run; `name` is that of the run and of its file, `place` and `job` are as in `trials`."""
         seeded = {"seed_everything": seed, "data": {"seed": seed}}
         grouped = {"wandb": {"group": self.out.resolve().name, "job_type": job}}
         given = {"config": [grouped, with_wandb_environment(self.common), variant, seeded]}
@@ -199,14 +171,8 @@ def run_all(
 ) -> None:
     """Run trials, and log one line per finished trial with the remaining time; raise at the end if some failed.
 
-    Args:
-        work: The function that a process runs.
-        todo: The trials to run.
-        total: The number of all trials, finished ones included.
-        competition: Its `jobs` is the number of parallel processes.
-        done: Returns the summary of a finished trial.
-        log_line: Called with each line.
-        on_message: Called with each message of a process.
+    A process runs `work`. `total` counts all trials, finished ones included. `done` returns the summary of a finished
+    trial, and `on_message` is called with each message of a process.
     """
     failures: list[str] = []
     countdown = Countdown(total, total - len(todo), log_line)
@@ -221,13 +187,7 @@ def run_all(
 
 
 class Countdown:
-    """Logs one line per finished run, with its number and the estimated remaining time.
-
-    Args:
-        total: The number of all runs.
-        finished: The number of runs that were finished before.
-        log_line: Called with each line.
-    """
+    """Logs one line per finished run, with its number among all and the estimated remaining time."""
 
     def __init__(self, total: int, finished: int, log_line: LogLine) -> None:
         self.total, self.number, self.log_line = total, finished, log_line

@@ -18,13 +18,8 @@ class CurrentExport:
 
     To publish a new export, write it to a new folder and update a symbolic link: ``ln -sfn export-2 current``. The new
     export is opened and checked in the background. The old export answers requests until the new one is ready. If the
-    new export cannot be opened, the old one stays in use and the reason is logged.
-
-    Args:
-        export: Path of the export; may be a symbolic link.
-        index: Path of the index, which may be a symbolic link; None = exact search.
-        threads: Threads per model call.
-        loaded: Called after each attempt to load an export, with whether it succeeded.
+    new export cannot be opened, the old one stays in use and the reason is logged. `loaded` is called after each
+    attempt, with whether it succeeded.
     """
 
     def __init__(

@@ -38,16 +38,11 @@ _CHECKED_REQUESTS = 256
 
 @dataclass(frozen=True)
 class ExportReport:
-    """The result of an export.
-
-    Attributes:
-        manifest: The manifest of the export.
-        agreement: Comparison of the ONNX files with the checkpoint.
-        recalls: With `half_tables`, the joint recall of the checkpoint and of the export on the compared requests.
-    """
+    """The result of an export."""
 
     manifest: Manifest
-    agreement: Agreement
+    agreement: Agreement  # comparison of the ONNX files with the checkpoint
+    # With `half_tables`, the joint recall of the checkpoint and of the export on the compared requests.
     recalls: Mapping[str, float] | None = None
 
 
@@ -174,16 +169,7 @@ def models_of(stage: Stage, schema: Schema) -> dict[str, ExportedModel]:
 def write_stage(
     folder: Path, name: str, kind: str, quota: int, models: Mapping[str, ExportedModel], programs: bool = True
 ) -> StageEntry:
-    """Write the models of a stage to its folder in the export.
-
-    Args:
-        folder: Folder of the export.
-        name: Name of the stage.
-        kind: Registry name or class path of the stage.
-        quota: Number of items that the stage passes on.
-        models: The models, from `models_of`.
-        programs: Also write ``.pt2`` files (`torch.export.load`).
-    """
+    """Write the models of a stage (`models_of`) to its folder in the export; `programs` also writes ``.pt2`` files."""
     (folder / name).mkdir()
     written = {}
     for role, model in models.items():
@@ -236,17 +222,11 @@ def _name_axes(graph: Any, model: ExportedModel) -> None:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Comparison of an export with the checkpoint on real batches.
+    """Comparison of an export with the checkpoint on real batches."""
 
-    Attributes:
-        requests: Number of compared requests.
-        differences: Largest score difference of each stage, as a share of its largest absolute score.
-        same_sets: Whether the same items survive in every request.
-    """
-
-    requests: int
-    differences: Mapping[str, float]
-    same_sets: bool
+    requests: int  # number of compared requests
+    differences: Mapping[str, float]  # largest score difference of each stage, as a share of its largest absolute score
+    same_sets: bool  # whether the same items survive in every request
 
 
 def compare(
@@ -258,12 +238,8 @@ def compare(
 ) -> Agreement:
     """Compare the scores of an export with those of the stages, on lists of any length.
 
-    Args:
-        stages: The trained stages by name, in evaluation mode.
-        quotas: Number of items that each stage passes on.
-        score: A function of a stage name and a batch that returns the scores of the export, (B, N).
-        batches: Batches to compare on.
-        scales: `StageEntry.previous_scale` of each stage; None = no stage adds the scores of the stage before it.
+    `score` returns the scores of the export, (B, N), for a stage name and a batch. `scales` has
+    `StageEntry.previous_scale` of each stage; without it, no stage adds the scores of the stage before it.
     """
     worst = dict.fromkeys(stages, 0.0)
     largest = dict.fromkeys(stages, 0.0)

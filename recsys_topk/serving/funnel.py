@@ -25,19 +25,12 @@ CHUNK = 4096
 
 @dataclass(frozen=True)
 class Passage:
-    """The result of one stage for one request.
-
-    Attributes:
-        stage: Name of the stage.
-        rows: (N,) rows of the candidates in the catalogue, best first.
-        scores: (N,) scores of the candidates, descending. Equal scores keep the order of the input.
-        quota: Number of items that the stage passes on: the first `quota` candidates.
-    """
+    """The result of one stage for one request."""
 
     stage: str
-    rows: Array
-    scores: Array
-    quota: int
+    rows: Array  # (N,) rows of the candidates in the catalogue, best first
+    scores: Array  # (N,) scores of the candidates, descending. Equal scores keep the order of the input
+    quota: int  # number of items that the stage passes on: the first `quota` candidates
 
     @property
     def kept(self) -> Array:
@@ -46,13 +39,7 @@ class Passage:
 
 
 class StageRunner:
-    """Scores items with the exported models of one stage.
-
-    Args:
-        folder: Folder of the export.
-        entry: The stage.
-        threads: Threads per model call.
-    """
+    """Scores items with the exported models of one stage."""
 
     def __init__(self, folder: Path, entry: StageEntry, threads: int = 1) -> None:
         self.entry = entry
@@ -80,14 +67,7 @@ class StageRunner:
 
 
 class Funnel:
-    """The stages of an export over its catalogue.
-
-    Args:
-        folder: Folder of the export.
-        manifest: Manifest of the export.
-        items: Catalogue of the export.
-        threads: Threads per model call.
-    """
+    """The stages of an export over its catalogue."""
 
     def __init__(self, folder: Path, manifest: Manifest, items: ItemTable, threads: int = 1) -> None:
         self.items = items

@@ -29,30 +29,18 @@ _FLAT_ITEMS: Final = 200_000
 
 @dataclass(frozen=True)
 class IndexFacts:
-    """Properties of an index.
+    """Properties of an index."""
 
-    Attributes:
-        kind: ``"flat"`` (exact), ``"ivf"`` or ``"hnsw"``.
-        export: Identity of the export whose item vectors are indexed.
-        items: Number of items.
-        width: Dimension of the vectors.
-        effort: Search effort: number of visited lists (``ivf``) or of kept candidates (``hnsw``).
-        recall: Share of the true nearest items that a search finds, on `queries` vectors, at the first stage's quota.
-        queries: Number of query vectors for the recall.
-        seconds: Build time.
-        bytes_per_item: Size of the file divided by the number of items.
-        sha256: SHA-256 of the file.
-    """
-
-    kind: IndexKind
-    export: str
+    kind: IndexKind  # "flat" (exact), "ivf" or "hnsw"
+    export: str  # identity of the export whose item vectors are indexed
     items: int
-    width: int
-    effort: int
+    width: int  # dimension of the vectors
+    effort: int  # search effort: number of visited lists (ivf) or of kept candidates (hnsw)
+    # Share of the true nearest items that a search finds, on `queries` vectors, at the first stage's quota.
     recall: float
-    queries: int
-    seconds: float
-    bytes_per_item: float
+    queries: int  # number of query vectors for the recall
+    seconds: float  # build time
+    bytes_per_item: float  # size of the file divided by the number of items
     sha256: str
 
 

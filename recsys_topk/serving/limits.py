@@ -15,13 +15,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class BodyLimits:
-    """ASGI middleware that reads the whole body before the application, with limits on its size (413) and time (408).
-
-    Args:
-        app: The application.
-        most: Maximum number of bytes of the body.
-        seconds: Maximum time in which the body must arrive.
-    """
+    """ASGI middleware that reads the whole body first, with limits on its size (413) and time (408)."""
 
     def __init__(self, app: App, most: int, seconds: float) -> None:
         self._app, self._most, self._seconds = app, most, seconds
@@ -75,10 +69,7 @@ class BodyLimits:
 class Measured:
     """ASGI middleware that reports path, status and duration of every request.
 
-    Args:
-        app: The application.
-        observe: Called with the path of the matched route (``"other"`` if there is none), the status and the seconds
-            until the response was sent.
+    The path is that of the matched route, or ``"other"``. The duration ends when the response was sent.
     """
 
     def __init__(self, app: App, observe: Callable[[str, int, float], object]) -> None:

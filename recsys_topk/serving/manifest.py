@@ -26,17 +26,11 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True)
 class Model:
-    """An exported function.
+    """An exported function."""
 
-    Attributes:
-        file: The ONNX file, relative to the export.
-        inputs: The inputs, in order.
-        output: The name of the output.
-    """
-
-    file: str
-    inputs: tuple[Input, ...]
-    output: str
+    file: str  # the ONNX file, relative to the export
+    inputs: tuple[Input, ...]  # the inputs, in order
+    output: str  # the name of the output
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Model:
@@ -47,21 +41,14 @@ class Model:
 
 @dataclass(frozen=True)
 class StageEntry:
-    """A stage of an export.
-
-    Attributes:
-        name: Name of the stage.
-        kind: Registry name or class path of the stage.
-        quota: Number of items that the stage passes on.
-        models: ``"requests"`` and ``"items"`` (vectors whose dot product is the score), or ``"scores"`` (of lists).
-        previous_scale: The scores of the stage before it are added with this factor; 0 = they are not.
-    """
+    """A stage of an export."""
 
     name: str
-    kind: str
-    quota: int
+    kind: str  # registry name or class path of the stage
+    quota: int  # number of items that the stage passes on
+    # "requests" and "items" (vectors whose dot product is the score), or "scores" (of lists).
     models: Mapping[str, Model]
-    previous_scale: float = 0.0
+    previous_scale: float = 0.0  # the scores of the stage before it are added with this factor; 0 = they are not
 
     @property
     def has_towers(self) -> bool:
@@ -78,21 +65,14 @@ class StageEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of an export.
-
-    Attributes:
-        schema: The features.
-        stages: The stages, first stage first.
-        k: Number of items wanted at the end of the cascade.
-        facts: Further information: versions, the checkpoint, the agreement with it. Not needed for serving.
-        files: SHA-256 and size of every file, by path relative to the export.
-    """
+    """The content of an export."""
 
     schema: Schema
-    stages: tuple[StageEntry, ...]
-    k: int
+    stages: tuple[StageEntry, ...]  # the stages, first stage first
+    k: int  # number of items wanted at the end of the cascade
+    # Further information: versions, the checkpoint, the agreement with it. Not needed for serving.
     facts: Mapping[str, Any]
-    files: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, Mapping[str, Any]]  # SHA-256 and size of every file, by path relative to the export
 
     @property
     def identity(self) -> str:
@@ -120,14 +100,9 @@ def write_manifest(
 
 
 def read_manifest(folder: str | Path, verify: bool = True) -> Manifest:
-    """Return the manifest of an export. By default every file is compared with its SHA-256.
+    """Return the manifest of an export. With `verify`, every file is compared with its SHA-256.
 
-    Args:
-        folder: Folder of the export.
-        verify: Compare the files; False = only read the manifest.
-
-    Raises:
-        ManifestError: The manifest cannot be read, names a file outside the folder, or a file differs.
+    Raises a `ManifestError` if the manifest cannot be read, names a file outside the folder, or a file differs.
     """
     folder = Path(folder)
     path = folder / FILE

@@ -250,13 +250,7 @@ class CascadeRecommender:
 def search_exactly(queries: Array, vectors: Array, number: int, block: int = 1 << 16) -> tuple[Array, Array]:
     """Return rows and scores of the `number` vectors with the largest dot products, (B, number), best first.
 
-    Among equal scores, the first row comes first. Memory: O(B (block + number)).
-
-    Args:
-        queries: (B, D).
-        vectors: (C, D).
-        number: Number of results per query, at most C.
-        block: Number of vectors that are compared at once.
+    Queries are (B, D), vectors (C, D). Among equal scores, the first row comes first. Memory: O(B (block + number)).
     """
     rows = np.empty((len(queries), 0), dtype=np.int64)
     scores = np.empty((len(queries), 0), dtype=np.float32)

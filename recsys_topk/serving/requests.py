@@ -18,23 +18,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class EncodedRequests:
-    """B requests, with the fields of `CascadeBatch`.
+    """B requests, with the fields of `CascadeBatch`."""
 
-    Attributes:
-        request: (B, F_r) integers.
-        request_values: (B, V_r) float32.
-        history: (B, L, F_h) integers, L >= 1; padding after the last view.
-        history_length: (B,) integers.
-        history_values: (B, L, V_h) float32.
-        seen: Per request, the rows of the items that the user has seen.
-    """
-
-    request: Array
-    request_values: Array
-    history: Array
-    history_length: Array
-    history_values: Array
-    seen: tuple[Array, ...]
+    request: Array  # (B, F_r) integers
+    request_values: Array  # (B, V_r) float32
+    history: Array  # (B, L, F_h) integers, L >= 1; padding after the last view
+    history_length: Array  # (B,) integers
+    history_values: Array  # (B, L, V_h) float32
+    seen: tuple[Array, ...]  # per request, the rows of the items that the user has seen
 
     def __len__(self) -> int:
         return len(self.request)

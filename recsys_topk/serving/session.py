@@ -15,13 +15,7 @@ Array = npt.NDArray[Any]
 
 
 class Session:
-    """A loaded model of an export. Thread-safe.
-
-    Args:
-        path: The ONNX file.
-        model: Inputs and output of the model.
-        threads: Threads per call; 0 = chosen by onnxruntime.
-    """
+    """A loaded model of an export. Thread-safe. A call uses `threads` threads; 0 = chosen by onnxruntime."""
 
     def __init__(self, path: Path, model: Model, threads: int = 1) -> None:
         import onnxruntime

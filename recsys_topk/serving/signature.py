@@ -17,26 +17,17 @@ FIELDS: dict[Part, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Input:
-    """An input of an exported model.
+    """An input of an exported model."""
 
-    Attributes:
-        name: Name of the input, the same as the field of `CascadeBatch`.
-        dtype: ``"int64"`` or ``"float32"``.
-        axes: Per axis, its name if the length is dynamic, otherwise its length.
-    """
-
-    name: str
-    dtype: str
-    axes: tuple[str | int, ...]
+    name: str  # name of the input, the same as the field of `CascadeBatch`
+    dtype: str  # "int64" or "float32"
+    axes: tuple[str | int, ...]  # per axis, its name if the length is dynamic, otherwise its length
 
 
 def inputs_of(schema: Schema, parts: Sequence[Part], lists: bool = False) -> list[Input]:
     """Return the inputs of a model that reads the given parts of a schema. A part without features has no inputs.
 
-    Args:
-        schema: The features.
-        parts: The parts that the model reads.
-        lists: True = items are lists, (batch, items, columns), one list per request; False = rows, (items, columns).
+    With `lists`, items are lists, (batch, items, columns), one per request; otherwise rows, (items, columns).
 
     Example:
         >>> from recsys_topk.tabular.schema import Feature, Table

@@ -21,9 +21,8 @@ from recsys_topk.tabular.schema import PARTS, Part, Schema
 class PlainEmbedding(nn.Module):
     """`FeatureEmbedding` with one embedding look-up per feature. For export, not for training.
 
-    Args:
-        embedding: The embedding. Its weights are shared, not copied.
-        parts: The parts of a batch to embed. The output of all other parts is empty, and their tables are not included.
+    The weights are shared, not copied. The output of parts that are not embedded is empty, and their tables are not
+    included.
     """
 
     def __init__(self, embedding: FeatureEmbedding, parts: tuple[Part, ...] = PARTS) -> None:

@@ -78,11 +78,8 @@ def draw_tables(module: nn.Module, configs: Mapping[str, Sequence[Any]]) -> None
     """Initialise sharded tables that were built on the meta device, `ROWS_AT_ONCE` rows at a time.
 
     The values depend on torch's seed, the table and the row. They are the same for every number of processes and every
-    kind of sharding. A process needs memory for its shards and `ROWS_AT_ONCE` rows only.
-
-    Args:
-        module: The module with the tables.
-        configs: TorchRec's table configs of each collection, by the path of the collection.
+    kind of sharding. A process needs memory for its shards and `ROWS_AT_ONCE` rows only. TorchRec's table configs are
+    given by the path of their collection.
     """
     for path, collection in table_collections(module).items():
         state = collection.state_dict()

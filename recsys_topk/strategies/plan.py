@@ -21,52 +21,29 @@ MAX_FACTOR = 64
 
 @dataclass(frozen=True)
 class TablePlan:
-    """The sharding of one table.
+    """The sharding of one table."""
 
-    Attributes:
-        table: Path of the table.
-        rows: Number of rows.
-        dim: Number of columns.
-        sharding: The kind of sharding, e.g. ``"row_wise"``.
-        shards: Number of shards.
-        bytes: Largest memory of its shards on one device, including optimizer state and buffers.
-        seconds: TorchRec's estimate of the time per step for look-ups, updates and communication on one device.
-    """
-
-    table: str
+    table: str  # path of the table
     rows: int
-    dim: int
-    sharding: str
-    shards: int
-    bytes: int
-    seconds: float
+    dim: int  # number of columns
+    sharding: str  # the kind of sharding, e.g. "row_wise"
+    shards: int  # number of shards
+    bytes: int  # largest memory of its shards on one device, including optimizer state and buffers
+    seconds: float  # TorchRec's estimate of the time per step for look-ups, updates and communication on one device
 
 
 @dataclass(frozen=True)
 class ShardedTables:
-    """A plan for all tables.
+    """A plan for all tables."""
 
-    Attributes:
-        tables: The plans of the tables, largest table first.
-        weights: Bytes of all weights.
-        per_device: Bytes of all tables on each device.
-        slowest: Estimated seconds per step on the slowest device, for the tables only.
-    """
-
-    tables: tuple[TablePlan, ...]
-    weights: int
-    per_device: tuple[int, ...]
-    slowest: float
+    tables: tuple[TablePlan, ...]  # the plans of the tables, largest table first
+    weights: int  # bytes of all weights
+    per_device: tuple[int, ...]  # bytes of all tables on each device
+    slowest: float  # estimated seconds per step on the slowest device, for the tables only
 
 
 def one_table(items: int, dim: int, optimizer: str) -> nn.Module:
-    """Return a module with one table on the meta device.
-
-    Args:
-        items: Number of rows.
-        dim: Number of columns.
-        optimizer: As `embedding_optimizer` of a cascade.
-    """
+    """Return a module with one table on the meta device, updated by an optimizer as in `embedding_optimizer`."""
     config = EmbeddingBagConfig(name="item", num_embeddings=items, embedding_dim=dim, feature_names=["item"])
     module = nn.Module()
     module.tables = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
@@ -103,14 +80,8 @@ def plan(
 ) -> ShardedTables:
     """Return TorchRec's plan. If the tables do not fit, raise a ValueError with the number of devices that is enough.
 
-    Args:
-        tables: A module with tables on the meta device.
-        devices: Number of devices, one process each.
-        device: ``"cpu"`` or ``"cuda"``.
-        memory: Bytes of one device; None = TorchRec's default.
-        optimizer: Optimizer of the tables.
-        sharding: The kind of sharding, or ``"auto"``.
-        batch_size: Requests per device and batch, for the time estimates.
+    `memory` is that of one device in bytes (None = TorchRec's default). `batch_size` requests per device are for the
+    time estimates.
     """
     kinds = allowed_kinds(sharding, fused_optimizer(optimizer, 0.1))
     try:

@@ -59,14 +59,8 @@ def plan_tables(
 ) -> tuple[ShardingPlan, EmbeddingShardingPlanner]:
     """Return a plan for all collections of tables in a module, and the planner.
 
-    Args:
-        module: The module with the tables, which may be on the meta device.
-        kinds: Allowed kinds of sharding: ``"table_wise"``, ``"row_wise"``, ``"column_wise"``.
-        processes: Number of processes.
-        device: ``"cpu"`` or ``"cuda"``.
-        memory: Bytes for the tables of one process; None = TorchRec's default.
-        rows: Bags per batch and process, for the estimates.
-        group: Process group whose processes need the same plan; None = this process plans alone.
+    `memory` has the bytes for the tables of one process (None = TorchRec's default), `rows` the bags per batch and
+    process, for the estimates. The processes of `group` need the same plan; without it this process plans alone.
     """
     configs = [
         config for part in module.modules() if type(part) is EmbeddingBagCollection for config in configs_of(part)

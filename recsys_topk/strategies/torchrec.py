@@ -182,9 +182,6 @@ class AgreedRows:
     """The largest numbers of requests, pool items and history views over all processes, with one all-reduce per batch.
 
     Sharded tables need the same number of bags from every process; missing bags are filled with empty ones.
-
-    Args:
-        device: Device of the all-reduce.
     """
 
     def __init__(self, device: torch.device) -> None:

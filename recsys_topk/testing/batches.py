@@ -40,16 +40,7 @@ def mixed_schema(ages: bool = False) -> Schema:
 def random_batch(
     schema: Schema, size: int = 6, pool: int = 40, items: int = 12, length: int = 7, seed: int = 0
 ) -> CascadeBatch:
-    """Return a batch of `size` lists of up to `items` items. The first history is empty.
-
-    Args:
-        schema: The features.
-        size: Number of requests, B.
-        pool: Number of distinct items, M.
-        items: Length of the lists, N.
-        length: Maximum length of a history, L.
-        seed: Seed of all draws.
-    """
+    """Return a batch of `size` lists of up to `items` items of a pool. The first of the histories is empty."""
     generator = torch.Generator().manual_seed(seed)
     history = _ids(schema, "history", size * length, generator)
     history = history.view(size, length, history.shape[1])
@@ -86,13 +77,7 @@ def random_batch(
 
 
 def shared_histories(batch: CascadeBatch, requests: int = 3, seed: int = 0) -> CascadeBatch:
-    """Return a batch with `requests` requests per history of `batch`, each of which sees a prefix of it.
-
-    Args:
-        batch: A batch in which every request has its own history.
-        requests: Number of requests per history.
-        seed: Seed of the prefixes.
-    """
+    """Return a batch with `requests` requests per history of `batch`, each of which sees a random prefix of it."""
     row = torch.arange(batch.size).repeat(requests)
     drawn = torch.rand(len(row), generator=torch.Generator().manual_seed(seed))
     prefix = (drawn * (batch.history_length[row] + 1)).long()

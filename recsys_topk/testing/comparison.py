@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+Rule: TypeAlias = Callable[..., None]
 LOOSE = 1e-4
 TIGHT = 1e-7
 
@@ -49,14 +53,24 @@ def gradient_of(value: Tensor, *inputs: Tensor) -> list[Tensor]:
     return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
 
 
-def second_derivative_along(function: Callable[[Tensor], Tensor], scores: Tensor, direction: Tensor) -> Tensor | None:
-    """Return the derivative along `direction` of the gradient of sum(function(scores)), by two backward passes.
+def weighted(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the sum of the results of a function with different weights, so that no constant sum hides an error."""
+
+    def total(*arguments: Tensor) -> Tensor:
+        value = function(*arguments)
+        return (torch.cos(1.0 + torch.arange(value.numel(), dtype=value.dtype)).view_as(value) * value).sum()
+
+    return total
+
+
+def second_derivative_along(total: Callable[[Tensor], Tensor], scores: Tensor, direction: Tensor) -> Tensor | None:
+    """Return the derivative along `direction` of the gradient of `total`, by two backward passes.
 
     Returns None if the function raises a RuntimeError for it, which is allowed. The derivative of a gradient without a
     graph is taken as 0, which is correct only if the gradient is constant.
     """
     x = scores.clone().requires_grad_()
-    value = function(x).sum()
+    value = total(x)
     if not value.requires_grad:
         return torch.zeros_like(x)
     (slope,) = torch.autograd.grad(value, x, create_graph=True)
@@ -69,45 +83,37 @@ def second_derivative_along(function: Callable[[Tensor], Tensor], scores: Tensor
     return torch.zeros_like(x) if bend is None else bend
 
 
-def difference_along(function: Callable[[Tensor], Tensor], scores: Tensor, direction: Tensor) -> Tensor:
-    """Return the derivative along `direction` of the gradient of sum(function(scores)), by finite differences."""
-    step, ends = 1e-5, []
-    for sign in (1.0, -1.0):
-        x = (scores + sign * step * direction).requires_grad_()
-        ends.append(gradient_of(function(x), x)[0])
-    return (ends[0] - ends[1]) / (2.0 * step)
-
-
 def require_second_derivative(function: Callable[[Tensor], Tensor], scores: Tensor, exact: bool, given: object) -> None:
     """Raise unless the second derivative is correct, or raises.
 
-    Args:
-        function: A function of float64 scores (B, N).
-        scores: The point of evaluation, without ties.
-        exact: True = compare with finite differences of the gradient. False (parts are held constant for the gradient)
-            = compare with `torch.func`, which uses a different code path.
-        given: The input, for the message.
+    If `exact`, it is compared with finite differences of the gradient. Otherwise (parts are held constant for the
+    gradient) it is compared with `torch.func`, which uses a different code path. The scores, (B, N), have no ties.
     """
-    direction = torch.cos(torch.arange(scores.numel(), dtype=scores.dtype)).view_as(scores)
-    found = second_derivative_along(function, scores, direction)
+    total, direction = weighted(function), torch.cos(torch.arange(scores.numel(), dtype=scores.dtype)).view_as(scores)
+    found = second_derivative_along(total, scores, direction)
     if found is None:
         return
     if exact:
-        expected = difference_along(function, scores, direction)
+        step = 1e-5
+        moved = [(scores + sign * step * direction).requires_grad_() for sign in (1.0, -1.0)]
+        above, below = (gradient_of(total(x), x)[0] for x in moved)
+        expected = (above - below) / (2.0 * step)
     else:
-        slope = torch.func.grad(lambda x: function(x).sum())
+        slope = torch.func.grad(total)
         expected = torch.func.grad(lambda x: (slope(x) * direction).sum())(scores)
     require_same(found, expected, "the second derivative is wrong (create_graph=True)", given, 1e-5)
+
+
+def require_refused_second_derivative(function: Callable[[Tensor], Tensor], scores: Tensor, given: object) -> None:
+    """Raise unless a random function raises for its second derivative."""
+    refused = second_derivative_along(weighted(function), scores, torch.ones_like(scores)) is None
+    require(refused, "random results have no second derivative, but it does not raise", given)
 
 
 def require_transforms(function: Callable[..., Tensor], scores: Tensor, mask: Tensor, given: object) -> None:
     """Raise unless `torch.func.grad`, `vmap` and `jacrev`, and forward mode, agree with autograd and a loop.
 
-    Args:
-        function: A function of scores (B, N) and a mask (B, N), whose result has first dimension B.
-        scores: (B, N).
-        mask: Boolean (B, N).
-        given: The input, for the message.
+    The result of the function of scores and mask, (B, N), has first dimension B.
     """
     x = scores.clone().requires_grad_()
     plain = function(x, mask)
@@ -166,3 +172,17 @@ def run_rules(subject: str, rules: Iterable[tuple[str, Callable[[], None]]]) -> 
 def title(rule: Callable[..., None]) -> str:
     """Return the name of a rule with spaces."""
     return rule.__name__.replace("_", " ")
+
+
+def rules_for(subject: type, *modules: str) -> tuple[list[Rule], list[Rule]]:
+    """Return the rules of a kind of subject in modules: those for any lists, and those with lists of their own.
+
+    A rule is a public function whose first argument is annotated with the class of the subject or one of its bases.
+    """
+    kinds = [cls.__name__ for cls in subject.__mro__]
+    functions = [
+        value for module in modules for value in vars(sys.modules[module]).values() if inspect.isfunction(value)
+    ]
+    rules = [f for f in functions if f.__annotations__.get("subject") in kinds and f.__module__ in modules]
+    rules = [f for f in rules if not f.__name__.startswith(("_", "require"))]
+    return [f for f in rules if "lists" in f.__annotations__], [f for f in rules if "lists" not in f.__annotations__]

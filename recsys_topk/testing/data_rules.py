@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.tabular.schema import PARTS, VARIANT, Schema
-from recsys_topk.testing.comparison import require
+from recsys_topk.testing.comparison import require, rules_for
 
 if TYPE_CHECKING:
     from recsys_topk.datamodules.base import CascadeDataModule
@@ -31,11 +31,7 @@ LARGEST_GRADE = 30.0
 
 
 class DataSubject:
-    """A data module under test.
-
-    Args:
-        make: A function without arguments that returns the data module, or its class.
-    """
+    """A data module under test; `make` returns it, or is its class."""
 
     def __init__(self, make: Callable[[], CascadeDataModule]) -> None:
         self._make = make
@@ -350,19 +346,4 @@ def shards_can_be_sent_to_workers(subject: DataSubject) -> None:
     require(alone == _by_request(iter([expected])), "a request differs when it is batched alone", name)
 
 
-RULES: tuple[Callable[[DataSubject], None], ...] = (
-    the_outline_is_known_before_preparation,
-    the_schema_can_be_stored,
-    batches_match_the_schema,
-    lists_are_consistent,
-    labels_are_of_the_declared_kind,
-    the_same_seed_gives_the_same_batches,
-    evaluation_does_not_depend_on_batching,
-    every_request_occurs_once,
-    training_resumes_at_the_exact_batch,
-    hyper_parameters_are_plain_and_restore_the_data_module,
-    sampled_negatives_are_new_items,
-    the_catalogue_holds_the_items_of_the_lists,
-    list_length_is_the_longest_list,
-    shards_can_be_sent_to_workers,
-)
+_, RULES = rules_for(DataSubject, __name__)

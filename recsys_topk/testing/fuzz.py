@@ -124,16 +124,7 @@ def fuzz_operator(
     progress: Callable[[Findings], object] | None = None,
     resume: Findings | None = None,
 ) -> Findings:
-    """Try random lists on an operator: no NaN, finite gradients, and the declared sum.
-
-    Args:
-        cls: The class.
-        lists: Number of lists.
-        seed: Seed of the lists.
-        device: Device of the tensors.
-        progress: Called with the findings so far after each batch.
-        resume: Findings of an interrupted run with the same lists, seed and device; the result equals that of one run.
-    """
+    """Try random lists on an operator: no NaN, finite gradients, and the declared sum. Arguments as in `fuzz_loss`."""
 
     def run(batch: RandomLists) -> dict[str, Tensor]:
         operator = _with_tau(cls, batch.tau)

@@ -2,67 +2,55 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from recsys_topk.losses.base import RankingLoss
-from recsys_topk.testing.comparison import (
-    LOOSE,
-    gradient_of,
-    require,
-    require_finite,
-    require_refused_transform,
-    require_same,
-    require_second_derivative,
-    require_transforms,
-)
-from recsys_topk.testing.host_reads import DEVICE, no_host_reads
-from recsys_topk.testing.lists import Lists, distinct, extreme, ordinary, ragged, short, short_ragged, tied
+from recsys_topk.testing.comparison import LOOSE, gradient_of, require, require_finite, require_same, rules_for
+from recsys_topk.testing.lists import Lists, ordinary, ragged, tied
+from recsys_topk.testing.shared_rules import FunctionSubject, Result, require_stored
 
 
-class LossSubject:
-    """A loss under test. Builds it with the attributes that a rule needs, and calls it.
+class LossSubject(FunctionSubject):
+    """A loss under test: a loss class, a function without arguments that returns a loss, or a loss."""
 
-    Args:
-        target: A loss class, a function without arguments that returns a loss, or a loss.
-    """
+    measured = {"reduction": "none"}  # noqa: RUF012
 
     def __init__(self, target: type[RankingLoss] | Callable[[], RankingLoss] | RankingLoss) -> None:
-        self.template = target if isinstance(target, RankingLoss) else target()
-        self.name = type(self.template).__name__
+        super().__init__(target if isinstance(target, RankingLoss) else target())
+        self.exact_gradient = getattr(self.template, "exact_gradient", True)
         operator = self.template.operator
-        self.deterministic = operator is None or operator.deterministic
-        self.equivariant = operator is None or operator.equivariant
-        self.tie_fair = operator is None or operator.tie_fair
-        own = getattr(self.template, "exact_gradient", True)
-        self.exact_gradient = own and (operator is None or operator.exact_gradient)
-
-    def build(self, **attributes: Any) -> RankingLoss:
-        """Return a copy of the loss with the given attributes."""
-        loss = copy.deepcopy(self.template)
-        for name, value in attributes.items():
-            setattr(loss, name, value)
-        return loss
+        if operator is not None:
+            for name in ("deterministic", "equivariant", "tie_fair", "transformable"):
+                setattr(self, name, getattr(operator, name))
+            self.exact_gradient = self.exact_gradient and operator.exact_gradient
+            self.compiles_unmasked = False
 
     def cuts(self, lists: Lists) -> list[int | None]:
         """Return the values of k to test: None only for losses that do not require k."""
         return [lists.k] if self.template.requires_k else [None, lists.k]
 
-    def function(self, lists: Lists, k: int | None) -> Callable[..., Tensor]:
-        """Return the loss of each list as a function of the scores, (B, N), and a mask (by default that of `lists`)."""
-        loss = self.build(reduction="none")
+    def forms(self, lists: Lists) -> list[tuple[bool, int | Tensor | None, dict[str, Any]]]:
+        """See `Subject.forms`."""
+        each = torch.zeros(len(lists.scores), dtype=torch.int64, device=lists.scores.device)
+        masked: list[tuple[bool, int | Tensor | None, dict[str, Any]]] = [(True, lists.k, {}), (True, each, {})]
+        return [*((False, k, {"k": None}) for k in self.cuts(lists)), *masked, (True, None, {"k": "positives"})]
 
-        def losses(scores: Tensor, mask: Tensor = lists.mask) -> Tensor:
-            value: Tensor = loss(scores, lists.labels, mask, k=k)
-            return value
+    def values(
+        self, built: Any, scores: Sequence[Tensor], lists: Lists, mask: Tensor | None, k: int | Tensor | None
+    ) -> dict[str, Tensor]:
+        """See `Subject.values`."""
+        return {"loss": built(scores[0], lists.labels, mask, k=k)}
 
-        return losses
+    def check(self, result: Result, given: object) -> None:
+        """Raise unless loss and gradient are finite and the loss is not negative."""
+        super().check(result, given)
+        value = result.values["loss"]
+        require(bool((value >= -1e-6).all()), f"the loss is negative: {value.tolist()}", given)
 
     def __call__(
         self, lists: Lists, k: int | Tensor | None, reduction: str = "none", weights: Tensor | None = None
@@ -71,46 +59,6 @@ class LossSubject:
         scores = lists.scores.clone().requires_grad_()
         value = self.build(reduction=reduction)(scores, lists.labels, lists.mask, k=k, weights=weights)
         return value.detach(), gradient_of(value, scores)[0]
-
-
-def masked_items_have_no_effect(subject: LossSubject, lists: Lists) -> None:
-    """Masked items of any value change neither loss nor gradient, and get no gradient."""
-    wide, where = lists.with_junk()
-    for k in subject.cuts(lists):
-        value, gradient = subject(lists, k)
-        padded, padded_gradient = subject(wide, k)
-        inner = torch.where(lists.mask, gradient, 0.0)
-        require(bool((gradient == inner).all()), "a masked item got a gradient", lists)
-        outer = torch.ones(wide.scores.shape[1], dtype=torch.bool)
-        outer[where] = False
-        require(bool((padded_gradient[:, outer] == 0).all()), "a masked item got a gradient", wide)
-        if subject.deterministic:
-            require_same(padded, value, "masked items changed the loss", wide)
-            require_same(padded_gradient[:, where], gradient, "masked items changed the gradient", wide)
-
-
-def order_of_items_does_not_matter(subject: LossSubject, lists: Lists) -> None:
-    """Permuting the items of a list does not change the loss, and permutes the gradient."""
-    if not (subject.deterministic and subject.equivariant and (subject.tie_fair or distinct(lists))):
-        return
-    other, order = lists.shuffled()
-    for k in subject.cuts(lists):
-        value, gradient = subject(lists, k)
-        shuffled, shuffled_gradient = subject(other, k)
-        require_same(shuffled, value, "permuting the items changed the loss", lists)
-        require_same(shuffled_gradient, gradient[:, order], "permuting the items changed the gradient", lists)
-
-
-def lists_do_not_influence_each_other(subject: LossSubject, lists: Lists) -> None:
-    """Each list has the same loss and gradient alone as in the batch."""
-    if not subject.deterministic:
-        return
-    for k in subject.cuts(lists):
-        value, gradient = subject(lists, k)
-        for row in range(len(value)):
-            alone, alone_gradient = subject(lists.rows(torch.tensor([row])), k)
-            require_same(alone[0], value[row], f"list {row} has a different loss when it is alone", lists)
-            require_same(alone_gradient[0], gradient[row], f"list {row} has a different gradient alone", lists)
 
 
 def lists_without_positives_are_skipped(subject: LossSubject, lists: Lists) -> None:
@@ -190,43 +138,10 @@ def flat_lists_equal_rows(subject: LossSubject, lists: Lists) -> None:
         require_same(gradient_of(by_id, x)[0], slope, "list_ids changed the gradient", lists)
 
 
-def inputs_are_not_modified(subject: LossSubject, lists: Lists) -> None:
-    """Neither the forward nor the backward pass modifies its inputs, with and without a mask."""
-    for k in subject.cuts(lists):
-        for masked in (True, False):
-            scores = torch.where(lists.mask, lists.scores, 0.0).requires_grad_()
-            labels, mask, before = lists.labels.clone(), lists.mask.clone(), scores.detach().clone()
-            gradient_of(subject.build(reduction="sum")(scores, labels, mask if masked else None, k=k), scores)
-            same = torch.equal(labels, lists.labels) and torch.equal(mask, lists.mask)
-            require(same and torch.equal(scores.detach(), before), "the call changed its input", lists)
-
-
 def losses_are_finite_and_not_negative(subject: LossSubject, lists: Lists) -> None:
     """Value and gradient are finite for finite scores. The value is not negative (learned weights would diverge)."""
     for k in subject.cuts(lists):
-        value, gradient = subject(lists, k)
-        require_finite(value, "the loss", lists)
-        require_finite(gradient, "the gradient", lists)
-        require(bool((value >= -1e-6).all()), f"the loss is negative: {value.tolist()}", lists)
-
-
-def half_precision_is_computed_in_float32(subject: LossSubject) -> None:
-    """float16, bfloat16 and autocast give the float32 result in float32; float64 stays float64."""
-    lists = ragged()
-    for k in subject.cuts(lists):
-        require(subject(lists, k)[0].dtype == torch.float64, "float64 scores did not give a float64 loss", lists)
-        for dtype in (torch.float16, torch.bfloat16):
-            half = lists.to(dtype)
-            value, gradient = subject(half, k)
-            require(value.dtype == torch.float32, f"{dtype} scores gave a loss of {value.dtype}", half)
-            require_finite(gradient, "the gradient", half)
-            with torch.autocast(half.scores.device.type, dtype=torch.bfloat16):
-                cast, _ = subject(half, k)
-            require(cast.dtype == torch.float32, f"under autocast the loss is {cast.dtype}", half)
-            if subject.deterministic:
-                exact, _ = subject(half.to(torch.float32), k)
-                require_same(value, exact, f"{dtype} scores were not computed in float32", half, LOOSE)
-                require_same(cast, exact, "autocast changed the loss", half, LOOSE)
+        subject.check(subject.measure(lists, k), lists)
 
 
 def item_weights_count_copies(subject: LossSubject) -> None:
@@ -291,90 +206,9 @@ def weights_and_reductions_agree(subject: LossSubject) -> None:
         require_same(unmasked, each, "mask=None differs from a mask that is all True", lists)
 
 
-def validate_raises_on_non_finite_scores(subject: LossSubject) -> None:
-    """validate=True raises a ValueError for NaN or infinity among valid scores, but not for padding."""
-    lists = ragged()
-    for k in subject.cuts(lists):
-        for bad in (math.nan, math.inf, -math.inf):
-            scores = torch.where(lists.mask, lists.scores, bad)
-            subject.build(validate=True)(scores, lists.labels, lists.mask, k=k)
-            spoilt = lists.with_scores(lists.scores.masked_fill(torch.arange(7) == 4, bad))
-            try:
-                subject.build(validate=True)(spoilt.scores, spoilt.labels, spoilt.mask, k=k)
-            except ValueError:
-                continue
-            require(False, f"validate=True did not raise a ValueError for a valid score of {bad}", spoilt)
-
-
-def gradient_matches_finite_differences(subject: LossSubject) -> None:
-    """The gradient matches finite differences in float64, away from ties, unless exact_gradient = False is declared."""
-    if not (subject.exact_gradient and subject.deterministic):
-        return
-    for lists in (ordinary(), ragged()):
-        for k in subject.cuts(lists):
-            value = subject.function(lists, k)
-            require(
-                torch.autograd.gradcheck(value, (lists.scores.clone().requires_grad_(),), raise_exception=False),
-                f"the gradient (k = {k}) differs from finite differences",
-                lists,
-            )
-
-
-def second_derivatives_are_correct_or_raise(subject: LossSubject) -> None:
-    """The derivative of a gradient with create_graph=True is correct or raises. It is never silently 0."""
-    if not subject.deterministic:
-        return
-    for lists in (ordinary(), ragged()):
-        for k in subject.cuts(lists):
-            value = subject.function(lists, k)
-            require_second_derivative(value, lists.scores, subject.exact_gradient, lists)
-
-
-def torch_func_transforms_agree(subject: LossSubject) -> None:
-    """torch.func and forward mode work. An operator that declares transformable = False raises a clear error."""
-    operator = subject.template.operator
-    refused = operator is not None and not operator.transformable
-    for lists in (ordinary(), ragged()):
-        for k in subject.cuts(lists):
-            check = require_refused_transform if refused else require_transforms
-            check(subject.function(lists, k), lists.scores, lists.mask, lists)
-
-
-def compiled_results_are_equal(subject: LossSubject) -> None:
-    """torch.compile(fullgraph=True) gives the same loss and gradient. Operators have a separate rule without masks."""
-    unmasked = [] if subject.template.operator is not None else [(short(), None, subject.cuts(short())[0])]
-    for lists, mask, k in (*unmasked, (short_ragged(), short_ragged().mask, short_ragged().k)):
-        torch.compiler.reset()
-        scores = lists.scores.clone().requires_grad_()
-        compiled = torch.compile(subject.build(reduction="none"), fullgraph=True, backend="aot_eager")
-        value = compiled(scores, lists.labels, mask, k=k)
-        gradient = gradient_of(value, scores)[0]
-        if subject.deterministic:
-            plain, plain_gradient = subject(lists, k)
-            require_same(value, plain, "compiling changed the loss", lists)
-            require_same(gradient, plain_gradient, "compiling changed the gradient", lists)
-    torch.compiler.reset()
-
-
 def losses_can_be_stored(subject: LossSubject) -> None:
     """Pickle and state_dict restore a loss that gives the same values."""
-    lists = ordinary()
-    for k in subject.cuts(lists):
-        loss = subject.build()
-        pickled = pickle.loads(pickle.dumps(loss))
-        loaded = subject.build()
-        loaded.load_state_dict(loss.state_dict())
-        if subject.deterministic:
-            expected = loss(lists.scores, lists.labels, lists.mask, k=k)
-            for kind, other in (("pickled", pickled), ("state_dict", loaded)):
-                value = other(lists.scores, lists.labels, lists.mask, k=k)
-                require_same(value, expected, f"the {kind} loss gives a different value", lists)
-
-
-def large_scores_give_finite_results(subject: LossSubject) -> None:
-    """float32 scores of 1e4 and 1e30, far from 0 or very close together, give finite losses and gradients."""
-    for lists in extreme():
-        losses_are_finite_and_not_negative(subject, lists)
+    require_stored(subject)
 
 
 def empty_batches_give_zero(subject: LossSubject) -> None:
@@ -390,42 +224,5 @@ def empty_batches_give_zero(subject: LossSubject) -> None:
             gradient_of(value, scores)
 
 
-def no_values_are_read_on_the_host(subject: LossSubject) -> None:
-    """On devices other than the CPU neither pass waits for the device, with and without a mask, for every form of k."""
-    lists = ordinary()
-    scores, labels, mask = (x.to(DEVICE) for x in (lists.scores.float(), lists.labels.float(), lists.mask))
-    each = torch.zeros(len(scores), dtype=torch.int64, device=DEVICE)
-    forms: list[tuple[Tensor | None, int | Tensor | None, str | None]] = [(None, k, None) for k in subject.cuts(lists)]
-    for masked, k, own in [*forms, (mask, lists.k, None), (mask, each, None), (mask, None, "positives")]:
-        loss = subject.build(k=own).to(DEVICE)
-        with no_host_reads():
-            loss(scores.requires_grad_(), labels, masked, k=k).sum().backward()
-
-
-ON_LISTS: tuple[Callable[[LossSubject, Lists], None], ...] = (
-    masked_items_have_no_effect,
-    order_of_items_does_not_matter,
-    lists_do_not_influence_each_other,
-    lists_without_positives_are_skipped,
-    k_can_be_given_per_list,
-    the_same_input_gives_the_same_loss,
-    flat_lists_equal_rows,
-    inputs_are_not_modified,
-    losses_are_finite_and_not_negative,
-)
-ONCE: tuple[Callable[[LossSubject], None], ...] = (
-    half_precision_is_computed_in_float32,
-    item_weights_count_copies,
-    labels_get_no_gradient,
-    weights_and_reductions_agree,
-    validate_raises_on_non_finite_scores,
-    gradient_matches_finite_differences,
-    second_derivatives_are_correct_or_raise,
-    torch_func_transforms_agree,
-    compiled_results_are_equal,
-    no_values_are_read_on_the_host,
-    losses_can_be_stored,
-    large_scores_give_finite_results,
-    empty_batches_give_zero,
-)
-LISTS: tuple[Callable[[], Lists], ...] = (ordinary, ragged, tied)
+ON_LISTS, ONCE = rules_for(LossSubject, "recsys_topk.testing.shared_rules", __name__)
+LISTS = (ordinary, ragged, tied)

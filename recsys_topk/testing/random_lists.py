@@ -29,25 +29,15 @@ _WORK: dict[str, Callable[[int], float]] = {
 
 @dataclass(frozen=True)
 class RandomLists:
-    """A batch of random lists.
+    """A batch of random lists."""
 
-    Attributes:
-        seed: Seed of the batch.
-        scores: (B, N).
-        labels: (B, N) float32.
-        mask: Boolean (B, N), or None.
-        k: One int, or one int per list.
-        weights: (B,) float32, or None.
-        tau: The temperature to try.
-    """
-
-    seed: int
-    scores: Tensor
-    labels: Tensor
-    mask: Tensor | None
-    k: int | Tensor
-    weights: Tensor | None
-    tau: float
+    seed: int  # seed of the batch
+    scores: Tensor  # (B, N)
+    labels: Tensor  # (B, N) float32
+    mask: Tensor | None  # boolean (B, N), or None
+    k: int | Tensor  # one int, or one int per list
+    weights: Tensor | None  # (B,) float32, or None
+    tau: float  # the temperature to try
 
     def to(self, device: str) -> RandomLists:
         """Return the batch on a device."""

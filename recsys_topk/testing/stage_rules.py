@@ -15,7 +15,7 @@ from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.tabular.schema import Schema
 from recsys_topk.testing.batches import padding_ids, random_batch, shared_histories
-from recsys_topk.testing.comparison import LOOSE, require, require_finite, require_same
+from recsys_topk.testing.comparison import LOOSE, require, require_finite, require_same, rules_for
 from recsys_topk.testing.host_reads import DEVICE, no_host_reads
 
 LISTS = ("candidates", "labels", "mask", "group")
@@ -23,12 +23,7 @@ POOL = ("item_id", "items")
 
 
 class StageSubject:
-    """A stage under test.
-
-    Args:
-        make: A function of the embedding that returns the stage, or its class.
-        schema: The features.
-    """
+    """A stage under test; `make` is its class, or returns it for an embedding."""
 
     def __init__(self, make: Callable[[FeatureEmbedding], Stage], schema: Schema) -> None:
         self.schema = schema
@@ -200,17 +195,4 @@ def _draws(subject: StageSubject) -> bool:
         return not torch.equal(before, torch.get_rng_state())
 
 
-RULES = (
-    scores_are_finite_and_have_the_shape_of_the_lists,
-    masked_candidates_have_no_effect,
-    order_of_candidates_does_not_matter,
-    order_of_the_pool_does_not_matter,
-    lists_do_not_influence_each_other,
-    padding_of_histories_has_no_effect,
-    every_parameter_gets_a_finite_gradient,
-    towers_give_the_scores,
-    a_prefix_is_encoded_like_a_shorter_history,
-    requests_may_share_histories,
-    no_values_are_read_on_the_host,
-    pickle_and_state_dict_restore_the_stage,
-)
+_, RULES = rules_for(StageSubject, __name__)

@@ -44,13 +44,7 @@ def is_allowed(path: str, trust: Iterable[str] = ()) -> bool:
 
 
 def check_name(path: str, *, where: str, trust: Iterable[str] = ()) -> None:
-    """Raise if a file may not name the class `path`.
-
-    Args:
-        path: The class path.
-        where: The file and the position in it, for messages.
-        trust: See `is_allowed`.
-    """
+    """Raise if a file may not name the class `path`; `where` names the file and the position in it, for the message."""
     if not is_allowed(path, trust):
         needed = what_to_trust(path)
         raise UntrustedError(

@@ -19,14 +19,10 @@ _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(text: str, source: str) -> Any:
-    """Return the plain values of a YAML document.
+    """Return the plain values of a YAML document; `source` names it in messages.
 
-    The time is bounded for every document: its length, its number of values with all aliases expanded
-    (`a: &a [...]`, `*a`), and its depth have limits.
-
-    Args:
-        text: The document.
-        source: Its source, for messages.
+    The time is bounded for every document: its length, its number of values with all aliases expanded (`a: &a [...]`,
+    `*a`), and its depth have limits.
 
     Example:
         >>> read_yaml("loss: dftopk", "my.yaml")
@@ -49,12 +45,7 @@ def read_yaml_file(path: Path) -> Any:
 
 
 def check_bounds(text: str, source: str) -> None:
-    """Raise if a document is too long, too deep, has too many values with all aliases expanded, or is not valid YAML.
-
-    Args:
-        text: The document.
-        source: Its source, for messages.
-    """
+    """Raise if a document is too long or too deep, has too many values with all aliases expanded, or is not YAML."""
     if len(text) > MAX_CHARACTERS:
         raise _refuse(source, f"it is longer than {MAX_CHARACTERS:,} characters")
     sizes: dict[str, int | None] = {}  # number of values of each anchor; None = the anchor is still open
@@ -96,13 +87,7 @@ def _plain(error: Exception) -> str:
 
 
 def inspect_config(content: Any, source: str, trust: tuple[str, ...] = ()) -> None:
-    """Raise if a config names a class that is not allowed, directly or in YAML text or other configs inside it.
-
-    Args:
-        content: The plain values of the config.
-        source: The file, for messages.
-        trust: Packages that the config may name; see `recsys_topk.trust`.
-    """
+    """Raise if a config names a class that is not allowed, directly or in YAML text or other configs inside it."""
     inspect_names(content, source, trust, _expand_in(Path(), [MAX_VALUES]))
 
 

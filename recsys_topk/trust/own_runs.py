@@ -29,12 +29,7 @@ def state_home() -> Path:
 
 
 def remember(run: Path, trusted: Sequence[str]) -> dict[str, Any]:
-    """Record the packages that a run trusts. Return the entries for its run.json.
-
-    Args:
-        run: The run directory.
-        trusted: Packages and class paths.
-    """
+    """Record the packages that a run trusts. Return the entries for its run.json."""
     names = list(dict.fromkeys(trusted))
     if not names:
         return {}
@@ -51,8 +46,7 @@ def remember(run: Path, trusted: Sequence[str]) -> dict[str, Any]:
 def recall(path: str | Path) -> tuple[str, ...]:
     """Return the packages that were trusted when this user started the run on this machine; empty for any other run.
 
-    Args:
-        path: The run directory, or a file in it or in its checkpoint folder.
+    `path` is the run directory, or a file in it or in its checkpoint folder.
     """
     for run in (Path(path), Path(path).parent, Path(path).parent.parent):
         token = _read(run / "run.json").get(TOKEN)

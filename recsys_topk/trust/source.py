@@ -39,10 +39,7 @@ def reading(trust: Iterable[str] = ()) -> Iterator[tuple[str, ...]]:
 def loading(source: Any, options: dict[str, Any], trust: Iterable[str] = ()) -> Iterator[None]:
     """Make a call of Lightning's `load_from_checkpoint` safe: safe unpickling, and `reading` for all names.
 
-    Args:
-        source: The checkpoint, for messages.
-        options: The keyword arguments of the call; modified in place.
-        trust: See `reading`.
+    `options`, the keyword arguments of the call, are modified in place. `source` names the checkpoint in messages.
     """
     if options.get("weights_only") is None:
         options["weights_only"] = True

@@ -57,12 +57,9 @@ def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def import_from_here(names: Iterable[str]) -> None:
-    """Append the working directory to the import path if a typed package exists only there.
+    """Append the working directory to the import path if a typed package (`trusted_by`) exists only there.
 
     The directory is appended last, so that it cannot replace an installed package. Names from files do not count.
-
-    Args:
-        names: Packages and class paths from `trusted_by`.
     """
     for package in {name.partition(".")[0] for name in names}:
         here = Path.cwd()

@@ -10,11 +10,15 @@ Conventions of all metrics:
 - A NaN score ranks last.
 """
 
-from recsys_topk.metrics.functional.diversity import intra_list_diversity
-from recsys_topk.metrics.functional.exposure import catalogue_coverage, gini
+from recsys_topk.metrics.functional.beyond_accuracy import (
+    catalogue_coverage,
+    gini,
+    intra_list_diversity,
+    mean_novelty,
+    mean_popularity,
+)
 from recsys_topk.metrics.functional.kendall import kendall_tau
 from recsys_topk.metrics.functional.mass import selection_mass
-from recsys_topk.metrics.functional.novelty import mean_novelty, mean_popularity
 from recsys_topk.metrics.functional.ranks import average_precision_at, dcg_at, ndcg_at, precision_at, reciprocal_rank_at
 from recsys_topk.metrics.functional.recall import joint_recall, recall_at, recall_of, survivors, top
 

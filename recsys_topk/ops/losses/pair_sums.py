@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
+from recsys_topk.ops.backends.task import WIDTH, address_of
 from recsys_topk.ops.dispatch import (
     apply,
     is_float32,
@@ -24,18 +26,17 @@ from recsys_topk.ops.dispatch import (
     wants_graph,
 )
 from recsys_topk.ops.losses.dcg import discount
+from recsys_topk.ops.selection.ranks import tie_ranks
 
 Kind = Literal["ones", "differences", "rows"]
 
 KINDS: tuple[Kind, ...] = ("ones", "differences", "rows")  # a compiled loop takes the position
 
-# A compiled loop pads lists to a multiple of this, so that it has no remainder.
-PADDED = 32
+ROWS = 11  # of the buffer of a compiled loop
 
 _PAIR_LISTS, _COUNT_LISTS = (
     Loop(f"recsys_topk.ops.backends.compiled.pairs:{name}") for name in ("pair_lists", "count_lists")
 )
-_NONE = np.zeros((0, 0), np.float32)
 
 
 class PairWeights(NamedTuple):
@@ -46,11 +47,12 @@ class PairWeights(NamedTuple):
 
     Attributes:
         first: Values of the items i, (B, N); -inf where an item cannot be the first of a pair (``"rows"``: 0).
-        second: Values of the items j, (B, N); inf where masked.
+        second: Values of the items j, (B, N); inf where masked. Not for ``"rows"``: equal to `first` where that is
+            finite, so that only one item of a pair can be the first.
         kind: g_ij is 1 if first_i > second_j (``"ones"``), max(first_i - second_j, 0) (``"differences"``), or first_i
             for all valid j (``"rows"``).
         discounts: D_i, (B, N); None = the first part is 0.
-        ranks: r_i, (B, N), multiples of 1/2; None = the second part is 0.
+        ranks: r_i, (B, N), the ranks of `tie_ranks`; None = the second part is 0.
         mu: Weight of the second part.
         k: One int, one int per list, (B,), or None: no cut.
     """
@@ -117,32 +119,42 @@ def _serves(scores: Tensor, weights: PairWeights, sigma: float) -> bool:
     return is_float32(scores, *given) and scores.numel() > 0
 
 
+@lru_cache(8)
+def delta_tables(n: int, mu: float) -> tuple[Tensor, Tensor]:
+    """Return tables of mu delta for lists of n items, and the factor of delta beyond k, by twice the rank.
+
+    The first has two parts: mu delta by the difference of two ranks, from -n - WIDTH + 1 on, and mu delta by twice the
+    distance of two ranks.
+    """
+    halves = torch.arange(2 * n + 3, dtype=torch.float64) / 2
+    steps = torch.arange(-n - WIDTH + 1, n + WIDTH + 1, dtype=torch.float64)
+    near = mu * distance_weight(torch.cat([steps, halves]), torch.zeros(()), None)
+    deep = 1.0 / (1.0 - discount(halves.clamp_min(1.5), halves.dtype))
+    return near.float(), deep.float()
+
+
 @pair_sums.backend("numba", _serves)
 def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
-    kind = KINDS.index(weights.kind)
     lists, n = scores.shape
-    x, first, second = (y.detach().contiguous().numpy() for y in (scores, weights.first, weights.second))
-    discounts, ranks = (
-        _NONE if y is None else y.detach().contiguous().numpy() for y in (weights.discounts, weights.ranks)
-    )
+    kept = [scores, weights.first, weights.second, weights.discounts, weights.ranks]
+    kept = [None if x is None else x.detach().contiguous() for x in kept]
     k = math.inf if weights.k is None else weights.k
-    ks = k.numpy().astype(np.float32) if isinstance(k, Tensor) else np.full(lists, k, np.float32)
-    halves = torch.arange(2 * n + 3, dtype=torch.float64) / 2
-    near = distance_weight(halves, torch.zeros(()), None).float().numpy()
-    deep = (1.0 / (1.0 - discount(halves.clamp_min(1.5), halves.dtype))).float().numpy()
-    mu = np.float32(weights.mu if weights.ranks is not None else 0.0)
+    ks = k.float() if isinstance(k, Tensor) else torch.full((lists,), float(k))
+    tables = delta_tables(n, weights.mu)
     wants = scores.requires_grad and torch.is_grad_enabled()
-    losses = np.empty(lists, np.float32)
-    gradient = torch.empty(lists, n) if wants else torch.empty(1, 1)
-    parts = number_of_parts(lists)
-    buffers = np.empty((parts, 7, -(-n // PADDED) * PADDED), np.float32)
-    finite = np.empty(parts, np.bool_)
-    arrays = (x, first, second, discounts, ranks, mu, ks, near, deep, np.float32(sigma), int(wants))
-    run_parts(_PAIR_LISTS, lists, kind, *arrays, buffers, losses, gradient.numpy(), finite)
-    if not finite.all():
+    value, gradient = torch.empty(lists), torch.empty(lists, n) if wants else None
+    parts, size = number_of_parts(lists), 2 * -(-n // WIDTH) * WIDTH
+    buffers, finite = torch.empty(parts, ROWS, size), torch.empty(parts, dtype=torch.uint8)
+    form = (weights.discounts is not None) + 2 * (weights.ranks is not None)
+    inputs = (address_of(x) for x in (*kept, ks, *tables))
+    outputs = (address_of(x) for x in (value, gradient, finite))
+    run_parts(
+        _PAIR_LISTS, lists, n, KINDS.index(weights.kind), form, *inputs, np.float32(sigma), buffers.data_ptr(), size,
+        *outputs,
+    )  # fmt: skip
+    if not bool(finite.all()):
         return pair_sums.reference(scores, weights, sigma)
-    value = torch.from_numpy(losses)
-    if not wants:
+    if gradient is None:
         return value
     found: Tensor = apply(_WithGradient, scores, gradient, value, weights, sigma)
     return found
@@ -190,9 +202,11 @@ def count_pairs(first: Tensor, second: Tensor) -> Tensor:
 
 @count_pairs.backend("numba", lambda first, second: is_float32(first, second))
 def _count_numba(first: Tensor, second: Tensor) -> Tensor:
-    counts = np.empty(len(first), np.int64)
-    run_parts(_COUNT_LISTS, len(first), first.contiguous().numpy(), second.contiguous().numpy(), counts)
-    return torch.from_numpy(counts)
+    first, second = first.contiguous(), second.contiguous()
+    counts = torch.empty(len(first), dtype=torch.int64)
+    addresses = (address_of(x) for x in (first, second, counts))
+    run_parts(_COUNT_LISTS, len(first), first.shape[1], *addresses)
+    return counts
 
 
 def _orders(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -207,8 +221,11 @@ def _orders(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor
 @sampled(pair_sums)
 def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, PairWeights, float]]:
     for x, first, second in _orders(generator):
-        ranks = (x[:, :, None] < x[:, None, :]).sum(2).to(x.dtype) + 1.0
-        ranks[0] += 0.5
+        x[0] = x[0].round()  # many ties
+        x[1] *= 100.0
+        for one in (x, first, second):  # one tie
+            one[-1, 1] = one[-1, 0]
+        ranks = tie_ranks(x, second, second < math.inf)
         d = discount(ranks, x.dtype)
         ks = torch.randint(1, 6, x.shape[:1], generator=generator)
         kinds: tuple[Kind, ...] = ("ones", "differences")

@@ -35,11 +35,7 @@ def with_wandb_environment(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def offline_wandb(mode: str | None = None) -> bool:
-    """Return whether W&B runs offline: by `mode`, or because there is no API key.
-
-    Args:
-        mode: The mode that the user selected; None = that of WANDB_MODE.
-    """
+    """Return whether W&B runs offline: by `mode` (None = that of WANDB_MODE), or because there is no API key."""
     if (mode or os.environ.get("WANDB_MODE")) in ("offline", "disabled", "dryrun"):
         return True
     if os.environ.get("WANDB_API_KEY"):

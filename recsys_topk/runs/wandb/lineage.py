@@ -56,12 +56,7 @@ def linked_run(checkpoint: str | Path | None) -> dict[str, str]:
 
 
 def use_weights(experiment: Any, linked: Mapping[str, str]) -> None:
-    """Declare the uploaded weights of a checkpoint as an input of a run; W&B cannot do this offline.
-
-    Args:
-        experiment: The W&B run.
-        linked: The result of `linked_run`.
-    """
+    """Declare the uploaded weights of a checkpoint (`linked_run`) as an input of a run; W&B cannot do this offline."""
     if experiment.offline or "artifact" not in linked:
         return
 
@@ -80,16 +75,8 @@ def log_weights(
 ) -> dict[str, Any]:
     """Upload each checkpoint as a version of one artifact: weights and plain descriptions, no code, no optimizer state.
 
-    `recsys-topk test --ckpt_path` takes such a file. Offline it is kept and goes up with `wandb sync`.
-
-    Args:
-        logger: Logs to W&B.
-        checkpoints: Files by alias, e.g. ``best`` and ``last``.
-        metadata: Metadata of the artifact.
-        run_name: Name of the run.
-
-    Returns:
-        The name of the artifact, for `run.json`.
+    `recsys-topk test --ckpt_path` takes such a file. Offline it is kept and goes up with `wandb sync`. Checkpoints are
+    given by alias, e.g. ``best``. The name of the artifact is returned for `run.json`.
     """
     import wandb
 
@@ -109,12 +96,7 @@ def log_weights(
 
 
 def use_data(experiment: Any, data: Any) -> None:
-    """Declare the data as an input of a run: an artifact of references to the prepared files, which are not uploaded.
-
-    Args:
-        experiment: The W&B run.
-        data: The prepared data module. Other classes than `CascadeDataModule` are skipped.
-    """
+    """Declare the data as an input of a run: references to the prepared files, which are not uploaded."""
     if not isinstance(data, CascadeDataModule):
         return
 

@@ -28,13 +28,7 @@ class RunLogger(WandbLogger):  # type: ignore[misc]  # lightning is untyped here
     """Lightning's logger, with the best value of each validation metric as a plain number in the summary.
 
     W&B's ``define_metric(summary="max")`` writes ``{"max": value}``, which sweeps and tables do not read as a number.
-
-    Args:
-        linked: The training run of the measured checkpoint (`linked_run`).
-        options: Options of `WandbLogger`.
-
-    Attributes:
-        best: The largest value so far, by validation metric.
+    `linked` is the training run of the measured checkpoint (`linked_run`).
     """
 
     def __init__(self, linked: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -64,11 +58,8 @@ def make_wandb(
 ) -> RunLogger:
     """Return the logger of a run; a resumed run keeps the id in `run.json` or in the environment.
 
-    Args:
-        run: The directory of the run.
-        options: Arguments of `wandb.init` by name (`WANDB_OPTIONS`); None = its default.
-        command: The job type is ``"train"`` for ``fit``, otherwise the command.
-        checkpoint: The measured checkpoint. Its training run is the default for project, entity and group.
+    `options` are arguments of `wandb.init` by name (`WANDB_OPTIONS`). The training run of a measured checkpoint is the
+    default for project, entity and group. The job type is ``"train"`` for ``fit``, otherwise the command.
     """
     given = _given(options)
     known = run.facts.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
@@ -100,11 +91,6 @@ def describe_run(logger: WandbLogger, config: Mapping[str, Any], recalls: Sequen
     The axis is the optimizer step. The summary of a recall is its largest value, also over the time before a
     resumption. The recalls are named one by one: Lightning defines `*`, and if two patterns match a name, W&B uses
     either. The config of a run that measures a checkpoint contains ``training_run``.
-
-    Args:
-        logger: The logger.
-        config: The config.
-        recalls: Names of the validation metrics.
     """
     linked = logger.linked if isinstance(logger, RunLogger) else {}
     logger.log_hyperparams({**config, **({"training_run": linked} if linked else {})})
@@ -120,13 +106,7 @@ def describe_run(logger: WandbLogger, config: Mapping[str, Any], recalls: Sequen
 
 
 def log_end(run: TrainingRun, command: Command, metrics: Mapping[str, float]) -> None:
-    """Log a table of the metrics, the data and, with `log_checkpoints`, the weights.
-
-    Args:
-        run: The run.
-        command: The command.
-        metrics: Its metrics.
-    """
+    """Log a table of the metrics, the data and, with `log_checkpoints`, the weights."""
     path = run.directory.path
     for logger in wandb_loggers(run.trainer.loggers):
         key = f"tables/{'val' if command in ('fit', 'validate') else command}"
@@ -151,17 +131,9 @@ def log_once(
     pages: Mapping[str, Path] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Log tables, pictures and pages as a separate W&B run, offline without a key.
+    """Log tables (rows by key), pictures (PNG) and pages (HTML files) as a separate W&B run, offline without a key.
 
-    Args:
-        folder: Folder of the W&B files.
-        job: Job type of the run.
-        name: Name of the run and, by default, of its group.
-        config: Config of the run.
-        tables: Rows by key.
-        pictures: PNG images by key.
-        pages: HTML files by key.
-        options: Project, entity, group, tags, notes and mode.
+    `options` are project, entity, group, tags, notes and mode; the group is the name of the run by default.
     """
     given = _given(options)
     mode = given.pop("mode", None) or os.environ.get("WANDB_MODE")

@@ -11,7 +11,7 @@ from typing import Any
 import llvmlite.ir as ir  # type: ignore[import-untyped]
 from numba.core import types
 
-from recsys_topk.ops.backends.compiled.lanes import BITS, FLOATS, intrinsic
+from recsys_topk.ops.backends.compiled.lanes import BITS, FLOATS, INTEGERS, intrinsic
 from recsys_topk.ops.backends.task import WIDTH
 
 
@@ -43,6 +43,26 @@ def load(context: Any, address: Any, place: Any) -> Any:
         return builder.load(_at(builder, arguments, ir.FloatType(), _FLOAT_VECTOR), align=4)
 
     return FLOATS(types.int64, types.int64), generate
+
+
+@intrinsic
+def gather(context: Any, address: Any, indices: Any) -> Any:
+    """Return the items at 16 positions, which are not negative, of the float32 array at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
+        # llvmlite makes a pointer from one index only; LLVM takes a vector of them.
+        pointers = builder.gep(start, [ir.Constant(ir.IntType(32), 0)])
+        pointers.indices, pointers.operands = [arguments[1]], [start, arguments[1]]
+        pointers.type = ir.VectorType(start.type, WIDTH)
+        name = f"llvm.masked.gather.v{WIDTH}f32.v{WIDTH}p0"
+        kind = ir.FunctionType(_FLOAT_VECTOR, [pointers.type, ir.IntType(32), _BIT_VECTOR, _FLOAT_VECTOR])
+        found = builder.module.globals.get(name)
+        function = ir.Function(builder.module, kind, name) if found is None else found
+        every, nothing = ir.Constant(_BIT_VECTOR, [1] * WIDTH), ir.Constant(_FLOAT_VECTOR, None)
+        return builder.call(function, [pointers, ir.Constant(ir.IntType(32), 4), every, nothing])
+
+    return FLOATS(types.int64, INTEGERS), generate
 
 
 @intrinsic

@@ -1,4 +1,4 @@
-"""Sums over the pairs of items of a list, in loops that LLVM vectorises."""
+"""Sums over the pairs of items of a list."""
 
 from __future__ import annotations
 
@@ -6,132 +6,340 @@ from typing import Any
 
 import numpy as np
 
-from recsys_topk.ops.backends.compiled.arithmetic import INFINITY, ONE, TWO, ZERO, exp_negative, i32, log1p_unit
-from recsys_topk.ops.backends.compiled.build import compiled
+from recsys_topk.ops.backends.compiled.arithmetic import (
+    INFINITY,
+    ONE,
+    PRODUCT,
+    TWO,
+    ZERO,
+    below_zero,
+    exp_negative,
+    f32,
+    i32,
+    log1p_positive,
+    log1p_unit,
+    magnitude,
+)  # fmt: skip
+from recsys_topk.ops.backends.compiled.build import compiled, inlined
+from recsys_topk.ops.backends.compiled.lanes import bits_of, count, greatest, least, places, splat, total, where
+from recsys_topk.ops.backends.compiled.memory import gather, load, read, store, write
+from recsys_topk.ops.backends.task import WIDTH
 
 PAIR_ONES, PAIR_DIFFERENCES, PAIR_ROWS = 0, 1, 2  # positions in `recsys_topk.ops.losses.pair_sums.KINDS`
+FLAT, SWAP, NEAR, BOTH = 0, 1, 2, 3  # which parts the second factor of a weight has: none, discounts, delta, both
+
+# Rows of the buffer of `pair_lists`. PLACE, COUNT and TWICE hold int32, float32 and int32.
+X, UP, DOWN, FIRST, SECOND, DISCOUNT, DEEP, GRADIENT, PLACE, COUNT, TWICE = range(11)
+ROWS = 11
+
+MERGED = 0.8  # all items of equal rank are merged if fewer than this share of the items is left
+NARROW = f32(32.0)  # exp(x_i) is stored per item if sigma times the range of the scores is at most this
 
 
-@compiled
-def pair_weights(
-    i: Any, kind: Any, first: Any, second: Any, discounts: Any, ranks: Any, swap: Any, mu: Any, k: Any, near: Any,
-    deep: Any, part: Any, w: Any,
-) -> None:  # fmt: skip
-    """Write the weights of the pairs (i, j) of one list, all j, to w; see `recsys_topk.ops.losses.pair_sums`."""
-    own = first[i]
-    if kind == PAIR_ONES:
-        for j in range(len(w)):
-            w[j] = ONE if own > second[j] else ZERO
-    elif kind == PAIR_ROWS:
-        for j in range(len(w)):
-            w[j] = own if second[j] < INFINITY else ZERO
-    else:
-        for j in range(len(w)):
-            gap = own - second[j]
-            w[j] = gap if gap > ZERO else ZERO
-    if mu > ZERO:
-        rank = ranks[i]
-        for j in range(len(w)):
-            part[j] = mu * near[np.uint32(TWO * abs(rank - ranks[j]))]
-        if k < INFINITY:
-            for j in range(len(w)):
-                worse = rank if rank > ranks[j] else ranks[j]
-                factor = deep[np.uint32(TWO * worse)]
-                part[j] *= factor if worse > k else ONE
-    elif swap:
-        part[:] = ZERO
-    if swap:
-        d = discounts[i]
-        for j in range(len(w)):
-            w[j] *= part[j] + abs(d - discounts[j])
-    elif mu > ZERO:
-        for j in range(len(w)):
-            w[j] *= part[j]
+@inlined
+def exponentials(x: Any, up: Any, down: Any, size: Any, scale: Any) -> Any:
+    """Write exp(s (x_i - c)) and its inverse, c the middle of the scores; return whether their range permits it.
+
+    Args:
+        x: Address of the scores.
+        up: Address of the exponentials.
+        down: Address of their inverses.
+        size: Number of scores, a multiple of WIDTH.
+        scale: s.
+    """
+    lows, highs = splat(INFINITY), splat(-INFINITY)
+    for i in range(0, size, WIDTH):
+        value = load(x, i)
+        lows, highs = where(value < lows, value, lows), where(value > highs, value, highs)
+    low, high = least(lows), greatest(highs)
+    if not (high - low) * scale <= NARROW:
+        return False
+    middle = low + (high - low) / TWO
+    for i in range(0, size, WIDTH):
+        v = (load(x, i) - middle) * scale
+        e = exp_negative(below_zero(v))
+        inverse = ONE / e
+        store(up, i, where(v > ZERO, inverse, e))
+        store(down, i, where(v > ZERO, e, inverse))
+    return True
+
+
+@inlined
+def gain(kind: Any, gap: Any, first: Any) -> Any:
+    """Return g_ij of 16 pairs, from first_i - second_j and first_i."""
+    if kind == PAIR_DIFFERENCES:
+        return where(gap > ZERO, gap, ZERO)
+    return where(gap > (-INFINITY if kind == PAIR_ROWS else ZERO), splat(first if kind == PAIR_ROWS else ONE), ZERO)
+
+
+@inlined
+def row_sums(
+    kind: Any, form: Any, signed: Any, narrow: Any, tied: Any, a: Any, begin: Any, size: Any, row: Any, buffer: Any,
+    n: Any, table: Any, k: Any, sigma: Any,
+) -> Any:  # fmt: skip
+    """Add the pairs of item a with the items from `begin` on to the gradients in the buffer; return their sum.
+
+    With W_b the weight, positive if a is the better item and negative if b is, u = x_a - x_b and f = exp(-sigma |u|),
+    the term of a pair is |W| log(1 + f) + sigma max(-W u, 0) and its derivative with respect to -sigma u is W / (1 + f)
+    times f if W u > 0, else 1.
+
+    Args:
+        kind: PAIR_ONES, PAIR_DIFFERENCES or PAIR_ROWS.
+        form: FLAT, SWAP, NEAR or BOTH.
+        signed: Whether to add the pairs with the items b > a, of which either may be better. Otherwise a is better.
+        narrow: Whether UP and DOWN hold `exponentials`.
+        tied: Whether the items b may stand for several. Otherwise their positions are their ranks, from 1.
+        a: Position of the item.
+        begin: First position, a multiple of WIDTH.
+        size: One past the last position, a multiple of WIDTH.
+        row: Bytes of a row of the buffer.
+        buffer: Address of the buffer.
+        n: Number of items for which the tables were made.
+        table: Address of the tables of `recsys_topk.ops.losses.pair_sums.delta_tables`.
+        k: k of delta.
+        sigma: Steepness.
+    """
+    x, up, down, g = buffer, buffer + UP * row, buffer + DOWN * row, buffer + GRADIENT * row
+    first, second, counts = buffer + FIRST * row, buffer + SECOND * row, buffer + COUNT * row
+    discounts, twice, deep = buffer + DISCOUNT * row, buffer + TWICE * row, buffer + DEEP * row
+    own, own_first, own_second = read(x, a, f32), read(first, a, f32), read(second, a, f32)
+    own_up, own_down, own_count = read(up, a, f32), read(down, a, f32), read(counts, a, f32)
+    own_discount, own_deep, own_twice = read(discounts, a, f32), read(deep, a, f32), read(twice, a, i32)
+    width = 2 * n + 2 * WIDTH
+    line, halves = table + 4 * (n + WIDTH - 1 - a), table + 4 * width
+    whole, pull = ZERO, ZERO
+    for start in range(begin, size, PRODUCT):
+        terms, pulls, product, far = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
+        for i in range(start, min(start + PRODUCT, size), WIDTH):
+            w = gain(kind, own_first - load(second, i), own_first)
+            if signed:
+                w = w - gain(kind, load(first, i) - own_second, own_first)
+                w = where(places(i32(i)) > i32(a), w, ZERO)
+            if form >= NEAR:
+                below = bits_of(load(twice, i)) - own_twice
+                if tied:
+                    part = gather(halves, where(below < i32(0), splat(i32(0)) - below, below))
+                    w = w * load(counts, i)
+                else:
+                    part = load(line, i)
+                if k < INFINITY:
+                    part = part * where(below > i32(0), load(deep, i), own_deep)
+                if form == BOTH:
+                    part = part + magnitude(own_discount - load(discounts, i))
+                w = w * part
+            elif form == SWAP:
+                w = w * magnitude(own_discount - load(discounts, i))
+            u = own - load(x, i)
+            if narrow:
+                one, other = load(up, i) * own_down, load(down, i) * own_up
+                f = where(one < other, one, other)
+            else:
+                f = exp_negative(below_zero(u * sigma))
+            wu = w * u
+            if kind == PAIR_ONES and form == FLAT:
+                factor = where(magnitude(w) > ZERO, f, ZERO)
+                product = product * factor + (product + factor)
+            else:
+                terms = terms + magnitude(w) * log1p_unit(f)
+            far = far + where(wu < ZERO, wu, ZERO)
+            m = w * where(wu > ZERO, f, ONE) / (f + ONE)
+            pulls = pulls + m
+            if tied:
+                m = m * own_count
+            store(g, i, load(g, i) + m)
+        whole += total(terms + log1p_positive(product) - far * sigma)
+        pull += total(pulls)
+    if tied:
+        whole, pull = whole * own_count, pull * own_count
+    write(g, a, read(g, a, f32) - pull)
+    return whole
+
+
+@inlined
+def arrange(b: Any, n: Any, ranks: Any, second: Any, buffer: Any, row: Any) -> Any:
+    """Write the position of each item of list b to PLACE, -1 where masked.
+
+    With ranks, items are in the order of their ranks, and the position is `origin` plus the rank minus 1. Items of
+    equal rank have equal scores and labels. They have one position below `origin`, and COUNT is their number. If there
+    are many of them, all items are there, and the other positions are not used.
+
+    Returns:
+        `origin`, one past the last position (multiples of WIDTH), and the number of valid items.
+    """
+    place, counts, twice, found = buffer + PLACE * row, buffer + COUNT * row, buffer + TWICE * row, buffer
+    valid = 0
+    for i in range(n):
+        real = read(second, b * n + i, f32) < INFINITY
+        key = np.int64(TWO * read(ranks, b * n + i, f32)) if ranks != 0 else valid
+        write(place, i, i32(key) if real else i32(-1))
+        valid += real
+    end = -(-valid // WIDTH) * WIDTH
+    if ranks == 0:
+        return 0, end, valid
+    for key in range(2 * n + 1):
+        write(found, key, i32(0))
+    alone, several = 0, 0
+    for i in range(n):
+        key = read(place, i, i32)
+        if key >= 0:
+            number = i32(read(found, key, i32) + 1)
+            write(found, key, number)
+            alone += (number == 1) - (number == 2)
+            several += number == 2
+    merged = alone + several < MERGED * valid
+    origin = -(-(alone + several if merged else several) // WIDTH) * WIDTH
+    end = origin if merged else origin + end
+    for i in range(0, end, WIDTH):
+        store(counts, i, splat(ONE))
+        store(twice, i, splat(ZERO))
+    at = 0
+    for key in range(2 * n + 1):
+        number = read(found, key, i32)
+        if number > 1 or (merged and number == 1):
+            write(counts, at, f32(number))
+            write(twice, at, i32(key))
+            write(found, key, i32(at))
+            at += 1
+        elif number == 1:
+            write(twice, origin + (key >> 1) - 1, i32(key))
+            write(found, key, i32(origin + (key >> 1) - 1))
+    for i in range(n):
+        key = read(place, i, i32)
+        if key >= 0:
+            write(place, i, read(found, key, i32))
+    return origin, end, valid
 
 
 @compiled
 def pair_lists(
-    number: Any, begin: Any, end: Any, kind: Any, x: Any, first: Any, second: Any, discounts: Any, ranks: Any, mu: Any,
-    ks: Any, near: Any, deep: Any, sigma: Any, wants: Any, buffers: Any, losses: Any, gradient: Any, finite: Any,
+    number: Any, begin: Any, end: Any, n: Any, kind: Any, form: Any, x: Any, first: Any, second: Any, discounts: Any,
+    ranks: Any, ks: Any, table: Any, deep: Any, sigma: Any, buffers: Any, size: Any, losses: Any, gradient: Any,
+    finite: Any,
 ) -> None:  # fmt: skip
     """Write sum_ij w_ij log(1 + exp(-sigma (x_i - x_j))) and its gradient for lists begin <= b < end.
+
+    Arrays are given by their addresses, and are float32 unless stated otherwise.
 
     Args:
         number: Number of the part.
         begin: First list.
         end: One past the last list.
+        n: Number of items N.
         kind: PAIR_ONES, PAIR_DIFFERENCES or PAIR_ROWS.
-        x: Scores, (B, N) float32.
-        first: Values of the items i, (B, N) float32; -inf (PAIR_ROWS: 0) where an item is in no pair as the first.
-        second: Values of the items j, (B, N) float32; inf where masked.
-        discounts: (B, N) float32, or (0, 0): none.
-        ranks: (B, N) float32, multiples of 1/2, or (0, 0): none.
-        mu: Weight of delta (see `recsys_topk.ops.losses.pair_sums.PairWeights`); 0 without ranks.
-        ks: k of delta, (B,) float32.
-        near: delta, indexed by twice the distance of two ranks.
+        form: FLAT, SWAP, NEAR or BOTH.
+        x: Scores, (B, N).
+        first: Values of the items i, (B, N); -inf (PAIR_ROWS: 0) where an item is in no pair as the first.
+        second: Values of the items j, (B, N); inf where masked.
+        discounts: (B, N), or 0: none.
+        ranks: (B, N), see `recsys_topk.ops.selection.ranks.tie_ranks`, or 0: none.
+        ks: k of delta, (B,).
+        table: Tables of `recsys_topk.ops.losses.pair_sums.delta_tables`.
         deep: Factor of delta for ranks beyond k, indexed by twice the rank.
         sigma: Steepness.
-        wants: Whether to write gradients.
-        buffers: (parts, 7, N rounded up to a multiple of PADDED) float32, overwritten.
-        losses: (B,) float32, written.
-        gradient: (B, N) float32, written.
-        finite: (parts,) bool, written: whether all scores are finite. Otherwise the rest is not written.
+        buffers: (parts, ROWS, size), overwritten.
+        size: Twice N rounded up to a multiple of WIDTH.
+        losses: (B,), written.
+        gradient: (B, N), written; 0 = no gradient.
+        finite: (parts,) uint8, written: whether all scores are finite. Otherwise the rest is not written.
     """
-    own_buffers = buffers[number]
-    v, w, g, other, d, r, part = (
-        own_buffers[0], own_buffers[1], own_buffers[2], own_buffers[3], own_buffers[4], own_buffers[5], own_buffers[6]
-    )  # fmt: skip
-    n = x.shape[1]
-    swap, ranked = discounts.shape[0] > 0, ranks.shape[0] > 0
-    own_buffers[:] = ZERO
-    finite[number] = True
-    other[:] = INFINITY
+    row = 4 * size
+    buffer = buffers + number * ROWS * row
+    places_of, counts, g = buffer + PLACE * row, buffer + COUNT * row, buffer + GRADIENT * row
+    low = ZERO if kind == PAIR_ROWS else -INFINITY
+    write(finite, number, np.uint8(1))
     for b in range(begin, end):
-        total = ZERO
-        for j in range(n):
-            v[j] = x[b, j]
-            total += abs(x[b, j])
-        if not total < INFINITY:
-            finite[number] = False
-            return
-        other[:n] = second[b]
-        if swap:
-            d[:n] = discounts[b]
-        if ranked:
-            r[:n] = ranks[b]
-        g[:] = ZERO
-        whole = 0.0
+        origin, end_place, valid = arrange(b, n, ranks, second, buffer, row)
+        some = read(x, b * n, f32)
+        for i in range(0, end_place, WIDTH):  # positions without an item are in no pair
+            store(buffer, i, splat(some))
+            store(buffer + FIRST * row, i, splat(-INFINITY))
+            store(buffer + SECOND * row, i, splat(INFINITY))
+            store(buffer + DISCOUNT * row, i, splat(ZERO))
+            store(buffer + DEEP * row, i, splat(ONE))
+            store(g, i, splat(ZERO))
+        k, absolute, better = read(ks, b, f32), ZERO, 0
         for i in range(n):
-            if first[b, i] == -INFINITY or (kind == PAIR_ROWS and first[b, i] == ZERO):
-                continue
-            pair_weights(i, kind, first[b], other, d, r, swap, mu, ks[b], near, deep, part, w)
-            own, terms, pull = v[i], ZERO, ZERO
-            for j in range(len(v)):
-                t = sigma * (v[j] - own)
-                e = exp_negative(-abs(t))
-                terms += w[j] * ((t if t > ZERO else ZERO) + log1p_unit(e))
-                m = w[j] * (ONE if t >= ZERO else e) / (ONE + e)
-                pull += m
-                g[j] += m
-            whole += terms
-            g[i] -= pull
-        losses[b] = whole
-        if wants:
-            for j in range(n):
-                gradient[b, j] = sigma * g[j]
+            place, at = read(places_of, i, i32), b * n + i
+            if place >= 0:
+                value, own = read(x, at, f32), read(first, at, f32)
+                write(buffer, place, value)
+                write(buffer + FIRST * row, place, own)
+                write(buffer + SECOND * row, place, read(second, at, f32))
+                absolute += abs(value)
+                better += own > low
+                if discounts != 0:
+                    write(buffer + DISCOUNT * row, place, read(discounts, at, f32))
+                if ranks != 0 and k < INFINITY:
+                    rank = read(ranks, at, f32)
+                    write(buffer + DEEP * row, place, read(deep, np.int64(TWO * rank), f32) if rank > k else ONE)
+        if not absolute < INFINITY:
+            write(finite, number, np.uint8(0))
+            return
+        narrow = exponentials(buffer, buffer + UP * row, buffer + DOWN * row, end_place, sigma)
+        signed, whole = 2 * better > valid and kind != PAIR_ROWS, 0.0
+        for a in range(end_place):
+            real = read(buffer + SECOND * row, a, f32) < INFINITY
+            if real and (signed or read(buffer + FIRST * row, a, f32) > low):
+                first_place = a // WIDTH * WIDTH if signed else 0
+                split = origin if a >= origin else end_place
+                for tied in (True, False):
+                    start, stop = (first_place, split) if tied else (max(first_place, split), end_place)
+                    # One branch per form, each with constants that the compiler uses.
+                    if start >= stop:
+                        continue
+                    if form == BOTH:
+                        whole += row_sums(
+                            kind, BOTH, signed, narrow, tied, a, start, stop, row, buffer, n, table, k, sigma
+                        )
+                    elif form == SWAP:
+                        whole += row_sums(
+                            kind, SWAP, signed, narrow, False, a, start, stop, row, buffer, n, table, k, sigma
+                        )
+                    elif form == NEAR:
+                        whole += row_sums(
+                            kind, NEAR, signed, narrow, tied, a, start, stop, row, buffer, n, table, k, sigma
+                        )
+                    elif kind == PAIR_ONES:
+                        whole += row_sums(
+                            PAIR_ONES, FLAT, signed, narrow, False, a, start, stop, row, buffer, n, table, k, sigma
+                        )
+                    else:
+                        whole += row_sums(
+                            kind, FLAT, signed, narrow, False, a, start, stop, row, buffer, n, table, k, sigma
+                        )
+        write(losses, b, f32(whole))
+        if gradient != 0:
+            for i in range(n):
+                place, slope = read(places_of, i, i32), ZERO
+                if place >= 0:
+                    slope = sigma * read(g, place, f32)
+                    if place < origin:
+                        slope = slope / read(counts, place, f32)
+                write(gradient, b * n + i, slope)
 
 
 @compiled
-def count_lists(number: Any, begin: Any, end: Any, first: Any, second: Any, counts: Any) -> None:
-    """Write the number of pairs with first_i > second_j for lists begin <= b < end; first_i = -inf is in no pair."""
-    n = first.shape[1]
+def count_lists(number: Any, begin: Any, end: Any, n: Any, first: Any, second: Any, counts: Any) -> None:
+    """Write the number of pairs with first_i > second_j for lists begin <= b < end; first_i = -inf is in no pair.
+
+    Args:
+        number: Number of the part.
+        begin: First list.
+        end: One past the last list.
+        n: Number of items N.
+        first: Address of (B, N) float32.
+        second: Address of (B, N) float32.
+        counts: Address of (B,) int64, written.
+    """
     for b in range(begin, end):
-        found = 0
+        found = np.int64(0)
         for i in range(n):
-            own = first[b, i]
+            own = read(first, b * n + i, f32)
             if own > -INFINITY:
                 below = i32(0)
-                for j in range(n):
-                    below += i32(own > second[b, j])
+                for j in range(0, n - n % WIDTH, WIDTH):
+                    below += count(load(second, b * n + j) < own)
+                for j in range(n - n % WIDTH, n):
+                    below += i32(read(second, b * n + j, f32) < own)
                 found += below
-        counts[b] = found
+        write(counts, b, found)
