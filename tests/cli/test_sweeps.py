@@ -171,7 +171,12 @@ def test_fit_accepts_the_drawn_options(path: Path, capsys: pytest.CaptureFixture
                 assert all(wanted.items() <= stage.items() for wanted, stage in pairs)
             else:
                 assert (
-                    lookup(parsed, name.replace("loss.", "model.loss.init_args.").replace("data.", "data.init_args."))
+                    lookup(
+                        parsed,
+                        name.replace("loss.", "model.loss.init_args.")
+                        .replace("objective.", "model.objective.init_args.")
+                        .replace("data.", "data.init_args."),
+                    )
                     == given["value"]
                 ), name
 
