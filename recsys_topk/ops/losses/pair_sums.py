@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
-from recsys_topk.ops.backends.task import WIDTH, address_of
+from recsys_topk.ops.backends.task import WIDTH
 from recsys_topk.ops.dispatch import (
     apply,
     is_float32,
@@ -146,12 +145,8 @@ def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
     parts, size = number_of_parts(lists), 2 * -(-n // WIDTH) * WIDTH
     buffers, finite = torch.empty(parts, ROWS, size), torch.empty(parts, dtype=torch.uint8)
     form = (weights.discounts is not None) + 2 * (weights.ranks is not None)
-    inputs = (address_of(x) for x in (*kept, ks, *tables))
-    outputs = (address_of(x) for x in (value, gradient, finite))
-    run_parts(
-        _PAIR_LISTS, lists, n, KINDS.index(weights.kind), form, *inputs, np.float32(sigma), buffers.data_ptr(), size,
-        *outputs,
-    )  # fmt: skip
+    kind, outputs = KINDS.index(weights.kind), (value, gradient, finite)
+    run_parts(_PAIR_LISTS, lists, n, kind, form, *kept, ks, *tables, sigma, buffers, size, *outputs)
     if not bool(finite.all()):
         return pair_sums.reference(scores, weights, sigma)
     if gradient is None:
@@ -204,8 +199,7 @@ def count_pairs(first: Tensor, second: Tensor) -> Tensor:
 def _count_numba(first: Tensor, second: Tensor) -> Tensor:
     first, second = first.contiguous(), second.contiguous()
     counts = torch.empty(len(first), dtype=torch.int64)
-    addresses = (address_of(x) for x in (first, second, counts))
-    run_parts(_COUNT_LISTS, len(first), first.shape[1], *addresses)
+    run_parts(_COUNT_LISTS, len(first), first.shape[1], first, second, counts)
     return counts
 
 
