@@ -9,9 +9,9 @@ from torch import Tensor
 
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.item_weights import true_weights
-from recsys_topk.losses.pairs import with_gradient
 from recsys_topk.losses.true_items import true_items
 from recsys_topk.ops.dispatch import under_transform
+from recsys_topk.ops.losses.known_gradient import known_gradient
 from recsys_topk.ops.selection.ranks import descending_order, tie_groups
 
 
@@ -57,7 +57,7 @@ class ListMLELoss(RankingLoss):
             return formula(scores)
         x = torch.where(mask, scores.detach(), -math.inf).gather(1, order)
         value, gradient = _plackett_luce(x, ordered, chosen)
-        return with_gradient(scores, value, torch.zeros_like(gradient).scatter_(1, order, gradient), formula)
+        return known_gradient(scores, value, torch.zeros_like(gradient).scatter_(1, order, gradient), formula)
 
     def per_list_weighted(
         self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor

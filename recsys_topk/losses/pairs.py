@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
-from recsys_topk.ops.dispatch import through_reference, under_transform, wants_graph
+from recsys_topk.ops.dispatch import under_transform
+from recsys_topk.ops.losses.known_gradient import known_gradient
 from recsys_topk.ops.losses.pair_spans import better_items, spans
 from recsys_topk.ops.losses.pair_sums import PairWeights, count_pairs, pair_sums
 
@@ -27,38 +28,6 @@ def check_pairs(pairs: str) -> Literal["mean", "sum"]:
     if pairs == "sum":
         return "sum"
     raise ValueError(f"pairs must be 'mean' or 'sum', got {pairs!r}")
-
-
-class _WithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, scores: Tensor, value: Tensor, gradient: Tensor, formula: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        ctx.save_for_backward(scores, gradient)
-        ctx.formula = formula
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, None, None, None]:
-        scores, gradient = ctx.saved_tensors
-        if wants_graph():
-            return through_reference(ctx.formula, [scores], [upstream])[0], None, None, None
-        return upstream[:, None] * gradient, None, None, None
-
-
-def with_gradient(scores: Tensor, value: Tensor, gradient: Tensor, formula: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `value`, (B,), with `gradient`, (B, N), as its derivative with respect to `scores`, (B, N).
-
-    For losses that compute their gradient together with their value.
-
-    Args:
-        scores: (B, N).
-        value: (B,).
-        gradient: (B, N).
-        formula: Differentiable function from the scores to the value, used for second derivatives.
-    """
-    result: Tensor = _WithGradient.apply(scores, value, gradient, formula)  # type: ignore[no-untyped-call]
-    return result
 
 
 def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Tensor], *, sigma: float = 1.0) -> Tensor:
@@ -97,7 +66,7 @@ def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Te
             gradient[span] = pull.sum(1).scatter_add(1, rows[span], -pull.sum(2))
     if not wants_gradient:
         return value
-    return with_gradient(scores, value, gradient if sigma == 1.0 else gradient * sigma, formula)
+    return known_gradient(scores, value, gradient if sigma == 1.0 else gradient * sigma, formula)
 
 
 def weighted_pairs(scores: Tensor, weights: PairWeights, rows: Callable[[], Tensor], *, sigma: float = 1.0) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,16 +15,13 @@ from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
 from recsys_topk.ops.backends.task import WIDTH
 from recsys_topk.ops.dispatch import (
-    apply,
     is_float32,
-    is_last_backward,
     operation,
     runs_triton,
     sampled,
-    through_reference,
-    wants_graph,
 )
 from recsys_topk.ops.losses.dcg import discount
+from recsys_topk.ops.losses.known_gradient import known_gradient
 from recsys_topk.ops.selection.ranks import tie_ranks
 
 Kind = Literal["ones", "differences", "rows"]
@@ -149,10 +146,7 @@ def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
     run_parts(_PAIR_LISTS, lists, n, kind, form, *kept, ks, *tables, sigma, buffers, size, *outputs)
     if not bool(finite.all()):
         return pair_sums.reference(scores, weights, sigma)
-    if gradient is None:
-        return value
-    found: Tensor = apply(_WithGradient, scores, gradient, value, weights, sigma)
-    return found
+    return known_gradient(scores, value, gradient, lambda x: pair_sums.reference(x, weights, sigma))
 
 
 def _serves_triton(scores: Tensor, weights: PairWeights, sigma: float) -> bool:
@@ -165,27 +159,6 @@ def _triton(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
     from recsys_topk.ops.backends.triton_kernels.pair_sums import pair_sums_triton
 
     return pair_sums_triton(scores, weights, sigma)
-
-
-class _WithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, scores: Tensor, gradient: Tensor, value: Tensor, weights: PairWeights, sigma: float
-    ) -> Tensor:
-        ctx.save_for_backward(scores, gradient)
-        ctx.rest = (weights, sigma)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        scores, gradient = ctx.saved_tensors
-        if wants_graph():
-            found = through_reference(lambda x: pair_sums.reference(x, *ctx.rest), [scores], [grad])[0]
-        elif is_last_backward():
-            found = gradient.mul_(grad[:, None])
-        else:
-            found = gradient * grad[:, None]
-        return found, None, None, None, None
 
 
 @operation

@@ -141,7 +141,7 @@ def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tenso
 
 @sampled(rank_values)
 def _value_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
-    return ((x.detach(), *rest) for x, *rest in _samples(generator))
+    return ((x.detach(), wanted, mask, tau) for x, wanted, mask, tau in _samples(generator))
 
 
 @sampled(rank_gradient)
