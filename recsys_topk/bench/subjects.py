@@ -17,8 +17,8 @@ from recsys_topk.losses.topk import TopKLoss, selection_bce
 
 GIGABYTE = 2**30
 
-# binary: k positives per list. graded: labels 0 to 4. ties: graded, scores are multiples of 1/8. bf16: graded, scores are
-# bfloat16.
+# binary: k positives per list. graded: labels 0 to 4. ties: graded, scores are multiples of 1/8. bf16: graded, with
+# bfloat16 scores.
 DATA = ("binary", "graded", "ties", "bf16")
 
 
