@@ -81,7 +81,7 @@ class Batch:
         mask = torch.rand(shape.lists, shape.items, generator=generator) > 0.2
         mask[:, :2] = True
         ks = torch.randint(1, shape.k + 1, (shape.lists,), generator=generator)
-        plain = scores.to(device).requires_grad_()
+        plain = scores.clone().to(device).requires_grad_()
         if data != "binary":
             labels = torch.randint(0, 5, scores.shape, generator=generator).float()
         if data == "ties":
