@@ -53,8 +53,8 @@ class Check:
 def check_versions(versions: Mapping[str, str | None], python: tuple[int, ...] = sys.version_info[:3]) -> list[Check]:
     """Compare installed versions, by distribution name (None = not installed), with the supported ones."""
     shown = ".".join(map(str, python))
-    cure = "install Python 3.10 or newer, then: make clean && make install PYTHON=python3.11"
-    checks = [Check("python", shown, python >= (3, 10), ">= 3.10", cure)]
+    cure = "install Python 3.11 or newer, then: make clean && make install PYTHON=python3.11"
+    checks = [Check("python", shown, python >= (3, 11), ">= 3.11", cure)]
     cuda = "+cpu" not in (versions.get("torch") or "+cpu") and versions.get("fbgemm-gpu-cpu") is None
     ours, other = ("fbgemm-gpu", "fbgemm-gpu-cpu") if cuda else ("fbgemm-gpu-cpu", "fbgemm-gpu")
     for name, (low, high, cure) in NEEDED.items():

@@ -323,7 +323,7 @@ def _http_errors(field: str, seconds: float) -> Iterator[None]:
     """Convert errors inside this context to responses; `field` is the one that a ValueError is about."""
     try:
         yield
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise HTTPException(504, f"not answered within {seconds:g} s") from None
     except OverloadedError as error:
         raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from None
