@@ -103,14 +103,15 @@ def check_k(k: float | Tensor, scores: Tensor, *, lists: int | None = None, read
     return number
 
 
-def check_fractional_k(k: float | Tensor, scores: Tensor, *, read: bool) -> int | Tensor:
+def check_fractional_k(k: float | Tensor, scores: Tensor, *, lists: int | None = None, read: bool) -> int | Tensor:
     """Return `k` as `check_k` does. A float or a floating tensor becomes one floating-point k per list, (B,)."""
     if not isinstance(k, float) and not (isinstance(k, Tensor) and k.is_floating_point()):
-        return check_k(k, scores, read=read)
+        return check_k(k, scores, lists=lists, read=read)
+    lists = scores.shape[0] if lists is None else lists
     if isinstance(k, float) or k.dim() == 0:
-        k = torch.as_tensor(k, dtype=torch.float64, device=scores.device).expand(scores.shape[0])
-    if k.shape != scores.shape[:1]:
-        raise ValueError(f"k must be one number, or one per list of shape ({scores.shape[0]},), got {tuple(k.shape)}")
+        k = torch.as_tensor(k, dtype=torch.float64, device=scores.device).expand(lists)
+    if k.shape != (lists,):
+        raise ValueError(f"k must be one number, or one per list of shape ({lists},), got {tuple(k.shape)}")
     if k.device != scores.device:
         raise ValueError(f"k is on {k.device} and scores are on {scores.device}; move one to the other")
     if read and not bool(((k >= 0) & torch.isfinite(k)).all()):
@@ -237,11 +238,11 @@ def check_labels(labels: Tensor, mask: Tensor) -> None:
         )
 
 
-def check_weights(weights: Tensor) -> None:
-    """Raise if the weight of a list is not a finite number >= 0. Reads the tensor."""
+def check_weights(name: str, weights: Tensor) -> None:
+    """Raise if a weight is not a finite number >= 0. Reads the tensor."""
     bad = ~(torch.isfinite(weights) & (weights >= 0))
     if bool(bad.any()):
         raise ValueError(
-            f"weights must be finite and >= 0; {int(bad.sum())} of {len(weights)} are not, the first is "
-            f"weights{_first(bad, weights)}. Use weight 0 for lists that should not count"
+            f"{name} must be finite and >= 0; {int(bad.sum())} of {weights.numel()} are not, the first is "
+            f"{name}{_first(bad, weights)}. Use weight 0 for what should not count"
         )

@@ -9,7 +9,15 @@ from typing import Any, ClassVar, Literal, TypedDict, final
 import torch
 from torch import Tensor, nn
 
-from recsys_topk.checks import check_finite, check_int, check_k, check_labels, check_lists, check_weights
+from recsys_topk.checks import (
+    check_finite,
+    check_fractional_k,
+    check_int,
+    check_k,
+    check_labels,
+    check_lists,
+    check_weights,
+)
 from recsys_topk.losses.flat import FlatLists, flat_lists
 from recsys_topk.losses.fused import fused_losses
 from recsys_topk.losses.item_weights import WeightedItems, weighted_losses
@@ -144,7 +152,7 @@ class RankingLoss(LabelDefaults, SampledCandidates, WeightedItems, Recorded, nn.
         labels: Tensor,
         mask: Tensor | None = None,
         *,
-        k: int | Tensor | None = None,
+        k: float | Tensor | None = None,
         weights: Tensor | None = None,
         item_weights: Tensor | None = None,
         list_ids: Tensor | None = None,
@@ -162,7 +170,7 @@ class RankingLoss(LabelDefaults, SampledCandidates, WeightedItems, Recorded, nn.
             labels: The shape of scores, finite and >= 0; bigger is better.
             mask: Boolean (B, N), True = a real item; None = all items are real. Not allowed for flat
                 lists.
-            k: Overrides the `k` of the constructor: one int, or one int per list, (B,).
+            k: Overrides the `k` of the constructor: one int, or one per list, (B,); with `item_weights` also floats.
             weights: (B,), the weight of each list in the mean.
             item_weights: The shape of scores, not negative, constants for the gradient: an item of weight 2 counts as
                 two copies of it, one of weight 0 as masked. k counts weights.
@@ -179,15 +187,15 @@ class RankingLoss(LabelDefaults, SampledCandidates, WeightedItems, Recorded, nn.
             lists = flat_lists(scores, labels, mask, list_ids, lengths)
             return self._forward_flat(scores, labels, lists, k, weights, item_weights)
         check_lists(scores, mask, labels=labels, item_weights=item_weights)
-        k = self._check(scores, labels, mask, k, weights, scores.shape[0])
+        cut = self._check(scores, labels, mask, k, weights, item_weights, scores.shape[0])
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
             y = labels.detach().to(x.dtype)  # labels are constants
             if self.operator is not None and self.operator.measures_tau:
                 self.operator.observe(x, squared_deviations(x, mask))
             mean = self.reduction == "mean" and weights is None
-            fused = fused_losses(self, x, y, mask, k, mean) if item_weights is None else None
-            losses, counted = self._losses(x, y, mask, k, item_weights) if fused is None else fused
+            fused = fused_losses(self, x, y, mask, cut, mean, item_weights)
+            losses, counted = self._losses(x, y, mask, cut, item_weights) if fused is None else fused
             if counted is not None and may_read(x) and len(x) and not bool(counted.any()):
                 longest = y.shape[1] if mask is None else int(count_true(mask).max())
                 positives = find_positives(y, mask, self.positive_above)[1]
@@ -199,20 +207,20 @@ class RankingLoss(LabelDefaults, SampledCandidates, WeightedItems, Recorded, nn.
         scores: Tensor,
         labels: Tensor,
         lists: FlatLists,
-        k: int | Tensor | None,
+        k: float | Tensor | None,
         weights: Tensor | None,
         item_weights: Tensor | None,
     ) -> Tensor:
         if item_weights is not None and item_weights.shape != scores.shape:
             raise ValueError(f"item_weights must be one per item, ({len(scores)},), got {tuple(item_weights.shape)}")
-        k = self._check(scores, labels, None, k, weights, len(lists.lengths))
+        cut = self._check(scores, labels, None, k, weights, item_weights, len(lists.lengths))
         with float32_island(scores.device.type):
             x = at_least_float32(scores)
             y = labels.detach().to(x.dtype)
             if self.operator is not None and self.operator.measures_tau:
                 parts = [squared_deviations(x[items], mask) for _, items, mask in lists.buckets()]
                 self.operator.observe(x, torch.stack([x.new_zeros(2).double(), *parts]).sum(0))
-            losses, counted = lists.collect(x, y, k, item_weights, self._losses)
+            losses, counted = lists.collect(x, y, cut, item_weights, self._losses)
             if may_read(x) and len(counted) and not bool(counted.any()):
                 found = [find_positives(y[items], mask, self.positive_above)[1] for _, items, mask in lists.buckets()]
                 positives = torch.cat([0 * lists.empty(), *found])
@@ -222,31 +230,42 @@ class RankingLoss(LabelDefaults, SampledCandidates, WeightedItems, Recorded, nn.
     def _losses(
         self, x: Tensor, y: Tensor, mask: Tensor | None, k: int | Tensor | None, item_weights: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
+        fused = fused_losses(self, x, y, mask, k, False, item_weights)
+        if fused is not None:
+            return fused
         if item_weights is not None:
             return weighted_losses(self, x, y, mask, k, item_weights)
-        return fused_losses(self, x, y, mask, k, mean=False) or self._measure(x, y, mask, k)
+        return self._measure(x, y, mask, k)
 
     def _check(
         self,
         scores: Tensor,
         labels: Tensor,
         mask: Tensor | None,
-        k: int | Tensor | None,
+        k: float | Tensor | None,
         weights: Tensor | None,
+        item_weights: Tensor | None,
         lists: int,
     ) -> int | Tensor | None:
         """Check k and weights, and with `validate` all values. Return k."""
+        if item_weights is not None and not self.takes_item_weights:
+            raise ValueError(
+                f"the {self.name!r} loss does not support item_weights; `recsys-topk losses` lists the losses that do"
+            )
         if weights is not None and weights.shape != (lists,):
             raise ValueError(f"weights must have one entry per list, shape ({lists},), got {tuple(weights.shape)}")
+        wanted: int | Tensor | None = None
         if k is not None:
-            k = check_k(k, scores, lists=lists, read=self.validate or may_read(scores))
+            check = check_k if item_weights is None else check_fractional_k
+            wanted = check(k, scores, lists=lists, read=self.validate or may_read(scores))
         if self.validate:
             valid = full_mask(scores) if mask is None else mask
             check_finite(scores, valid)
             check_labels(labels, valid)
-            if weights is not None:
-                check_weights(weights)
-        return k
+            for name, given in (("weights", weights), ("item_weights", item_weights)):
+                if given is not None:
+                    check_weights(name, given)
+        return wanted
 
     def _measure(
         self, x: Tensor, y: Tensor, mask: Tensor | None, k: int | Tensor | None

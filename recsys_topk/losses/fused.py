@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from recsys_topk.ops.losses.joint_terms import JointTask, joint_terms
 from recsys_topk.ops.losses.topk_loss import topk_loss
@@ -33,7 +34,13 @@ def law_of(loss: RankingLoss) -> Law | None:
 
 
 def fused_losses(
-    loss: RankingLoss, scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, mean: bool
+    loss: RankingLoss,
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    k: int | Tensor | None,
+    mean: bool,
+    item_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return the losses of lists and which lists count (None = all), (B,) each, from a fused operation.
 
@@ -44,15 +51,21 @@ def fused_losses(
         mask: Boolean (B, N); None = all items are real.
         k: Overrides the k of the loss.
         mean: Return the mean over the lists that count instead of the losses.
+        item_weights: (B, N); None = 1. The operation then also computes lists without a kernel.
 
     Returns:
         None if no fused operation supports the loss or the arguments.
     """
     law = law_of(loss)
-    if law is None or scores.shape[1] < 2:
+    if law is None or (item_weights is None and scores.shape[1] < 2):
         return None
     chosen = loss.k if k is None else k
     wanted = None if isinstance(chosen, str) else loss.require_k(chosen)
+    if item_weights is not None:
+        if scores.shape[1] < 2:  # a single item may be selected in part
+            scores, labels, item_weights = (pad(x, (0, 2)) for x in (scores, labels, item_weights))
+            mask = None if mask is None else pad(mask, (0, 2), value=False)
+        return topk_loss(scores, labels, mask, wanted, loss.positive_above, law, mean, item_weights)
     arguments = (scores, labels, mask, wanted, loss.positive_above, law, mean)
     kernel = topk_loss.implementation_for(*arguments)
     return None if kernel is None else kernel.function(*arguments)
@@ -65,6 +78,7 @@ def fused_joint_terms(
     mask: Tensor | None,
     k: int,
     quotas: tuple[int, ...] | None,
+    item_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """Return the terms of the stages, (M,), and the term of surviving all stages, from a fused operation.
 
@@ -75,6 +89,7 @@ def fused_joint_terms(
         mask: Boolean (B, N); None = all items are real.
         k: Number of items wanted, unless the loss sets its own k.
         quotas: Number of items that each stage keeps; None = k.
+        item_weights: (B, N); None = 1.
 
     Returns:
         None if no fused operation supports the loss or the arguments.
@@ -83,6 +98,6 @@ def fused_joint_terms(
     if law is None or labels.shape[1] < 2:
         return None
     wanted = None if loss.k == "positives" else loss.k if isinstance(loss.k, int) else k
-    task = JointTask(labels, mask, wanted, quotas, loss.positive_above, law)
+    task = JointTask(labels, mask, wanted, quotas, loss.positive_above, law, item_weights)
     kernel = joint_terms.implementation_for(scores, task)
     return None if kernel is None else kernel.function(scores, task)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recsys_topk.losses.skipped_lists import replace_skipped
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.selection.weighted import weighted_pair
+from recsys_topk.ops.selection.weighted import SLACK, weighted_pair
 
 if TYPE_CHECKING:
     from recsys_topk.losses.base import RankingLoss
@@ -58,13 +58,7 @@ def weighted_losses(
         k: Overrides the k of the loss. ``"positives"`` = the weight of the positive items.
         item_weights: (B, N).
     """
-    if not loss.takes_item_weights:
-        raise ValueError(
-            f"the {loss.name!r} loss does not support item_weights; `recsys-topk losses` lists the losses that do"
-        )
     w = item_weights.detach().to(x.dtype)
-    if loss.validate and not bool((torch.isfinite(w) & (w >= 0)).all()):
-        raise ValueError("item_weights must be finite and >= 0; use weight 0 for items that should not count")
     valid = w > 0 if mask is None else mask & (w > 0)
     w = torch.where(valid, w, 0.0)
     positive = valid & (y > loss.positive_above)
@@ -77,7 +71,7 @@ def weighted_losses(
         ks = chosen.to(x.dtype) if isinstance(chosen, Tensor) else x.new_full((len(x),), chosen)
     if loss.requires_k:
         ks = x.new_zeros(len(x)) + loss.require_k(ks)
-        counted = counted & (ks > 0) & (ks < w.sum(1))
+        counted = counted & (ks > 0) & (ks < (1.0 - SLACK) * w.sum(1))
     if x.shape[1] == 0:
         return x.sum(-1) * 0.0, counted
     if x.shape[1] < 2:  # a formula may need two items

@@ -39,6 +39,7 @@ class SparseFenchelYoungLoss(RankingLoss):
 
     name, label_kind, family, cost = "sparse_fy", "binary", "top-k", SparseTopK.cost
     requires_k = True
+    takes_item_weights = True
     paper = SparseTopK.paper
 
     def __init__(self, tau: float = 1.0, **options: Unpack[LossOptions]) -> None:

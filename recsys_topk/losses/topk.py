@@ -10,7 +10,6 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.losses.item_weights import true_weights
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator, registry
 from recsys_topk.ops.dispatch import apply, save
@@ -109,24 +108,13 @@ class TopKLoss(RankingLoss):
     def __init__(self, operator: TopKOperator | str | Mapping[str, Any], **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         self.operator = operator if isinstance(operator, TopKOperator) else _build(operator)
-        plain = type(self).per_list is TopKLoss.per_list
-        self.takes_item_weights = plain and self.operator.takes_item_weights
+        self.takes_item_weights = self.law() is not None and self.operator.takes_item_weights
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
         assert k is not None
         target = topk_target(labels, mask, k, self.positive_above)
         return selection_bce(self.clamp(self.operator.select(scores, k, mask)), target)
-
-    def per_list_weighted(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
-    ) -> Tensor:
-        """See `RankingLoss.per_list_weighted`."""
-        assert k is not None
-        true = true_weights(labels, mask, k, self.positive_above, weights) > 0
-        selection = self.clamp(self.operator.select_weighted(scores, k, mask, weights))
-        chosen = torch.where(mask, torch.where(true, selection.log_p, selection.log_q), 0.0)
-        return -(chosen * weights).sum(1) / weights.sum(1)
 
     def law(self) -> Law | None:
         """Return the law of the operator if this class computes its cross-entropy; see `recsys_topk.losses.fused`."""

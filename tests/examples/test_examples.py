@@ -11,12 +11,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from recsys_topk import CascadeModule, StageConfig
-from recsys_topk.datamodules import InteractionsDataModule
-from recsys_topk.evaluation.corpus_metrics import evaluate_corpus
 from recsys_topk.losses import DFTopKLoss
 from tests import wandb_files
-from tests.datamodules.test_own_data_page import write_clicks
 
 ROOT = Path(__file__).parents[2]
 
@@ -161,12 +157,11 @@ def test_serving_gives_the_same_answer_in_process_and_over_http(tmp_path, monkey
 
 
 def test_every_kind_of_use_has_an_example_that_a_test_runs():
-    """Each example is run by a test in this file, except one that needs other data and packages."""
+    """Each example is run by a test in this file; `test_peers.py` runs the folder `peers`."""
     here = {path.name for path in (ROOT / "examples").iterdir() if path.suffix == ".py" or path.name == "plugin"}
     uses = {"own_training_loop.py", "lightning_module.py", "plugin", "own_csv.py", "three_stages.py", "sweep.py"}
     assert uses | {"serving.py"} <= here
     tests = Path(__file__).read_text()
-    here -= {"peers_own_data.py"}
     assert [name for name in here if f'"{name}"' not in tests.replace("examples/plugin", "plugin")] == []
 
 
@@ -207,20 +202,3 @@ def test_plugin_installs_is_found_by_name_and_keeps_the_contract(tmp_path):
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
     run("-m", "pip", "install", *options, "--target", str(tmp_path), "examples/plugin")
     assert "margin" in run("-c", PLUGIN_IN_USE, extra=str(tmp_path), OMP_NUM_THREADS="1")
-
-
-def test_peers_script_reports_the_popularity_baseline_of_the_toolkit(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("RECSYS_TOPK_CACHE", str(tmp_path / "cache"))
-    clicks = str(tmp_path / "clicks.csv")
-    write_clicks(tmp_path / "clicks.csv")
-    monkeypatch.setitem(sys.modules, "implicit", None)  # not installed
-    monkeypatch.setattr(sys, "argv", ["peers_own_data.py", "interactions", clicks])
-    runpy.run_path(str(ROOT / "examples" / "peers_own_data.py"), run_name="__main__")
-    missing, *lines = capsys.readouterr().out.splitlines()
-    assert missing == "implicit is not installed, its rows are left out: pip install implicit"
-    data = InteractionsDataModule(clicks, split="leave_last")
-    model = CascadeModule(data.schema, [StageConfig("two_tower", "only", 20)], k=20)
-    for split, line in zip(("val", "test"), lines[::2], strict=True):
-        found = evaluate_corpus(model, data, split, cuts=[20]).compute()
-        assert line.split()[:2] == [split, "popularity"]
-        assert line.split()[3::2] == [f"{float(found[f'{name}@20/popularity']):.3f}" for name in ("recall", "ndcg")]

@@ -16,7 +16,7 @@ NAMES = [name for name in losses.available() if losses.get(name).takes_item_weig
 
 
 def test_the_losses_that_take_item_weights():
-    of_operators = ["dftopk", "lapsum", "sigmoid", "sparse"]
+    of_operators = ["dftopk", "lapsum", "sigmoid", "sparse", "sparse_fy"]
     assert sorted([*of_operators, "bce", "listmle", "listnet", "ranknet", "softmax", "softmax_at_k"]) == NAMES
 
 

@@ -166,6 +166,33 @@ def test_extreme_temperatures_match_the_reference(name, tau):
     assert ((ours.grad.double() - exact.grad).abs() / size).max() < (3e-2 if tau < 1e-3 else 2e-3)
 
 
+@pytest.mark.parametrize("name", NAMES[:3])
+@pytest.mark.parametrize("gap", [1e3, 1e4])
+def test_tied_scores_far_apart_balance_at_the_threshold(name, gap):
+    """At large gaps half of the mass of the threshold is above it and half below, whatever the numbers of ties."""
+    x = torch.tensor([[gap] * 3 + [0.0] * 5 + [-gap] * 2]).requires_grad_()
+    labels = torch.tensor([[0.0, 1.0, 1.0, 1.0] + [0.0] * 6])
+    with backend("numba"):
+        value = losses.get(name, k=3)(x, labels)
+        value.backward()
+    away = [gap / 2, gap / 2]  # losses of the wrong item of the first group, and of the true one of the second
+    if name != "dftopk":
+        shift = 0.5 * math.log(5 / 3)  # where 3 exp(-(gap / 2 - b)) = 5 exp(-(gap / 2 + b))
+        away = [gap / 2 - shift, gap / 2 + shift]
+    one = math.log(2) if name == "lapsum" else 0.0  # -log F(-t) = t + log 2 for the Laplace law
+    assert value.item() == pytest.approx(sum(away) / 10 + one / 5, rel=1e-5)
+    # The slopes are 1 and -1: nothing is left for the threshold to move.
+    expected = torch.tensor([[0.1, 0.0, 0.0, -0.1] + [0.0] * 6])
+    torch.testing.assert_close(x.grad, expected, rtol=0, atol=1e-6)
+    x.grad = None
+    only = torch.tensor([[1.0, 1.0, 1.0, 1.0] + [0.0] * 6])  # slope -1 of one item, which the threshold shares
+    with backend("numba"):
+        losses.get(name, k=3)(x, only).backward()
+    shares = torch.tensor([[1 / 6] * 3 + [1 / 10] * 5 + [0.0] * 2])
+    expected = (shares - torch.eye(10)[3]) / 10
+    torch.testing.assert_close(x.grad, expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_that_the_compiled_loop_refuses_use_the_reference(name):
     labels = torch.tensor([[1.0, 0.0, 0.0, 1.0]])

@@ -80,15 +80,9 @@ class JointObjective(CascadeObjective):
         self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute`."""
-        operator = self.loss.operator
-        if operator is not None and operator.measures_tau:
-            operator.observe(scores[0], torch.stack([squared_deviations(x, mask) for x in scores]).sum(0))
-        real = None if is_full(mask) else mask
-        passed = None if self.stage_k == "k" else tuple(quotas)
-        fused = None if self.eps else fused_joint_terms(self.loss, scores, labels, real, k, passed)
+        fused = self._fused(scores, labels, mask, quotas, k, None)
         if fused is not None:
-            terms, joint = list(fused[0].unbind()), fused[1]
-            return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
+            return fused
         valid = mask.sum(-1)
         wanted = self._wanted(mask & (labels > self.loss.positive_above), valid, k)
         target = topk_target(labels, mask, wanted.clamp_min(1), self.loss.positive_above) > 0
@@ -98,11 +92,28 @@ class JointObjective(CascadeObjective):
         self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute_weighted`."""
+        fused = self._fused(scores, labels, mask, quotas, k, weights)
+        if fused is not None:
+            return fused
         valid = mask & (weights > 0)
         w = torch.where(valid, weights, 0.0)
         wanted = self._wanted(torch.where(labels > self.loss.positive_above, w, 0.0), w.sum(-1), k)
         target = true_weights(labels, valid, wanted, self.loss.positive_above, w) > 0
         return self._output(scores, _Lists(labels, valid, w, target, wanted, w.sum(-1)), quotas)
+
+    def _fused(
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor | None
+    ) -> ObjectiveOutput | None:
+        operator = self.loss.operator
+        if operator is not None and operator.measures_tau:
+            operator.observe(scores[0], torch.stack([squared_deviations(x, mask) for x in scores]).sum(0))
+        real = None if is_full(mask) else mask
+        passed = None if self.stage_k == "k" else tuple(quotas)
+        fused = None if self.eps else fused_joint_terms(self.loss, scores, labels, real, k, passed, weights)
+        if fused is None:
+            return None
+        terms, joint = list(fused[0].unbind()), fused[1]
+        return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
 
     def _output(self, scores: Sequence[Tensor], lists: _Lists, quotas: Quotas) -> ObjectiveOutput:
         labels, mask, _, _, wanted, amount = lists

@@ -24,7 +24,7 @@ PARTS = 16
 
 DFTOPK, LOGISTIC, LAPLACE, CLIP, FENCHEL_YOUNG = 0, 1, 2, 3, 4  # codes of the laws
 
-# Rows of the buffer of the joint objective per stage. One more row holds the signs of the items.
+# Rows of the buffer of the joint objective per stage. One more row holds the signs of the items, and one their weights.
 STAGE_ROWS = 6
 
 # A thread keeps buffers of at most this many bytes for the next call.
@@ -40,7 +40,8 @@ class Task(NamedTuple):
         scores: Address of (B, N) float32. For the joint objective: of an array with one such address per stage.
         labels: Address of (B, N) float32.
         mask: Address of (B, N) bool; 0 = all items are valid.
-        ks: Address of (B,) int64, one k per list; 0 = all lists have the same `k`.
+        weights: Address of (B, N) float32, the weights of the items; read by the kernels of lists with weights.
+        ks: Address of (B,) float64, one k per list; 0 = all lists have the same `k`.
         k: Number of items to select; -1 = the number of positives of each list.
         stages: Number of stages M of the joint objective.
         quotas: Address of (M,) int64, the number of items that each stage keeps; 0 = all stages keep k.
@@ -61,6 +62,7 @@ class Task(NamedTuple):
     scores: int
     labels: int
     mask: int
+    weights: int
     ks: int
     k: int
     stages: int

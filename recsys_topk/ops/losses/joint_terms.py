@@ -27,11 +27,16 @@ from recsys_topk.ops.dispatch import (
 from recsys_topk.ops.losses.survival import survival_logs
 from recsys_topk.ops.losses.topk_loss import bounded_logs, counted_lists
 from recsys_topk.ops.selection.membership import Law
+from recsys_topk.ops.selection.weighted import SLACK
 from recsys_topk.processes import divisor, divisors
 
 # The laws whose memberships have a joint objective.
 LAWS = ("dftopk", "logistic", "laplace", "clip")
-_KERNELS = {law: Kernel(f"recsys_topk.ops.backends.compiled.joint:{law}_joint") for law in LAWS}
+_KERNELS = {
+    (law, weighted): Kernel(f"recsys_topk.ops.backends.compiled.joint:{law}_joint{'_weighted' * weighted}")
+    for law in LAWS
+    for weighted in (False, True)
+}
 
 
 class JointTask(NamedTuple):
@@ -45,7 +50,7 @@ class JointTask(NamedTuple):
         above: Items with a label above this are positive.
         law: Which membership.
         item_weights: (B, N), at least 0, constants; None = 1. An item of weight 2 equals two copies of it, an item of
-            weight 0 a masked one; k and quotas are then parts of the sum of the weights. No kernel has them.
+            weight 0 a masked one; k and quotas are then parts of the sum of the weights.
     """
 
     labels: Tensor
@@ -88,7 +93,7 @@ def joint_losses(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Ten
     terms, where, survivals, anywhere = [], [], [], torch.zeros_like(counted)
     for m, x in enumerate(scores):
         cut = wanted if quotas is None else torch.full_like(items, quotas[m])
-        rows = counted & (cut < items)
+        rows = counted & (cut < (items if weights is None else (1.0 - SLACK) * items))
         row = rows[:, None]
         inside = valid & row
         given = None if weights is None else torch.where(row, weights, 1.0)
@@ -103,8 +108,8 @@ def joint_losses(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Ten
 
 def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
     return (
-        task.item_weights is None
-        and is_float32(*scores, task.labels)
+        is_float32(*scores, task.labels)
+        and (task.item_weights is None or is_real(task.item_weights))
         and not task.labels.requires_grad
         and (task.mask is None or is_real(task.mask))
         and task.law.name in LAWS
@@ -114,10 +119,11 @@ def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
 
 @joint_terms.backend("numba", _serves)
 def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
-    labels, mask, k, quotas, above, law, _ = task
+    labels, mask, k, quotas, above, law, item_weights = task
     stages, (lists, n) = len(scores), labels.shape
     x, y = [one.detach().contiguous() for one in scores], labels.contiguous()
     m = None if mask is None else mask.contiguous()
+    w = None if item_weights is None else item_weights.detach().float().contiguous()
     addresses = np.array([one.data_ptr() for one in x], np.int64)
     cuts = None if quotas is None else np.array(quotas, np.int64)
     wants = torch.is_grad_enabled() and any(one.requires_grad for one in scores)
@@ -129,6 +135,7 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
         scores=addresses.ctypes.data,
         labels=y.data_ptr(),
         mask=address_of(m),
+        weights=address_of(w),
         ks=0,
         k=-1 if k is None else k,
         stages=stages,
@@ -142,7 +149,7 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
         alpha=law.alpha,
         scale=1.0 / lists,
     )
-    done, _ = run(_KERNELS[law.name], whole, STAGE_ROWS * stages + 1)
+    done, _ = run(_KERNELS[law.name, w is not None], whole, STAGE_ROWS * stages + 2)
     if done != lists:  # a score is not finite, or its square overflows
         return joint_terms.reference(scores, task)
     numbers_counted = divisors(counted.sum(1).tolist())
@@ -218,6 +225,7 @@ def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
         y = torch.randint(0, 4, (lists, n), generator=generator).float()
         y[0] = 0.0
         mask = torch.rand(lists, n, generator=generator) > 0.3
+        weights = torch.randint(0, 4, (lists, n), generator=generator).float()
         quotas = (n - 2, n // 2, 3)[:stages]
         for law in laws:
             # For these scores a clipped membership is 0 or at least 1 / (2 n tau). 1 / p amplifies the rounding of p.
@@ -226,4 +234,6 @@ def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
                 for k, cuts in ((n // 4, None), (None, None), (2, quotas)):
                     leaves = [one.clone().requires_grad_() for one in scores]
                     yield leaves, JointTask(y, real, k, cuts, 0.0, law)
+                leaves = [one.clone().requires_grad_() for one in scores]
+                yield leaves, JointTask(y, real, n // 4, quotas, 0.0, law, weights)
     yield [one.double().requires_grad_() for one in x], JointTask(y.double(), None, 3, None, 0.0, laws[0])

@@ -31,7 +31,7 @@ from recsys_topk.ops.selection.clip import clip_threshold
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.from_threshold import from_threshold
 from recsys_topk.ops.selection.membership import CLAMP, Law, membership_logs
-from recsys_topk.ops.selection.weighted import weighted_pair
+from recsys_topk.ops.selection.weighted import SLACK, weighted_pair
 from recsys_topk.processes import divisor, divisors
 
 _MODULES = {
@@ -41,7 +41,11 @@ _MODULES = {
     "clip": "clip",
     "fenchel_young": "clip",
 }
-_KERNELS = {law: Kernel(f"recsys_topk.ops.backends.compiled.{module}:{law}_kernel") for law, module in _MODULES.items()}
+_KERNELS = {
+    (law, weighted): Kernel(f"recsys_topk.ops.backends.compiled.{module}:{law}_{'weighted' if weighted else 'kernel'}")
+    for law, module in _MODULES.items()
+    for weighted in (False, True)
+}
 
 
 @operation
@@ -63,7 +67,7 @@ def topk_loss(
         law: Which membership and loss.
         mean: Return the mean over the lists that count; 0 if no list counts.
         item_weights: (B, N), at least 0, constants; None = 1. An item of weight 2 equals two copies of it, an item of
-            weight 0 a masked one, so that "number of items" reads "sum of weights" above. No compiled kernel has them.
+            weight 0 a masked one, so that "number of items" reads "sum of weights" above, and k may be fractional.
 
     Returns:
         The losses or their mean, and a boolean (B,); None if all lists are known to count.
@@ -118,7 +122,7 @@ def counted_lists(
         items = torch.full_like(positives, labels.shape[1]) if mask is None else count_true(mask)
     wanted = positives if k is None else k.to(items.dtype) if isinstance(k, Tensor) else torch.full_like(items, k)
     wanted = torch.minimum(wanted, items)
-    counted = some & (wanted > 0) & (wanted < items)
+    counted = some & (wanted > 0) & (wanted < (items if weights is None else (1.0 - SLACK) * items))
     if weights is None:
         target = best_positives(labels, positive, wanted.clamp_min(1), positives)
     else:
@@ -185,11 +189,11 @@ def _serves(
     item_weights: Tensor | None = None,
 ) -> bool:  # fmt: skip
     return (
-        item_weights is None
-        and is_float32(scores, labels)
+        is_float32(scores, labels)
         and not labels.requires_grad
         and (mask is None or is_real(mask))
-        and (is_real(k) and not k.is_floating_point() if isinstance(k, Tensor) else k is None or isinstance(k, int))
+        and (item_weights is None or is_real(item_weights))
+        and (not isinstance(k, Tensor) or is_real(k))
         and scores.numel() > 0
         and scores.shape[1] < 2**31 - 64
     )
@@ -197,11 +201,12 @@ def _serves(
 
 @topk_loss.backend("numba", _serves)
 def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
-    labels, mask, k, above, law, mean = rest[:6]
+    labels, mask, k, above, law, mean, item_weights = (*rest, None)[:7]
     lists, n = scores.shape
     x, y = scores.detach().contiguous(), labels.contiguous()
     m = None if mask is None else mask.contiguous()
-    ks = k.long().contiguous() if isinstance(k, Tensor) else None
+    w = None if item_weights is None else item_weights.detach().float().contiguous()
+    ks = k.double().contiguous() if isinstance(k, Tensor) else None
     gradient = torch.empty(lists, n) if scores.requires_grad and torch.is_grad_enabled() else None
     losses, counted = torch.empty(lists), torch.empty(lists, dtype=torch.bool)
     task = Task(
@@ -210,6 +215,7 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
         scores=x.data_ptr(),
         labels=y.data_ptr(),
         mask=address_of(m),
+        weights=address_of(w),
         ks=address_of(ks),
         k=-1 if k is None or ks is not None else k,
         stages=1,
@@ -223,7 +229,7 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
         alpha=law.alpha,
         scale=1.0 / lists if mean else 1.0,
     )
-    number, total = run(_KERNELS[law.name], task, 3)
+    number, total = run(_KERNELS[law.name, w is not None], task, 3 if w is None else 4)
     if number != number:  # a score is not finite, or its square overflows
         return topk_loss.reference(scores, *rest)
     which = None if number == lists else counted
@@ -316,6 +322,7 @@ def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
         mask = torch.rand(lists, n, generator=generator) > 0.3
         junk = x.masked_fill(~mask, math.nan)
         ks = torch.randint(0, n + 1, (lists,), generator=generator)
+        weights = torch.randint(0, 4, (lists, n), generator=generator) * torch.rand(lists, 1, generator=generator)
         for law in laws:
             if law.name == "clip" and n > 100:  # some p are so small that 1 / p amplifies their rounding
                 continue
@@ -324,4 +331,6 @@ def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
                 yield x.clone().requires_grad_(), y, None, None, 0.0, law, mean
                 yield junk.clone().requires_grad_(), y, mask, ks, 0.0, law, mean
                 yield junk.clone().requires_grad_(), y, mask, max(1, n // 4), 2.0, law, mean
+                yield junk.clone().requires_grad_(), y, mask, max(1, n // 4), 0.0, law, mean, weights
+                yield x.clone().requires_grad_(), y, None, 0.3 * ks, 0.0, law, mean, weights
     yield x.double().requires_grad_(), y.double(), None, 1, 0.0, laws[0], True

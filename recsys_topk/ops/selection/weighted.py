@@ -10,6 +10,9 @@ from torch import Tensor
 
 from recsys_topk.numerics import LOG2
 
+# Sums of weights that differ by less than this part of them are equal: ten weights of 0.1 reach 1.
+SLACK = 8.0 * 2.0**-23
+
 # Steps of `balance` that at least halve the error, and steps that square it.
 HALVING, SQUARING = 7, 6
 
@@ -32,7 +35,7 @@ def weighted_pair(filled: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, T
     ordered, order = filled.detach().sort(-1, descending=True)
     reached = weights.gather(-1, order).double().cumsum(-1)
     wanted = k[:, None].double()
-    rounding = 8.0 * torch.finfo(filled.dtype).eps * wanted  # ten weights of 0.1 reach 1
+    rounding = SLACK * wanted
     last = (weights > 0).sum(-1, keepdim=True).clamp_min(1) - 1
     kept = (reached < wanted - rounding).sum(-1, keepdim=True).minimum(last)
     cut = (reached <= wanted + rounding).sum(-1, keepdim=True).minimum(last)

@@ -15,18 +15,15 @@ from recsys_topk.ops.backends.task import DFTOPK, LAPLACE
 
 
 @inlined
-def law_threshold(
-    law: Any, task: Any, v: Any, rank: Any, valid: Any, kept: Any, cut: Any, mean: Any, variance: Any, z: Any
-) -> Any:
-    """Return base and b, the logit of a score x being (x - base - b) / tau, and the smallest abs(logit).
+def law_threshold(law: Any, task: Any, v: Any, q: Any, facts: Any) -> Any:
+    """Return base and b, the logit of a score x being (x - base - b) / tau, and the logit of the nearest item.
 
-    The last is 0 for DFTOPK, which does not need it. See `recsys_topk.ops.backends.compiled.losses.loss_kernel` for the
-    arguments.
+    The last is 0 for DFTOPK, which does not need it. See `threshold` for the arguments.
     """
     if law == DFTOPK:
-        return cut + task.alpha * (kept - cut), ZERO, ZERO
-    at, near = threshold(law, v, task.size, valid, rank, cut, kept - cut, mean, variance, z, task.tau)
-    return cut, at, near
+        return facts.cut + task.alpha * (facts.kept - facts.cut), ZERO, ZERO
+    at, near = threshold(law, v, q, task.size, facts, task.tau)
+    return facts.cut, at, near
 
 
 @inlined

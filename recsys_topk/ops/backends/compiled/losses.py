@@ -15,40 +15,39 @@ from recsys_topk.ops.backends.compiled.tasks import clear, list_kernel
 
 @inlined
 def loss_rows(buffer: Any, size: Any) -> Any:
-    """Return the addresses of the scores, of the signs and of a third row of a buffer, of `size` float32 each."""
+    """Return the addresses of scores, signs, a third row and weights in a buffer, of `size` float32 each."""
     row = 4 * size
-    return buffer, buffer + row, buffer + 2 * row
+    return buffer, buffer + row, buffer + 2 * row, buffer + 3 * row
 
 
-def loss_kernel(law: int, list_loss: Callable[..., Any]) -> native:
+def loss_kernel(law: int, list_loss: Callable[..., Any], weighted: bool) -> native:
     """Make the kernel of a loss from a function of one list.
 
     Args:
         law: The law, a constant of the kernel.
         list_loss: An inlined function. It writes the gradient of a list that counts and returns the loss. Its arguments
-            are the law, the task, the buffer of the thread (see `loss_rows`), the address of the gradient (0 = not
-            wanted), and what `begin_list` returns: k, the number of items, x_[k], x_[k+1], the mean and variance of the
-            scores, and the normal quantile of k.
+            are the law, the task, the buffer of the thread (see `loss_rows`), the address of the weights (0 = none),
+            the address of the gradient (0 = not wanted), and the facts of `begin_list`.
+        weighted: Whether the items have weights, a constant of the kernel.
     """
 
     def one_list(task: Any, b: Any, buffer: Any) -> Any:
         n, size, before = task.items, task.size, b * task.items
-        v, s, w = loss_rows(buffer, size)
+        v, s, w, weights = loss_rows(buffer, size)
+        q = weights if weighted else 0
         x, y = task.scores + 4 * before, task.labels + 4 * before
         mask = task.mask + before if task.mask != 0 else 0
         gradient = task.gradient + 4 * before if task.gradient != 0 else 0
-        k = read(task.ks, b, np.int64) if task.ks != 0 else task.k
-        state, rank, valid, kept, cut, mean, variance, z = begin_list(
-            law, x, y, mask, n, size, k, -1, task.above, v, s, w
-        )
+        k = read(task.ks, b, np.float64) if task.ks != 0 else np.float64(task.k)
+        state, facts = begin_list(law, x, y, mask, task.weights + 4 * before, n, size, k, -1, task.above, v, s, w, q)
         loss = 0.0
         if state == 1:
-            loss = list_loss(law, task, buffer, gradient, rank, valid, kept, cut, mean, variance, z)
+            loss = list_loss(law, task, buffer, q, gradient, facts)
         elif gradient != 0:
             clear(gradient, n)
         write(task.losses, b, np.float32(loss))
         write(task.counted, b, np.uint8(1 if state > 0 else 0))
         return np.nan if state < 0 else np.float64(state > 0), loss
 
-    one_list.__name__ = one_list.__qualname__ = list_loss.__name__
+    one_list.__name__ = one_list.__qualname__ = f"{list_loss.__name__}{'_weighted' * weighted}"
     return list_kernel(inlined(one_list))

@@ -1,14 +1,16 @@
 """A list of a batch, copied and padded, and its k-th pair of scores.
 
 Each list is first copied into a buffer. Masked items become -inf, and the list is padded with -inf to a multiple of
-`WIDTH`, so that later loops need no mask and have no remainder. Arrays are given by their address.
+`WIDTH`, so that later loops need no mask and have no remainder. Arrays are given by their address. The address of the
+weights of the items is 0 if all weights are 1. It is a constant of a kernel, so that the compiler drops the other
+branch.
 """
 
 from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,36 +20,96 @@ from recsys_topk.ops.backends.compiled.lanes import bits_of, count, greatest, le
 from recsys_topk.ops.backends.compiled.memory import load, load_bits, load_where, read, store
 from recsys_topk.ops.backends.task import FENCHEL_YOUNG, WIDTH
 
+# Number of items whose weights are added in float32. Weights of 0.1 must not miss a sum of 1 by more than SLACK of it.
+CHUNK = 8 * WIDTH
+SLACK = 8.0 * 2.0**-23  # as in recsys_topk.ops.selection.weighted
+
+
+class Facts(NamedTuple):
+    """What the laws need of a list.
+
+    Attributes:
+        rank: k.
+        amount: Number of items, or the sum of their weights.
+        kept: x_[k].
+        cut: x_[k+1].
+        over: Weight of the items above x_[k]. This and the next two only for lists with weights.
+        at_kept: Weight of the items equal to x_[k].
+        at_cut: Weight of the items equal to x_[k+1].
+        mean: Mean of the scores.
+        variance: Variance of the scores.
+        z: Normal quantile of k.
+    """
+
+    rank: Any
+    amount: Any
+    kept: Any
+    cut: Any
+    over: Any
+    at_kept: Any
+    at_cut: Any
+    mean: Any
+    variance: Any
+    z: Any
+
 
 @inlined
-def copy_list(x: Any, y: Any, mask: Any, n: Any, size: Any, above: Any, v: Any, s: Any) -> Any:
-    """Copy a list: scores into v (-inf where masked), -1 for positives and 1 for others into s.
+def copy_list(x: Any, y: Any, mask: Any, weights: Any, n: Any, size: Any, above: Any, v: Any, s: Any, q: Any) -> Any:
+    """Copy a list: scores into v (-inf where masked), -1 for positives and 1 for others into s, weights into q.
 
     Returns:
-        Number of valid items, number of positives, smallest and largest score, and the mean and variance.
+        Number of valid items, number of positives, their weights, smallest and largest score, and the mean and
+        variance.
     """
     low, high = splat(INFINITY), splat(-INFINITY)
-    sums, squares = splat(ZERO), splat(ZERO)
-    positives, valid = i32(0), i32(0)
+    sums, squares, weighed, held = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
+    positives, valid, amount, share = i32(0), i32(0), 0.0, 0.0
     shift = read(x, 0, f32) if mask == 0 or read(mask, 0, np.uint8) else ZERO
     for i in range(0, size, WIDTH):
         real = places(i32(i)) < i32(n)
         if mask != 0:
             real = load_bits(mask, i, real)
+        weight = splat(ONE)
+        if q != 0:
+            weight = load_where(weights, i, real)
+            real = real & (weight > ZERO)
+            weight = where(real, weight, ZERO)
+            store(q, i, weight)
         value = load_where(x, i, real) + ZERO  # -0 becomes 0
         positive = (load_where(y, i, real) > above) & real
         low = where((value < low) & real, value, low)
         high = where((value > high) & real, value, high)
         moved = where(real, value - shift, ZERO)
-        sums = sums + moved
-        squares = squares + moved * moved
+        first = moved
+        if q != 0:
+            first = moved * weight
+            weighed = weighed + weight
+            held = held + where(positive, weight, ZERO)
+            if (i + WIDTH) % CHUNK == 0:
+                amount, share = amount + np.float64(total(weighed)), share + np.float64(total(held))
+                weighed, held = splat(ZERO), splat(ZERO)
+        sums = sums + first
+        squares = squares + moved * first
         valid += count(real)
         positives += count(positive)
         store(v, i, where(real, value, -INFINITY))
         store(s, i, where(positive, -ONE, ONE))
-    share = ONE / f32(max(valid, i32(1)))
-    mean = total(sums) * share
-    return valid, positives, least(low), greatest(high), shift + mean, total(squares) * share - mean * mean
+    if q != 0:
+        amount, share = amount + np.float64(total(weighed)), share + np.float64(total(held))
+    else:
+        amount, share = np.float64(valid), np.float64(positives)
+    part = ONE / f32(amount) if amount > 0.0 else ONE
+    mean = total(sums) * part
+    return (
+        valid,
+        positives,
+        amount,
+        share,
+        least(low),
+        greatest(high),
+        shift + mean,
+        total(squares) * part - mean * mean,
+    )
 
 
 SMALLEST_TAIL = f32(2.0**-24)
@@ -133,15 +195,81 @@ def kth_pair(v: Any, size: Any, valid: Any, k: Any, low: Any, high: Any, guess: 
 
 
 @inlined
-def keep_best(y: Any, n: Any, size: Any, k: Any, positives: Any, s: Any, w: Any) -> None:
+def weighted_pair(
+    v: Any, q: Any, size: Any, valid: Any, amount: Any, k: Any, low: Any, high: Any, guess: Any, slope: Any
+) -> Any:
+    """Return the pair of `recsys_topk.ops.selection.weighted.weighted_pair`, 0 < k < amount.
+
+    The bound moves as in `kth_pair`; to the next score if k is less than 1.5 items away. Each pass drops at least one
+    score. The search ends if the weight above the bound is k, or if one score is left: it is both x_[k] and x_[k+1].
+
+    Args:
+        v: Scores, -inf where masked.
+        q: Weights.
+        size: Length of v and q.
+        valid: Number of items.
+        amount: Sum of the weights.
+        k: The weight of the items up to the first score of the pair.
+        low: Smallest score.
+        high: Largest score.
+        guess: The first bound.
+        slope: How far to move the bound per weight above it in excess of k.
+    """
+    over, under, t, close = amount, 0.0, guess, 1.5 * amount / valid
+    step = 0
+    while low < high:
+        if step >= 12 or not (low <= t < high):
+            t = number(i32((np.int64(ordered(low)) + np.int64(ordered(high))) >> 1))
+        reached, kept, cut = 0.0, splat(INFINITY), splat(-INFINITY)
+        for start in range(0, size, CHUNK):
+            sums = splat(ZERO)
+            for i in range(start, min(start + CHUNK, size), WIDTH):
+                value = load(v, i)
+                up = value > t
+                sums = sums + where(up, load(q, i), ZERO)
+                kept = where(up & (value < kept), value, kept)
+                cut = where(up, cut, where(value > cut, value, cut))
+            reached += np.float64(total(sums))
+        if abs(reached - k) <= SLACK * k:
+            return least(kept), greatest(cut)
+        if reached > k:
+            low, over = least(kept), reached
+        else:
+            high, under = greatest(cut), reached
+        if abs(reached - k) < close:
+            t = low if reached > k else number(ordered(high) - i32(1))
+        elif step < 2:
+            t += f32(reached - k) * slope
+        else:
+            t = low + (high - low) * (HALF if step % 3 == 2 else f32((over - k) / (over - under)))
+        step += 1
+    return high, high
+
+
+@inlined
+def weights_at(v: Any, q: Any, size: Any, kept: Any, cut: Any) -> Any:
+    """Return the weights of the items above `kept`, equal to it, and equal to `cut`."""
+    over, at_kept, at_cut = splat(ZERO), splat(ZERO), splat(ZERO)
+    for i in range(0, size, WIDTH):
+        value, weight = load(v, i), load(q, i)
+        over = over + where(value > kept, weight, ZERO)
+        at_kept = at_kept + where(value == kept, weight, ZERO)
+        at_cut = at_cut + where(value == cut, weight, ZERO)
+    return total(over), total(at_kept), total(at_cut)
+
+
+@inlined
+def keep_best(y: Any, q: Any, n: Any, size: Any, k: Any, positives: Any, held: Any, s: Any, w: Any) -> None:
     """Keep in s only the k positives of a list with the largest labels, ties at the boundary included.
 
     Args:
         y: Labels, (n,).
+        q: Weights; 0 = 1 each.
         n: Number of places.
         size: Length of s and w.
-        k: Number of positives to keep, less than `positives`.
+        k: Number or weight of the positives to keep, less than `held`.
         positives: Number of positives.
+        held: Their number or weight.
         s: -1 for the positives and 1 for the others, changed in place.
         w: Overwritten.
     """
@@ -156,28 +284,36 @@ def keep_best(y: Any, n: Any, size: Any, k: Any, positives: Any, s: Any, w: Any)
     if low == high:  # all tie
         return
     # The k-th largest label. Grades have few different values, which are tried in turn; other labels need a search.
-    label, reached = high, i32(0)
+    label, reached, enough = high, 0.0, k - (SLACK * k if q != 0 else 0.0)
     for step in range(6):
-        below = splat(-INFINITY)
-        reached = i32(0)
+        below, sums, found = splat(-INFINITY), splat(ZERO), i32(0)
         for i in range(0, size, WIDTH):
             value = load(w, i)
-            enough = value >= label
-            reached += count(enough)
-            below = where(enough, below, where(value > below, value, below))
-        if reached >= k or (step == 1 and i32(4) * reached < k):
+            up = value >= label
+            if q != 0:
+                sums = sums + where(up, load(q, i), ZERO)
+            else:
+                found += count(up)
+            below = where(up, below, where(value > below, value, below))
+        reached = np.float64(total(sums)) if q != 0 else np.float64(found)
+        if reached >= enough or (step == 1 and 4.0 * reached < k):
             break
         label = greatest(below)
-    if reached < k:
-        spread = (high - low) / f32(positives)
-        label, _ = kth_pair(w, size, positives, k, low, high, high - spread * f32(k), spread)
+    if reached < enough:
+        spread = (high - low) / f32(held)
+        guess = high - spread * f32(k)
+        if q != 0:
+            label, _ = weighted_pair(w, q, size, positives, held, k, low, high, guess, spread)
+        else:
+            label, _ = kth_pair(w, size, positives, i32(k), low, high, guess, spread)
     for i in range(0, size, WIDTH):
         store(s, i, where(load(w, i) >= label, load(s, i), ONE))
 
 
 @inlined
 def begin_list(
-    law: Any, x: Any, y: Any, mask: Any, n: Any, size: Any, wanted: Any, quota: Any, above: Any, v: Any, s: Any, w: Any
+    law: Any, x: Any, y: Any, mask: Any, weights: Any, n: Any, size: Any, wanted: Any, quota: Any, above: Any, v: Any,
+    s: Any, w: Any, q: Any,
 ) -> Any:  # fmt: skip
     """Copy a list and find its k-th pair.
 
@@ -186,41 +322,52 @@ def begin_list(
         x: Scores, (n,) float32.
         y: Labels, (n,) float32.
         mask: (n,) bool, which items are real; 0 = all.
+        weights: Weights of the items, (n,) float32; read if q is not 0.
         n: Number of places.
-        size: Length of v, s and w: n rounded up to a multiple of WIDTH.
+        size: Length of v, s, w and q: n rounded up to a multiple of WIDTH.
         wanted: k; -1 = the number of positives.
         quota: Rank of the pair to find instead of the k-th; -1 = the k-th.
         above: Items with a label above this are positive.
         v: Receives the scores, -inf where masked.
         s: Receives -1 for the true items and 1 for the others.
         w: Overwritten.
+        q: Receives the weights, 0 where masked; 0 = the items have no weights.
 
     Returns:
-        The state, k, the number of items, x_[k], x_[k+1], the mean and variance of the scores, and the normal quantile
-        of k. The state is 0 if the list does not count, 1 if it does, 2 if it counts but has no k-th pair because k is
-        its number of items, and -1 if a score is not finite or its square overflows.
+        The state and the facts. The state is 0 if the list does not count, 1 if it does, 2 if it counts but has no k-th
+        pair because k is its number of items, and -1 if a score is not finite or its square overflows.
     """
-    valid, positives, low, high, mean, variance = copy_list(x, y, mask, n, size, above, v, s)
-    rank = i32(min(wanted if wanted >= 0 else np.int64(positives), np.int64(valid)))
-    state = i32(positives > 0 and 0 < rank < valid)
+    valid, positives, amount, held, low, high, mean, variance = copy_list(x, y, mask, weights, n, size, above, v, s, q)
+    rank = min(wanted if wanted >= 0.0 else held, amount)
+    whole = amount * (1.0 - SLACK) if q != 0 else amount
+    state = i32(positives > 0 and 0.0 < rank < whole)
     if not (abs(mean) + variance < f32(1e37)):
         state = i32(-1)
-    kept, cut, z = ZERO, ZERO, ZERO
+    kept, cut, z, over, at_kept, at_cut = ZERO, ZERO, ZERO, ZERO, ONE, ONE
     if state > 0:
-        if positives > rank:
-            keep_best(y, n, size, rank, positives, s, w)
+        if held > rank:
+            keep_best(y, q, n, size, rank, positives, held, s, w)
         if law == FENCHEL_YOUNG:
-            rank = i32(0)
+            trues, sums = i32(0), splat(ZERO)
             for i in range(0, size, WIDTH):
-                rank += count(load(s, i) < ZERO)
+                true = load(s, i) < ZERO
+                trues += count(true)
+                if q != 0:
+                    sums = sums + where(true, load(q, i), ZERO)
+            rank = amount if trues == valid else np.float64(total(sums)) if q != 0 else np.float64(trues)
         if quota >= 0:
-            rank = i32(min(quota, np.int64(valid)))
-        if rank == valid:  # every item is true because of tied labels, or the quota is not smaller than the list
+            rank = min(np.float64(quota), amount)
+        if rank >= whole:  # every item is true because of tied labels, or the quota is not smaller than the list
             state = i32(2)
         else:
-            z, density = quantile(f32(rank) / f32(valid))
+            z, density = quantile(f32(rank / amount))
             variance = max(variance, ZERO)
             deviation = f32(math.sqrt(variance))
-            slope = deviation / (f32(valid) * density)
-            kept, cut = kth_pair(v, size, valid, rank, low, high, mean + z * deviation, slope)
-    return state, rank, valid, kept, cut, mean, variance, z
+            slope = deviation / (f32(amount) * density)
+            guess = mean + z * deviation
+            if q == 0:
+                kept, cut = kth_pair(v, size, valid, i32(rank), low, high, guess, slope)
+            else:
+                kept, cut = weighted_pair(v, q, size, valid, amount, rank, low, high, guess, slope)
+                over, at_kept, at_cut = weights_at(v, q, size, kept, cut)
+    return state, Facts(rank, amount, kept, cut, over, at_kept, at_cut, mean, variance, z)

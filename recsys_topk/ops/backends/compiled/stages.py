@@ -9,12 +9,12 @@ from recsys_topk.ops.backends.compiled.build import inlined
 from recsys_topk.ops.backends.compiled.memory import read
 from recsys_topk.ops.backends.task import STAGE_ROWS
 
-COUNTED, KEPT, CUT, AT_KEPT, AT_CUT, PULL = 0, 1, 2, 3, 4, 5  # positions in the facts of a stage
+COUNTED, KEPT, CUT, AT_KEPT, AT_CUT, PULL = 0, 1, 2, 3, 4, 5  # positions in the numbers of a stage
 
 
 @inlined
 def stage_rows(buffer: Any, size: Any, m: Any) -> Any:
-    """Return the addresses of the rows of stage m: scores, logits, slopes, rises, shares of the density, facts.
+    """Return the addresses of the rows of stage m: scores, logits, slopes, rises, shares of the density, numbers.
 
     The slope of an item is the derivative of its loss with respect to its logit u, and the rise d log p / du.
     """
@@ -23,6 +23,6 @@ def stage_rows(buffer: Any, size: Any, m: Any) -> Any:
 
 
 @inlined
-def is_counted(facts: Any) -> Any:
-    """Return whether the list counts in the stage with these facts."""
-    return read(facts, COUNTED, f32) > ZERO
+def is_counted(numbers: Any) -> Any:
+    """Return whether the list counts in the stage with these numbers."""
+    return read(numbers, COUNTED, f32) > ZERO

@@ -46,7 +46,7 @@ def balanced_step(spare: Any, missing: Any, leaking: Any, near: Any, tau: Any) -
     """Return the step of b that solves spare = missing t - leaking / t, t = exp(step / tau).
 
     Args:
-        spare: Number of items above b minus k.
+        spare: Number or weight of the items above b minus k.
         missing: Sum of 1 - p over the items above b, in units of exp(-near).
         leaking: Sum of p over the items below b, in the same units.
         near: Distance of the nearest item.
@@ -60,76 +60,98 @@ def balanced_step(spare: Any, missing: Any, leaking: Any, near: Any, tau: Any) -
 
 
 @inlined
-def threshold(
-    law: Any, v: Any, size: Any, valid: Any, k: Any, base: Any, gap: Any, mean: Any, variance: Any, z: Any, tau: Any
-) -> Any:
-    """Return b with sum_i F((x_i - base - b) / tau) = k and the distance of the nearest item to it, in units of tau.
+def nearest_logit(v: Any, size: Any, base: Any, b: Any, gap: Any, steep: Any) -> Any:
+    """Return the smallest abs((x_i - base - b) / tau), or 0 if it is below 40 and b is not between the k-th pair."""
+    inner = min(b, gap - b) * steep
+    if inner > ZERO:
+        return inner
+    return ZERO if inner > f32(-40.0) else nearest(v, size, base, b, steep)
 
-    F is the logistic or the Laplace distribution function.
+
+@inlined
+def threshold(law: Any, v: Any, q: Any, size: Any, facts: Any, tau: Any) -> Any:
+    """Return b with sum_i w_i F((x_i - base - b) / tau) = k, base = x_[k+1], and the logit of the nearest item.
+
+    F is the logistic or the Laplace distribution function. The bracket of b is that of
+    `recsys_topk.ops.selection.weighted.balance`.
 
     Args:
         law: LOGISTIC or LAPLACE.
         v: Scores, -inf where masked.
+        q: Weights w; 0 = 1 each.
         size: Length of v.
-        valid: Number of valid scores.
-        k: 1 <= k < valid.
-        base: x_[k+1].
-        gap: x_[k] - x_[k+1].
-        mean: Mean of the scores.
-        variance: Variance of the scores.
-        z: Normal quantile of k.
+        facts: Those of `begin_list`.
         tau: Temperature.
     """
-    spread = variance + (f32(2.9) if law == LOGISTIC else TWO) * tau * tau
-    guess = mean + z * f32(math.sqrt(spread)) - base
-    # The bracket holds the root.
-    low, high = -tau * f32(math.log(f32(k))), gap + tau * f32(math.log(f32(valid) - f32(k)))
+    base, gap, k = facts.cut, facts.kept - facts.cut, f32(facts.rank)
+    top, rest = facts.at_kept, facts.at_cut
+    if q != 0 and gap == ZERO:  # weights of the tied items among the first k and beyond
+        top, rest = k - facts.over, facts.over + facts.at_kept - k
+    spread = facts.variance + (f32(2.9) if law == LOGISTIC else TWO) * tau * tau
+    guess = facts.mean + facts.z * f32(math.sqrt(spread)) - base
+    low = HALF * gap - tau * f32(math.log(max(k / rest, ONE)))
+    high = HALF * gap + tau * f32(math.log(max((f32(facts.amount) - k) / top, ONE)))
     b = min(max(guess, low), high)
     if gap > f32(20.0) * tau:  # otherwise the items that matter are within 40 tau
         b = HALF * gap
     if law == LOGISTIC:
-        return logistic_threshold(v, size, valid, k, base, b, low, high, tau)
-    return laplace_threshold(v, size, k, base, b, tau)
+        b = logistic_threshold(v, q, size, facts, b, low, high, tau)
+    else:
+        b = laplace_threshold(v, q, size, facts, b, tau)
+    return b, nearest_logit(v, size, base, b, gap, ONE / tau)
 
 
 @inlined
-def logistic_threshold(v: Any, size: Any, valid: Any, k: Any, base: Any, b: Any, low: Any, high: Any, tau: Any) -> Any:
-    """Return the result of `threshold` for the logistic law, starting from b inside low <= b <= high.
+def spare_weight(q: Any, facts: Any, above: Any, sums: Any, b: Any) -> Any:
+    """Return the number or weight of the items above b minus k, which is exactly 0 between the k-th pair."""
+    if q == 0:
+        return f32(np.float64(above) - facts.rank)
+    return ZERO if ZERO < b < facts.kept - facts.cut else total(sums) - f32(facts.rank)
+
+
+@inlined
+def logistic_threshold(v: Any, q: Any, size: Any, facts: Any, b: Any, low: Any, high: Any, tau: Any) -> Any:
+    """Return the b of `threshold` for the logistic law, starting from b inside low <= b <= high.
 
     Newton's method on the logarithm of the sum. A step that leaves the bracket is replaced by `balanced_step`. A step
     longer than half of the previous one is replaced by a bisection, so that the step or the bracket halves each time.
     The search ends after a step below 1e-4 tau, because each step squares the error.
     """
-    steep, wanted = ONE / tau, f32(k)
+    steep, wanted, base, gap = ONE / tau, f32(facts.rank), facts.cut, facts.kept - facts.cut
+    rest = f32(facts.amount) - wanted
     last = INFINITY
     for turn in range(100):
-        near = nearest(v, size, base, b, steep)
+        near = nearest_logit(v, size, base, b, gap, steep)
         scale = f32(math.exp(-near))
         above = i32(0)
-        missings, leakings, slopes = splat(ZERO), splat(ZERO), splat(ZERO)
+        missings, leakings, slopes, aboves = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
         for i in range(0, size, WIDTH):
             u = distance(load(v, i), base, b) * steep
             share = exp_negative(near - magnitude(u))
             inverse = ONE / (share * scale + ONE)
             small = share * inverse
             up = u > ZERO
-            above += count(up)
+            if q != 0:
+                weight = load(q, i)
+                small = small * weight
+                aboves = aboves + where(up, weight, ZERO)
+            else:
+                above += count(up)
             missings = missings + where(up, small, ZERO)
             leakings = leakings + where(up, ZERO, small)
             slopes = slopes + small * inverse
         missing, leaking, slope = total(missings), total(leakings), total(slopes)
-        spare, balance = above - k, leaking - missing
-        excess = f32(spare) + scale * balance
-        if excess > ZERO:
+        spare, balance = spare_weight(q, facts, above, aboves, b), leaking - missing
+        excess = spare + scale * balance
+        if excess > ZERO or (spare == ZERO and balance > ZERO):  # the product may underflow
             low = b
         else:
             high = b
-        if spare == 0 and abs(scale * balance) < f32(1e-3) * wanted:
+        if spare == ZERO and abs(scale * balance) < f32(1e-3) * wanted:
             step = tau * balance / slope
-        elif TWO * wanted < f32(valid):
+        elif wanted < rest:
             step = tau * (wanted + excess) * f32(math.log1p(excess / wanted)) / (scale * slope)
         else:
-            rest = f32(valid) - wanted
             step = -tau * (rest - excess) * f32(math.log1p(-excess / rest)) / (scale * slope)
         if not (low <= b + step <= high):
             step = balanced_step(spare, missing, leaking, near, tau)
@@ -141,53 +163,67 @@ def logistic_threshold(v: Any, size: Any, valid: Any, k: Any, base: Any, b: Any,
         b += step
         if last <= max(f32(1e-4) * tau, f32(4.0) * EPS * abs(b)):
             break
-    return b, nearest(v, size, base, b, steep)
+    return b
 
 
 @inlined
-def laplace_threshold(v: Any, size: Any, k: Any, base: Any, b: Any, tau: Any) -> Any:
-    """Return the result of `threshold` for the Laplace law, starting from b.
+def laplace_threshold(v: Any, q: Any, size: Any, facts: Any, b: Any, tau: Any) -> Any:
+    """Return the b of `threshold` for the Laplace law, starting from b.
 
-    Each step would be exact if no item changed side (see `recsys_topk.ops.selection.laplace.laplace_threshold`). It
-    never overshoots. The search ends when no item changes side.
+    With A the sum of w_i exp(-(x_i - b) / tau) over the items above b, C that of w_i exp(-(b - x_i) / tau) over the
+    others and r the weight of the items above b minus k, the b that satisfies the equation while no item changes side
+    is b + tau log t with A t^2 - 2 r t - C = 0. The step never overshoots. The search ends when no item changes side.
     """
-    steep, previous = ONE / tau, i32(-1)
+    steep, previous, base, gap = ONE / tau, i32(-1), facts.cut, facts.kept - facts.cut
     for _ in range(100):
-        near = nearest(v, size, base, b, steep)
+        near = nearest_logit(v, size, base, b, gap, steep)
         above = i32(0)
-        missing, leaking = splat(ZERO), splat(ZERO)
+        missing, leaking, aboves = splat(ZERO), splat(ZERO), splat(ZERO)
         for i in range(0, size, WIDTH):
             u = distance(load(v, i), base, b) * steep
             share = exp_negative(near - magnitude(u))
             up = u > ZERO
             above += count(up)
+            if q != 0:
+                weight = load(q, i)
+                share = share * weight
+                aboves = aboves + where(up, weight, ZERO)
             missing = missing + where(up, share, ZERO)
             leaking = leaking + where(up, ZERO, share)
         if above == previous:
-            return b, near
+            break
         previous = above
-        b += balanced_step(above - k, HALF * total(missing), HALF * total(leaking), near, tau)
-    return b, nearest(v, size, base, b, steep)
+        spare = spare_weight(q, facts, above, aboves, b)
+        b += balanced_step(spare, HALF * total(missing), HALF * total(leaking), near, tau)
+    return b
 
 
 @inlined
-def clip_threshold(v: Any, size: Any, k: Any, base: Any, gap: Any, steep: Any) -> Any:
-    """Return t with sum_i clip((x_i - base) / tau - t, 0, 1) = k, base = x_[k+1], and the number of fractional items.
+def clip_threshold(v: Any, q: Any, size: Any, facts: Any, steep: Any) -> Any:
+    """Return t with sum_i w_i clip((x_i - base) / tau - t, 0, 1) = k, base = x_[k+1], and the weight of items inside.
 
-    Newton's method inside the bracket [-1, gap], exact once no item becomes, or stops being, fractional. From the
-    tenth step on, every other step is a bisection, so that the search ends.
+    If x_[k] and x_[k+1] differ by tau or more, all t between them are exact. Otherwise Newton's method inside the
+    bracket [-1, gap] is, once no item becomes, or stops being, fractional. From the tenth step on, every other step is
+    a bisection, so that the search ends.
     """
-    wanted = f32(k)
+    wanted, base, gap = f32(facts.rank), facts.cut, (facts.kept - facts.cut) * steep
     low, high = -ONE, gap
-    t = HALF * gap - HALF
-    inside = i32(0)
-    for turn in range(100):
-        inside, sums = i32(0), splat(ZERO)
+    t, inside = HALF * gap - HALF, ZERO
+    for turn in range(0 if gap >= ONE else 100):
+        counted, weights, sums = i32(0), splat(ZERO), splat(ZERO)
         for i in range(0, size, WIDTH):
             z = (load(v, i) - base) * steep - t
             p = where(z < ZERO, ZERO, z)
-            sums = sums + where(p > ONE, ONE, p)
-            inside += count((z > ZERO) & (z < ONE))
+            p = where(p > ONE, ONE, p)
+            free = (z > ZERO) & (z < ONE)
+            if q != 0:
+                weight = load(q, i)
+                sums = sums + p * weight
+                weights = weights + where(free, weight, ZERO)
+            else:
+                sums = sums + p
+                counted += count(free)
+        inside = total(weights) if q != 0 else f32(counted)
         excess = total(sums) - wanted
         if abs(excess) <= f32(4.0) * EPS * wanted:
             break
@@ -196,7 +232,7 @@ def clip_threshold(v: Any, size: Any, k: Any, base: Any, gap: Any, steep: Any) -
         else:
             high = t
         middle = HALF * (low + high)
-        step = t + excess / f32(inside) if inside > 0 and (turn < 10 or turn % 2 == 0) else middle
+        step = t + excess / inside if inside > ZERO and (turn < 10 or turn % 2 == 0) else middle
         if not (low <= step <= high):
             step = middle
         if step == t:
