@@ -117,7 +117,7 @@ class FeatureEmbedding(nn.Module):
     def __init__(
         self,
         schema: Schema,
-        dim: int | Mapping[str, int] = 8,
+        dim: int | Mapping[str, int] | Literal["auto"] = 8,
         init_std: float = 1.0,
         fused: FusedOptimizer | None = None,
         device: torch.device | str | None = None,

@@ -32,6 +32,9 @@ from recsys_topk.types import Array
 
 Split = Literal["train", "val", "test"]
 EvalSource = Literal["uniform", "popularity", "in_batch"]
+BatchSize = int | Literal["auto"]
+# With batch_size="auto": training requests per step, as a share of all of them and within bounds.
+STEPS_PER_EPOCH, FEWEST, MOST = 64, 256, 4096
 
 registry: Registry[CascadeDataModule]
 
@@ -58,7 +61,7 @@ class NegativeOptions(LoaderOptions, total=False):
 class DataOptions(NegativeOptions, total=False):
     """All options of `CascadeDataModule`. A subclass takes them as ``**options: Unpack[DataOptions]``."""
 
-    batch_size: int
+    batch_size: BatchSize
 
 
 class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[misc]  # Lightning is seen untyped
@@ -78,7 +81,8 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     complete example, and `recsys_topk.testing.check_data_module` checks a subclass.
 
     Args:
-        batch_size: Requests per training batch and process.
+        batch_size: Requests per training batch and process. ``"auto"`` = so many that an epoch has 64 steps, but at
+            least 256 and at most 4096 requests of all processes.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
         negative_source: Source of the training negatives: ``"in_batch"``, ``"in_global_batch"``, ``"uniform"`` or
@@ -103,6 +107,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     without_validation: ClassVar[str] = "use test"
     """What the user can do if there are no validation shards, for an error message."""
 
+    softmax_items: int | None = None
+    """With negatives from the whole catalogue: number of items in the softmax of a step; None = all."""
+
     sampling_probabilities: bool = False
     """Whether training batches contain `CascadeBatch.log_q` without a logQ correction, for objectives with a pool."""
 
@@ -112,7 +119,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     def __init__(
         self,
         *,
-        batch_size: int = 1024,
+        batch_size: BatchSize = 1024,
         eval_batch_size: int | None = None,
         train_negatives: int = 0,
         negative_source: NegativeMix = "in_batch",
@@ -129,13 +136,15 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
         for name, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
-            if size is not None and size < 1:
+            if isinstance(size, str) and (size != "auto" or name != "batch_size"):
+                raise ValueError(f"{name} must be an integer, or for batch_size 'auto', got {size!r}")
+            if isinstance(size, int) and size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
         if eval_negative_source not in get_args(EvalSource):
             known = ", ".join(get_args(EvalSource))
             raise ValueError(f"eval_negative_source must be one of {known}, got {eval_negative_source!r}")
         train_negatives = check_mix(negative_source, train_negatives)
-        self.batch_size = batch_size
+        self.batch_size: BatchSize = batch_size
         self.eval_batch_size = eval_batch_size
         self.train_negatives = train_negatives
         self.negative_source = negative_source
@@ -284,10 +293,19 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         """The encoder of raw features for an export; None if only this data module can encode them."""
         return None
 
+    def rows_per_batch(self) -> int:
+        """Return the rows per training batch and process: `batch_size`, or if that is ``"auto"`` a size by the data."""
+        if isinstance(self.batch_size, int):
+            return self.batch_size
+        shards = [self.shard(name) for name in self.splits["train"]]
+        rows, requests = sum(map(len, shards)), sum(shard.requests for shard in shards)
+        wanted = min(max(requests // STEPS_PER_EPOCH, FEWEST), MOST) / self._share()[1]
+        return max(1, round(wanted * rows / max(1, requests)))
+
     def loader(self, shards: Sequence[str], *, training: bool) -> ShardLoader:
         """Return a loader of the batches of the given shards, for training or for evaluation."""
         rank, processes = self._share()
-        size = self.batch_size if training or self.eval_batch_size is None else self.eval_batch_size
+        size = self.rows_per_batch() if training or self.eval_batch_size is None else self.eval_batch_size
         return ShardLoader(
             [self.shard(name) for name in shards],
             size,
@@ -342,7 +360,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         plain, excluded = batch.plain(), batch.excluded
         if source == "catalogue":
             catalogue = self.catalogue(batch.shard, batch.items.device)
-            return against_catalogue(plain, catalogue, batch.pool_rows, excluded)
+            return against_catalogue(plain, catalogue, batch.pool_rows, excluded, self.softmax_items)
         if not number:
             return plain
         if excluded is not None and plain.shares_histories:

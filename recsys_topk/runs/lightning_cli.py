@@ -23,6 +23,7 @@ from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import tables_on_meta
 from recsys_topk.datamodules import CascadeDataModule, Schema
+from recsys_topk.evaluation.corpus_metrics import CorpusMetrics, corpus_options
 from recsys_topk.files import write_whole
 from recsys_topk.runs.checkpoint import check_schema, read_checkpoint
 from recsys_topk.runs.config import as_list
@@ -177,6 +178,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         callbacks: list[Callback] = [pace]
         if shows:
             callbacks.append(RichProgress(pace) if sys.stdout.isatty() else PlainProgress(pace, self.log_line))
+        if self.command == "fit" and self.model.monitor.endswith("/corpus"):
+            callbacks.append(CorpusMetrics(**{**corpus_options(self.model.monitor), "baselines": ["popularity"]}))
         if self.command == "fit" and wanted.enable_checkpointing is not False:
             folder = self.directory.path / "checkpoints"
             if wanted.limit_val_batches != 0 and self.datamodule.splits["val"]:

@@ -44,7 +44,7 @@ def check_hardware(trainer: Mapping[str, Any]) -> None:
 
 def check_monitors(callbacks: Sequence[Callback], model: CascadeModule) -> None:
     """Raise if a callback, such as `EarlyStopping`, monitors a validation metric that is not measured."""
-    measured = [f"val/{name}" for name in dict(model.metrics["val"].items())]  # type: ignore[operator]
+    measured = [f"val/{name}" for name in {model.monitor: None, **dict(model.metrics["val"].items())}]  # type: ignore[operator]
     for callback in callbacks:
         name = getattr(callback, "monitor", None)
         if isinstance(name, str) and name.startswith("val/") and name not in measured:

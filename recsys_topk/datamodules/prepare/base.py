@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from typing_extensions import Unpack
 
-from recsys_topk.datamodules.base import CascadeDataModule, LoaderOptions, NegativeOptions
+from recsys_topk.datamodules.base import BatchSize, CascadeDataModule, LoaderOptions, NegativeOptions
 from recsys_topk.datamodules.prepare.columns import read_columns
 from recsys_topk.datamodules.prepare.plan import PreparationPlan
 from recsys_topk.datamodules.prepare.progress import Progress
@@ -85,7 +85,7 @@ class PreparedOptions(LoaderOptions, total=False):
     split_seed: int
     features: str | dict[str, Any] | None
     types: dict[str, str] | None
-    batch_size: int
+    batch_size: BatchSize
     history_length: int
     cache_dir: str | None
 
@@ -106,7 +106,7 @@ class PreparedDataModule(CascadeDataModule):
         features: The description of the features (`Description`): a YAML file or a mapping; or the folder of a saved
             encoder, to use its vocabularies; None = guessed, and reported.
         types: Types of columns of text files that are guessed wrongly, e.g. ``{"user_id": "string"}``.
-        batch_size: Requests per training batch and process.
+        batch_size: Requests per training batch and process, or ``"auto"``; see `CascadeDataModule`.
         history_length: Maximum length of the history; the newest items are kept.
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
         options: Options of every data module; see `CascadeDataModule`.
@@ -133,7 +133,7 @@ class PreparedDataModule(CascadeDataModule):
         split_seed: int = 0,
         features: str | dict[str, Any] | None = None,
         types: dict[str, str] | None = None,
-        batch_size: int = 256,
+        batch_size: BatchSize = 256,
         history_length: int = 50,
         cache_dir: str | None = None,
         **options: Unpack[NegativeOptions],
