@@ -13,9 +13,11 @@ from torch import Tensor
 from recsys_topk import losses, operators
 from recsys_topk.bench.timing import Pass, Shape
 from recsys_topk.cascades.objectives.joint import JointObjective
+from recsys_topk.cascades.objectives.quota import QuotaObjective
 from recsys_topk.losses.topk import TopKLoss, selection_bce
 
 GIGABYTE = 2**30
+OBJECTIVES = ("-joint", "-quota")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ FORMS = {
         Subject("dftopk-masked", "dftopk"),
         Subject("dftopk-joint", "dftopk"),
         Subject("sparse-joint", "sparse"),
+        Subject("sigmoid-quota", "sigmoid"),
     ],
 }
 
@@ -80,19 +83,22 @@ def one_pass(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Pass:
         return _backward(batch, lambda: selection_bce(operator(batch.scores, shape.k), batch.labels).mean())
     cls = losses.registry.resolve(subject.name)
     loss = losses.get(subject.name, **({"k": shape.k} if cls.requires_k else {}), **subject.arguments)
-    if subject.label.endswith("-joint"):
-        objective, quotas = JointObjective(loss, 2), (shape.k, shape.k)
+    if subject.label.endswith(OBJECTIVES):
+        quota = subject.label.endswith("-quota")
+        objective, quotas = (QuotaObjective if quota else JointObjective)(loss, 2), (shape.k, shape.k)
         scores = [batch.scores, batch.scores.detach().flip(1).requires_grad_()]
-        return _backward(batch, lambda: objective(scores, batch.labels, quotas=quotas, k=shape.k).total)
+        known: dict[str, Any] = {"quotas": quotas, "k": shape.k}
+        known["item_weights"] = torch.where(batch.labels > 0, 1.0, 100.0) if quota else None
+        return _backward(batch, lambda: objective(scores, batch.labels, **known).total)
     if subject.label.endswith("-masked"):
         return _backward(batch, lambda: loss(batch.scores, batch.labels, batch.mask, k=batch.ks))
     return _backward(batch, lambda: loss(batch.scores, batch.labels))
 
 
 def baseline(batch: Batch, label: str = "") -> Pass:
-    """Return a pass of plain binary cross-entropy on the same batch; one for each of the two stages of ``-joint``."""
+    """Return a pass of plain binary cross-entropy on the same batch; one for each of the two stages of an objective."""
     once = _backward(batch, lambda: F.binary_cross_entropy_with_logits(batch.scores, batch.labels))
-    return (lambda: (once(), once())) if label.endswith("-joint") else once
+    return (lambda: (once(), once())) if label.endswith(OBJECTIVES) else once
 
 
 def _backward(batch: Batch, value: Callable[[], Tensor]) -> Pass:

@@ -11,6 +11,8 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from recsys_topk import CascadeModule, losses
+from recsys_topk.callbacks.diagnostics import Diagnostics
+from recsys_topk.callbacks.progress import Pace
 from recsys_topk.cascades.objectives.base import CascadeObjective, registry
 from recsys_topk.cascades.objectives.independent import IndependentObjective
 from recsys_topk.cascades.objectives.quota import QuotaObjective
@@ -157,8 +159,11 @@ def test_quota_trains_from_every_source(source: Any) -> None:
     data = Tiny(train_negatives=9, negative_source=source)
     model = CascadeModule(data.schema, TWO, "sigmoid", "quota", k=3, dim=3)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    trainer = Trainer(**QUIET, max_steps=3)
+    diagnostics = Diagnostics(1)
+    trainer = Trainer(**QUIET, max_steps=3, callbacks=[diagnostics, Pace(every=0.0)])
     trainer.fit(model, data)
+    mass = trainer.callback_metrics["diagnostics/selection_mass/retrieval"]
+    assert float(mass) == pytest.approx(1.0, abs=1e-3)
     assert math.isfinite(float(trainer.callback_metrics["train/loss"]))
     assert any(not torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
 
