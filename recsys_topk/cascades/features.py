@@ -36,7 +36,7 @@ from recsys_topk.ops.stages.row_update import RowUpdate
 from recsys_topk.tabular.schema import Part, Schema
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 HistoryForm = Literal["rows", "mean"]
 # Maps a batch to the largest number of requests, pool items and views (B L) of any process.

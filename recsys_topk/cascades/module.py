@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.catalogue_training import catalogue_terms, check_catalogue_options
 from recsys_topk.cascades.count_sequences import count_sequences
-from recsys_topk.cascades.default_stages import default_stages
+from recsys_topk.cascades.default_stages import default_k, default_stages
 from recsys_topk.cascades.inference import apply_quotas
 from recsys_topk.cascades.learning_check import LearningCheck, all_selected_message
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, default_objective
@@ -60,7 +60,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             set (positive_above, gains) come from the schema.
         objective: A registry name, a description, or a callable of (loss, number of stages); None = as
             `default_objective` says: ``"joint"`` for a loss with an operator, else ``"independent"``.
-        k: Number of items wanted at the end of the cascade.
+        k: Number of items wanted at the end of the cascade; None = 10, or a fifth of short logged lists (`default_k`).
         dim: Embedding dimension, one for all tables or by table name; ``"auto"`` = by the number of rows, at most 64.
         share_embeddings: All stages use one set of tables.
         init_std: Tables are initialised from N(0, init_std^2).
@@ -93,7 +93,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         stages: Sequence[StageConfig | Mapping[str, Any]] | None = None,
         loss: RankingLoss | Mapping[str, Any] | str = "dftopk",
         objective: ObjectiveFactory | Mapping[str, Any] | str | None = None,
-        k: int = 10,
+        k: int | None = None,
         dim: int | Mapping[str, int] | Literal["auto"] = 8,
         share_embeddings: bool = False,
         optimizer: str = "adam",
@@ -112,8 +112,6 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         tie_history: bool = True,
     ) -> None:
         super().__init__()
-        if k < 1:
-            raise ValueError(f"k, the number of items wanted at the end of the cascade, must be at least 1, got {k}")
         described = isinstance(schema, Mapping)  # from a checkpoint, so all class paths are treated as file content
         if described:
             named = {"stages": stages, "loss": loss, "objective": objective, "metrics": metrics}
@@ -125,11 +123,13 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         for name, value in counts.items():
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
-        self.k = k
+        self.k = k = default_k(self.schema.list_length) if k is None else k
+        if k < 1:
+            raise ValueError(f"k, the number of items wanted at the end of the cascade, must be at least 1, got {k}")
         fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
         wanted = DEFAULT if metrics is None else metrics
         with reading() if described else nullcontext():
-            chosen = default_stages(self.schema.outline) if stages is None else stages
+            chosen = default_stages(self.schema.outline, self.schema.list_length, k) if stages is None else stages
             self.cascade = Cascade(self.schema, chosen, dim, share_embeddings, fused, init_std, tie_history)
             built = _loss(loss, self.schema)
             self.objective = _objective(objective, built, len(self.cascade.configs))

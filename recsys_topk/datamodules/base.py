@@ -31,10 +31,10 @@ from recsys_topk.trust import loading
 from recsys_topk.types import Array
 
 Split = Literal["train", "val", "test"]
-EvalSource = Literal["uniform", "popularity", "in_batch"]
 BatchSize = int | Literal["auto"]
 # With batch_size="auto": training requests per step, as a share of all of them and within bounds.
 STEPS_PER_EPOCH, FEWEST, MOST = 64, 256, 4096
+EvalSource = Literal["uniform", "popularity", "in_batch"]
 
 registry: Registry[CascadeDataModule]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 NO_VALUES = torch.empty(0, 0)
 """The values of a part of the schema without numeric features and vectors."""
