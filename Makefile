@@ -1,4 +1,4 @@
-# `make demo` and `make test` need python3 (3.10 or newer), make and git; everything else goes into .venv.
+# `make demo` and `make test` need python3 (3.11 or newer), make and git; everything else goes into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ TORCH := requirements/torch-cpu.txt
 # Used only if pip does not find the CPU build of torch in its configured sources.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra fast --extra plot --extra baselines --extra dashboard --extra export --extra serve --extra tune --extra docs --extra dev --universal --python-version 3.10 --custom-compile-command "make lock"
+UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra spark --extra fast --extra plot --extra baselines --extra dashboard --extra export --extra serve --extra tune --extra docs --extra dev --universal --python-version 3.11 --custom-compile-command "make lock"
 GPU_VENV ?= .venv-gpu
 DEMO_DIR ?= runs
 PAPER_DIR ?= runs/paper
@@ -22,7 +22,7 @@ help:  ## list the targets
 install: $(STAMP)  ## create .venv and install the pinned environment (again only if a lock changed)
 
 $(STAMP): $(LOCK) $(TORCH) pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"recsys_topk needs Python 3.10 or newer, and {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11 ...") if v < (3, 10) else None'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"recsys_topk needs Python 3.11 or newer, and {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11 ...") if v < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned environment into $(VENV) (once; a minute or two)"
 	@$(PIP) install -q --no-deps -r $(TORCH) || $(PIP) install -q --no-deps -r $(TORCH) --index-url $(TORCH_INDEX)
@@ -73,7 +73,7 @@ lint: $(STAMP)  ## format and lint
 lock: $(STAMP)  ## resolve the locks again
 	$(UV_COMPILE) requirements/cpu.in --overrides requirements/cpu-overrides.txt --no-emit-package torch --no-emit-package fbgemm-gpu -o $(LOCK)
 	$(subst "make lock","make lock (CUDA: resolved, not run by the tests)",$(UV_COMPILE)) requirements/gpu.in --overrides requirements/gpu-overrides.txt -o requirements/gpu.lock
-	$(BIN)/uv pip compile -q requirements/serve.in --universal --python-version 3.10 --custom-compile-command "make lock" -o requirements/serve.lock
+	$(BIN)/uv pip compile -q requirements/serve.in --universal --python-version 3.11 --custom-compile-command "make lock" -o requirements/serve.lock
 
 clean:  ## remove the environments and the files of the tools
 	rm -rf $(VENV) $(GPU_VENV) dist build docs/_build docs/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -67,7 +67,7 @@ def test_old_python_fails_with_a_message(tmp_path: Path) -> None:
         ["make", "install", f"PYTHON={fake}"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode != 0
-    assert "recsys_topk needs Python 3.10 or newer" in done.stderr
+    assert "recsys_topk needs Python 3.11 or newer" in done.stderr
     assert not (tmp_path / ".venv").exists()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class Cascade(nn.Module):
     Args:
         schema: The features.
         stages: The configurations of the stages, first stage first. A quota must not exceed the one before it.
-        dim: Embedding dimension, one for all tables or by table name.
+        dim: Embedding dimension, one for all tables or by table name; ``"auto"`` = by the number of rows, at most 64.
         share_embeddings: All stages use one set of tables. By default each stage has its own tables, because stages are
             deployed separately.
         fused: Optimizer that updates the tables inside backward; None = no such update.
@@ -40,7 +40,7 @@ class Cascade(nn.Module):
         self,
         schema: Schema,
         stages: Sequence[StageConfig | Mapping[str, Any]],
-        dim: int | Mapping[str, int] = 8,
+        dim: int | Mapping[str, int] | Literal["auto"] = 8,
         share_embeddings: bool = False,
         fused: FusedOptimizer | None = None,
         init_std: float = 1.0,

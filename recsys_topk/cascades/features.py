@@ -36,7 +36,7 @@ from recsys_topk.ops.stages.row_update import RowUpdate
 from recsys_topk.tabular.schema import Part, Schema
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 HistoryForm = Literal["rows", "mean"]
 # Maps a batch to the largest number of requests, pool items and views (B L) of any process.
@@ -117,7 +117,7 @@ class FeatureEmbedding(nn.Module):
     def __init__(
         self,
         schema: Schema,
-        dim: int | Mapping[str, int] = 8,
+        dim: int | Mapping[str, int] | Literal["auto"] = 8,
         init_std: float = 1.0,
         fused: FusedOptimizer | None = None,
         device: torch.device | str | None = None,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from recsys_topk.tabular.schema import Part, Schema, Table
 
 # The order of the parts in the names of collections. These names are state-dict keys.
 PARTS: tuple[Part, ...] = ("request", "items", "history")
 Parts = tuple[Part, ...]
+WIDEST = 64  # largest embedding dimension that is chosen by the number of rows
 
 
 @dataclass(frozen=True)
@@ -144,9 +147,14 @@ def _group_tables(uses: Mapping[Part, list[Use]]) -> dict[Parts, list[Table]]:
     return groups
 
 
-def dimensions(schema: Schema, dim: int | Mapping[str, int]) -> dict[str, int]:
-    """Return the embedding dimension of each table. Raise if `dim` does not contain it."""
+def dimensions(schema: Schema, dim: int | Mapping[str, int] | Literal["auto"]) -> dict[str, int]:
+    """Return the embedding dimension of each table. Raise if `dim` does not contain it.
+
+    With ``"auto"`` it is the square root of the number of rows, as a multiple of 8 of at most 64.
+    """
     names = [table.name for table in schema.tables]
+    if dim == "auto":
+        return {table.name: min(WIDEST, 8 * math.ceil(math.sqrt(table.rows) / 8)) for table in schema.tables}
     if isinstance(dim, int):
         dim = {"default": dim}
     small = {name: value for name, value in dim.items() if value < 1}

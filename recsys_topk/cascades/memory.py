@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from recsys_topk.cascades.layout import EmbeddingLayout, dimensions, untie_history
 from recsys_topk.tabular.schema import Schema
@@ -89,7 +89,7 @@ class MemoryPlan:
 def plan_memory(
     schema: Schema,
     stages: int,
-    dim: int | Mapping[str, int] = 8,
+    dim: int | Mapping[str, int] | Literal["auto"] = 8,
     share_embeddings: bool = False,
     optimizer: str = "adam",
     embedding_optimizer: str = "same",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.catalogue_training import catalogue_terms, check_catalogue_options
 from recsys_topk.cascades.count_sequences import count_sequences
-from recsys_topk.cascades.default_stages import default_stages
+from recsys_topk.cascades.default_stages import default_k, default_stages
 from recsys_topk.cascades.inference import apply_quotas
 from recsys_topk.cascades.learning_check import LearningCheck, all_selected_message
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, default_objective
@@ -60,8 +60,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             set (positive_above, gains) come from the schema.
         objective: A registry name, a description, or a callable of (loss, number of stages); None = as
             `default_objective` says: ``"joint"`` for a loss with an operator, else ``"independent"``.
-        k: Number of items wanted at the end of the cascade.
-        dim: Embedding dimension, one for all tables or by table name.
+        k: Number of items wanted at the end of the cascade; None = 10, or a fifth of short logged lists (`default_k`).
+        dim: Embedding dimension, one for all tables or by table name; ``"auto"`` = by the number of rows, at most 64.
         share_embeddings: All stages use one set of tables.
         init_std: Tables are initialised from N(0, init_std^2).
         tie_history: The history reads the tables of the items. False = it has tables of its own.
@@ -80,12 +80,11 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             the first stage at that step. The selection has no gradient. `random_negatives` are added; 0 = train on all.
             `StageConfig.hard_negatives` selects for one stage.
         random_negatives: Number of sampled negatives per list that are kept regardless of their score.
-        refit_epochs: Number of epochs, at the end of the training, in which only the first stage is trained, on all
-            requests: also on those that were held out for later stages (`held_out` of the data).
         metrics: Metrics to compute: names, or mappings such as ``{"metric": "ndcg", "k": 5}`` (`configured_metrics`);
             None = the joint recall and the recall of each stage.
         monitor: Logged name, without the split, of the metric that selects the best checkpoint, e.g.
-            ``"joint_recall@10@20"``; None = the joint recall, or the first metric if that is not computed.
+            ``"joint_recall@10@20"``, or over the whole catalogue ``"recall@20/corpus"`` (`CorpusMetrics`, which `fit`
+            adds); None = the joint recall, or the first metric if that is not computed.
     """
 
     def __init__(
@@ -94,8 +93,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         stages: Sequence[StageConfig | Mapping[str, Any]] | None = None,
         loss: RankingLoss | Mapping[str, Any] | str = "dftopk",
         objective: ObjectiveFactory | Mapping[str, Any] | str | None = None,
-        k: int = 10,
-        dim: int | Mapping[str, int] = 8,
+        k: int | None = None,
+        dim: int | Mapping[str, int] | Literal["auto"] = 8,
         share_embeddings: bool = False,
         optimizer: str = "adam",
         lr: float = 1e-2,
@@ -111,11 +110,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         random_negatives: int = 0,
         init_std: float = 1.0,
         tie_history: bool = True,
-        refit_epochs: int = 0,
     ) -> None:
         super().__init__()
-        if k < 1:
-            raise ValueError(f"k, the number of items wanted at the end of the cascade, must be at least 1, got {k}")
         described = isinstance(schema, Mapping)  # from a checkpoint, so all class paths are treated as file content
         if described:
             named = {"stages": stages, "loss": loss, "objective": objective, "metrics": metrics}
@@ -124,15 +120,16 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             loss, objective = _upgrade_descriptions(loss, objective)
         self.schema = schema if isinstance(schema, Schema) else Schema.from_dict(dict(schema))
         counts = {"warmup_steps": warmup_steps, "hard_negatives": hard_negatives, "random_negatives": random_negatives}
-        counts["refit_epochs"] = refit_epochs
         for name, value in counts.items():
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
-        self.k = k
+        self.k = k = default_k(self.schema.list_length) if k is None else k
+        if k < 1:
+            raise ValueError(f"k, the number of items wanted at the end of the cascade, must be at least 1, got {k}")
         fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
         wanted = DEFAULT if metrics is None else metrics
         with reading() if described else nullcontext():
-            chosen = default_stages(self.schema.outline) if stages is None else stages
+            chosen = default_stages(self.schema.outline, self.schema.list_length, k) if stages is None else stages
             self.cascade = Cascade(self.schema, chosen, dim, share_embeddings, fused, init_std, tie_history)
             built = _loss(loss, self.schema)
             self.objective = _objective(objective, built, len(self.cascade.configs))
@@ -148,7 +145,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
                 "loss": describe(built),
                 "objective": describe(self.objective, exclude=("loss", "stages")),
                 "k": k,
-                "dim": dim if isinstance(dim, int) else dict(dim),
+                "dim": dim if isinstance(dim, (int, str)) else dict(dim),
                 "share_embeddings": share_embeddings,
                 "init_std": init_std,
                 "tie_history": tie_history,
@@ -167,7 +164,6 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         )
         self.monitor = self._monitored(monitor)
         self._check: LearningCheck | None = None
-        self._refitting = False
         self._first_epoch = 0
 
     @classmethod
@@ -199,7 +195,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def compute_objective(self, batch: CascadeBatch) -> ObjectiveOutput:
         """Return the objective of a batch, with its terms."""
         if batch.catalogue:
-            terms = catalogue_terms(self.cascade, self.loss, batch, first_only=self._refitting)
+            terms = catalogue_terms(self.cascade, self.loss, batch)
             return ObjectiveOutput.of_stages(torch.stack(terms).sum(), terms)
         if self.hparams["hard_negatives"]:
             first = next(iter(self.cascade.stages.values()))
@@ -312,8 +308,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             cuts = self.objective.cuts(self.cascade.quotas, self.k)
             check_pool(self.trainer.datamodule, self.objective, bool(hard), cuts)
         check_negatives(self.trainer.datamodule, self.objective, options["hard_negatives"], options["random_negatives"])
-        refit, processes = options["refit_epochs"], self.trainer.world_size
-        check_catalogue_options(self.trainer.datamodule, self.cascade, self.objective.name, refit, processes)
+        check_catalogue_options(self.trainer.datamodule, self.cascade, self.objective.name, self.trainer.world_size)
         if self.hparams["embedding_optimizer"] == "same":
             return
         tables = f"embedding_optimizer={self.hparams['embedding_optimizer']!r} updates the tables inside backward"
@@ -339,13 +334,9 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             )
 
     def on_train_epoch_start(self) -> None:
-        """Start the epochs in which only the first stage is trained, and count the sequences that stages may know."""
-        refit, last = self.hparams["refit_epochs"], self.trainer.max_epochs
-        refitting = bool(refit) and last is not None and last - refit <= self.current_epoch
-        if self.trainer.current_epoch == self._first_epoch or refitting != self._refitting:
-            self._refitting = refitting
-            data = self.trainer.datamodule
-            count_sequences(self.cascade, data, held_out=0.0 if refitting else getattr(data, "held_out", 0.0))
+        """Count the sequences that stages may know, at the start of the training."""
+        if self.trainer.current_epoch == self._first_epoch:
+            count_sequences(self.cascade, self.trainer.datamodule)
 
     def on_train_batch_start(self, batch: CascadeBatch, batch_idx: int) -> None:
         """Set the scheduled learning rate for the tables that are updated inside backward."""
@@ -381,6 +372,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             raise ValueError("metrics must not be empty; name at least one metric, or omit the option for the default")
         if name is None:
             return next((own for own, metric in metrics.items() if metric.whole_cascade), next(iter(metrics)))
+        if name.endswith("/corpus"):
+            return name
         if name not in metrics:
             raise ValueError(
                 f"cannot monitor {name!r}: it is not computed; {suggest(name, metrics)}available: {', '.join(metrics)}"
@@ -430,8 +423,10 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
 
     def _evaluate(self, split: Split, batch: CascadeBatch) -> None:
         metrics = self.update_metrics(split, self(batch), batch)
-        # Longer lists are more difficult, so the names of test metrics include the length of the list.
+        # Longer lists and frequent negatives are more difficult, so the names of test metrics include both.
+        source = getattr(self.trainer.datamodule, "eval_negative_source", "uniform") if batch.sampled else "uniform"
         pool = f"/{batch.candidates.shape[1]}" if split == "test" else ""
+        pool += f"-{source}" if pool and source != "uniform" else ""
         for name, metric in metrics.items():
             self.log(
                 f"{split}/{name}{pool}", metric, on_epoch=True, prog_bar=name == self.monitor, batch_size=batch.size

@@ -106,7 +106,7 @@ class Stage(nn.Module, ABC):
 
     name: ClassVar[str]
     shares_histories: ClassVar[bool] = False
-    counts_sequences: ClassVar[bool] = False
+    counts_sequences: bool = False
     encoder: HistoryEncoder | None
 
     def __init__(

@@ -31,6 +31,10 @@ from recsys_topk.trust import loading
 from recsys_topk.types import Array
 
 Split = Literal["train", "val", "test"]
+BatchSize = int | Literal["auto"]
+# With batch_size="auto": training requests per step, as a share of all of them and within bounds.
+STEPS_PER_EPOCH, FEWEST, MOST = 64, 256, 4096
+EvalSource = Literal["uniform", "popularity", "in_batch"]
 
 registry: Registry[CascadeDataModule]
 
@@ -43,6 +47,7 @@ class LoaderOptions(TypedDict, total=False):
     num_workers: int
     shuffle: bool
     logq_correction: bool
+    eval_negative_source: EvalSource
 
 
 class NegativeOptions(LoaderOptions, total=False):
@@ -56,7 +61,7 @@ class NegativeOptions(LoaderOptions, total=False):
 class DataOptions(NegativeOptions, total=False):
     """All options of `CascadeDataModule`. A subclass takes them as ``**options: Unpack[DataOptions]``."""
 
-    batch_size: int
+    batch_size: BatchSize
 
 
 class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[misc]  # Lightning is seen untyped
@@ -68,15 +73,16 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     these hyper-parameters.
 
     Training negatives are drawn again in every epoch, from `negative_source`. Evaluation negatives are `eval_negatives`
-    uniform draws from the catalogue of the evaluated shard. They are the same for a request in every epoch, and do not
-    depend on the batch size, the order or the number of processes.
+    draws from the evaluated shard, by default uniform. They are the same for a request in every epoch, and do not
+    depend on the batch size, the order or the number of processes (except for ``eval_negative_source="in_batch"``).
 
     A subclass with a class attribute ``name`` is registered under this name (`recsys_topk.datamodules.get`). Other
     packages register data modules through the entry-point group ``recsys_topk.datamodules``. `docs/data.md` has a
     complete example, and `recsys_topk.testing.check_data_module` checks a subclass.
 
     Args:
-        batch_size: Requests per training batch and process.
+        batch_size: Requests per training batch and process. ``"auto"`` = so many that an epoch has 64 steps, but at
+            least 256 and at most 4096 requests of all processes.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
         negative_source: Source of the training negatives: ``"in_batch"``, ``"in_global_batch"``, ``"uniform"`` or
@@ -90,11 +96,19 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         shuffle: Whether to shuffle training requests within each shard.
         logq_correction: Whether training batches contain `CascadeBatch.log_q`. Softmax losses subtract it from the
             scores of sampled negatives, so that they estimate the softmax over all items.
+        eval_negative_source: Source of the evaluation negatives. ``"uniform"``: all items of the evaluated shard are
+            equally likely. ``"popularity"``: in proportion to how often an item occurs in the lists of the shard.
+            ``"in_batch"``: in proportion to how often it occurs in the lists of the batch, as in the published code of
+            DFTopK; the results then depend on the batch size. Frequent items are harder negatives, so names of test
+            metrics contain the source if it is not uniform.
     """
 
     name: ClassVar[str]
     without_validation: ClassVar[str] = "use test"
     """What the user can do if there are no validation shards, for an error message."""
+
+    softmax_items: int | None = None
+    """With negatives from the whole catalogue: number of items in the softmax of a step; None = all."""
 
     sampling_probabilities: bool = False
     """Whether training batches contain `CascadeBatch.log_q` without a logQ correction, for objectives with a pool."""
@@ -105,7 +119,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     def __init__(
         self,
         *,
-        batch_size: int = 1024,
+        batch_size: BatchSize = 1024,
         eval_batch_size: int | None = None,
         train_negatives: int = 0,
         negative_source: NegativeMix = "in_batch",
@@ -114,6 +128,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         num_workers: int = 0,
         shuffle: bool = True,
         logq_correction: bool = False,
+        eval_negative_source: EvalSource = "uniform",
     ) -> None:
         super().__init__()
         counts = {"train_negatives": train_negatives, "eval_negatives": eval_negatives, "seed": seed}
@@ -121,10 +136,15 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
         for name, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
-            if size is not None and size < 1:
+            if isinstance(size, str) and (size != "auto" or name != "batch_size"):
+                raise ValueError(f"{name} must be an integer, or for batch_size 'auto', got {size!r}")
+            if isinstance(size, int) and size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
+        if eval_negative_source not in get_args(EvalSource):
+            known = ", ".join(get_args(EvalSource))
+            raise ValueError(f"eval_negative_source must be one of {known}, got {eval_negative_source!r}")
         train_negatives = check_mix(negative_source, train_negatives)
-        self.batch_size = batch_size
+        self.batch_size: BatchSize = batch_size
         self.eval_batch_size = eval_batch_size
         self.train_negatives = train_negatives
         self.negative_source = negative_source
@@ -133,6 +153,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         self.num_workers = num_workers
         self.shuffle = shuffle
         self.logq_correction = logq_correction
+        self.eval_negative_source: EvalSource = eval_negative_source
         # Lightning would look for the options among the local variables of every constructor on the stack. They are not
         # there if a constructor passes them on, so it gets a frame that no function has called.
         self.save_hyperparameters(hyper_parameters(self), frame=_uncalled().gi_frame, logger=False)
@@ -215,6 +236,11 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         negatives = self.train_negatives if split == "train" else self.eval_negatives
         return max(self.shard(name).list_length for name in self.splits[split]) + negatives
 
+    def lists_text(self, split: Split) -> str:
+        """Return the length of the lists of an evaluated split and the source of their negatives, as text."""
+        negatives = f" with {self.eval_negatives} {self.eval_negative_source} negatives" if self.eval_negatives else ""
+        return f"lists of {self.list_length(split)}{negatives}"
+
     def shard(self, name: str) -> Shard:
         """Return a shard. It is opened on first use."""
         if name not in self._shards:
@@ -267,10 +293,19 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         """The encoder of raw features for an export; None if only this data module can encode them."""
         return None
 
+    def rows_per_batch(self) -> int:
+        """Return the rows per training batch and process: `batch_size`, or if that is ``"auto"`` a size by the data."""
+        if isinstance(self.batch_size, int):
+            return self.batch_size
+        shards = [self.shard(name) for name in self.splits["train"]]
+        rows, requests = sum(map(len, shards)), sum(shard.requests for shard in shards)
+        wanted = min(max(requests // STEPS_PER_EPOCH, FEWEST), MOST) / self._share()[1]
+        return max(1, round(wanted * rows / max(1, requests)))
+
     def loader(self, shards: Sequence[str], *, training: bool) -> ShardLoader:
         """Return a loader of the batches of the given shards, for training or for evaluation."""
         rank, processes = self._share()
-        size = self.batch_size if training or self.eval_batch_size is None else self.eval_batch_size
+        size = self.rows_per_batch() if training or self.eval_batch_size is None else self.eval_batch_size
         return ShardLoader(
             [self.shard(name) for name in shards],
             size,
@@ -321,11 +356,11 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         for every batch.
         """
         number = self.train_negatives if batch.training else self.eval_negatives
-        source = self.negative_source if batch.training else "uniform"
+        source = self.negative_source if batch.training else self.eval_negative_source
         plain, excluded = batch.plain(), batch.excluded
         if source == "catalogue":
             catalogue = self.catalogue(batch.shard, batch.items.device)
-            return against_catalogue(plain, catalogue, batch.pool_rows, excluded)
+            return against_catalogue(plain, catalogue, batch.pool_rows, excluded, self.softmax_items)
         if not number:
             return plain
         if excluded is not None and plain.shares_histories:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 NO_VALUES = torch.empty(0, 0)
 """The values of a part of the schema without numeric features and vectors."""
@@ -54,7 +54,8 @@ class CascadeBatch:
             first stage knows the positives that it was trained on too well; see `catalogue_terms`.
         known: (B, E) int64, or (H, E) if requests share histories: with `catalogue`, the items that each user has, as
             rows of the pool; -1 = padding.
-        sampled: Number of columns, at the end of the lists, that are sampled negatives.
+        sampled: Number of columns, at the end of the lists, that are sampled negatives. With `catalogue`, the number of
+            items in the softmax of a step, 0 = all.
         catalogue_items: Number of items of the catalogue that the negatives were drawn from; 0 without `log_q`.
         catalogue: Whether the pool holds the whole catalogue, and all of its items compete with those of each list.
         shard: Name of the shard that contains all requests, e.g. a day. Only set in evaluation batches.

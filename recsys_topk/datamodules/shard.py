@@ -130,11 +130,19 @@ class Shard(ABC):
         """
         return None
 
-    def sequences(self) -> tuple[Array, Array] | None:
+    @property
+    def requests(self) -> int:
+        """Number of requests. A row of the shard may hold several of them."""
+        return len(self)
+
+    def sequences(self, held_out: bool = True) -> tuple[Array, Array] | None:
         """Return the interactions of a training shard, ordered by user and time; None = they are not known.
 
+        Args:
+            held_out: Whether users that are held out for the later stages of a cascade are included.
+
         Returns:
-            The user, numbered from 0, and the item id of each interaction, (n,) int64.
+            A number for the user and the item id of each interaction, (n,) int64.
         """
         return None
 

@@ -113,6 +113,12 @@ def evaluate_baseline(
     return {metric: value for (metric, column), value in found.items() if column != "random"}
 
 
+def corpus_options(metric: str) -> dict[str, Any]:
+    """Return the options of an evaluation over the catalogue that measures a metric, e.g. ``recall@20/corpus``."""
+    cut = metric.partition("/")[0].partition("@")[2]
+    return {"baselines": False, **({"cuts": [int(cut)]} if cut.isdigit() else {})}
+
+
 def _measure(
     evaluation: CorpusEvaluation,
     data: CascadeDataModule,

@@ -43,7 +43,7 @@ class TrainingLog:
         found = [part for part in parts if part is not None]
         if len(found) != 1 or len(parts) != 1:  # users of several shards cannot be told apart by their numbers
             return cls(counts)
-        user, item_id = found[0]
+        user, item_id = np.unique(found[0][0], return_inverse=True)[1], found[0][1]
         ids = items.item_id.cpu().numpy()
         row = np.searchsorted(ids, item_id).clip(max=len(ids) - 1)
         known = ids[row] == item_id

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from recsys_topk.experiments.compare import comparison_rows, device, outcome, publish
 from recsys_topk.experiments.study import Tuning
 from recsys_topk.experiments.tune import tune
-from recsys_topk.experiments.tuning_trial import corpus_options, load_best
+from recsys_topk.experiments.tuning_trial import load_best
 from recsys_topk.files import whole_file, write_whole
 from recsys_topk.runs.run import LogLine, TrainingRun
 from recsys_topk.runs.statistics import bootstrap_interval
@@ -61,7 +61,7 @@ def train_and_test_best(trial: FinalTrial, send: Send) -> None:
     metrics, lists = measure_requests(run, trial.metric)
     with whole_file(trial.lists) as file:
         np.save(file, lists)
-    result = {"seconds": seconds, "metrics": metrics, "device": device(run)}
+    result = {"seconds": seconds, "metrics": metrics, "device": device(run), "lists": run.data.lists_text("test")}
     write_whole(trial.target, json.dumps({**trial.identity(), **result}, indent=1))
 
 
@@ -74,7 +74,7 @@ def measure_requests(run: TrainingRun, metric: str | None) -> tuple[dict[str, fl
     metrics = {name: value for name, value in run.test().items() if name.startswith("test/")}
     if metric is None:
         return metrics, torch.cat(first.lists).float().numpy()
-    from recsys_topk.evaluation import evaluate_corpus
+    from recsys_topk.evaluation.corpus_metrics import corpus_options, evaluate_corpus
 
     evaluation = evaluate_corpus(run.model, run.data, "test", keep=True, **corpus_options(metric))
     over_catalogue = {f"test/{name}": value for name, value in evaluation.compute().items()}

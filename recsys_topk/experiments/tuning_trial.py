@@ -6,11 +6,11 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from recsys_topk.evaluation.corpus_metrics import corpus_options
 from recsys_topk.files import write_whole
 from recsys_topk.runs.run import TrainingRun
 from recsys_topk.runs.trials import Send, Trial, measure_seconds
@@ -72,9 +72,3 @@ def load_best(run: TrainingRun) -> None:
     if file.is_file():
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         run.model.load_state_dict(content["state_dict"])
-
-
-def corpus_options(metric: str) -> dict[str, Any]:
-    """Return the options of an evaluation over the catalogue that measures a metric, e.g. ``recall@20/corpus``."""
-    cut = metric.partition("/")[0].partition("@")[2]
-    return {"baselines": False, **({"cuts": [int(cut)]} if cut.isdigit() else {})}

@@ -23,17 +23,16 @@ from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import tables_on_meta
 from recsys_topk.datamodules import CascadeDataModule, Schema
+from recsys_topk.evaluation.corpus_metrics import CorpusMetrics, corpus_options
 from recsys_topk.files import write_whole
 from recsys_topk.runs.checkpoint import check_schema, read_checkpoint
 from recsys_topk.runs.config import as_list
 from recsys_topk.runs.directory import RunDirectory, first_process, run_name
-from recsys_topk.runs.memory import keep_freed_memory
+from recsys_topk.runs.libraries import keep_freed_memory
 from recsys_topk.runs.metrics_file import MetricsFile
-from recsys_topk.runs.parser import as_dict, as_yaml, cascade
-from recsys_topk.runs.parser_errors import plain_error
-from recsys_topk.runs.preflight import check_monitors
+from recsys_topk.runs.parser import as_dict, as_yaml, cascade, plain_error
+from recsys_topk.runs.preflight import announce_memory, check_monitors
 from recsys_topk.runs.resume import Resumption
-from recsys_topk.runs.table_memory import announce_memory
 from recsys_topk.runs.wandb.logger import describe_run, make_wandb, wandb_loggers
 
 if TYPE_CHECKING:
@@ -177,6 +176,8 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         callbacks: list[Callback] = [pace]
         if shows:
             callbacks.append(RichProgress(pace) if sys.stdout.isatty() else PlainProgress(pace, self.log_line))
+        if self.command == "fit" and self.model.monitor.endswith("/corpus"):
+            callbacks.append(CorpusMetrics(**{**corpus_options(self.model.monitor), "baselines": ["popularity"]}))
         if self.command == "fit" and wanted.enable_checkpointing is not False:
             folder = self.directory.path / "checkpoints"
             if wanted.limit_val_batches != 0 and self.datamodule.splits["val"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -44,5 +44,5 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
         "command": list(command),
         "versions": {name: versions[name] for name in PACKAGES if name in versions},
         "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": platform.system()},
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }

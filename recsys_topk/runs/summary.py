@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, TrainingRun
 
 LARGEST = 3
+FEW_STEPS = 200
 
 
 def table_rows(model: Any) -> list[dict[str, object]]:
@@ -66,11 +67,13 @@ def report_end(run: TrainingRun, command: Command) -> None:
         return
     split: Split = "val" if command in ("fit", "validate") else "test"
     shown = {name: value for name, value in run.metrics.items() if name.startswith(f"{split}/")}
-    if shown:
-        report_metrics(run, split, shown)
+    popularity = report_metrics(run, split, shown) if shown else None
     best = next((part for part in run.trainer.checkpoint_callbacks if isinstance(part, BestCheckpoint)), None)
     if command == "fit" and best is not None and best.best_model_score is not None:
-        run.log_line(f"best {best.monitor} {float(best.best_model_score):.4f} (best.ckpt)")
+        value = float(best.best_model_score)
+        run.log_line(f"best {best.monitor} {value:.4f} (best.ckpt)")
+        for line in advice(run.trainer.global_step, value, popularity):
+            run.log_line(line)
     log_end(run, command, shown)
     if command == run.parts().command:
         run.log_line("\n  ".join(["written:", *run.directory.files()]))
@@ -79,16 +82,45 @@ def report_end(run: TrainingRun, command: Command) -> None:
             run.log_line(line)
 
 
-def report_metrics(run: TrainingRun, split: Split, metrics: Mapping[str, float]) -> None:
+def advice(steps: int, value: float, popularity: float | None) -> list[str]:
+    """Return what to try if a run was too short, or is not better than the popularity of the items.
+
+    Args:
+        steps: Number of training steps.
+        value: The best value of the monitored metric.
+        popularity: The value of a ranking by popularity; None = not known.
+
+    Example:
+        >>> advice(1000, 0.3, 0.1)
+        []
+    """
+    lines = []
+    if steps < FEW_STEPS:
+        lines.append(
+            f"note: only {steps} training steps, too few to learn much; try more epochs (--trainer.max_epochs) or a "
+            f"smaller --data.batch_size"
+        )
+    if popularity is not None and value <= popularity:
+        lines.append(
+            f"note: the result is not better than ranking by popularity ({popularity:.4f}); try more steps, another "
+            f"learning rate (--model.lr), or for users' interactions --config interactions"
+        )
+    return lines
+
+
+def report_metrics(run: TrainingRun, split: Split, metrics: Mapping[str, float]) -> float | None:
     """Log the metrics of a split in one table with those of random order, popularity and the oracle.
 
     Metrics over the whole catalogue (`--corpus`) have other baselines and get a second table.
+
+    Returns:
+        The monitored metric of a ranking by popularity, if it was measured.
     """
     model, data = run.model, run.data
     baselines = Baselines({}, 0)
     shards = [name for name in data.splits[split] if name != split]
     days = f" {' to '.join(dict.fromkeys((shards[0], shards[-1])))}" if shards else ""
-    where = f"{split}{days}: lists of {data.list_length(split)}"
+    where = f"{split}{days}: {data.lists_text(split)}"
     if run.parts().options["baselines"]:
         batches = run.trainer.num_val_batches if split == "val" else run.trainer.num_test_batches
         try:
@@ -107,6 +139,9 @@ def report_metrics(run: TrainingRun, split: Split, metrics: Mapping[str, float])
     run.log_line(f"joint recall: share of the {model.k} right items left after {quotas}")
     if catalogue:
         _log_table(run, f"{split}: the whole catalogue", corpus_rows(catalogue))
+    if model.monitor.endswith("/corpus"):
+        return metrics.get(f"{split}/{model.monitor.removesuffix('corpus')}popularity")
+    return baselines.metrics.get("popularity", {}).get(model.monitor)
 
 
 def corpus_rows(metrics: Mapping[str, float]) -> list[dict[str, object]]:

@@ -31,7 +31,7 @@ class BodyLimits:
             return
         try:
             body = await asyncio.wait_for(self._read(receive), self._seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             await self._refuse(send, 408, f"the body did not arrive within {self._seconds:g} s")
             return
         if body is None:

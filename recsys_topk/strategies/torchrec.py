@@ -23,6 +23,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.optimizers import table_collections
 from recsys_topk.cascades.tables import configs_of, copy_into
+from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.strategies.full_tensors import draw_tables, gather, load_into
 from recsys_topk.strategies.sharding import Sharder, Sharding, allowed_kinds, bytes_of, plan_tables, quiet_planner
@@ -144,7 +145,7 @@ class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyp
 
     def _rows_per_batch(self) -> int:
         data = getattr(self.lightning_module.trainer, "datamodule", None)
-        return int(getattr(data, "batch_size", 1024))
+        return data.rows_per_batch() if isinstance(data, CascadeDataModule) else 1024
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return full tensors in process 0, which writes the checkpoint."""

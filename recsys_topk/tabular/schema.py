@@ -110,6 +110,8 @@ class Schema:
         positive_above: Labels above this are positives.
         labels: ``"grades"`` (a label is the relevance of an item, e.g. 0 to 4) or ``"places"`` (labels only order the
             items, e.g. 29 for the first place and 20 for the tenth). Graded losses use it to choose their gain.
+        list_length: The median length of logged lists without sampled negatives; 0 = unknown. It only chooses defaults
+            (`default_stages`), so schemas that differ in it are equal.
 
     Example:
         >>> schema = Schema(
@@ -131,6 +133,7 @@ class Schema:
     groups: tuple[str, ...] = ()
     positive_above: float = 0.0
     labels: LabelKind = "grades"
+    list_length: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]
@@ -187,6 +190,8 @@ class Schema:
         for table in plain["tables"]:
             if table["vocabulary"] is None:
                 del table["vocabulary"]  # as in files of versions without vocabularies
+        if not self.list_length:
+            del plain["list_length"]
         return {"version": VERSION, **plain}
 
     @classmethod
@@ -204,6 +209,7 @@ class Schema:
             positive_above=float(plain.get("positive_above", 0.0)),
             # Version 1 supported only RecFlow, whose labels are places.
             labels=plain.get("labels", "places" if version == 1 else "grades"),
+            list_length=int(plain.get("list_length", 0)),
         )
 
 

@@ -12,7 +12,14 @@ import torch
 from lightning.pytorch import Trainer
 
 from recsys_topk.cascades import CascadeModule
-from recsys_topk.cascades.catalogue_training import catalogue_terms, check_catalogue_options, passed_on
+from recsys_topk.cascades.catalogue_training import (
+    catalogue_terms,
+    check_catalogue_options,
+    held_out_requests,
+    passed_on,
+    sample_items,
+)
+from recsys_topk.cascades.count_sequences import count_sequences
 from recsys_topk.cascades.successors import Successors
 from recsys_topk.datamodules import InteractionsDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
@@ -80,13 +87,16 @@ def test_counts_of_successors_equal_a_loop(most: int) -> None:
         assert share.item() == pytest.approx(one)
 
 
-def test_held_out_requests_are_the_last_ones_of_each_user(data: InteractionsDataModule) -> None:
+def test_held_out_requests_are_those_of_some_users(data: InteractionsDataModule) -> None:
     shard = data.shard("train")
     every = shard.batch(np.arange(len(shard)))
-    start, stop, seen = (np.asarray(data.prepared.table("train")[name]) for name in ("start", "stop", "seen"))
-    expected = [r for r in range(len(start)) if stop[r] >= seen[r] - math.ceil(0.2 * (seen[r] - start[r]))]
-    assert every.held_out.tolist() == expected
-    assert 0.1 < len(expected) / len(start) < 0.4
+    user = np.asarray(data.prepared.table("train")["user"])
+    chosen = set(user[every.held_out.numpy()])
+    assert every.held_out.tolist() == [row for row, one in enumerate(user) if one in chosen]
+    assert 0.05 < len(chosen) / len(set(user)) < 0.4
+    counted, _ = shard.sequences(held_out=False)
+    assert set(counted) == set(user) - chosen
+    assert set(shard.sequences()[0]) == set(user)
 
 
 def test_the_first_stage_passes_on_its_best_items_that_the_user_does_not_have(
@@ -94,7 +104,8 @@ def test_the_first_stage_passes_on_its_best_items_that_the_user_does_not_have(
 ) -> None:
     draw = torch.Generator().manual_seed(0)
     requests, items = torch.randn(batch.size, 3, generator=draw), torch.randn(len(batch.item_id), 3, generator=draw)
-    lists, scores = passed_on(batch, requests, items, batch.mask, 12)
+    rows = batch.held_out
+    lists, scores = passed_on(held_out_requests(batch), requests[rows], items, batch.mask[rows], 12)
     for place, row in enumerate(batch.held_out.tolist()):
         target = int(batch.candidates[row, 0])
         known = set(batch.known[batch.history_row[row]].tolist()) - {target}
@@ -105,6 +116,13 @@ def test_the_first_stage_passes_on_its_best_items_that_the_user_does_not_have(
         assert lists.labels[place].tolist() == [float(j == target) for j in best]
     assert lists.mask.all()
     assert torch.equal(lists.request_id, batch.request_id[batch.held_out])
+    every, scores = passed_on(held_out_requests(batch), requests[rows], items, batch.mask[rows], 200)
+    assert every.candidates.max() < len(items)  # all items of the catalogue, and those that the user has are masked
+    assert scores.isfinite().all()
+    for place, row in enumerate(rows.tolist()):
+        known = set(batch.known[batch.history_row[row]].tolist()) - {int(batch.candidates[row, 0]), -1}
+        left = every.candidates[place][every.mask[place]].tolist()
+        assert sorted(left) == [j for j in range(len(items)) if j not in known]
 
 
 def test_held_out_requests_train_later_stages_only(data: InteractionsDataModule, batch: CascadeBatch) -> None:
@@ -118,44 +136,62 @@ def test_held_out_requests_train_later_stages_only(data: InteractionsDataModule,
     grads = torch.autograd.grad(ranking, list(stages["retrieval"].parameters()), allow_unused=True)
     assert all(grad is None for grad in grads)
     assert all(grad is not None for grad in torch.autograd.grad(ranking, list(stages["ranking"].mlp.parameters())))
-    refitted, none = catalogue_terms(cascade.cascade, cascade.loss, batch, first_only=True)
-    assert none.item() == 0.0
-    assert not none.requires_grad
-    torch.testing.assert_close(refitted, torch.nn.functional.cross_entropy(users @ items.T, batch.candidates[:, 0]))
+    none = batch.replace(held_out=torch.empty(0, dtype=torch.int64))
+    assert catalogue_terms(cascade.cascade, cascade.loss, none)[1].item() == 0.0
 
 
-def test_fit_counts_without_held_out_interactions_and_refits_the_first_stage(data: InteractionsDataModule) -> None:
-    cascade = model(data, refit_epochs=1)
-    seen: list[tuple[float, torch.Tensor]] = []
+def test_held_out_requests_are_scored_without_dropout(data: InteractionsDataModule, batch: CascadeBatch) -> None:
+    stages = [{**STAGES[0], "options": {"hidden": [], "history": {"kind": "transformer", "dropout": 0.9}}}, STAGES[1]]
+    cascade = CascadeModule(data.schema, stages, loss="softmax", dim=4, k=5).train()  # type: ignore[arg-type]
+    found = [catalogue_terms(cascade.cascade, cascade.loss, batch) for _ in range(2)]
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == found[1][1]
+    assert cascade.cascade.stages["retrieval"].training
 
-    class Watch(CascadeModule):
-        def on_train_epoch_end(self) -> None:
-            super().on_train_epoch_end()
-            stage = self.cascade.stages["ranking"]
-            seen.append((float(stage.successors.counts.sum()), stage.linear.weight.detach().clone()))
 
-    cascade.__class__ = Watch
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    trainer = Trainer(max_epochs=3, limit_val_batches=0, enable_model_summary=False, **options)
-    trainer.fit(cascade, data)
-    user, _ = data.shard("train").sequences()
-    length = np.bincount(user)
+def test_a_sampled_softmax_estimates_that_of_the_catalogue(data: InteractionsDataModule, batch: CascadeBatch) -> None:
+    targets = torch.tensor([3, 3, 7])
+    draws = [sample_items(targets, 50, 20) for _ in range(4000)]
+    for rows, shift in draws[:20]:
+        assert len(set(rows.tolist())) == 20
+        expected = [0.0 if row in (3, 7) else math.log(18 / 48) for row in rows.tolist()]
+        torch.testing.assert_close(shift, torch.tensor(expected))
+        assert {3, 7} <= set(rows.tolist())
+    x = torch.randn(50, generator=torch.Generator().manual_seed(0)).exp()
+    sums = torch.stack([(x[rows] / shift.exp()).sum() for rows, shift in draws])
+    assert abs(sums.mean() - x.sum()) < 4 * sums.std() / math.sqrt(len(draws))
+    cascade = model(data)
+    whole = catalogue_terms(cascade.cascade, cascade.loss, batch)[0]
+    torch.testing.assert_close(catalogue_terms(cascade.cascade, cascade.loss, batch.replace(sampled=10_000))[0], whole)
+    kept = ("candidates", "labels", "mask", "group", "history_row", "history_prefix", "request", "request_id")
+    none = torch.empty(0, dtype=torch.int64)
+    some = batch.replace(**{name: getattr(batch, name)[:8] for name in kept}, held_out=none)
+    whole = catalogue_terms(cascade.cascade, cascade.loss, some)[0]
+    near = [catalogue_terms(cascade.cascade, cascade.loss, some.replace(sampled=30))[0] for _ in range(200)]
+    assert abs(torch.stack(near).mean() - whole) < 0.05 * whole
 
-    def pairs(lengths: np.ndarray) -> float:
-        return float(sum(max(0, n - gap) / gap for n in lengths for gap in range(1, 6)))
 
-    assert seen[0][0] == pytest.approx(pairs(length - np.ceil(0.2 * length)), rel=1e-4)
-    assert seen[2][0] == pytest.approx(pairs(length), rel=1e-4)
-    assert not torch.equal(seen[0][1], seen[1][1])
-    assert torch.equal(seen[1][1], seen[2][1])
+def test_the_popularity_term_counts_items_of_users_that_are_not_held_out(data: InteractionsDataModule) -> None:
+    stages = [{**STAGES[0], "options": {"hidden": [], "popularity": True}}, STAGES[1]]
+    cascade = CascadeModule(data.schema, stages, loss="softmax", dim=4, k=5, init_std=1e-9)  # type: ignore[arg-type]
+    count_sequences(cascade.cascade, data)
+    user, item = data.shard("train").sequences(held_out=False)
+    catalogue = data.catalogue("train")
+    counts = np.array([(item == one).sum() for one in catalogue.item_id.tolist()])
+    stage = cascade.cascade.stages["retrieval"]
+    batch = data.add_negatives(next(iter(data.train_dataloader())))
+    scores = stage.towers.encode(batch)
+    torch.testing.assert_close(
+        (scores[0] @ scores[1].T)[0], torch.from_numpy(np.log1p(counts)).float(), atol=1e-5, rtol=1e-5
+    )
+    pairs = sum(max(0, n - gap) / gap for n in np.bincount(user) for gap in range(1, 6))
+    assert float(cascade.cascade.stages["ranking"].successors.counts.sum()) == pytest.approx(pairs, rel=1e-4)
 
 
 def test_the_whole_catalogue_needs_held_out_requests_and_tables_in_one_place(
     data: InteractionsDataModule, batch: CascadeBatch
 ) -> None:
     cascade = model(data)
-    with pytest.raises(ValueError, match=r"set --data.held_out, e.g. 0.1"):
-        catalogue_terms(cascade.cascade, cascade.loss, batch.replace(held_out=torch.empty(0, dtype=torch.int64)))
     cascade.cascade.stages["retrieval"].embedding.agree = lambda batch: (1, 1, 1)
     with pytest.raises(ValueError, match=r"sharded tables do not allow; use --data.negative_source shared"):
         catalogue_terms(cascade.cascade, cascade.loss, batch)
@@ -165,18 +201,22 @@ def test_the_whole_catalogue_needs_held_out_requests_and_tables_in_one_place(
 
 def test_options_that_would_have_no_effect_are_refused(data: InteractionsDataModule) -> None:
     cascade = model(data).cascade
-    check_catalogue_options(data, cascade, "independent", 1, 1)
+    check_catalogue_options(data, cascade, "independent", 1)
     sampled = InteractionsDataModule(interactions=clicks())
-    check_catalogue_options(sampled, cascade, "joint", 0, 2)
-    with pytest.raises(ValueError, match=r"refit_epochs needs --data.negative_source catalogue"):
-        check_catalogue_options(sampled, cascade, "independent", 1, 1)
+    check_catalogue_options(sampled, cascade, "joint", 2)
     with pytest.raises(ValueError, match=r"got the objective 'joint'; use --objective independent"):
-        check_catalogue_options(data, cascade, "joint", 0, 1)
+        check_catalogue_options(data, cascade, "joint", 1)
     with pytest.raises(ValueError, match=r"need one process, got 2"):
-        check_catalogue_options(data, cascade, "independent", 0, 2)
+        check_catalogue_options(data, cascade, "independent", 2)
+    every = InteractionsDataModule(interactions=clicks(), every_position=True, negative_source="catalogue")
+    with pytest.raises(ValueError, match=r"set --data.held_out, e.g. 0.1"):
+        check_catalogue_options(every, cascade, "independent", 1)
+    cascade.configs[1].previous = "add"
+    with pytest.raises(ValueError, match=r"use previous: add_detached"):
+        check_catalogue_options(data, cascade, "independent", 1)
     cascade.configs[1].hard_negatives = 3
     with pytest.raises(ValueError, match=r"hard_negatives of stage 'ranking' has no effect"):
-        check_catalogue_options(data, cascade, "independent", 0, 1)
+        check_catalogue_options(data, cascade, "independent", 1)
 
 
 def test_fit_refuses_an_objective_that_would_be_ignored(data: InteractionsDataModule) -> None:

@@ -158,7 +158,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_requests_equal_loop_over_interactions(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "ROWS_PER_PART", 150)  # several parts
+    monkeypatch.setattr(preparation, "CHUNK_ROWS", 150)  # several chunks
     frame = adversarial(len(options))
     expected = expected_requests(frame, options)
     days = frame.assign(time=frame.time * 86_400)

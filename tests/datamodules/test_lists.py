@@ -81,7 +81,7 @@ def test_lists_equal_loop_over_rows(tmp_path: Path, form: str, monkeypatch: pyte
             row["timestamp"] = min(row["timestamp"])
         table = pa.Table.from_pylist(nested)
     elif form == "many parts":
-        monkeypatch.setattr(preparation, "PART_BYTES", 1000)
+        monkeypatch.setattr(preparation, "CHUNK_ROWS", 40)
     pq.write_table(table, tmp_path / "log.parquet", row_group_size=50)
     data = ListsDataModule(
         str(tmp_path / "log.parquet"), labels=STAGES, split="time", cache_dir=str(tmp_path / "cache")

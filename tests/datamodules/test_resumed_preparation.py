@@ -21,19 +21,20 @@ from recsys_topk.datamodules.interactions import preparation as interactions
 from recsys_topk.datamodules.lists import preparation as lists
 from recsys_topk.datamodules.prepare.base import PreparedDataModule
 from recsys_topk.datamodules.prepare.columns import read_columns
+from recsys_topk.datamodules.prepare.engine import duck
 from recsys_topk.tabular.tables.reader import TableReader
 
-FILES, ROWS, PARTS = 3, 300, 10
+FILES, ROWS, CHUNK = 3, 300, 100
 FEATURES = {
     "user": {"user": "categorical"},
     "context": {"device": "categorical", "price": "numeric"},
     "items": {"item": "categorical"},
 }
 KINDS = ["interactions", "lists"]
-STEPS = {"interactions": ["read", "sort", "encode"], "lists": ["read", "fit", "encode"], "nested": ["read"]}
+STEPS = {"interactions": ["read", "sort", "encode"], "lists": ["read", "sort", "encode"], "nested": ["read"]}
 KILLED = """
 import os, signal, sys
-from tests.datamodules.test_resumed_preparation import data_and_pieces_read
+from tests.datamodules.test_resumed_preparation import data_and_tables_read
 kind, root, cache, step, number = sys.argv[1:]
 seen = 0
 def stop(what, more, total, note=""):
@@ -42,26 +43,23 @@ def stop(what, more, total, note=""):
     if seen == int(number):
         print(read, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-data, read = data_and_pieces_read(kind, root, cache)
+data, read = data_and_tables_read(kind, root, cache)
 data.prepare(stop)
 """
 
 
-def data_and_pieces_read(kind: str, root: str, cache: str) -> tuple[PreparedDataModule, list[int]]:
-    """Return a data module with small parts, and a list of the pieces that it reads."""
-    interactions.ROWS_PER_PART = FILES * ROWS // (PARTS - 1)  # type: ignore[misc]
-    size = sum(path.stat().st_size for path in Path(root).iterdir())
-    known = 0 if kind == "nested" else FILES * ROWS  # rows of nested tables are not counted
-    lists.PART_BYTES = (lists._EXPANSION * size + lists._BYTES_PER_ROW * known) // (PARTS - 1) - 10  # type: ignore[misc]
+def data_and_tables_read(kind: str, root: str, cache: str) -> tuple[PreparedDataModule, list[int]]:
+    """Return a data module with small chunks, and a list with the number of columns of the tables that it reads."""
+    interactions.CHUNK_ROWS = lists.CHUNK_ROWS = CHUNK  # type: ignore[misc]
     read: list[int] = []
     batches = TableReader.batches
 
-    def record_piece(self: TableReader, columns: Any = None, piece: int | None = None) -> Any:
-        if piece is not None and columns is not None and len(columns) > 1:
-            read.append(piece)
-        return batches(self, columns, piece)
+    def record(self: TableReader, columns: Any = None) -> Any:
+        if columns is not None and len(columns) > 1:
+            read.append(len(columns))
+        return batches(self, columns)
 
-    TableReader.batches = record_piece  # type: ignore[method-assign]
+    TableReader.batches = record  # type: ignore[method-assign]
     if kind == "interactions":
         return InteractionsDataModule(root, split="leave_last", features=FEATURES, cache_dir=cache), read
     request = {"request": "request"} if kind == "lists" else {}
@@ -98,8 +96,8 @@ def write_log(folder: Path, kind: str) -> None:
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableReader, "batches", TableReader.batches)
-    monkeypatch.setattr(interactions, "ROWS_PER_PART", interactions.ROWS_PER_PART)
-    monkeypatch.setattr(lists, "PART_BYTES", lists.PART_BYTES)
+    monkeypatch.setattr(interactions, "CHUNK_ROWS", interactions.CHUNK_ROWS)
+    monkeypatch.setattr(lists, "CHUNK_ROWS", lists.CHUNK_ROWS)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -119,25 +117,49 @@ def test_killed_preparation_resumes_at_the_unfinished_step(kind: str, tmp_path: 
         assert not list((tmp_path / "cache").glob("log-*"))
         return done.stdout.strip()
 
-    by_part = "sort" if kind == "interactions" else "encode"
-    assert killed("read", 3) == "[0, 1, 2]"  # in the third piece of six
-    assert killed(by_part, 4) == "[2, 3, 4, 5]"  # after the fourth part of ten
-    data, read = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    columns = 5 if kind == "interactions" else 8
+    assert killed("read", 2) == f"[{columns}]"
+    assert killed("sort", 4) == f"[{columns}]"  # in the fourth chunk
+    assert killed("encode", 2) == "[]"
+    data, read = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     steps: list[tuple[str, int]] = []
     assert data.prepare(lambda what, more, total, note="": steps.append((what, more)))
     assert read == []
-    rows = data.prepared_files().facts["rows"] if kind != "interactions" else FILES * ROWS
-    done_again = [more for what, more in steps if what == by_part]
-    assert sum(done_again) == rows
-    # Finished parts are reported together. The killed part was not finished in the sort; it was in the encoding.
-    assert len(done_again) == 1 + PARTS - (3 if kind == "interactions" else 4)
-    assert "fit" not in {what for what, _ in steps}
-    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
+    assert sum(more for what, more in steps if what == "read") == FILES * ROWS
+    whole, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
     (resumed,), (uninterrupted,) = ((tmp_path / name).glob("log-*") for name in ("cache", "uninterrupted"))
     assert content(resumed) == content(uninterrupted)
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.name != ".lock"] == [resumed.name]
     assert not data.prepare()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_number_of_threads_does_not_change_the_files(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path / "log", kind)
+    contents = []
+    for threads in (1, 2):
+        monkeypatch.setattr(duck.os, "cpu_count", lambda threads=threads: threads)
+        data, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / str(threads)))
+        data.prepare()
+        contents.append(content(data.prepared_files().folder))
+    assert contents[0] == contents[1]
+
+
+def test_names_of_columns_may_differ_in_case_and_have_quotes(tmp_path: Path) -> None:
+    names = ["device", "Device", 'the "device"']
+    columns = {name: [f"{name}{row % 2}" for row in range(18)] for name in names}
+    table = pa.table({"user": [1] * 9 + [2] * 9, "item": [*range(9)] * 2, "time": [*range(18)], **columns})
+    features = {"user": ["user"], "items": ["item"], "context": dict.fromkeys(names, "categorical")}
+    data = InteractionsDataModule(
+        interactions=table, split="leave_last", window=1, features=features, cache_dir=str(tmp_path)
+    )
+    vocabularies = data.encoder.vocabularies
+    assert all(
+        vocabularies[name].known([f"{name}0", f"{name}1", "other"]).tolist() == [True, True, False] for name in names
+    )
 
 
 def stop_at(step: str, error: type[BaseException] | BaseException) -> Callable[..., None]:
@@ -158,7 +180,7 @@ def test_interrupted_preparation_is_resumed_and_failed_one_leaves_no_files(
     kind: str, step: str, tmp_path: Path
 ) -> None:
     write_log(tmp_path / "log", kind)
-    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     with pytest.raises(KeyboardInterrupt):
         data.prepare(stop_at(step, KeyboardInterrupt))
     assert len(list((tmp_path / "cache").glob(".log-*.partial"))) == 1
@@ -167,9 +189,9 @@ def test_interrupted_preparation_is_resumed_and_failed_one_leaves_no_files(
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
     with pytest.raises(KeyboardInterrupt):
         data.prepare(stop_at(step, KeyboardInterrupt))
-    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     assert data.prepare()
-    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
+    whole, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
     assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
 
@@ -179,7 +201,7 @@ def test_preparation_interrupted_while_writing_files_is_resumed(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_log(tmp_path / "log", kind)
-    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     module = interactions if kind == "interactions" else lists
     write_columns, written = module.write_columns, 0
 
@@ -194,7 +216,7 @@ def test_preparation_interrupted_while_writing_files_is_resumed(
     with pytest.raises(KeyboardInterrupt):
         data.prepare()
     assert data.prepare()
-    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
+    whole, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
     assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
 
@@ -202,13 +224,13 @@ def test_preparation_interrupted_while_writing_files_is_resumed(
 @pytest.mark.parametrize("kind", ["interactions", "lists"])
 def test_partial_files_of_an_older_release_are_removed(kind: str, tmp_path: Path) -> None:
     write_log(tmp_path / "log", kind)
-    whole, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
+    whole, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
     whole.prepare()
     name = whole.prepared_files().folder.name
     for left in (f".{name}.partial/work/piece-0", f".{name}.71-ab.partial"):
         (tmp_path / "cache" / left).mkdir(parents=True)
         (tmp_path / "cache" / left / "facts.json").write_text("old")
-    data, _ = data_and_pieces_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
+    data, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     assert data.prepare()
     assert content(data.prepared_files().folder) == content(whole.prepared_files().folder)
     assert sorted(path.name for path in (tmp_path / "cache").iterdir() if path.name != ".lock") == [name]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from recsys_topk.cli.main import main
 from recsys_topk.runs import TrainingRun
+from recsys_topk.runs.summary import advice
 from tests.conftest import TINY_WORLD
 from tests.runs.test_resume import assert_same_run
 
@@ -113,3 +116,55 @@ def test_bf16_computes_layers_in_bfloat16_and_keeps_weights_in_float32(embedding
     assert seen == {torch.bfloat16}
     assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
     assert 0.0 < recall <= 1.0
+
+
+def log_of_interactions(folder: Path, users: int = 60, items: int = 50) -> Path:
+    """Write clicks in which item i + 1 usually follows item i, so that the order of a history matters."""
+    draw = np.random.default_rng(0)
+    rows = ["user_id,item_id,timestamp"]
+    for user in range(users):
+        item = int(draw.integers(items))
+        for time in range(12):
+            rows.append(f"u{user},i{item},{1_700_000_000 + 1000 * user + time}")
+            item = (item + 1) % items if draw.random() < 0.8 else int(draw.integers(items))
+    file = folder / "clicks.csv"
+    file.write_text("\n".join(rows) + "\n")
+    return file
+
+
+def test_recipe_for_interactions_learns_the_order_and_keeps_the_best_epoch(here: Path) -> None:
+    lines: list[str] = []
+    data = {"root": str(log_of_interactions(here)), "split": "leave_last"}
+    options = {"hidden": [], "popularity": True, "history": "transformer"}
+    stages = [
+        {"kind": "two_tower", "name": "retrieval", "quota": 20, "options": options},
+        {"kind": "transitions", "name": "ranking", "quota": 5, "previous": "add_detached"},
+    ]
+    changes = {
+        "data": data,
+        "model": {"stages": stages, "monitor": "recall@5/corpus", "k": 5},
+        "trainer": {"max_epochs": 12, "min_steps": 1, "enable_progress_bar": False, "callbacks": []},
+    }
+    run = TrainingRun({"config": ["interactions-cascade", changes], "name": "own"}, log_line=lines.append)
+    run.fit()
+    assert run.data.rows_per_batch() == round(256 * len(run.data.shard("train")) / run.data.shard("train").requests)
+    values = [
+        float(row["val/recall@5/corpus"])
+        for row in csv.DictReader((here / "runs/own/metrics.csv").open())
+        if row["val/recall@5/corpus"]
+    ]
+    assert len(values) == 12
+    popularity = run.metrics["val/recall@5/popularity"]
+    assert max(values) > 2 * popularity
+    assert f"best val/recall@5/corpus {max(values):.4f} (best.ckpt)" in lines
+    assert any("training steps, too few to learn much" in line for line in lines)
+    assert not any("not better than ranking by popularity" in line for line in lines)
+    best = TrainingRun({"ckpt_path": str(here / "runs/own/checkpoints/best.ckpt")}).validate({"cuts": [5]})
+    assert best["val/recall@5/corpus"] == pytest.approx(max(values))
+
+
+def test_a_run_that_is_not_better_than_popularity_says_so() -> None:
+    (line,) = advice(500, 0.1, 0.1)
+    assert line.startswith("note: the result is not better than ranking by popularity (0.1000)")
+    assert advice(500, 0.2, 0.1) == advice(500, 0.2, None) == []
+    assert "only 199 training steps" in advice(199, 0.2, 0.1)[0]

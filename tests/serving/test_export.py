@@ -74,7 +74,7 @@ def test_numeric_features_alone_can_be_exported(tmp_path: Path) -> None:
 )
 def test_stages_with_ordered_histories_are_exported(tmp_path: Path, kind: type[Stage], history: object) -> None:
     schema = mixed_schema(ages=True)
-    options = {"transitions": 4} if kind is TwoTower else {}
+    options = {"transitions": 4, "popularity": True} if kind is TwoTower else {}
     stage = trained_stage(kind, schema, history=history, dropout=0.1, **options)
     entry = write_stage(tmp_path, "only", kind.name, 3, models_of(stage, schema), programs=False)
     score = onnx_scores(tmp_path, entry)

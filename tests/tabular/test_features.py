@@ -162,7 +162,7 @@ print(found.ids.tolist(), "#", found.values.tolist(), "#", encoder.schema().to_d
 
 
 def test_times_in_any_unit_are_equal() -> None:
-    moment = dt.datetime(2024, 2, 29, 23, 30, 15, tzinfo=dt.timezone.utc)
+    moment = dt.datetime(2024, 2, 29, 23, 30, 15, tzinfo=dt.UTC)
     seconds = int(moment.timestamp())
     columns = [
         pa.array([seconds]), pa.array([seconds * 1000]), pa.array([seconds * 10**6]), pa.array([seconds * 10**9]),
@@ -201,7 +201,7 @@ def test_numbers_written_as_dates_are_read_as_dates() -> None:
         assert microseconds(column, guess_unit(column))[0].tolist() == expected
     clock = pa.array([20240229233015, None])
     time, missing = microseconds(clock, guess_unit(clock))
-    assert dt.datetime.fromtimestamp(time[0] / 1e6, dt.timezone.utc).isoformat() == "2024-02-29T23:30:15+00:00"
+    assert dt.datetime.fromtimestamp(time[0] / 1e6, dt.UTC).isoformat() == "2024-02-29T23:30:15+00:00"
     assert missing.tolist() == [False, True]
     assert describe_times("yyyymmdd", 0, expected[-1]) == "dates written yyyymmdd, 1970-01-01 to 2099-12-31"
     assert guess_unit(pa.array(np.arange(0, 20231115, 1000))) == "s"  # a counter, not dates

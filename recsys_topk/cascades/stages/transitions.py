@@ -39,7 +39,7 @@ class Transitions(Stage):
     """
 
     name: ClassVar[str] = "transitions"
-    counts_sequences: ClassVar[bool] = True
+    counts_sequences = True
 
     def __init__(
         self,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from recsys_topk.cascades.encoders.recency import RecencyEncoder
@@ -15,7 +16,8 @@ from recsys_topk.cascades.features import Embedded, FeatureEmbedding
 from recsys_topk.cascades.stage import StageOptions, embed
 from recsys_topk.cascades.towers import Towers
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.tabular.schema import Schema
+from recsys_topk.tabular.schema import Feature, Schema
+from recsys_topk.types import Array
 
 
 class TwoTower(Towers):
@@ -30,17 +32,22 @@ class TwoTower(Towers):
         transitions: Width of a second pair of tables; 0 = none. The score gets the term <sum_j w_j a(view_j), b(item)>,
             where a and b are tables of item ids, and w are learned weights by recency (`RecencyEncoder`). It learns
             which items follow which. Both vectors get this many columns.
+        popularity: Whether the score gets the term a log(1 + occurrences of the item in the training sequences), with a
+            learned scale a that starts at 1. A softmax over the catalogue then starts at the popularity of the items,
+            not at a uniform distribution. The vectors get one more column.
         options: Options of every stage; see `Stage`.
     """
 
     name: ClassVar[str] = "two_tower"
     shares_histories: ClassVar[bool] = True
+    popularity: Tensor
 
     def __init__(
         self,
         embedding: FeatureEmbedding,
         hidden: Sequence[int] = (128, 64, 32),
         transitions: int = 0,
+        popularity: bool = False,
         **options: Unpack[StageOptions],
     ) -> None:
         super().__init__(embedding, **options)
@@ -57,39 +64,59 @@ class TwoTower(Towers):
             with torch.no_grad():
                 self.user_tower.first.weight[:, dims["request"] :] = torch.eye(width)
                 self.user_tower.first.bias.zero_()
-        self.width = width + transitions
+        self.width = width + transitions + popularity
         self.pairs, self.recency = None, None
         if transitions:
-            self.pairs = embedding.pair_tables(_item_id(embedding.schema), transitions)
+            self.pairs = embedding.pair_tables(_item_id(embedding.schema).name, transitions)
             self.recency = RecencyEncoder(transitions, embedding.layout.has_ages, heads=1, slope=0.5)
+        self.counts_sequences = popularity
+        self.popularity_scale = nn.Parameter(torch.ones(1)) if popularity else None
+        if popularity:
+            schema, item_id = embedding.schema, _item_id(embedding.schema)
+            self.item_column = schema.id_columns("items")[item_id.name].start
+            self.register_buffer("popularity", torch.zeros(schema.table(str(item_id.table)).rows))
+
+    def count(self, user: Array, items: Array) -> None:
+        """See `Stage.count`."""
+        counts = np.bincount(items[:, self.item_column], minlength=len(self.popularity))
+        self.popularity.copy_(torch.from_numpy(counts).log1p())
 
     def embed(self, batch: CascadeBatch) -> Embedded:
         """See `Stage.embed`. With transitions, their columns are the last ones of history and items."""
         embedded = super().embed(batch)
-        if self.pairs is None:
-            return embedded
-        pairs = embed(self.pairs, self.recency, batch)
-        both = {part: torch.cat([getattr(one, part) for one in (embedded, pairs)], 1) for part in ("history", "items")}
-        return replace(embedded, **both)
+        if self.pairs is not None:
+            pairs = embed(self.pairs, self.recency, batch)
+            history = torch.cat([embedded.history, pairs.history], 1)
+            embedded = replace(embedded, history=history, items=torch.cat([embedded.items, pairs.items], 1))
+        if self.popularity_scale is not None and batch.items.shape[1]:  # the exported user tower has no items
+            column = self.popularity[batch.items[:, self.item_column].clamp_min(0)]
+            embedded = replace(embedded, items=torch.cat([embedded.items, column[:, None]], 1))
+        return embedded
 
     def encode_requests(self, embedded: Embedded) -> Tensor:
         """See `Towers.encode_requests`."""
         history, pairs = embedded.history[:, : self.history_dim], embedded.history[:, self.history_dim :]
         vectors: Tensor = self.user_tower(torch.cat([embedded.request, history], dim=1))
-        return vectors if self.pairs is None else torch.cat([vectors, pairs], dim=1)
+        more = [pairs] if self.pairs is not None else []
+        if self.popularity_scale is not None:
+            more.append(self.popularity_scale.to(vectors.dtype).expand(vectors.shape[0], 1))
+        return torch.cat([vectors, *more], dim=1) if more else vectors
 
     def encode_items(self, embedded: Embedded, real: Tensor | None = None) -> Tensor:
         """See `Towers.encode_items`."""
         width = self.embedding.dims["items"]
-        items, pairs = embedded.items[:, :width], embedded.items[:, width:]
+        items, more = embedded.items[:, :width], embedded.items[:, width:]
         vectors: Tensor = items if self.item_tower is None else self.item_tower(items, real)
-        return vectors if self.pairs is None else torch.cat([vectors, pairs], dim=1)
+        return torch.cat([vectors, more], dim=1) if more.shape[1] else vectors
 
 
-def _item_id(schema: Schema) -> str:
-    """Return the first categorical feature that views and items have in common."""
-    items = {(one.name, one.table) for one in schema.items if one.kind == "categorical"}
-    for one in schema.history:
-        if (one.name, one.table) in items:
-            return one.name
-    raise ValueError("transitions need a categorical feature that the history and the items have in common; use 0")
+def _item_id(schema: Schema) -> Feature:
+    """Return the first categorical feature of the items that views have too."""
+    views = {one.name for one in schema.history}
+    for one in schema.items:
+        if one.kind == "categorical" and one.name in views:
+            return one
+    raise ValueError(
+        "the options transitions and popularity of two_tower need a categorical feature that the history and the items "
+        "have in common; use --data interactions, or leave them out"
+    )

@@ -33,7 +33,7 @@ class InteractionsDataModule(PreparedDataModule):
     A list holds the user's next interactions as positives, and sampled negatives. The history holds the user's
     interactions strictly before the first positive; interactions at the same time are not in it. Data are prepared
     once, into memory-mapped Arrow files. Vocabularies and feature statistics come from the training split only. An
-    interrupted preparation is resumed: it keeps the files and row groups already read and the parts already sorted.
+    interrupted preparation is resumed: tables are not read again.
 
     Tables are files (Parquet, CSV, TSV, JSON lines, RecBole's atomic files; paths or addresses), pandas or polars data
     frames, pyarrow tables or Hugging Face data sets. `recsys-topk schema FILES` shows how their columns are used.
@@ -66,8 +66,10 @@ class InteractionsDataModule(PreparedDataModule):
         every_position: Whether every interaction of a training sequence is a request of its own (`window` is then 1),
             and the requests of a sequence share one history: an encoder learns from all positions in one pass. The
             batch size counts sequences of up to `history_length` interactions.
-        held_out: With `every_position`: share of the interactions of each user, the last ones of the training, that
-            train the later stages of a cascade and not the first one.
+        held_out: With `every_position`: share of the users whose requests train the later stages of a cascade and not
+            the first one.
+        softmax_items: With ``negative_source="catalogue"``: number of items in the softmax of a step, for large
+            catalogues: all positives of the batch, and others drawn uniformly, which stand for the rest; None = all.
         ages: Whether the history has the age of each view, in seconds before the newest view (the feature
             `seconds_ago`), which ordered encoders of histories read. Needs times.
         options: Options of all data modules for a user's tables; see `PreparedDataModule`.
@@ -117,6 +119,7 @@ class InteractionsDataModule(PreparedDataModule):
         eval_negatives: int = 160,
         every_position: bool = False,
         held_out: float = 0.0,
+        softmax_items: int | None = None,
         ages: bool = False,
         **options: Unpack[PreparedOptions],
     ) -> None:
@@ -143,10 +146,12 @@ class InteractionsDataModule(PreparedDataModule):
             raise ValueError(f"window_days must be above 0, got {window_days}")
         if not 0 <= held_out < 1:
             raise ValueError(f"held_out must be a share from 0 to below 1, got {held_out}")
+        if softmax_items is not None and softmax_items < 2:
+            raise ValueError(f"softmax_items must be at least 2, got {softmax_items}")
         if held_out and not every_position:
             raise ValueError("held_out needs every_position; add --data.every_position true")
         self.root, self.repeats, self.every_position, self.ages = root, repeats, every_position, ages
-        self.held_out = held_out
+        self.held_out, self.softmax_items = held_out, softmax_items
         self._sources = {"interactions": interactions, "users": users, "items": items}
         self._held_out = {"val": val, "test": test} if val is not None else {}
         self.given_columns = {

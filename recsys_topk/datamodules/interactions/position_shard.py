@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recsys_topk.datamodules.interactions.shard import InteractionsShard
 from recsys_topk.datamodules.shard import ShardBatch
+from recsys_topk.tabular.ids.keys import mixed
 from recsys_topk.types import Array
 
 
@@ -23,7 +24,7 @@ class PositionShard(InteractionsShard):
     requests are those of the prepared data: one positive each if they were prepared with ``window=1``.
 
     Attributes:
-        held_out: Share of the interactions of each user, the last ones, whose requests are `CascadeBatch.held_out`.
+        held_out: Share of the users whose requests are `CascadeBatch.held_out`; see `held_out_users`.
     """
 
     held_out: float = 0.0
@@ -34,6 +35,11 @@ class PositionShard(InteractionsShard):
     def __len__(self) -> int:
         return len(self._sequences) - 1
 
+    @property
+    def requests(self) -> int:
+        """See `Shard.requests`."""
+        return super().__len__()
+
     def batch(self, rows: Array) -> ShardBatch:
         """Return the requests of some sequences."""
         requests, row = self._requests_of(np.asarray(rows))
@@ -41,13 +47,17 @@ class PositionShard(InteractionsShard):
         last = np.r_[np.flatnonzero(np.diff(row)), len(row) - 1]
         history, values, length = self.views(begin[last], stop[last])
         longest = max(1, int(length.max()))
-        start, seen = (self._requests[name][requests] for name in ("start", "seen"))
-        held_out = stop - start >= seen - start - np.ceil(self.held_out * (seen - start))
         return self.with_histories(requests, (history[:, :longest], values[:, :longest], length)).replace(
             history_row=torch.from_numpy(row),
             history_prefix=torch.from_numpy((stop - begin).astype(np.int64)),
-            held_out=torch.from_numpy(np.flatnonzero(held_out)),
+            held_out=torch.from_numpy(np.flatnonzero(held_out_users(self._requests["user"][requests], self.held_out))),
         )
+
+    def sequences(self, held_out: bool = True) -> tuple[Array, Array]:
+        """See `Shard.sequences`."""
+        user, item = super().sequences()
+        kept = held_out | ~held_out_users(user, self.held_out)
+        return user[kept], item[kept]
 
     def excluded(self, rows: Array) -> Tensor | None:
         """Return the items of the user of each sequence, (H, E); see `InteractionsShard.excluded`."""
@@ -76,3 +86,18 @@ class PositionShard(InteractionsShard):
         opens = (start[1:] != start[:-1]) | (self._begins[1:] != self._begins[:-1])
         bounds: Array = np.r_[0, np.flatnonzero(opens) + 1, start.size]
         return bounds
+
+
+def held_out_users(user: Array, share: float) -> Array:
+    """Return which users are held out: a pseudo-random choice of about `share` of them, the same in every run.
+
+    Args:
+        user: Integers, the rows of the users.
+        share: Share of the users, from 0 to 1.
+
+    Example:
+        >>> float(held_out_users(np.arange(10_000), 0.1).mean().round(2))
+        0.1
+    """
+    chosen: Array = mixed(np.asarray(user, np.int64), 0) < np.uint64(share * 2.0**64)
+    return chosen

@@ -1,7 +1,8 @@
-"""Prepare interactions as memory-mapped Arrow files: read once, sort by user part by part, in bounded memory."""
+"""Prepare interactions as memory-mapped Arrow files: read once, sort by user, in bounded memory."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,37 +11,38 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from recsys_topk.datamodules.interactions.lookup import Lookup
+from recsys_topk.datamodules.interactions.rows import RowCleaner
 from recsys_topk.datamodules.interactions.sequences import (
+    ROW,
     SPLITS,
     SequenceOptions,
-    Sequences,
-    SplitRequests,
     make_sequences,
     sort_interactions,
 )
-from recsys_topk.datamodules.interactions.spill import Spill
 from recsys_topk.datamodules.interactions.tables import Tables
+from recsys_topk.datamodules.prepare.engine.column_files import ColumnFiles
+from recsys_topk.datamodules.prepare.engine.duck import DuckEngine, EngineTable, as_array
+from recsys_topk.datamodules.prepare.ids import SourceIds
+from recsys_topk.datamodules.prepare.lookup import Lookup
 from recsys_topk.datamodules.prepare.plan import PreparationPlan
-from recsys_topk.datamodules.prepare.progress import Progress
-from recsys_topk.datamodules.prepare.spill import MOST_PARTS, total_rows
-from recsys_topk.datamodules.prepare.work_folder import WorkFolder
-from recsys_topk.tabular.arrow import read_streams, write_columns, write_ids, write_stream
+from recsys_topk.files import write_whole
+from recsys_topk.tabular.arrow import read_streams, write_columns, write_ids
 from recsys_topk.tabular.features.description import DataPart
 from recsys_topk.tabular.features.encoder import FeatureEncoder
 from recsys_topk.tabular.features.fitter import FeatureFitter
 from recsys_topk.tabular.schema import VARIANT
+from recsys_topk.tabular.tables.columns import is_whole, keys_of
 from recsys_topk.tabular.tables.reader import TableReader
-from recsys_topk.tabular.tables.times import describe_times
+from recsys_topk.tabular.tables.times import describe_times, first_unit
 from recsys_topk.types import Array
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """See `PreparedDataModule.format`."""
 
-ROWS_PER_PART: Final = 1 << 20
+CHUNK_ROWS: Final = 1 << 18
+"""Number of interactions that are made into requests at a time. The prepared files do not depend on it."""
+
 _CHUNK: Final = 1 << 18
-_BYTES_PER_ROW: Final = 12
-"""Estimated bytes per row of a text file. A smaller value makes more parts, which costs little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,19 +75,95 @@ class InteractionsPlan(PreparationPlan):
         }
 
 
+@dataclass
+class Chunk:
+    """The prepared columns of some users. Offsets count from the start of the chunk.
+
+    Attributes:
+        columns: Columns by table and name, e.g. ``"train.user"``.
+        contexts: The context columns of the requests of each split.
+        items: The items of the training split, and how often each occurs.
+        rows: Number of rows.
+        duplicates: Number of repeated rows left out.
+    """
+
+    columns: dict[str, Array]
+    contexts: dict[str, Any]
+    items: tuple[Array, Array]
+    rows: int
+    duplicates: int
+
+
+@dataclass(frozen=True)
+class ChunkMaker:
+    """Makes the requests of some users from their rows. It is the same for every engine.
+
+    Attributes:
+        options: Options of the split and the requests.
+        seed: Seed of the order of interactions at the same time.
+        keys: The keys of all items, ascending.
+        ages: Whether to store the time of each interaction.
+    """
+
+    options: SequenceOptions
+    seed: int
+    keys: Array
+    ages: bool
+
+    def __call__(self, table: Any) -> Chunk:
+        """Return the columns of a table that holds all rows of its users."""
+        rows = np.zeros(table.num_rows, dtype=ROW)
+        rows["weight"] = 1.0
+        for name in ROW.names or ():
+            if name in table.column_names:
+                rows[name] = as_array(table, name)
+        rows, where = sort_interactions(rows, self.seed, self.keys)
+        made = make_sequences(rows, self.options)
+        opens = np.flatnonzero(np.r_[True, rows["user"][1:] != rows["user"][:-1]])
+        user = np.repeat(np.arange(opens.size), np.diff(np.r_[opens, rows.size]))
+        trained = rows["split"] == 0 if self.options.split == "given" else made.split == 0
+        # The last segment of a user holds all events. If splits are not in time order, it is the test segment.
+        done, newest = np.bincount(user, minlength=opens.size), np.zeros(opens.size, dtype=np.int64)
+        np.maximum.at(newest, user[made.row], np.arange(made.row.size))
+        columns = {
+            "users.start": newest + 1 - done,
+            "users.stop": newest + 1,
+            "users.key": rows["user"][opens],
+            "users.count": np.bincount(user[trained], minlength=opens.size),
+            "events.item": rows["item"][made.row].astype(np.int32),
+        }
+        if self.ages:
+            columns["events.time"] = rows["time"][made.row]
+        names = [name for name in table.column_names if name.startswith(".")]
+        contexts = {}
+        for split, requests in made.requests.items():
+            positive = made.row[requests.positive]
+            columns[f"{split}.user"] = requests.user.astype(np.int32)
+            columns |= {
+                f"{split}.{name}": getattr(requests, name) for name in ("start", "stop", "seen", "tied", "ends")
+            }
+            columns[f"{split}-positives.item"] = rows["item"][positive].astype(np.int32)
+            columns[f"{split}-positives.weight"] = rows["weight"][positive]
+            if names:
+                context = table.select(names).take(pa.array(where[made.row[requests.first]]))
+                contexts[split] = context.rename_columns([name[1:] for name in names])
+        counted = np.unique(rows["item"][trained], return_counts=True)
+        return Chunk(columns, contexts, counted, table.num_rows, table.num_rows - rows.size)
+
+
 class InteractionsPreparation:
     """Makes the prepared files of a plan in a folder.
 
-    Memory: the interactions of one part (about a million), the distinct users and items, and both tables.
+    Memory: that of the engine, a million interactions, the distinct users and items, and both tables.
 
     Args:
         plan: What to prepare.
-        folder: An empty folder, or the folder of an interrupted preparation of the same plan.
-        progress: Receives the progress.
+        folder: The folder to prepare.
+        engine: Holds the rows.
     """
 
-    def __init__(self, plan: InteractionsPlan, folder: Path, progress: Progress) -> None:
-        self.plan, self.folder, self.progress = plan, folder, progress
+    def __init__(self, plan: InteractionsPlan, folder: Path, engine: DuckEngine) -> None:
+        self.plan, self.folder, self.engine = plan, folder, engine
         described, roles = plan.description, plan.roles
         for feature in described.history:
             if feature not in described.items:
@@ -95,133 +173,123 @@ class InteractionsPreparation:
                 )
         self._users = Lookup(plan.tables.users, roles["user"], described.columns("user"), "users")
         self._items = Lookup(plan.tables.items, roles["item"], described.columns("items"), "items")
-        self._fitter = FeatureFitter(described)
-        self.work = WorkFolder(folder)
-        self._sorted: int = self.work.saved.get("sorted", 0)
-        self._requests_made: int = self.work.saved.get("requests", 0)
-        self._duplicates: int = self.work.saved.get("duplicates", 0)
-        self._grown = self.work.columns
+        self._columns = ColumnFiles(engine.work)
+        self._contexts: dict[str, Any] = {}
 
     def run(self) -> None:
         """Run all steps of the preparation."""
-        spill = self._read()
-        options = replace(self.plan.sequences, cuts=self._cuts(spill))
-        self._items.check_known(spill.items.keys())
-        keys = np.union1d(spill.items.keys(), self._items.keys)
-        count = (
-            np.load(self.work.path / f"count-{self._sorted}.npy")
-            if self._sorted
-            else np.zeros(keys.size, dtype=np.int64)
-        )
-        self.progress("sort", self._grown.length("events.item"), spill.kept)
-        for number in range(self._sorted, spill.parts):
-            self._part(spill, number, keys, count, options)
-            self._save_state(number + 1, count)
-            spill.drop(number)
-        self._check_splits(options, spill.span)
-        self._users.check_known(self._grown.column("seen.key"))
-        encoder = self._fit(keys, count, spill.parts)
+        engine, plan = self.engine, self.plan
+        unit, kept = self._read()
+        found = {role: engine.distinct(role) for role in ("user", "item") if role == "item" or engine.is_text(role)}
+        items = SourceIds.of(found["item"], self._items.ids)
+        keys = {role: keys_of(ids).keys for role, ids in found.items()}
+        self._items.check_known(keys["item"])
+        options = replace(plan.sequences, cuts=self._cuts())
+        make = ChunkMaker(options, plan.split_seed, items.keys, plan.ages)
+        numbers = {**keys, "item": np.searchsorted(items.keys, keys["item"]).astype(np.int32)}
+        ids = {role: pa.table({"id": found[role], "number": number}) for role, number in numbers.items()}
+        order = ["user", "time", *(["row"] if plan.description.columns("context") else [])]
+        count, duplicates = np.zeros(items.keys.size, dtype=np.int64), 0
+        for chunk in engine.chunks(ids, order, ["user"], CHUNK_ROWS, make):
+            self._append(chunk)
+            count[chunk.items[0]] += chunk.items[1]
+            duplicates += chunk.duplicates
+            engine.progress("sort", chunk.rows, kept)
+        for writer in self._contexts.values():
+            writer.close()
+        span = engine.span("time")
+        self._check_splits(options, span)
+        self._users.check_known(self._columns.column("users.key"))
+        encoder = self._fit(items.keys, count)
         encoder.save(self.folder / "features")
-        self._write(spill, encoder, keys, count)
+        texts = SourceIds.of(found["user"]) if "user" in found else None
+        self._write(encoder, texts, items, count)
         facts = {
             "format": FORMAT,
-            "interactions": spill.kept - self._duplicates,
-            "users": self._grown.length("seen.key"),
-            "items": int(keys.size),
-            "requests": {split: self._grown.length(f"{split}.user") for split in SPLITS},
-            "times": describe_times(spill.unit, *spill.span) if spill.unit and spill.span else "the order of the rows",
-            "left_out": {**spill.left_out, **({"repeated rows": self._duplicates} if self._duplicates else {})},
+            "interactions": kept - duplicates,
+            "users": self._columns.length("users.key"),
+            "items": int(items.keys.size),
+            "requests": {split: self._columns.length(f"{split}.user") for split in SPLITS},
+            "times": describe_times(unit, *span) if unit else "the order of the rows",
+            "left_out": {**engine.left_out, **({"repeated rows": duplicates} if duplicates else {})},
         }
-        self.work.finish(facts)
+        self._columns.close()
+        write_whole(self.folder / "facts.json", json.dumps(facts, indent=1) + "\n")
 
-    def _save_state(self, number: int, count: Array) -> None:
-        """Save that `number` parts are sorted, so that a later process can resume here."""
-        np.save(self.work.path / f"count-{number}.npy", count)
-        self.work.save({"sorted": number, "requests": self._requests_made, "duplicates": self._duplicates})
-        (self.work.path / f"count-{number - 1}.npy").unlink(missing_ok=True)
-
-    def _read(self) -> Spill:
+    def _read(self) -> tuple[str | None, int]:
+        """Read the tables; return the unit of time and the number of interactions kept."""
         plan = self.plan
         readers = [(plan.tables.interactions, 0 if plan.held_out else None)]
         readers += [(plan.held_out[name], SPLITS.index(name)) for name in SPLITS if name in plan.held_out]
-        total = total_rows(reader for reader, _ in readers)
-        guess = total if total is not None else sum(reader.nbytes or 0 for reader, _ in readers) // _BYTES_PER_ROW
-        parts = min(-(-guess // ROWS_PER_PART) + 1, MOST_PARTS)
-        spill = Spill(self.work.path, plan.roles, plan.description.columns("context"), plan.min_rating, parts, guess)
+        for reader, _ in readers:
+            reader.require(
+                [plan.roles["user"], plan.roles["item"], *([plan.roles["time"]] if "time" in plan.roles else [])]
+            )
+        text = [
+            role
+            for role in ("user", "item")
+            if not all(is_whole(reader.schema.field(plan.roles[role]).type) for reader, _ in readers)
+        ]
+        unit = first_unit((reader for reader, _ in readers), plan.roles["time"]) if "time" in plan.roles else None
+        tables = []
         for reader, split in readers:
-            spill.read(reader, split, lambda number: self.progress("read", number, total))
-        if not spill.kept:
-            reasons = ", ".join(f"{number} with {reason}" for reason, number in spill.left_out.items())
+            clean = RowCleaner(
+                plan.roles, text, plan.description.columns("context"), unit, plan.min_rating, split,
+                splits=plan.sequences.split == "given",
+            )  # fmt: skip
+            reader.require(clean.columns)
+            tables.append(EngineTable(reader, clean.columns, clean))
+        kept = self.engine.read(tables)
+        if not kept:
+            reasons = ", ".join(f"{number} with {reason}" for reason, number in self.engine.left_out.items())
             raise ValueError(f"{plan.tables.interactions.name} has no interactions that can be used: {reasons}")
-        return spill
+        return unit, kept
 
-    def _cuts(self, spill: Spill) -> tuple[int, int]:
-        if self.plan.dates is not None:
-            return self.plan.dates
+    def _cuts(self) -> tuple[int, int]:
+        if self.plan.dates is not None or self.plan.sequences.split != "time":
+            return self.plan.dates or (0, 0)
         val, test = self.plan.fractions
-        return spill.quantile(1 - val - test), spill.quantile(1 - test)
+        first, second = self.engine.quantiles("time", [1 - val - test, 1 - test])
+        return first, second
 
-    def _part(self, spill: Spill, number: int, keys: Array, count: Array, options: SequenceOptions) -> None:
-        rows, context = spill.part(number)
-        before = rows.size
-        rows, where = sort_interactions(rows, self.plan.split_seed)
-        self._duplicates += before - rows.size
-        rows["item"] = np.searchsorted(keys, rows["item"])
-        made = make_sequences(rows, options)
-        opens = np.flatnonzero(np.r_[True, rows["user"][1:] != rows["user"][:-1]]) if rows.size else np.empty(0, int)
-        user = np.repeat(np.arange(opens.size), np.diff(np.r_[opens, rows.size]))
-        trained = rows["split"] == 0 if options.split == "given" else made.split == 0
-        items, times = np.unique(rows["item"][trained], return_counts=True)
-        count[items] += times
-        for split, requests in made.requests.items():
-            self._requests(split, requests, rows, made)
-            if context is not None:
-                write_stream(self._context(split, number), context.take(where[made.row[requests.first]]))
-        # The last segment of a user holds all events. If splits are not in time order, it is the test segment.
-        done, newest = np.bincount(user, minlength=opens.size), np.zeros(opens.size, dtype=np.int64)
-        np.maximum.at(newest, user[made.row], np.arange(made.row.size))
-        stop = self._grown.length("events.item") + newest + 1
-        self._grown.append("users.start", stop - done)
-        self._grown.append("users.stop", stop)
-        self._grown.append("seen.key", rows["user"][opens])
-        self._grown.append("seen.count", np.bincount(user[trained], minlength=opens.size))
-        self._grown.append("events.item", rows["item"][made.row].astype(np.int32))
-        if self.plan.ages:
-            self._grown.append("events.time", rows["time"][made.row])
-        self.progress("sort", before, spill.kept)
+    def _append(self, chunk: Chunk) -> None:
+        """Append the columns of a chunk, and add to its offsets the rows that came before."""
+        files, made = self._columns, sum(self._columns.length(f"{split}.user") for split in SPLITS)
+        before = {name: files.length(name) for name in chunk.columns}
+        for name, column in chunk.columns.items():
+            table, _, kind = name.partition(".")
+            counted = {"user": "users.key", "ends": f"{table}-positives.item"}
+            counted |= dict.fromkeys(("start", "stop", "seen", "tied"), "events.item")
+            shift = before.get(counted.get(kind, ""), 0)
+            if kind == "user":
+                files.append(f"{table}.request_id", made + np.arange(column.size))
+                made += column.size
+            files.append(name, column + column.dtype.type(shift) if shift else column)
+        for split, table in chunk.contexts.items():
+            if split not in self._contexts:
+                self._contexts[split] = pa.ipc.new_stream(str(self._context(split)), table.schema)
+            self._contexts[split].write_table(table)
 
-    def _requests(self, split: str, requests: SplitRequests, rows: Array, made: Sequences) -> None:
-        positive = made.row[requests.positive]
-        grown, number = self._grown, requests.user.size
-        grown.append(f"{split}.request_id", self._requests_made + np.arange(number))
-        grown.append(f"{split}.user", (grown.length("seen.key") + requests.user).astype(np.int32))
-        for name in ("start", "stop", "seen", "tied"):
-            grown.append(f"{split}.{name}", grown.length("events.item") + getattr(requests, name))
-        grown.append(f"{split}.ends", grown.length(f"{split}-positives.item") + requests.ends)
-        grown.append(f"{split}-positives.item", rows["item"][positive].astype(np.int32))
-        grown.append(f"{split}-positives.weight", rows["weight"][positive])
-        self._requests_made += number
+    def _context(self, split: str) -> Path:
+        """Return the file with the context columns of the requests of a split."""
+        return self.engine.work / f"{split}.requests"
 
-    def _context(self, split: str, part: int) -> Path:
-        """Return the file with the context columns of a part's requests."""
-        return self.work.path / f"{split}.{part}.requests"
-
-    def _contexts(self, split: str, parts: int) -> Iterator[Any]:
-        for batch in read_streams(self._context(split, number) for number in range(parts)):
+    def _frames(self, split: str) -> Iterator[Any]:
+        for batch in read_streams([self._context(split)]):
             yield pa.Table.from_batches([batch])
 
-    def _check_splits(self, options: SequenceOptions, span: tuple[int, int] | None) -> None:
+    def _check_splits(self, options: SequenceOptions, span: tuple[int, int]) -> None:
         advice = {
             "time": "change val_fraction and test_fraction, or val_from and test_from",
             "leave_last": f"users need more than {2 * options.leave} interactions to be held out",
             "given": "give interactions for it",
         }
-        if span is not None and span[0] == span[1]:
+        if span[0] == span[1]:
             advice["time"] = (
                 "all interactions have the same time: check the time column, or use --data.split leave_last"
             )
         for split in SPLITS:
-            if not self._grown.length(f"{split}.user"):
+            if not self._columns.length(f"{split}.user"):
                 new = (
                     ""
                     if options.repeats
@@ -229,52 +297,50 @@ class InteractionsPreparation:
                 )
                 raise ValueError(f"the {split} split has no positives{new}; {advice[options.split]}")
 
-    def _fit(self, keys: Array, count: Array, parts: int) -> FeatureEncoder:
+    def _fit(self, keys: Array, count: Array) -> FeatureEncoder:
         if isinstance(self.plan.features, FeatureEncoder):
             return self.plan.features
-        for table in self._contexts("train", parts):
-            self._fitter.update("context", table)
-        seen = np.flatnonzero(count)
-        for here in _chunks(seen.size):
-            at = seen[here]
-            self._fitter.update("items", self._items.rows(keys[at]), count[at])
-        users, times = self._grown.column("seen.key"), self._grown.column("seen.count")
-        for here in _chunks(users.size):
-            trained = np.flatnonzero(times[here]) + here.start
-            self._fitter.update("user", self._users.rows(users[trained]), times[trained])
-        return self._fitter.finish()
+        fitter = FeatureFitter(self.plan.description)
+        for table in self._frames("train"):
+            fitter.update("context", table)
+        users, times = self._columns.column("users.key"), self._columns.column("users.count")
+        parts: dict[DataPart, tuple[Lookup, Array, Array]] = {
+            "items": (self._items, keys, count),
+            "user": (self._users, users, times),
+        }
+        for part, (lookup, ids, counts) in parts.items():
+            for here in _slices(ids.size):
+                seen = np.flatnonzero(counts[here]) + here.start
+                fitter.update(part, lookup.rows(ids[seen]), counts[seen])
+        return fitter.finish()
 
-    def _write(self, spill: Spill, encoder: FeatureEncoder, keys: Array, count: Array) -> None:
-        users = self._grown.column("seen.key")
-        self._encode(encoder, "user", "users", (self._users.rows(users[here]) for here in _chunks(users.size)))
-        self._encode(encoder, "items", "items", (self._items.rows(keys[here]) for here in _chunks(keys.size)))
-        spill.items.merge_plain(self._items.ids.to_plain())
-        plain = not spill.items.text and (not keys.size or (keys[0] >= 0 and keys[-1] < VARIANT))
-        self._save("users", {"key": users})
-        self._save("items", {"item_id": keys if plain else np.arange(keys.size), "count": count})
+    def _write(self, encoder: FeatureEncoder, texts: SourceIds | None, items: SourceIds, count: Array) -> None:
+        users, keys = self._columns.column("users.key"), items.keys
+        self._encode(encoder, "user", "users", (self._users.rows(users[here]) for here in _slices(users.size)))
+        self._encode(encoder, "items", "items", (self._items.rows(keys[here]) for here in _slices(keys.size)))
+        plain = items.texts is None and keys[0] >= 0 and keys[-1] < VARIANT
         if not plain:
-            write_ids(self.folder / "item-ids.arrow", spill.items.ids(keys).tolist())
-        if spill.users.text:
-            write_ids(self.folder / "user-ids.arrow", spill.users.ids(users).tolist())
+            write_ids(self.folder / "item-ids.arrow", items.names())
+        if texts is not None and texts.texts is not None:
+            write_ids(self.folder / "user-ids.arrow", texts.names(users))
         for split in SPLITS:
             if self.plan.description.columns("context"):
-                self._encode(encoder, "context", split, self._contexts(split, spill.parts))
-            self._save(split, {})
-            self._save(f"{split}-positives", {})
-        self._save("events", {})
+                self._encode(encoder, "context", split, self._frames(split))
+        given = {"items": {"item_id": keys if plain else np.arange(keys.size), "count": count}}
+        for table in ("users", "items", *SPLITS, *(f"{split}-positives" for split in SPLITS), "events"):
+            columns = {**given.get(table, {}), **self._columns.table(table)}
+            if table == "users":
+                del columns["count"]
+            write_columns(self.folder / f"{table}.arrow", columns)
 
     def _encode(self, encoder: FeatureEncoder, part: DataPart, table: str, frames: Iterator[Any]) -> None:
         for frame in frames:
             encoded = encoder.encode(part, frame)
-            self._grown.append(f"{table}.ids", encoded.ids.astype(np.int32))
-            self._grown.append(f"{table}.values", encoded.values)
-            self.progress("encode", frame.num_rows, None)
-
-    def _save(self, table: str, columns: Mapping[str, Array]) -> None:
-        """Write a table: the given columns, and those collected under its name."""
-        write_columns(self.folder / f"{table}.arrow", {**columns, **self.work.table(table)})
+            self._columns.append(f"{table}.ids", encoded.ids.astype(np.int32))
+            self._columns.append(f"{table}.values", encoded.values)
+            self.engine.progress("encode", frame.num_rows, None)
 
 
-def _chunks(number: int) -> Iterator[slice]:
+def _slices(number: int) -> Iterator[slice]:
     for start in range(0, number, _CHUNK):
         yield slice(start, min(start + _CHUNK, number))

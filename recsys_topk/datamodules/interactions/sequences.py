@@ -14,7 +14,7 @@ SplitMethod = Literal["time", "leave_last", "given"]
 
 SPLITS: Final = ("train", "val", "test")
 ROW: Final = np.dtype([("user", "i8"), ("item", "i8"), ("time", "i8"), ("weight", "f4"), ("split", "i1")])
-"""One interaction: user key, item key, time in microseconds, weight, and the number of a given split."""
+"""One interaction: user key, item key or number, time in microseconds, weight, and the number of a given split."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Sequences:
     requests: dict[str, SplitRequests] = field(default_factory=dict)
 
 
-def sort_interactions(rows: Array, seed: int = 0) -> tuple[Array, Array]:
+def sort_interactions(rows: Array, seed: int = 0, keys: Array | None = None) -> tuple[Array, Array]:
     """Sort interactions by user and time, and drop duplicates.
 
     Interactions of a user at the same time are ordered by a hash of (user, item, time), so that which of them is the
@@ -96,18 +96,29 @@ def sort_interactions(rows: Array, seed: int = 0) -> tuple[Array, Array]:
     weight. The result therefore does not depend on the order of the rows.
 
     Args:
-        rows: (n,) of `ROW`, with the keys of the ids of the source.
+        rows: (n,) of `ROW`, in any order. Rows that are sorted by user and time cost less.
         seed: Seed of the hash.
+        keys: The key of each item, ascending, if `rows` has the numbers of the items; None = it has their keys.
 
     Returns:
         The interactions that are kept, and their rows in the input.
     """
-    tie = chained([rows["user"], rows["item"], rows["time"]], seed)
-    order = np.lexsort((-rows["weight"], rows["split"], rows["item"], tie, rows["time"], rows["user"]))
-    rows = rows[order]
-    fresh = np.ones(rows.size, dtype=bool)
-    fresh[1:] = _changes(rows["user"]) | _changes(rows["time"]) | _changes(rows["item"])
-    return rows[fresh], order[fresh]
+    user, time = np.ascontiguousarray(rows["user"]), np.ascontiguousarray(rows["time"])
+    order = np.arange(rows.size)
+    if not ((user[1:] > user[:-1]) | ((user[1:] == user[:-1]) & (time[1:] >= time[:-1]))).all():
+        order = np.lexsort((time, user))
+    same = ~(_changes(user[order]) | _changes(time[order]))
+    if not same.any():
+        return rows[order], order
+    tied = np.flatnonzero(np.r_[same, False] | np.r_[False, same])
+    own = rows[order[tied]]
+    tie = chained([own["user"], own["item"] if keys is None else keys[own["item"]], own["time"]], seed)
+    run = np.cumsum(np.r_[True, ~same])[tied]
+    order[tied] = order[tied][np.lexsort((-own["weight"], own["split"], own["item"], tie, run))]
+    item = rows["item"][order]
+    fresh = np.r_[True, ~same | _changes(item)]
+    order = order[fresh]
+    return rows[order], order
 
 
 def make_sequences(rows: Array, options: SequenceOptions) -> Sequences:

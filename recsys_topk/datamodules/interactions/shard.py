@@ -141,13 +141,13 @@ class InteractionsShard(Shard):
         item = self.prepared.events[np.where(there, at, 0)].astype(np.int64)
         return torch.from_numpy(np.where(there, item if self._places is None else self._places[item], -1))
 
-    def sequences(self) -> tuple[Array, Array]:
-        """Return the interactions of the training split, ordered by user and time."""
+    def sequences(self, held_out: bool = True) -> tuple[Array, Array]:
+        """See `Shard.sequences`."""
         start, first = np.unique(self._requests["start"], return_index=True)
         length = self._requests["seen"][first] - start  # in training, `seen` ends after the user's last interaction
-        user = np.repeat(np.arange(start.size), length)
-        at = np.arange(user.size) + (start - np.cumsum(length) + length)[user]
-        return user, self.prepared.items["item_id"][self.prepared.events[at]]
+        row = np.repeat(np.arange(start.size), length)
+        at = np.arange(row.size) + (start - np.cumsum(length) + length)[row]
+        return self._requests["user"][first][row], self.prepared.items["item_id"][self.prepared.events[at]]
 
     @cached_property
     def _length(self) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.datamodules.prepare.growing import GrowingColumns
+from recsys_topk.datamodules.prepare.engine.column_files import ColumnFiles
 from recsys_topk.tabular.features.encoder import Encoded
 from recsys_topk.tabular.ids.keys import mixed
 from recsys_topk.tabular.schema import VARIANT
@@ -23,19 +23,14 @@ class DistinctItems:
     are variants of the item (`schema.VARIANT`). Rows are compared by 64-bit hashes.
 
     Args:
-        grown: Stores the features. It may hold the rows of an earlier object, which are then known.
+        grown: Stores the features.
         name: The name of the table in `grown`.
     """
 
-    def __init__(self, grown: GrowingColumns, name: str) -> None:
+    def __init__(self, grown: ColumnFiles, name: str) -> None:
         self._grown, self._name = grown, name
         self._known = np.empty(0, dtype=np.uint64)
-        if len(self):
-            columns = (grown.column(f"{name}.{kind}") for kind in ("key", "ids", "values"))
-            pieces = zip(*(np.array_split(column, -(-len(self) // _CHUNK)) for column in columns), strict=True)
-            self._known = np.concatenate([row_digests(key, Encoded(ids, values)) for key, ids, values in pieces])
-        self._numbers = np.argsort(self._known)
-        self._known = self._known[self._numbers]
+        self._numbers = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return self._grown.length(f"{self._name}.key")

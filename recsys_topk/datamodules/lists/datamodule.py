@@ -22,7 +22,7 @@ from recsys_topk.datamodules.prepare.base import PreparedDataModule, PreparedOpt
 from recsys_topk.tabular.export_tables import ItemTable, UserTable, source_names
 from recsys_topk.tabular.features.description import Description
 from recsys_topk.tabular.features.encoder import FeatureEncoder
-from recsys_topk.tabular.schema import LabelKind
+from recsys_topk.tabular.schema import LabelKind, Schema
 from recsys_topk.tabular.tables.reader import Source
 
 
@@ -32,8 +32,8 @@ class ListsDataModule(PreparedDataModule):
     Tables have one row per (request, item), in any order, or one row per request with lists in their columns. They are
     Parquet, CSV, TSV or JSON lines files, data frames, pyarrow tables, Hugging Face data sets, or SVMlight/LETOR files
     with ``qid:`` or a ``.query`` file of list lengths. Data are prepared once, into memory-mapped Arrow files;
-    vocabularies and feature statistics come from the training split only. An interrupted preparation is resumed: it
-    keeps the files and row groups already read and the parts already encoded.
+    vocabularies and feature statistics come from the training split only. An interrupted preparation is resumed:
+    tables are not read again.
 
     Labels are a column of grades, or are derived from the stage that an item reached::
 
@@ -175,6 +175,13 @@ class ListsDataModule(PreparedDataModule):
             above if above is not None else 0.0 if stages is None else stages.positive_above,
             self._label_kind or ("grades" if stages is None else stages.kind),
         )
+
+    @property
+    def schema(self) -> Schema:
+        """See `PreparedDataModule.schema`. It has the median length of the lists if no negatives are sampled."""
+        if self.train_negatives or self.eval_negatives:
+            return super().schema
+        return replace(super().schema, list_length=int(np.median(self.prepared.table("train")["length"])))
 
     def facts(self) -> list[str]:
         """Return lines that report the guesses and the prepared data."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from recsys_topk.datamodules.lists.plan import SPLITS, ListsPlan
 from recsys_topk.tabular.ids.keys import mixed
@@ -36,6 +37,10 @@ class Grouped:
     order_key: Array
     counts: dict[str, int]
 
+    def taken(self, table: Any) -> tuple[Any, Grouped]:
+        """Return the rows of a table in the order of the lists, and the lists of the new table."""
+        return table.take(pa.array(self.rows)).combine_chunks(), replace(self, rows=np.arange(self.rows.size))
+
     @property
     def first(self) -> Array:
         """The first row of each list."""
@@ -57,14 +62,14 @@ class Grouped:
         return found
 
 
-def group_rows(table: Any, plan: ListsPlan, cuts: tuple[int, int] | None, item_name: Callable[[int], Any]) -> Grouped:
+def group_rows(table: Any, plan: ListsPlan, cuts: tuple[int, int] | None, name: Callable[[str, int], Any]) -> Grouped:
     """Return the lists of the rows of a part.
 
     Args:
-        table: Rows from `RowReader`.
+        table: Rows from `ListCleaner`, with keys in place of ids.
         plan: The rule of the split, the treatment of duplicates, and the maximum list length.
         cuts: Times at which validation and testing begin.
-        item_name: Returns the id of an item by its key, for error messages.
+        name: Returns the id of a request or an item by its role and key, for error messages.
     """
     request, item, label, split, time = (
         np.asarray(one_chunk(table.column(f"__{name}"))) for name in ("request", "item", "label", "split", "time")
@@ -73,7 +78,7 @@ def group_rows(table: Any, plan: ListsPlan, cuts: tuple[int, int] | None, item_n
     number = _numbers(request[order], split[order])
     counts: dict[str, int] = {}
     if "item" in plan.roles:
-        kept = _without_duplicates(order, number, item, label, plan, lambda at: _request_name(table, at), item_name)
+        kept = _without_duplicates(order, number, item, label, request, plan, name)
         if kept.size < order.size:
             counts["repeated rows left out (duplicates: best)"] = order.size - kept.size
             order, number = order[kept], number[kept]
@@ -92,7 +97,7 @@ def group_rows(table: Any, plan: ListsPlan, cuts: tuple[int, int] | None, item_n
             at = np.flatnonzero(requests == np.unique(requests)[twice[0]])
             names = " and ".join(SPLITS[each] for each in given[at])
             raise ValueError(
-                f"request {_request_name(table, order[start[at[0]]])!r} is in {names}; a request belongs to one split"
+                f"request {name('request', requests[at[0]])!r} is in {names}; a request belongs to one split"
             )
     found = np.where(given >= 0, given, _assigned(requests, earliest, plan, cuts))
     best = np.maximum.reduceat(label[order], start) if start.size else label[:0]
@@ -124,9 +129,9 @@ def _without_duplicates(
     number: Array,
     item: Array,
     label: Array,
+    request: Array,
     plan: ListsPlan,
-    request_name: Callable[[int], Any],
-    item_name: Callable[[int], Any],
+    name: Callable[[str, int], Any],
 ) -> Array:
     """Return which positions of `order` to keep, one per list and item: the best label, then the first row."""
     items = item[order]
@@ -138,7 +143,7 @@ def _without_duplicates(
     if plan.duplicates == "error":
         at = place[np.flatnonzero(again)[0]]
         raise ValueError(
-            f"request {request_name(int(order[at]))!r} has the item {item_name(int(items[at]))!r} more than once "
+            f"request {name('request', request[order[at]])!r} has the item {name('item', items[at])!r} more than once "
             f"(repeated rows in this part of the data: {int(again.sum())}); keep one row per request and item, or use "
             f"--data.duplicates best, which keeps the best label"
         )
@@ -151,8 +156,3 @@ def _longest(number: Array, label: Array, most: int) -> Array:
     start = np.flatnonzero(np.r_[True, number[1:] != number[:-1]])
     rank = np.arange(number.size) - np.repeat(start, np.diff(np.r_[start, number.size]))
     return np.sort(place[rank < most])
-
-
-def _request_name(table: Any, row: int) -> Any:
-    column = "__name" if "__name" in table.column_names else "__request"
-    return table.column(column)[int(row)].as_py()

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from recsys_topk.datamodules.lists.labels import StageTable
+from recsys_topk.datamodules.lists.published import open_published
 from recsys_topk.datamodules.lists.roles import find_columns, guess_columns, require_roles
 from recsys_topk.datamodules.lists.sources import is_svmlight, open_sources, split_files
 from recsys_topk.datamodules.lists.svmlight import DESCRIPTION
@@ -39,6 +40,8 @@ def looks_like_lists(files: Sequence[str], given: Mapping[str, str | None]) -> b
     if any(is_svmlight(source) for source in sources.values()):
         return True
     try:
+        if open_published(sources[0]) is not None:
+            return True
         reader = open_table(sources[0])
     except ValueError:  # the files do not form one table
         return False

@@ -46,16 +46,9 @@ def flat_rows(reader: TableReader, markers: Sequence[str], whole: Sequence[str])
     if ROW not in kinds:
         fields.append(pa.field(ROW, pa.int64()))
 
-    known: dict[int, int] = {}  # number of rows of the pieces read so far
-
-    def rows_of(piece: int) -> int:
-        if piece not in known:
-            known[piece] = sum(batch.num_rows for batch in reader.batches([marker], piece))
-        return known[piece]
-
-    def scan(columns: list[str], piece: int | None = None) -> Any:
-        first = done = sum(map(rows_of, range(piece or 0)))
-        for batch in reader.batches([*dict.fromkeys([marker, *(name for name in columns if name in kinds)])], piece):
+    def scan(columns: list[str]) -> Any:
+        done = 0
+        for batch in reader.batches([*dict.fromkeys([marker, *(name for name in columns if name in kinds)])]):
             length = lengths(batch, marker)
             parent = np.repeat(np.arange(batch.num_rows), length)
             made = []
@@ -76,9 +69,5 @@ def flat_rows(reader: TableReader, markers: Sequence[str], whole: Sequence[str])
                     made.append(column.take(pa.array(parent)))
             done += batch.num_rows
             yield pa.record_batch(made, names=list(columns))
-        if piece is not None:
-            known[piece] = done - first
 
-    return TableReader(
-        reader.name, pa.schema(fields), scan, reader._identity, nbytes=reader.nbytes, pieces=reader.pieces
-    )
+    return TableReader(reader.name, pa.schema(fields), scan, reader._identity, nbytes=reader.nbytes)

@@ -1,8 +1,9 @@
-"""Prepare logged lists as memory-mapped Arrow files: read once, group by request part by part, in bounded memory."""
+"""Prepare logged lists as memory-mapped Arrow files: read once, sort by request, in bounded memory."""
 
 from __future__ import annotations
 
-import shutil
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,142 +13,161 @@ import pyarrow as pa
 from recsys_topk.datamodules.lists.catalogue import DistinctItems
 from recsys_topk.datamodules.lists.grouping import Grouped, group_rows
 from recsys_topk.datamodules.lists.plan import SPLITS, ListsPlan
-from recsys_topk.datamodules.lists.rows import RowReader
-from recsys_topk.datamodules.prepare.progress import Progress
-from recsys_topk.datamodules.prepare.spill import MOST_PARTS
-from recsys_topk.datamodules.prepare.work_folder import WorkFolder
+from recsys_topk.datamodules.lists.rows import ListCleaner
+from recsys_topk.datamodules.prepare.engine.column_files import ColumnFiles
+from recsys_topk.datamodules.prepare.engine.duck import DuckEngine, EngineTable
+from recsys_topk.datamodules.prepare.ids import SourceIds
+from recsys_topk.files import write_whole
 from recsys_topk.tabular.arrow import read_streams, write_columns, write_ids, write_stream
-from recsys_topk.tabular.features.description import DataPart
+from recsys_topk.tabular.features.description import DATA_PARTS, DataPart
 from recsys_topk.tabular.features.encoder import Encoded, FeatureEncoder
 from recsys_topk.tabular.features.fitter import FeatureFitter
 from recsys_topk.tabular.schema import VARIANT
-from recsys_topk.tabular.tables.columns import keys_of, lists_of, one_chunk
+from recsys_topk.tabular.tables.columns import is_number, is_whole, keys_of, lists_of, one_chunk
+from recsys_topk.tabular.tables.times import first_unit
 from recsys_topk.types import Array
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """See `PreparedDataModule.format`."""
 
-PART_BYTES: Final = 64 << 20
-"""Approximate size of a part in memory."""
+CHUNK_ROWS: Final = 1 << 18
+"""Number of rows that are grouped at a time. The lists do not depend on it; the order of their rows does."""
 
 _ROWS: Final = 1 << 15
-_BYTES_PER_ROW: Final = 64
-"""Size of the computed columns of a row."""
-
-_EXPANSION: Final = 4
-"""Estimated size of the columns of a file in memory, relative to the file. A larger value makes more parts."""
 
 
 class ListsPreparation:
     """Makes the prepared files of a plan in a folder.
 
-    The steps are: read the sources, fit the features, encode part by part, write. A later process resumes after the
-    last piece that was read, after the fit, or after the last part that was encoded.
-
-    Memory: the rows of one part, the requests, and 16 bytes per distinct item.
+    The steps are: read the sources, sort by request and fit the features, encode, write. Memory: that of the engine,
+    some rows, the requests, and 16 bytes per distinct item.
 
     Args:
         plan: What to prepare.
-        folder: An empty folder, or the folder of an interrupted preparation of the same plan.
-        progress: Receives the progress.
+        folder: The folder to prepare.
+        engine: Holds the rows.
     """
 
-    def __init__(self, plan: ListsPlan, folder: Path, progress: Progress) -> None:
-        self.plan, self.folder, self.progress = plan, folder, progress
-        self.work = WorkFolder(folder)
-        self._grown = self.work.columns
-        readers = [reader for reader, _ in plan.sources]
-        size = sum(_EXPANSION * (reader.nbytes or 0) + _BYTES_PER_ROW * (reader.rows or 0) for reader in readers)
-        self.parts = min(size // PART_BYTES + 1, MOST_PARTS)
-        self._reader = RowReader(plan, self.work.path, self.parts)
+    def __init__(self, plan: ListsPlan, folder: Path, engine: DuckEngine) -> None:
+        self.plan, self.folder, self.engine = plan, folder, engine
+        self._grown = ColumnFiles(engine.work)
         self._items = {split: DistinctItems(self._grown, f"{split}-items") for split in SPLITS}
+        self._ids: dict[str, SourceIds] = {}
+        self._lists: list[Grouped] = []
 
     def run(self) -> None:
         """Run all steps of the preparation."""
-        self._reader.read(self.progress)
-        if not self._reader.kept:
-            reason = "labels maps the stages of all rows to null" if self._reader.seen else "all lists are empty"
-            raise ValueError(f"{self.plan.name} has no rows that can be used: {reason}")
-        fitted = self.work.path / "features"
-        if not self.work.saved:
-            self._cuts = self._find_cuts()
-            encoder, counts = self._fit()
-            shutil.rmtree(fitted, ignore_errors=True)
-            encoder.save(fitted)
-            self.work.save({"encoded": 0, "rows": 0, "cuts": self._cuts, "counts": counts})
-        self._cuts = self.work.saved["cuts"]
-        encoder = FeatureEncoder.load(fitted)
-        self.progress("encode", self.work.saved["rows"], self._reader.kept)
-        for part in range(self.work.saved["encoded"], self.parts):
-            table, grouped = self._grouped(part)
+        engine = self.engine
+        kept = self._read()
+        ids = {}
+        for role in ("request", "item"):
+            if engine.is_text(f"__{role}"):
+                found = engine.distinct(f"__{role}")
+                self._ids[role] = SourceIds.of(found)
+                ids[f"__{role}"] = pa.table({"id": found, "number": keys_of(found).keys})
+        cuts = self._cuts()
+
+        def group(table: Any) -> tuple[Any, Grouped]:
+            return group_rows(table, self.plan, cuts, self._name).taken(table)
+
+        fitter, counts = FeatureFitter(self.plan.description), dict[str, int]()
+        for table, grouped in engine.chunks(ids, ["__request", "__row"], ["__request"], CHUNK_ROWS, group):
+            write_stream(self._chunk(len(self._lists)), table)
+            self._lists.append(grouped)
+            for reason, number in grouped.counts.items():
+                counts[reason] = counts.get(reason, 0) + number
+            self._fit(fitter, table, grouped)
+            engine.progress("sort", table.num_rows, kept)
+        self._check_splits()
+        given = self.plan.features
+        encoder = given if isinstance(given, FeatureEncoder) else fitter.finish()
+        encoder.save(self.folder / "features")
+        for table, grouped in self._chunks():
             for number, split in enumerate(SPLITS):
                 for requests in grouped.chunks(number, _ROWS):
                     self._encode(encoder, split, table, grouped, requests)
-                self._save_ids(split, part, table, grouped.first[grouped.split == number])
-            self.work.save({**self.work.saved, "encoded": part + 1, "rows": self.work.saved["rows"] + table.num_rows})
-            self._reader.pieces.drop(part)
-            self.progress("encode", table.num_rows, self._reader.kept)
-        shutil.copytree(fitted, self.folder / "features")
+            engine.progress("encode", table.num_rows, kept)
         self._write(encoder)
         facts = {
             "format": FORMAT,
-            "rows": self._reader.kept,
+            "rows": kept,
             "requests": {split: self._grown.length(f"{split}.request_id") for split in SPLITS},
             "items": {split: len(self._items[split]) for split in SPLITS},
-            "counts": self.work.saved["counts"],
+            "counts": counts,
         }
-        self.work.finish(facts)
+        self._grown.close()
+        write_whole(self.folder / "facts.json", json.dumps(facts, indent=1) + "\n")
 
-    def _find_cuts(self) -> tuple[int, int] | None:
+    def _read(self) -> int:
+        """Read the sources and return the number of rows kept."""
+        plan = self.plan
+        readers = [reader for reader, _ in plan.sources]
+        columns = [column for part in DATA_PARTS for column in plan.description.columns(part)]
+        history = [plan.roles["history"]] if plan.description.history else []
+        user = [plan.roles["user"]] if "user" in plan.roles else []
+        features = list(dict.fromkeys([*columns, *history, *user]))
+        told = ["label"] if plan.stages is None else ["stage", "position"][: 1 + plan.stages.needs_position]
+        for role in told:
+            if plan.roles.get(role) in columns:
+                raise ValueError(
+                    f"column {plan.roles[role]!r} is the {role}, from which labels are made, so it cannot be a "
+                    f"feature; remove it from the description"
+                )
+        kinds = {role: [reader.schema.field(plan.roles[role]).type for reader in readers]
+                 for role in ("request", "item") if role in plan.roles}  # fmt: skip
+        if len({is_number(kind) for kind in kinds["request"]}) > 1:
+            raise ValueError(
+                f"column {plan.roles['request']!r} is text in one table and numbers in another; make it one type"
+            )
+        self._named = not is_number(kinds["request"][0])
+        text = [role for role, own in kinds.items() if not all(map(is_whole, own))]
+        unit = first_unit(readers, plan.roles["time"]) if "time" in plan.roles else None
+        tables = []
+        for reader, split in plan.sources:
+            roles = {role: name for role, name in plan.roles.items() if role != "split" or split is None}
+            clean = ListCleaner(roles, text, features, plan.stages, unit, split)
+            tables.append(EngineTable(reader, clean.columns, clean))
+        kept = self.engine.read(tables)
+        if not kept:
+            reason = "labels maps the stages of all rows to null" if self.engine.seen else "all lists are empty"
+            raise ValueError(f"{plan.name} has no rows that can be used: {reason}")
+        return kept
+
+    def _cuts(self) -> tuple[int, int] | None:
         """Return the times at which validation and testing begin; None = requests are not split by time."""
-        if self.plan.split != "time":
-            return None
-        if self.plan.dates is not None:
-            return self.plan.dates
-        times = []
-        for part in range(self.parts):
-            table = self._reader.pieces.part(part, ("__request", "__split", "__time"))
-            request, split, time = (np.asarray(one_chunk(table.column(name))) for name in table.column_names)
-            order = np.lexsort((time, request))
-            first = np.r_[True, request[order][1:] != request[order][:-1]][: order.size] & (split[order] < 0)
-            times.append(time[order][first])
-        ordered = np.sort(np.concatenate(times))
+        if self.plan.split != "time" or self.plan.dates is not None:
+            return self.plan.dates if self.plan.split == "time" else None
         val, test = self.plan.fractions
+        found = self.engine.quantiles("__time", [1 - val - test, 1 - test], first_of="__request")
+        never = np.iinfo(np.int64).max  # share 0: the split has a separate table
+        return found[0] if val + test else never, found[1] if test else never
 
-        def newest(share: float) -> int:  # share 0: the split has a separate table
-            at = min(int((1 - share) * ordered.size), ordered.size - 1)
-            return int(ordered[at]) if share else np.iinfo(np.int64).max
+    def _name(self, role: str, key: int) -> Any:
+        """Return the id of a request or an item by its key."""
+        return self._ids[role].names(np.array([key]))[0] if role in self._ids else int(key)
 
-        return newest(val + test), newest(test)
+    def _chunk(self, number: int) -> Path:
+        return self.engine.work / f"{number}.rows"
 
-    def _grouped(self, part: int) -> tuple[Any, Grouped]:
-        table = self._reader.pieces.part(part)
-        return table, group_rows(table, self.plan, self._cuts, self._reader.items.id)
+    def _chunks(self) -> Iterator[tuple[Any, Grouped]]:
+        for number, grouped in enumerate(self._lists):
+            (batch,) = read_streams([self._chunk(number)])
+            yield pa.Table.from_batches([batch]), grouped
 
-    def _fit(self) -> tuple[FeatureEncoder, dict[str, int]]:
-        """Return the encoder, and the counts to report."""
-        found = np.zeros(len(SPLITS), dtype=np.int64)
-        counts: dict[str, int] = {}
-        fitter = FeatureFitter(self.plan.description)
-        for part in range(self.parts):
-            table, grouped = self._grouped(part)
-            found += np.bincount(grouped.split, minlength=len(SPLITS))
-            for reason, number in grouped.counts.items():
-                counts[reason] = counts.get(reason, 0) + number
-            for requests in grouped.chunks(0, _ROWS):
-                first, rows = grouped.first[requests], grouped.rows_of(requests)
-                self._update(fitter, "user", table, first)
-                self._update(fitter, "context", table, first)
-                self._update(fitter, "items", table, rows)
-                if self.plan.description.history:
-                    views = self._views(table, first)
-                    fitter.update("history", self._view_table(views))
-            self.progress("fit", table.num_rows, self._reader.kept)
+    def _check_splits(self) -> None:
+        found = np.sum([np.bincount(grouped.split, minlength=len(SPLITS)) for grouped in self._lists], axis=0)
         for number, split in enumerate(SPLITS):
             if not found[number]:
                 raise ValueError(f"the {split} split has no lists ({found.sum()} in all); {self.plan.advice}")
-        given = self.plan.features
-        return given if isinstance(given, FeatureEncoder) else fitter.finish(), counts
+
+    def _fit(self, fitter: FeatureFitter, table: Any, grouped: Grouped) -> None:
+        for requests in grouped.chunks(0, _ROWS):
+            first, rows = grouped.first[requests], grouped.rows_of(requests)
+            self._update(fitter, "user", table, first)
+            self._update(fitter, "context", table, first)
+            self._update(fitter, "items", table, rows)
+            if self.plan.description.history:
+                fitter.update("history", self._view_table(self._views(table, first)))
 
     def _update(self, fitter: FeatureFitter, part: DataPart, table: Any, rows: Array) -> None:
         columns = self.plan.description.columns(part)
@@ -189,20 +209,6 @@ class ListsPreparation:
         for name, column in request.items():
             grown.append(f"{split}.{name}", column)
 
-    @property
-    def _id_columns(self) -> dict[str, str]:
-        """The columns of ids that are written as in the source: strings of requests, and users."""
-        columns = {"request": "__name"} if "__name" in self._reader.pieces.schema.names else {}
-        return {**columns, **({"user": self.plan.roles["user"]} if "user" in self.plan.roles else {})}
-
-    def _save_ids(self, split: str, part: int, table: Any, rows: Array) -> None:
-        columns = self._id_columns
-        own = table.select(list(columns.values())).rename_columns(list(columns))
-        write_stream(self._ids_file(split, part), own.take(rows))
-
-    def _ids_file(self, split: str, part: int) -> Path:
-        return self.work.path / f"{split}.{part}.ids"
-
     def _views(self, table: Any, first: Array) -> Any:
         column = self.plan.roles["history"]
         return lists_of(one_chunk(table.column(column)).take(first), " ", column)
@@ -211,28 +217,38 @@ class ListsPreparation:
         return {self.plan.roles["item"]: views.values}
 
     def _write(self, encoder: FeatureEncoder) -> None:
-        parts = range(self.parts)
         keys = {split: self._items[split].keys() for split in SPLITS}
         distinct = np.unique(np.concatenate([np.unique(own) for own in keys.values()]))
-        plain = not self._reader.items.text and distinct[0] >= 0 and distinct[-1] < VARIANT
+        names = self._ids.get("item")
+        plain = (names is None or names.texts is None) and distinct[0] >= 0 and distinct[-1] < VARIANT
         if not plain:
-            write_ids(self.folder / "item-ids.arrow", self._reader.items.ids(distinct).tolist())
-        for split in SPLITS:
+            write_ids(self.folder / "item-ids.arrow", distinct.tolist() if names is None else names.names(distinct))
+        for number, split in enumerate(SPLITS):
             own = keys[split] if plain else np.searchsorted(distinct, keys[split])
             placed, columns = self._items[split].finish(own)
-            rows = self.work.table(f"{split}-rows")
+            rows = self._grown.table(f"{split}-rows")
             rows["item"] = placed[rows["item"]].astype(np.min_scalar_type(-max(placed.size, 1)))
             columns["count"] = np.bincount(rows["item"], minlength=placed.size)
             write_columns(self.folder / f"{split}-items.arrow", columns)
             write_columns(self.folder / f"{split}-rows.arrow", rows)
-            requests = self.work.table(split)
+            requests = self._grown.table(split)
             order = np.lexsort((requests.pop("row"), requests.pop("order")))
-            for name in self._id_columns:
-                ids = [batch.column(name) for batch in read_streams(self._ids_file(split, part) for part in parts)]
-                write_ids(self.folder / f"{split}-{name}-ids.arrow", pa.concat_arrays(ids).take(order).to_pylist())
+            if self._named or ("request" in self._ids and self._ids["request"].texts is not None):
+                ids = self._ids["request"].names(requests["request_id"][order])
+                write_ids(self.folder / f"{split}-request-ids.arrow", [str(one) for one in ids])
+            if "user" in self.plan.roles:
+                users = pa.chunked_array(
+                    [
+                        table.column(self.plan.roles["user"])
+                        .combine_chunks()
+                        .take(pa.array(grouped.first[grouped.split == number]))
+                        for table, grouped in self._chunks()
+                    ]
+                )
+                write_ids(self.folder / f"{split}-user-ids.arrow", users.take(pa.array(order)).to_pylist())
             write_columns(self.folder / f"{split}.arrow", {name: column[order] for name, column in requests.items()})
             if encoder.description.history:
-                views = self.work.table(f"{split}-views")
+                views = self._grown.table(f"{split}-views")
                 at = np.minimum(np.searchsorted(distinct, views["item"]), distinct.size - 1)
                 views["item"] = np.where(distinct[at] == views["item"], distinct[at] if plain else at, -1)
                 write_columns(self.folder / f"{split}-views.arrow", views)

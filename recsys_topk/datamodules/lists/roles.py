@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -37,6 +39,8 @@ MARKERS: Final = ("item", "label", "stage", "position")
 """Roles whose column has one value per item."""
 
 _HEAD: Final = 20_000
+_AFTERWARDS: Final = re.compile(r"^next|read_?time|scroll|dwell|watch_?time")
+"""Names of columns that say what the user did with an item, which is not known at the time of the request."""
 
 
 def find_columns(reader: TableReader, given: Mapping[str, str | None]) -> dict[str, str]:
@@ -93,8 +97,11 @@ def guess_columns(reader: TableReader, roles: Mapping[str, str]) -> GuessedTable
             continue
         column = one_chunk(head.column(name))
         coded = _codes(column)[order]
+        guess = guess_feature(name, column)
+        if _AFTERWARDS.search(name.lower()):
+            guess = replace(guess, feature=None, reason="may be known only afterwards; add it to context if not")
         constant = bool(inside.any()) and bool((coded[1:] == coded[:-1])[inside].all())
-        guesses["context" if constant else "items"].append(guess_feature(name, column))
+        guesses["context" if constant else "items"].append(guess)
     ids = {
         part: [RawFeature.from_plain(roles[role], "categorical")] if role in roles else []
         for part, role in (("user", "user"), ("items", "item"))

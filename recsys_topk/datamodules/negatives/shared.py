@@ -70,7 +70,11 @@ def expand_shared(
 
 
 def against_catalogue(
-    batch: CascadeBatch, catalogue: Catalogue, pool_rows: Tensor | None = None, excluded: Tensor | None = None
+    batch: CascadeBatch,
+    catalogue: Catalogue,
+    pool_rows: Tensor | None = None,
+    excluded: Tensor | None = None,
+    sample: int | None = None,
 ) -> CascadeBatch:
     """Return the batch with the whole catalogue as its pool, so that every item competes with those of each list.
 
@@ -79,6 +83,7 @@ def against_catalogue(
         catalogue: The items of the batch's shard.
         pool_rows: (M,) the catalogue row of each pool item; None = look it up by item id.
         excluded: The result of `Shard.excluded`, which becomes `CascadeBatch.known`.
+        sample: Number of items in the softmax of a step, which becomes `CascadeBatch.sampled`; None = all.
     """
     rows = catalogue.rows(batch.item_id) if pool_rows is None else pool_rows
     return batch.replace(
@@ -88,4 +93,5 @@ def against_catalogue(
         candidates=rows.take(batch.candidates),
         known=rows.new_empty((batch.history.shape[0], 0)) if excluded is None else excluded,
         catalogue=True,
+        sampled=sample or 0,
     )

@@ -15,8 +15,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from typing_extensions import Unpack
 
-from recsys_topk.datamodules.base import CascadeDataModule, LoaderOptions, NegativeOptions
+from recsys_topk.datamodules.base import BatchSize, CascadeDataModule, LoaderOptions, NegativeOptions
 from recsys_topk.datamodules.prepare.columns import read_columns
+from recsys_topk.datamodules.prepare.engine.duck import DuckEngine
 from recsys_topk.datamodules.prepare.plan import PreparationPlan
 from recsys_topk.datamodules.prepare.progress import Progress
 from recsys_topk.files import cache_home, make_once
@@ -67,9 +68,9 @@ class PreparedFiles:
 
 
 class Preparation(Protocol):
-    """Makes the prepared files of a plan in a folder: empty, or with the files of an interrupted process."""
+    """Makes the prepared files of a plan in a folder, with the rows in an engine."""
 
-    def __init__(self, plan: Any, folder: Path, progress: Progress) -> None: ...
+    def __init__(self, plan: Any, folder: Path, engine: DuckEngine) -> None: ...
 
     def run(self) -> None:
         """Run all steps of the preparation."""
@@ -85,9 +86,10 @@ class PreparedOptions(LoaderOptions, total=False):
     split_seed: int
     features: str | dict[str, Any] | None
     types: dict[str, str] | None
-    batch_size: int
+    batch_size: BatchSize
     history_length: int
     cache_dir: str | None
+    memory: str | None
 
 
 class PreparedDataModule(CascadeDataModule):
@@ -106,9 +108,11 @@ class PreparedDataModule(CascadeDataModule):
         features: The description of the features (`Description`): a YAML file or a mapping; or the folder of a saved
             encoder, to use its vocabularies; None = guessed, and reported.
         types: Types of columns of text files that are guessed wrongly, e.g. ``{"user_id": "string"}``.
-        batch_size: Requests per training batch and process.
+        batch_size: Requests per training batch and process, or ``"auto"``; see `CascadeDataModule`.
         history_length: Maximum length of the history; the newest items are kept.
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
+        memory: Memory of the engine that prepares the data, e.g. ``"4GB"``; None = a quarter of the machine's, at most
+            400 MB. Larger data are sorted on disk.
         options: Options of every data module; see `CascadeDataModule`.
     """
 
@@ -133,9 +137,10 @@ class PreparedDataModule(CascadeDataModule):
         split_seed: int = 0,
         features: str | dict[str, Any] | None = None,
         types: dict[str, str] | None = None,
-        batch_size: int = 256,
+        batch_size: BatchSize = 256,
         history_length: int = 50,
         cache_dir: str | None = None,
+        memory: str | None = None,
         **options: Unpack[NegativeOptions],
     ) -> None:
         super().__init__(batch_size=batch_size, **options)
@@ -150,7 +155,7 @@ class PreparedDataModule(CascadeDataModule):
             raise ValueError(f"split_seed must not be negative, got {split_seed}")
         if history_length < 1:
             raise ValueError(f"history_length must be at least 1, got {history_length}")
-        self.history_length, self.cache_dir = history_length, cache_dir
+        self.history_length, self.cache_dir, self._memory = history_length, cache_dir, memory
         self._fractions, self._split_seed = (val_fraction, test_fraction), split_seed
         self._dates = None if val_from is None or test_from is None else (parse_time(val_from), parse_time(test_from))
         self._described, self._types = features, types
@@ -225,8 +230,8 @@ class PreparedDataModule(CascadeDataModule):
             for older in self._older(target):
                 rank_zero_info(f"{older} was prepared by an older version and is not used; it can be deleted")
             rank_zero_info(f"preparing {self.plan.name} in {target} (once)")
-            with self.progress_of() as told:
-                self.preparation(self.plan, folder, progress or told).run()
+            with self.progress_of() as told, DuckEngine(folder, progress or told, self._memory) as engine:
+                self.preparation(self.plan, folder, engine).run()
 
         made = make_once(target, write, resume=True)
         self._prepared = self.files(target)

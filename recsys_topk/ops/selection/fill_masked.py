@@ -58,7 +58,7 @@ class _FillMasked(torch.autograd.Function):
 
 def _fill_bits(x: Tensor, mask: Tensor, value: float) -> Tensor:
     integer, floating = (np.int32, np.float32) if x.dtype == torch.float32 else (np.int64, np.float64)
-    valid = mask.numpy().view(np.uint8).astype(integer)
+    valid: Any = mask.numpy().view(np.uint8).astype(integer)
     bits = np.negative(valid)  # two's complement: valid -> ...111, masked -> 0
     np.bitwise_and(bits, x.numpy().view(integer), out=bits)
     pattern = np.array(value, floating).view(integer)

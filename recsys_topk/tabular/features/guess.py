@@ -28,7 +28,7 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "time": (
         "timestamp", "time", "ts", "datetime", "eventtime", "timems", "date", "unixreviewtime", "reviewtime",
-        "createdat", "requesttimestamp", "eventtimestamp",
+        "createdat", "requesttimestamp", "eventtimestamp", "impressiontime",
     ),
     "rating": ("rating", "ratings", "stars", "score", "overall"),
     "weight": ("weight",),
@@ -167,6 +167,8 @@ def guess_feature(name: str, values: Any) -> Guess:
 
     if first is None:
         return guess(None, "no values", 0)
+    if name.startswith("__index_level_"):
+        return guess(None, "the index of a pandas frame", 0)
     if is_list(kind):
         return _of_lists(name, column, guess)
     if pa.types.is_temporal(kind) or (_named_like_time(name) and _looks_like_time(column)):

@@ -47,7 +47,7 @@ def chained(columns: Iterable[Array], seed: int) -> npt.NDArray[np.uint64]:
         >>> [int(value) for value in chained([np.array([7, 7]), np.array([1, 2])], seed=0)]
         [4414019431610648415, 5090977316425868581]
     """
-    state = np.uint64(0)
+    state: Any = np.uint64(0)
     for column in columns:
         state = mixed((column.astype(np.int64, copy=False).view(np.uint64) ^ state).view(np.int64), seed)
     return np.asarray(state)

@@ -56,8 +56,48 @@ def is_list(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
+def is_number(kind: Any) -> bool:
+    """Return whether an Arrow type is an integer, a float or a boolean."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def is_whole(kind: Any) -> bool:
+    """Return whether all values of an Arrow type are integers that fit into int64."""
+    return bool(pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and not pa.types.is_uint64(kind)))
+
+
+def id_column(column: Any) -> Any:
+    """Return ids as a pyarrow array of int64 or text, with nulls where an id is missing.
+
+    Floats without a fraction count as integers, dates and others as text. If an integer is too large for int64, or a
+    float has a fraction, all ids are text.
+
+    Example:
+        >>> id_column(pa.array([3.0, None, 7.0])).to_pylist(), id_column(pa.array([3.5, 7.0])).to_pylist()
+        ([3, None, 7], ['3.5', '7'])
+    """
+    column = one_chunk(column)
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        column, kind = column.cast(pa.int8()), pa.int8()
+    if pa.types.is_null(kind) or pa.types.is_integer(kind):
+        large = pa.types.is_uint64(kind) and (pc.max(column).as_py() or 0) > np.iinfo(np.int64).max
+        return column.cast(pa.string() if large else pa.int64())
+    if pa.types.is_floating(kind):
+        numbers = np.asarray(column.cast(pa.float64()).fill_null(np.nan))
+        missing = ~np.isfinite(numbers)
+        whole = missing | ((numbers == np.floor(numbers)) & (np.abs(numbers) < 2.0**53))
+        if whole.all():
+            return pa.array(np.where(missing, 0, numbers).astype(np.int64), mask=missing)
+        return pa.array([None if gone else f"{n:.0f}" if one else repr(n)
+                         for gone, one, n in zip(missing, whole, numbers.tolist(), strict=True)])  # fmt: skip
+    if is_list(kind) or pa.types.is_nested(kind):
+        raise ValueError(f"ids must be integers or texts, got {kind}; describe a column of lists as a bag")
+    return column.cast(pa.string())
+
+
 def keys_of(column: Any) -> Keys:
-    """Return ids as int64 keys (`id_keys`). Floats without a fraction count as integers, dates and others as text.
+    """Return ids (`id_column`) as int64 keys (`id_keys`).
 
     Example:
         >>> import pyarrow as pa
@@ -65,37 +105,15 @@ def keys_of(column: Any) -> Keys:
         >>> keys.tolist(), missing.tolist()
         ([3, 0, 7], [False, True, False])
     """
-    column = one_chunk(column)
-    kind = column.type
-    missing = np.asarray(column.is_null())
-    if pa.types.is_null(kind):
-        return Keys(np.zeros(len(column), dtype=np.int64), missing, False)
-    if pa.types.is_boolean(kind):
-        column, kind = column.cast(pa.int8()), pa.int8()
-    if pa.types.is_integer(kind):
-        numbers = np.asarray(column.fill_null(0))
-        large = numbers > np.iinfo(np.int64).max if pa.types.is_uint64(kind) else np.zeros(0, dtype=bool)
-        keys = numbers.astype(np.int64)
-        if large.any():  # too large for int64: the key is the hash of their text
-            keys[large] = id_keys(numbers[large].astype(str)).keys
-        return Keys(keys, missing, bool(large.any()))
-    if pa.types.is_floating(kind):
-        numbers = np.asarray(column.cast(pa.float64()).fill_null(np.nan))
-        missing = ~np.isfinite(numbers)
-        whole = missing | ((numbers == np.floor(numbers)) & (np.abs(numbers) < 2.0**53))
-        if whole.all():
-            return Keys(np.where(missing, 0, numbers).astype(np.int64), missing, False)
-        column = pa.array([None if gone else f"{n:.0f}" if one else repr(n)
-                           for gone, one, n in zip(missing, whole, numbers.tolist(), strict=True)])  # fmt: skip
-    elif not is_text(kind):
-        if is_list(kind) or pa.types.is_nested(kind):
-            raise ValueError(f"ids must be integers or texts, got {kind}; describe a column of lists as a bag")
-        column = column.cast(pa.string())
-    coded = column.dictionary_encode()
-    distinct = id_keys(np.array(coded.dictionary.to_pylist(), dtype=object)) if len(coded.dictionary) else None
-    at = np.asarray(coded.indices.fill_null(0))
-    keys = np.zeros(len(column), dtype=np.int64) if distinct is None else distinct.keys[at]
-    return Keys(keys, missing, distinct is not None and distinct.text)
+    ids = id_column(column)
+    missing = np.asarray(ids.is_null())
+    if not is_text(ids.type):
+        return Keys(np.asarray(ids.fill_null(0)), missing, False)
+    coded = ids.dictionary_encode()
+    if not len(coded.dictionary):
+        return Keys(np.zeros(len(ids), dtype=np.int64), missing, False)
+    distinct = id_keys(np.array(coded.dictionary.to_pylist(), dtype=object))
+    return Keys(distinct.keys[np.asarray(coded.indices.fill_null(0))] * ~missing, missing, distinct.text)
 
 
 def numbers_of(column: Any, name: str) -> Array:

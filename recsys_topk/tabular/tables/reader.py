@@ -28,7 +28,6 @@ FORMATS: Final = {
 """Format by the suffix of the file name. `.gz`, `.bz2` or `.zst` may follow the suffix."""
 
 BATCH_ROWS: Final = 1 << 16
-MOST_PIECES: Final = 32
 _COMPRESSED: Final = ("gz", "bz2", "zst")
 _ENCODING: Final = "save it as UTF-8, e.g. iconv -f LATIN1 -t UTF-8"
 
@@ -73,8 +72,6 @@ class TableReader:
         identity: A function that returns plain values that change when the content changes.
         rows: Number of rows; None = not known without reading them.
         nbytes: Size of the files in bytes; None = not known.
-        pieces: Number of pieces that can be read separately (files, or row groups of files), in order. `scan` takes the
-            index of a piece as its second argument; None = one piece, and `scan` has no second argument.
         lists: Columns of text that are split at spaces, and the type of their elements (sequences of RecBole).
     """
 
@@ -87,11 +84,8 @@ class TableReader:
         rows: int | None = None,
         lists: Mapping[str, pa.DataType] | None = None,
         nbytes: int | None = None,
-        pieces: int | None = None,
     ) -> None:
         self.name = name
-        self.pieces = pieces or 1
-        self._in_pieces = pieces is not None
         self.rows = rows
         self.nbytes = nbytes
         self._scan, self._identity, self._lists = scan, identity, dict(lists or {})
@@ -115,19 +109,18 @@ class TableReader:
                 close = suggest(column, self.columns)
                 raise ValueError(f"{self.name} has no column {column!r}; {close}it has: {', '.join(self.columns)}")
 
-    def batches(self, columns: Sequence[str] | None = None, piece: int | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order as record batches. Memory: that of a few batches.
 
         Dictionary-encoded columns are decoded.
 
         Args:
             columns: The columns; None = all.
-            piece: The index of the piece to read; None = all.
         """
         wanted = self.columns if columns is None else list(dict.fromkeys(columns))
         self.require(wanted)
         with _readable(self.name):
-            for batch in self._scan(wanted) if piece is None or not self._in_pieces else self._scan(wanted, piece):
+            for batch in self._scan(wanted):
                 if batch.num_rows:
                     yield pa.record_batch([self._plain(batch.column(name), name) for name in wanted], names=wanted)
 
@@ -217,13 +210,8 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
                 raise ValueError(f"{name} cannot be read: column {field.name!r} is not UTF-8; {_ENCODING}")
         rows = dataset.count_rows() if kind in ("parquet", "feather") else None
 
-    fragments = _fragments(dataset, kind)
-
-    def scan(columns: list[str], piece: int | None = None) -> Iterable[pa.RecordBatch]:
-        chosen = dataset
-        if piece is not None:
-            chosen = pads.FileSystemDataset(fragments[piece], dataset.schema, dataset.format, dataset.filesystem)
-        read: Iterable[pa.RecordBatch] = chosen.to_batches(
+    def scan(columns: list[str]) -> Iterable[pa.RecordBatch]:
+        read: Iterable[pa.RecordBatch] = dataset.to_batches(
             columns=columns, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
         )
         return read
@@ -236,16 +224,7 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
         return [list(row) for row in zip(places, sizes, when, strict=True)]
 
     nbytes = sum(int(files.size(place)) for place in places)
-    return TableReader(name, dataset.schema, scan, identity, rows, lists, nbytes, len(fragments))
-
-
-def _fragments(dataset: Any, kind: str | None) -> list[list[Any]]:
-    """Return the files of a data set, or the row groups of Parquet files, in at most `MOST_PIECES` pieces."""
-    found = list(dataset.get_fragments())
-    if kind == "parquet":
-        found = [group for file in found for group in file.split_by_row_group()]
-    size = -(-len(found) // MOST_PIECES)
-    return [found[start : start + size] for start in range(0, len(found), size)]
+    return TableReader(name, dataset.schema, scan, identity, rows, lists, nbytes)
 
 
 def _open_frame(frame: Any) -> TableReader:

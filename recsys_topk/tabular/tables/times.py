@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys_topk.tabular.tables.columns import one_chunk
+from recsys_topk.tabular.tables.reader import TableReader
 from recsys_topk.types import Array
 
 UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -56,6 +59,12 @@ def guess_unit(column: Any) -> str:
             return unit
     largest = float(np.abs(numbers).max(initial=0))
     return "s" if largest < 1e11 else "ms" if largest < 1e14 else "us" if largest < 1e17 else "ns"
+
+
+def first_unit(readers: Iterable[TableReader], column: str) -> str | None:
+    """Return the unit of the first batch of tables that has any time; None if all times are missing."""
+    batches = (one_chunk(batch.column(0)) for reader in readers for batch in reader.batches([column]))
+    return next((guess_unit(times) for times in batches if times.null_count < len(times)), None)
 
 
 def microseconds(column: Any, unit: str, name: str = "time") -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
@@ -214,5 +223,5 @@ def parse_time(text: str) -> int:
         found = dt.datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(f"a date is written YYYY-MM-DD, e.g. 2024-02-01; got {text!r}") from None
-    found = found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
+    found = found if found.tzinfo else found.replace(tzinfo=dt.UTC)
     return round(found.timestamp()) * 1_000_000

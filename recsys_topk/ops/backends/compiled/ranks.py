@@ -95,7 +95,8 @@ def rank_lists(part: Any, begin: Any, end: Any, packed: Any, valid: Any, labels:
             # Equal scores: the lowest label is next. Equal labels get the mean of their ranks.
             if last <= first + FEW:
                 for i in range(first, last):
-                    label, twice = labels[b, order[i] & low], 2 * first + 1
+                    label = labels[b, order[i] & low]
+                    twice: Any = 2 * first + 1
                     for j in range(first, last):
                         other = labels[b, order[j] & low]
                         twice += i32(other < label) + i32(other <= label)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recsys_topk.datamodules.prepare.raw_ids import RawIds
-from recsys_topk.tabular.tables.columns import keys_of, one_chunk
+from recsys_topk.tabular.tables.columns import id_column, keys_of
 from recsys_topk.tabular.tables.reader import TableReader
 from recsys_topk.types import Array
 
@@ -24,13 +23,13 @@ class Lookup:
         what: ``"users"`` or ``"items"``, for error messages.
 
     Attributes:
-        ids: The ids of the table.
+        ids: The ids of the table, a pyarrow array.
         keys: The keys of the ids, ascending.
     """
 
     def __init__(self, reader: TableReader | None, key: str, columns: Sequence[str], what: str) -> None:
-        self.key, self.columns, self.ids = key, list(columns), RawIds()
-        self.keys = np.empty(0, dtype=np.int64)
+        self.key, self.columns = key, list(columns)
+        self.keys, self.ids = np.empty(0, dtype=np.int64), pa.nulls(0, pa.int64())
         self._table: Any = None
         self._name = "" if reader is None else reader.name
         if reader is None:
@@ -43,11 +42,10 @@ class Lookup:
             return
         reader.require([key, *columns])
         found = pa.Table.from_batches(list(reader.batches([key, *columns])))
-        column = one_chunk(found.column(key))
+        self.ids = column = id_column(found.column(key))
         keys = keys_of(column)
         if keys.missing.any():
             raise ValueError(f"{reader.name} has {int(keys.missing.sum())} rows without {key}; remove them")
-        self.ids.add(column, keys)
         order = np.argsort(keys.keys, kind="stable")
         self.keys = keys.keys[order]
         twice = np.flatnonzero(self.keys[1:] == self.keys[:-1])

@@ -1,0 +1,1 @@
+"""The engine of preparations: reads tables once, numbers ids, and sorts rows in bounded memory."""

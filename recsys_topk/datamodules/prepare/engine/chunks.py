@@ -1,0 +1,64 @@
+"""Cut a sorted stream of rows into chunks of whole groups (users or requests)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from recsys_topk.tabular.tables.columns import one_chunk
+from recsys_topk.types import Array
+
+CHUNK_ROWS: Final = 1 << 20
+
+
+def whole_groups(batches: Iterable[Any], group: Sequence[str], rows: int) -> Iterator[Any]:
+    """Yield tables of at least one group and, if a group is not larger, at most `rows` rows.
+
+    The cuts depend on the rows alone, not on the sizes of the batches, so that the prepared files are the same with any
+    number of threads.
+
+    Args:
+        batches: Record batches whose rows are sorted by the group.
+        group: The columns that identify the group.
+        rows: Maximum number of rows of a chunk with more than one group.
+
+    Example:
+        >>> batches = pa.table({"user": [1, 1, 1, 2, 3, 3]}).to_batches(max_chunksize=4)
+        >>> [chunk.column("user").to_pylist() for chunk in whole_groups(batches, ["user"], 2)]
+        [[1, 1, 1], [2], [3, 3]]
+    """
+    waiting: list[Any] = []
+    size = 0
+    for batch in batches:
+        waiting.append(batch)
+        size += batch.num_rows
+        if size > rows:
+            table = pa.Table.from_batches(waiting)
+            *ready, left = _cut(table, _starts(table, group), rows)
+            yield from ready
+            waiting, size = left.to_batches(), left.num_rows
+    if size:
+        table = pa.Table.from_batches(waiting)
+        yield from _cut(table, _starts(table, group), rows)
+
+
+def _starts(table: Any, group: Sequence[str]) -> Array:
+    changed = np.zeros(table.num_rows - 1, dtype=bool)
+    for name in group:
+        values = np.asarray(one_chunk(table.column(name)))
+        changed |= values[1:] != values[:-1]
+    return np.append(0, np.flatnonzero(changed) + 1)
+
+
+def _cut(table: Any, starts: Array, rows: int) -> Iterator[Any]:
+    """Yield chunks. The last one may continue in rows that are not in the table."""
+    ends = np.r_[starts[1:], table.num_rows]
+    at = 0
+    while at < table.num_rows:
+        fits = ends[(ends > at) & (ends <= at + rows)]
+        end = int(fits[-1] if fits.size else ends[np.searchsorted(ends, at, side="right")])
+        yield table.slice(at, end - at)
+        at = end
