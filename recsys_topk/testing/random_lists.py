@@ -60,8 +60,8 @@ def random_lists(seed: int, number: int, most: int = BATCH, cost: str = "n") -> 
     """Return one batch of one dtype and temperature, with lengths 1 to 12, or up to 300 in one of ten batches.
 
     Within a batch each list has its own scale, offset, ties, mask, in half of the batches k, and in 3 of 10 batches
-    item weights. Batches grow from 64 to 1024 lists (at most `most`), so that few lists cover many kinds, and many lists
-    need few calls. A higher `cost` of the loss or operator, for example ``"n^2"``, gives fewer long lists.
+    item weights. Batches grow from 64 to 1024 lists (at most `most`), so that few lists cover many kinds, and many
+    lists need few calls. A higher `cost` of the loss or operator, for example ``"n^2"``, gives fewer long lists.
 
     Example:
         >>> batch = random_lists(seed=0, number=4)
