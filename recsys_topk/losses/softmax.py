@@ -13,9 +13,9 @@ from typing_extensions import Unpack
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.item_weights import true_weights
-from recsys_topk.losses.pairs import better_items
 from recsys_topk.losses.true_items import true_items
 from recsys_topk.numerics import LOG2, is_full
+from recsys_topk.ops.losses.pair_spans import better_items
 
 Activation = Literal["exp", "tanh", "relu", "atan"]
 
