@@ -19,10 +19,11 @@ from recsys_topk.ops.selection.weighted import weighted_pair
 class TalosLoss(RankingLoss):
     """Softmax of the soft memberships s(x - beta) of the top k: positives above the threshold, negatives below it.
 
-    L = mean over positives i of log sum_{negatives j} s(x_j - beta)^(1 / tau) - log s(x_i - beta)^(1 / tau), with s the
+    L = mean over positives i of -log(p_i / (p_i + sum_{negatives j} p_j)), p = s(x - beta)^(1 / tau), with s the
     logistic function and beta = x_[k], the k-th largest score, a constant for the gradient. The sum over negatives
-    keeps the scores from growing together. The paper learns beta by quantile regression for each user; here it is the
-    quantile of the list. A list without negatives has the loss 0.
+    keeps the scores from growing together. The authors leave p_i out of the sum, which makes the loss negative for good
+    scores. They learn beta by quantile regression for each user; here it is the quantile of the list. A list without
+    negatives has the loss 0.
 
     Shapes: scores, labels and mask (B, N). Labels: binary. Cost: O(N). Use it for recall@k with sampled negatives.
 
@@ -33,7 +34,7 @@ class TalosLoss(RankingLoss):
 
     Example:
         >>> TalosLoss(k=1)(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
-        tensor(0.8339)
+        tensor(1.1946)
     """
 
     name, label_kind, family, cost = "talos", "binary", "listwise", "n"
@@ -65,5 +66,5 @@ class TalosLoss(RankingLoss):
         some = negative.any(1, keepdim=True)
         logs = F.logsigmoid(scores - beta) / self.tau
         rivals = torch.where(negative, logs + weights.log(), torch.where(some, -math.inf, 0.0))
-        losses = torch.logsumexp(rivals, 1, keepdim=True) - logs
+        losses = F.softplus(torch.logsumexp(rivals, 1, keepdim=True) - logs)
         return torch.where(some & (true > 0), losses * true, 0.0).sum(1) / true.sum(1)

@@ -39,8 +39,9 @@ def test_talos_equals_its_definition():
     for row in range(5):
         positives, negatives = split(row)
         beta = sorted(positives + negatives, reverse=True)[1]
-        rivals = math.log(sum(sigmoid(x - beta) ** (1 / 0.3) for x in negatives))
-        expected.append(sum(rivals - math.log(sigmoid(x - beta)) / 0.3 for x in positives) / len(positives))
+        rivals = sum(sigmoid(x - beta) ** (1 / 0.3) for x in negatives)
+        own = [sigmoid(x - beta) ** (1 / 0.3) for x in positives]
+        expected.append(sum(-math.log(p / (p + rivals)) for p in own) / len(own))
     check(get("talos", tau=0.3, k=2, reduction="none"), expected)
 
 
