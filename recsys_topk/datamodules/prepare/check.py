@@ -75,10 +75,11 @@ def check_prepared(folder: Path, kind: str | None = None) -> dict[str, int]:
         parts = {"users": widths["user"], "items": widths["items"], **dict.fromkeys(SPLITS, widths["context"])}
     else:
         _check_lists(folder, tables)
-        request = tuple(a + b for a, b in zip(widths["user"], widths["context"], strict=True))
+        user, context = widths["user"], widths["context"]
+        request = user[0] + context[0], user[1] + context[1]
         parts = {**dict.fromkeys(SPLITS, request), **{f"{split}-items": widths["items"] for split in SPLITS}}
-    for table, expected in parts.items():
-        for column, width in zip(("ids", "values"), expected, strict=True):
+    for table, both in parts.items():
+        for column, width in zip(("ids", "values"), both, strict=True):
             found = tables[table][column].shape[1] if column in tables[table] else 0
             if found != width:
                 raise ValueError(
