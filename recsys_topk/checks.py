@@ -72,13 +72,8 @@ def _reshape(scores: Tensor) -> str:
 def check_k(k: float | Tensor, scores: Tensor, *, lists: int | None = None, read: bool) -> int | Tensor:
     """Return `k` as an int or a tensor (B,). Raise unless it is one integer >= 0 or one integer >= 0 per list.
 
-    A numpy integer or a 0-d tensor becomes an int. A 0-d tensor that may not be read becomes a tensor (B,).
-
-    Args:
-        k: The number of items to select.
-        scores: The scores it applies to.
-        lists: Number of lists; None = the number of rows of scores.
-        read: Whether the values of a tensor may be read (a device synchronisation on a GPU).
+    A numpy integer or a 0-d tensor becomes an int. A 0-d tensor that may not be `read` (a device synchronisation on a
+    GPU) becomes a tensor (B,). By default scores have one row per list.
     """
     lists = scores.shape[0] if lists is None else lists
     if isinstance(k, Tensor):

@@ -14,11 +14,7 @@ def attach(package: str, modules: Sequence[str] = ()) -> tuple[Callable[[str], A
     """Return the `__getattr__` and `__dir__` of a package whose names are imported on first use.
 
     The public names are those that the package's ``__init__.py`` imports under ``if TYPE_CHECKING:``. They are written
-    once, for type checkers and for Python.
-
-    Args:
-        package: Name of the package, `__name__` in its ``__init__.py``.
-        modules: Modules of the package that are attributes too, without an import statement.
+    once, for type checkers and for Python. `modules` of the package are attributes too.
 
     Example:
         >>> get, names = attach("recsys_topk", ["files"])

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from recsys_topk.trust import allow_registered, load_class
+from recsys_topk.trust import allow_registered, class_path, load_class
 
 T = TypeVar("T")
 
@@ -33,11 +33,6 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 def suggest(name: str, known: Iterable[str], shown: str = "{!r}") -> str:
     """Return a hint for a message about an unknown name, followed by a space; empty if no known name is close.
-
-    Args:
-        name: The unknown name.
-        known: The known names.
-        shown: Format string for the nearest name.
 
     Example:
         >>> suggest("dftpk", ["dftopk", "lapsum"]), suggest("x", ["dftopk"])
@@ -131,13 +126,18 @@ class Registry(Generic[T]):
                 Otherwise, and inside `recsys_topk.trust.reading`, the name comes from a file: a class path must be
                 trusted by `recsys_topk.trust` or lie in one of these packages.
         """
-        self.discover()
-        for spelling in (name, name.replace("-", "_")):
-            if spelling in self._classes:
-                return self._classes[spelling]
-        for cls in self._classes.values():
-            if cls.__name__ == name:
-                return cls
+        known = self._find(name)
+        if known is None and name.isidentifier() and not self._discovered:  # its module alone, if it has one
+            home = f"{self.package}.{name}"
+            own = home if self.module is None else f"{home}.{self.module}"
+            if importlib.util.find_spec(home) and importlib.util.find_spec(own):
+                importlib.import_module(own)
+                known = self._find(name)
+        if known is None:
+            self.discover()
+            known = self._find(name)
+        if known is not None:
+            return known
         if "." not in name:
             raise self.unknown(name)
         try:
@@ -155,6 +155,12 @@ class Registry(Generic[T]):
             f"unknown {self.kind} {name!r}; {suggest(name, self._classes)}available: {', '.join(self.available())} "
             f"(or the full class path of a subclass)"
         )
+
+    def _find(self, name: str) -> type[T] | None:
+        for spelling in (name, name.replace("-", "_")):
+            if spelling in self._classes:
+                return self._classes[spelling]
+        return next((cls for cls in self._classes.values() if name in (cls.__name__, class_path(cls))), None)
 
     def _import(self, path: str, trust: Iterable[str] | None) -> type[T]:
         found: type[T] = load_class(path, self.base or object, trust=trust, where=f"the name of a {self.kind}")

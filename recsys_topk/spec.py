@@ -43,13 +43,9 @@ class Recorded:
 
 
 def describe(built: Recorded, exclude: Collection[str] = ()) -> dict[str, Any]:
-    """Return the description of an object for `build`: ``{"class_path": ..., "init_args": {...}}``.
+    """Return the description of an object for `build`: ``{"class_path": ..., "init_args": {...}}``, without `exclude`.
 
     An argument that can itself be described, such as the operator of a `TopKLoss`, is described in the same way.
-
-    Args:
-        built: The object.
-        exclude: Arguments to omit from the description.
 
     Example:
         >>> from recsys_topk.losses import DFTopKLoss
@@ -68,11 +64,8 @@ def describe(built: Recorded, exclude: Collection[str] = ()) -> dict[str, Any]:
 def build(spec: Mapping[str, Any], *args: Any, base: type[Any], trust: Iterable[str] = ()) -> Any:
     """Build an object from its description. The class path is checked first, since descriptions come from files.
 
-    Args:
-        spec: ``{"class_path": ..., "init_args": {...}}``.
-        args: Positional arguments, passed before `init_args`.
-        base: Required base class.
-        trust: Packages or class paths that are allowed besides those of `recsys_topk.trust`.
+    Positional arguments are passed before ``init_args``. `trust` adds packages or class paths to those of
+    `recsys_topk.trust`.
 
     Example:
         >>> from recsys_topk.losses import RankingLoss

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import textwrap
 import time
@@ -759,3 +760,19 @@ def test_old_spellings_and_moved_classes_resolve() -> None:
     with reading():
         assert losses.resolve("recsys_topk.losses.where_it_was.DFTopKLoss") is DFTopKLoss
     assert suggest("dftpk", losses.available()) == "did you mean 'dftopk'? "
+
+
+def test_names_for_the_parser_import_nothing() -> None:
+    from recsys_topk.trust.allowed import names_for_parser
+
+    code = """
+import sys
+import recsys_topk
+from recsys_topk.trust.allowed import names_for_parser
+before = set(sys.modules)
+names = names_for_parser()
+assert "recsys_topk.losses" in names
+assert not [name for name in set(sys.modules) - before if name.startswith("recsys_topk")]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert "recsys_topk.CascadeRecommender" not in names_for_parser()

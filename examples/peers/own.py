@@ -5,14 +5,17 @@
 
 One checkpoint per seed, in the order of `--seeds`. `--trials`: a JSON list of {settings, validation: {"recall@20":
 ...}, cpu_seconds}, the trials that chose the settings. `--cost`: a JSON list of {cpu_seconds, peak_memory_mb}, one per
-checkpoint. Ranks beyond the quota of the last stage are 0.
+checkpoint. Ranks beyond the quota of the last stage are 0. `--stages 1`: measure the first stage alone.
 """
 
 import argparse
+import copy
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
+import torch
 from export_split import export
 from protocol import DEEPEST, Split, write_result
 
@@ -31,6 +34,16 @@ def model_ranks(model, data, part="test"):
     return np.where(value > 0, np.rint(2 ** (1 / np.where(value > 0, value, 1.0)) - 1), 0).astype(int)
 
 
+def first_stages(cascade, number):
+    """Return a cascade of the first stages of another one, with its weights and its final quota."""
+    shorter = copy.copy(cascade)
+    shorter.configs = [dataclasses.replace(one) for one in cascade.configs[:number]]
+    shorter.configs[-1].quota = cascade.quotas[-1]
+    shorter._modules = {**cascade._modules}
+    shorter.stages = torch.nn.ModuleDict({one.name: cascade.stages[one.name] for one in shorter.configs})
+    return shorter
+
+
 def main():
     """Measure the checkpoints, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -40,12 +53,15 @@ def main():
     parser.add_argument("--trials", required=True)
     parser.add_argument("--cost")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--stages", type=int)
     parser.add_argument("--out", required=True)
     given = parser.parse_args()
     cost = json.loads(Path(given.cost).read_text()) if given.cost else [{}] * len(given.checkpoints)
     runs = []
     for seed, path, spent in zip(given.seeds[: len(given.checkpoints)], given.checkpoints, cost, strict=True):
         model, data, _ = open_checkpoint(path, root=given.root)
+        if given.stages:
+            model.cascade = first_stages(model.cascade, given.stages)
         runs.append({"seed": seed, "ranks": model_ranks(model, data), **spent})
     trials = json.loads(Path(given.trials).read_text())
     versions = ("recsys-topk", "torch", "numpy")

@@ -30,7 +30,6 @@ from rectools.models.nn.transformers.sasrec import SASRecTransformerLayers
 
 LENGTH = 50
 BATCH = 32  # a quarter of RecTools' default: more steps per epoch, and cheaper ones
-WARM_UP = 4
 LAYERS = {"sasrec": SASRecTransformerLayers, "ligr": LiGRLayers}
 SPACE = {
     "n_factors": [64, 128],
@@ -101,12 +100,13 @@ class TargetsOnly(TransformerLightningModule):
 class BestEpoch(pl.Callback):
     """Measures validation Recall@20 after each epoch, keeps the best weights, and stops after `patience` worse ones.
 
-    From epoch `WARM_UP` on, a trial also stops if its best value is below the median of the best values that `others`,
-    the complete trials (at least two), had after the same epoch.
+    After a fifth of `epochs`, a trial also stops if its best value is below the median of the best values that
+    `others`, the complete trials (at least two), had after the same epoch.
     """
 
-    def __init__(self, split, patience, others=()):
-        self.split, self.patience, self.others, self.trace, self.best = split, patience, others, [], None
+    def __init__(self, split, epochs, patience, others=()):
+        self.split, self.epochs, self.patience, self.others = split, epochs, patience, others
+        self.trace, self.best = [], None
 
     def __deepcopy__(self, memo):  # RecTools copies its trainer; the caller keeps this object
         return self
@@ -119,7 +119,7 @@ class BestEpoch(pl.Callback):
         if values[-1] > max(values[:-1], default=-1.0):
             self.best = {name: value.clone() for name, value in module.state_dict().items()}
         reached = [max(one[METRIC] for one in other[: len(values)]) for other in self.others]
-        pruned = len(reached) >= 2 and len(values) >= WARM_UP and max(values) < np.median(reached)
+        pruned = len(reached) >= 2 and len(values) >= self.epochs // 5 and max(values) < np.median(reached)
         trainer.should_stop = pruned or len(values) - 1 - int(np.argmax(values)) >= self.patience
         print(f"  epoch {len(values)}: {found}, {time.process_time():.0f} CPU s", flush=True)
 
@@ -139,7 +139,7 @@ def train(split, settings, seed, epochs, patience, folder, others=()):
                 **options, session_max_len=LENGTH, batch_size=BATCH, transformer_layers_type=LAYERS[settings["layers"]],
                 lightning_module_type=TargetsOnly,
             )  # fmt: skip
-            stop = BestEpoch(split, patience, others)
+            stop = BestEpoch(split, epochs, patience, others)
             model._trainer = pl.Trainer(
                 max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[stop],
                 enable_progress_bar=False, enable_model_summary=False,

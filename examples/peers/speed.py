@@ -17,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from protocol import cpu_model
+
 WIDTH, BLOCKS, HEADS, LENGTH, BATCH, DROPOUT, LR = 64, 2, 4, 50, 128, 0.2, 1e-3
 
 
@@ -144,7 +146,11 @@ def main():
             print(name, speeds[name][-1], "positives per CPU second", flush=True)
     ratios = [own / peer for own, peer in zip(speeds["ours"][1:], speeds["rectools"][1:], strict=True)]
     median = {name: statistics.median(values[1:]) for name, values in speeds.items()}
-    result = {"positives_per_cpu_second": speeds, "median": median, "ratio": statistics.median(ratios)}
+    result = {
+        "positives_per_cpu_second": speeds, "median": median, "ratio": statistics.median(ratios), "cpu": cpu_model(),
+        "rounds": given.rounds, "batches": given.batches, "width": WIDTH, "blocks": BLOCKS, "heads": HEADS,
+        "length": LENGTH, "batch_size": BATCH,
+    }  # fmt: skip
     Path(given.out).write_text(json.dumps(result, indent=1) + "\n")
     print(f"median ratio {result['ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from recsys_topk.bench.result import BenchResult
-from recsys_topk.bench.subjects import Batch, baseline, one_pass, subjects, too_big
+from recsys_topk.bench.subjects import DATA, Batch, baseline, one_pass, subjects, too_big
 from recsys_topk.bench.timing import (
     Shape,
     clock_of,
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the operator and loss suites."""
     parser.add_argument("--names", nargs="+", metavar="NAME", help="methods to time (default: all)")
     parser.add_argument("--shapes", nargs="+", metavar="LISTSxITEMSxK", type=Shape.parse, help="e.g. 1024x200x10")
+    parser.add_argument("--data", nargs="+", choices=DATA, default=["binary"], help="kinds of labels and scores")
     parser.add_argument("--quick", action="store_true", help="three shapes, short runs, without memory and growth")
     parser.add_argument("--seconds", type=float, default=None, help="seconds per measurement (1.0; 0.3 with --quick)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -61,16 +63,17 @@ def run(args: argparse.Namespace) -> BenchResult:
     rows: list[dict[str, Any]] = []
     notes = [METHOD[args.device]]
     with threads(1):
-        for shape in shapes or (QUICK if args.quick else SHAPES):
-            batch = Batch.of(shape, args.device)
+        for shape, data in itertools.product(shapes or (QUICK if args.quick else SHAPES), args.data):
+            batch = Batch.of(shape, args.device, data)
             for label in labels:
                 reason = too_big(suite, known[label], shape)
                 if reason is not None:
                     notes.append(f"skipped: {label} at {shape} ({reason})")
                     continue
                 rows.append(_row(label, shape, one_pass(suite, known[label], shape, batch), batch, seconds, clock))
+                rows[-1]["name"] += "" if data == "binary" else f"-{data}"
                 if not args.quick:
-                    rows[-1]["memory MB"] = _memory(suite, label, shape, args.device, batch)
+                    rows[-1]["memory MB"] = _memory(suite, label, shape, args.device, batch, data)
         if not args.quick and args.device == "cpu" and "dftopk" in labels and args.shapes is None:
             notes.append(_growth(suite, seconds))
     return BenchResult(suite, "F.binary_cross_entropy_with_logits, forward and backward, same scores", rows, notes)
@@ -86,10 +89,10 @@ def _row(label: str, shape: Shape, method: Any, batch: Batch, seconds: float, cl
     return row
 
 
-def _memory(suite: str, label: str, shape: Shape, device: str, batch: Batch) -> float | None:
+def _memory(suite: str, label: str, shape: Shape, device: str, batch: Batch, data: str) -> float | None:
     if device == "cpu":
         try:
-            return in_own_process(growth_of, suite, label, shape)
+            return in_own_process(growth_of, suite, label, shape, data)
         except BrokenProcessPool:
             return None  # the system killed the process for lack of memory
     torch.cuda.reset_peak_memory_stats()
@@ -98,11 +101,11 @@ def _memory(suite: str, label: str, shape: Shape, device: str, batch: Batch) -> 
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def growth_of(suite: str, label: str, shape: Shape) -> float:
+def growth_of(suite: str, label: str, shape: Shape, data: str = "binary") -> float:
     """Return the growth in MB of the peak resident memory of this process by one pass of a method."""
     torch.set_num_threads(1)
     subject, small = subjects(suite)[label], Shape(2, 8, 3)
-    batch = Batch.of(shape, "cpu")
+    batch = Batch.of(shape, "cpu", data)
 
     def warm_up() -> None:
         one_pass(suite, subject, small, Batch.of(small, "cpu"))()

@@ -18,8 +18,7 @@ from recsys_topk.bench.result import BenchResult
 from recsys_topk.bench.timing import elapsed, in_own_process, peak_memory
 from recsys_topk.datamodules import RecFlowDataModule, WorldConfig, simulate
 from recsys_topk.datamodules.simulator.large_day import LargeDay, simulate_large_day
-from recsys_topk.runs.memory import keep_freed_memory
-from recsys_topk.runs.quiet import quiet_libraries
+from recsys_topk.runs.libraries import keep_freed_memory, quiet_libraries
 
 _WARM_UP: Final = 3
 _TABLES: Final = "large day, tables of 10,000 rows"

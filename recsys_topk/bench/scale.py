@@ -22,7 +22,7 @@ from recsys_topk.bench.result import BenchResult
 from recsys_topk.bench.step import random_batch, random_schema
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.tables import tables_on_meta
-from recsys_topk.runs.quiet import quiet_libraries
+from recsys_topk.runs.libraries import quiet_libraries
 from recsys_topk.strategies.torchrec import TorchRecStrategy
 
 WARM_UP = 3

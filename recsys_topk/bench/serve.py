@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from recsys_topk.bench.load import Load, put_load, running_service, wait_for_export
 from recsys_topk.bench.result import BenchResult
-from recsys_topk.bench.serving_world import make_export, republish
 from recsys_topk.bench.timing import peak_memory, threads
-from recsys_topk.serving.index import CatalogueIndex, build_index, encode_catalogue
-from recsys_topk.serving.manifest import read_manifest
+from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.stage import Stage
+from recsys_topk.cascades.stages import MLPStage, TwoTower
+from recsys_topk.serving.export import models_of, write_stage
+from recsys_topk.serving.index import FACTS, CatalogueIndex, build_index, encode_catalogue
+from recsys_topk.serving.manifest import read_manifest, write_manifest
 from recsys_topk.serving.recommend import CascadeRecommender, search_exactly
+from recsys_topk.tabular.export_tables import ITEMS, USERS, ItemTable, UserTable
+from recsys_topk.tabular.schema import Feature, Schema, Table
 
 NUMBER = 30
 QUICK = {"items": 2000, "users": 50, "requests": 60, "seconds": 20.0, "queries": 8, "concurrency": "1,4"}
@@ -26,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the suite."""
     parser.add_argument("--items", type=int, default=1_000_000, help="number of items in the catalogue")
     parser.add_argument("--users", type=int, default=2000, help="number of users in the export")
-    parser.add_argument(
-        "--kinds", default="ivf", help="indexes to compare with exact search: ivf, hnsw (slow to build)"
-    )
+    parser.add_argument("--kinds", default="ivf", help="indexes to compare: ivf, hnsw (slow to build)")
     parser.add_argument("--concurrency", default="1,8,32", help="number of connections of each load test")
     parser.add_argument("--requests", type=int, default=2000, help="maximum number of requests per load test")
     parser.add_argument("--seconds", type=float, default=20.0, help="maximum seconds per load test")
@@ -155,3 +162,54 @@ def _row(part: str, load: Load, inside: float) -> dict[str, Any]:
         "errors": load.errors,
         "exports": len(load.exports),
     }
+
+
+QUOTAS = (200, 30)
+VIEWS = 20
+
+
+def make_export(folder: Path, items: int, users: int, seed: int = 0) -> None:
+    """Write an export of two stages, two_tower and mlp, with quotas 200 and 30."""
+    topics = 64
+    schema = Schema(
+        (Table("user", users + 1), Table("video", items + 1), Table("topic", topics + 1)),
+        (Feature("user", "user"),),
+        (Feature("video", "video"), Feature("topic", "topic")),
+        (Feature("video", "video"), Feature("topic", "topic")),
+    )
+    torch.manual_seed(seed)
+    generator = np.random.default_rng(seed)
+    folder.mkdir()
+    entries = []
+    stages: list[tuple[str, type[Stage]]] = [("retrieval", TwoTower), ("ranking", MLPStage)]
+    for (name, kind), quota in zip(stages, QUOTAS, strict=True):
+        stage = kind(FeatureEmbedding(schema, dim=8)).eval()
+        entries.append(write_stage(folder, name, kind.name, quota, models_of(stage, schema), programs=False))
+    ids = np.stack([np.arange(1, items + 1), generator.integers(1, topics + 1, items)], axis=1).astype(np.int32)
+    counted = np.ones(items, dtype=np.int64)
+    ItemTable(np.arange(items), ids, np.empty((items, 0), dtype=np.float32), counted).write(folder / ITEMS)
+    seen = generator.integers(0, items, (users, VIEWS))
+    UserTable(
+        names=np.arange(users),
+        request=np.arange(1, users + 1, dtype=np.int32)[:, None],
+        request_values=np.empty((users, 0), dtype=np.float32),
+        history=ids[seen],
+        history_length=np.full(users, VIEWS),
+        history_values=np.empty((users, VIEWS, 0), dtype=np.float32),
+        seen=seen.reshape(-1),
+        seen_ends=np.arange(1, users + 1) * VIEWS,
+    ).write(folder / USERS)
+    write_manifest(folder, schema, tuple(entries), 10, {"views": VIEWS})
+
+
+def republish(export: Path, index: Path, target: Path) -> tuple[Path, Path]:
+    """Return copies of an export and its index with a new identity. Large files are hard links."""
+    other, other_index = target / "export-2", target / "index-2"
+    for source, made in ((export, other), (index, other_index)):
+        shutil.copytree(source, made, copy_function=os.link)
+    manifest = read_manifest(other, verify=False)
+    fresh = write_manifest(other, manifest.schema, manifest.stages, manifest.k + 1, manifest.facts)
+    facts = json.loads((index / FACTS).read_text(encoding="utf-8"))
+    (other_index / FACTS).unlink()
+    (other_index / FACTS).write_text(json.dumps({**facts, "export": fresh.identity}), encoding="utf-8")
+    return other, other_index

@@ -13,8 +13,7 @@ from recsys_topk.bench.result import BenchResult
 from recsys_topk.bench.timing import clock_of, cuda_clock, elapsed, in_own_process, peak_memory
 from recsys_topk.datamodules import CascadeBatch, Schema, expand
 from recsys_topk.datamodules.recflow.layout import LAYOUTS, recflow_schema
-from recsys_topk.runs.memory import keep_freed_memory
-from recsys_topk.runs.quiet import quiet_libraries
+from recsys_topk.runs.libraries import keep_freed_memory, quiet_libraries
 
 SMALL, LARGE = "train, rowwise", "train, rowwise, 1M items"
 # (timed operation, negatives, items in the vocabulary, embedding optimizer)

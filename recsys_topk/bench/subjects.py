@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,15 @@ from torch import Tensor
 from recsys_topk import losses, operators
 from recsys_topk.bench.timing import Pass, Shape
 from recsys_topk.cascades.objectives.joint import JointObjective
+from recsys_topk.cascades.objectives.quota import QuotaObjective
 from recsys_topk.losses.topk import TopKLoss, selection_bce
 
 GIGABYTE = 2**30
+OBJECTIVES = ("-joint", "-quota")
+
+# binary: k positives per list. graded: labels 0 to 4. ties: graded, scores are multiples of 1/8. bf16: graded, with
+# bfloat16 scores.
+DATA = ("binary", "graded", "ties", "bf16")
 
 
 @dataclass(frozen=True)
@@ -34,9 +40,11 @@ FORMS = {
         Subject("diffsort-odd-even", "diffsort", {"network": "odd_even"}),
     ],
     "losses": [
+        Subject("approx_ndcg-k", "approx_ndcg"),
         Subject("dftopk-masked", "dftopk"),
         Subject("dftopk-joint", "dftopk"),
         Subject("sparse-joint", "sparse"),
+        Subject("sigmoid-quota", "sigmoid"),
     ],
 }
 
@@ -50,15 +58,24 @@ def subjects(suite: str) -> dict[str, Subject]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Random scores, binary labels with k positives per list, and, for masked steps, a mask and one k per list."""
+    """Random scores and labels (see `DATA`), and, for masked steps, a mask and one k per list.
+
+    Attributes:
+        scores: (B, N).
+        labels: (B, N).
+        mask: Boolean (B, N).
+        ks: (B,).
+        plain: Scores of the baseline, float32.
+    """
 
     scores: Tensor
     labels: Tensor
     mask: Tensor
     ks: Tensor
+    plain: Tensor
 
     @classmethod
-    def of(cls, shape: Shape, device: str) -> Batch:
+    def of(cls, shape: Shape, device: str, data: str = "binary") -> Batch:
         """Draw a batch from a fixed seed."""
         generator = torch.Generator().manual_seed(0)
         scores = torch.randn(shape.lists, shape.items, generator=generator)
@@ -67,7 +84,14 @@ class Batch:
         mask = torch.rand(shape.lists, shape.items, generator=generator) > 0.2
         mask[:, :2] = True
         ks = torch.randint(1, shape.k + 1, (shape.lists,), generator=generator)
-        return cls(scores.to(device).requires_grad_(), labels.to(device), mask.to(device), ks.to(device))
+        plain = scores.clone().to(device).requires_grad_()
+        if data != "binary":
+            labels = torch.randint(0, 5, scores.shape, generator=generator).float()
+        if data == "ties":
+            scores = (8.0 * scores).round() / 8.0
+        elif data == "bf16":
+            scores = scores.bfloat16()
+        return cls(scores.to(device).requires_grad_(), labels.to(device), mask.to(device), ks.to(device), plain)
 
 
 def one_pass(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Pass:
@@ -79,20 +103,25 @@ def one_pass(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Pass:
         operator = operators.get(subject.name, **subject.arguments)
         return _backward(batch, lambda: selection_bce(operator(batch.scores, shape.k), batch.labels).mean())
     cls = losses.registry.resolve(subject.name)
-    loss = losses.get(subject.name, **({"k": shape.k} if cls.requires_k else {}), **subject.arguments)
-    if subject.label.endswith("-joint"):
-        objective, quotas = JointObjective(loss, 2), (shape.k, shape.k)
+    needs_k = cls.requires_k or subject.label.endswith("-k")
+    loss = losses.get(subject.name, **({"k": shape.k} if needs_k else {}), **subject.arguments)
+    if subject.label.endswith(OBJECTIVES):
+        quota = subject.label.endswith("-quota")
+        objective, quotas = (QuotaObjective if quota else JointObjective)(loss, 2), (shape.k, shape.k)
         scores = [batch.scores, batch.scores.detach().flip(1).requires_grad_()]
-        return _backward(batch, lambda: objective(scores, batch.labels, quotas=quotas, k=shape.k).total)
+        known: dict[str, Any] = {"quotas": quotas, "k": shape.k}
+        known["item_weights"] = torch.where(batch.labels > 0, 1.0, 100.0) if quota else None
+        return _backward(batch, lambda: objective(scores, batch.labels, **known).total)
     if subject.label.endswith("-masked"):
         return _backward(batch, lambda: loss(batch.scores, batch.labels, batch.mask, k=batch.ks))
     return _backward(batch, lambda: loss(batch.scores, batch.labels))
 
 
 def baseline(batch: Batch, label: str = "") -> Pass:
-    """Return a pass of plain binary cross-entropy on the same batch; one for each of the two stages of ``-joint``."""
-    once = _backward(batch, lambda: F.binary_cross_entropy_with_logits(batch.scores, batch.labels))
-    return (lambda: (once(), once())) if label.endswith("-joint") else once
+    """Return a pass of plain binary cross-entropy on the same batch; one for each of the two stages of an objective."""
+    plain = replace(batch, scores=batch.plain)
+    once = _backward(plain, lambda: F.binary_cross_entropy_with_logits(plain.scores, plain.labels))
+    return (lambda: (once(), once())) if label.endswith(OBJECTIVES) else once
 
 
 def _backward(batch: Batch, value: Callable[[], Tensor]) -> Pass:

@@ -26,16 +26,8 @@ class Pace(ObjectiveCalls):
     """Measures requests per second (logged as ``train/requests_per_second``) and the recall of training batches.
 
     The rate covers the steps since it was last logged, or since the last validation or the start of the epoch. The
-    recall uses the scores of the training step, before its update, for the first 256 lists of a batch.
-
-    Args:
-        every: Minimum number of seconds between two measurements of the recall; None = never.
-
-    Attributes:
-        requests_per_second: The newest rate; None before the first step.
-        train_recall: The newest joint recall of a training batch; None before the first.
-        train_length: Items per list of that batch.
-        val_length: Items per list of the newest validation batch; 0 before the first.
+    recall uses the scores of the training step, before its update, for the first 256 lists of a batch. It is measured
+    at most once in `every` seconds; None = never.
     """
 
     def __init__(self, every: float | None = 1.0) -> None:
@@ -187,13 +179,7 @@ class RichProgress(RichProgressBar):  # type: ignore[misc]  # lightning is untyp
 
 
 class PlainProgress(ProgressBar):  # type: ignore[misc]  # lightning is untyped here
-    """Progress as plain lines, for logs and pipes.
-
-    Args:
-        pace: The source of the values.
-        write: Called with each line.
-        every: Seconds between two lines. The end of an epoch always writes one.
-    """
+    """Progress as plain lines, for logs and pipes: one every few seconds, and one at the end of an epoch."""
 
     def __init__(self, pace: Pace, write: Callable[[str], None], every: float = 10.0) -> None:
         super().__init__()

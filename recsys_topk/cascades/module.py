@@ -423,8 +423,10 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
 
     def _evaluate(self, split: Split, batch: CascadeBatch) -> None:
         metrics = self.update_metrics(split, self(batch), batch)
-        # Longer lists are more difficult, so the names of test metrics include the length of the list.
+        # Longer lists and frequent negatives are more difficult, so the names of test metrics include both.
+        source = getattr(self.trainer.datamodule, "eval_negative_source", "uniform") if batch.sampled else "uniform"
         pool = f"/{batch.candidates.shape[1]}" if split == "test" else ""
+        pool += f"-{source}" if pool and source != "uniform" else ""
         for name, metric in metrics.items():
             self.log(
                 f"{split}/{name}{pool}", metric, on_epoch=True, prog_bar=name == self.monitor, batch_size=batch.size

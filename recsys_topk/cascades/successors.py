@@ -11,11 +11,35 @@ from torch import Tensor, nn
 from recsys_topk.types import Array
 
 
+def count_pairs(user: Array, item: Array, size: int, gaps: int) -> tuple[Array, Array, Array]:
+    """Return which item follows which, and how often: items i, items j and c(i, j), ordered by i and j.
+
+    c(i, j) = sum of 1 / gap over all pairs in which j follows i in a user's sequence at a distance of at most `gaps`.
+
+    Args:
+        user: (n,) integers, equal for the interactions of one user, which are adjacent.
+        item: (n,) the item of each interaction, in the order of time, below `size`.
+        size: Number of items.
+        gaps: Largest distance.
+
+    Example:
+        >>> [x.tolist() for x in count_pairs(np.array([0, 0, 0]), np.array([1, 2, 0]), 3, 2)]
+        [[1, 1, 2], [0, 2, 0], [0.5, 1.0, 1.0]]
+    """
+    pairs, weights = [np.empty(0, np.int64)], [np.empty(0)]
+    for gap in range(1, gaps + 1):
+        same = user[gap:] == user[:-gap]
+        found, number = np.unique(item[:-gap][same] * size + item[gap:][same], return_counts=True)
+        pairs.append(found)
+        weights.append(number / gap)
+    pair, place = np.unique(np.concatenate(pairs), return_inverse=True)
+    return pair // size, pair % size, np.bincount(place, np.concatenate(weights), pair.size)
+
+
 class Successors(nn.Module):
     """The M most frequent successors of each item, as buffers of fixed size.
 
-    c(i, j) = sum of 1 / gap over all pairs in which j follows i in a user's sequence at a distance of at most `gaps`.
-    Memory: 8 V M bytes. Cost of a look-up: O(log M).
+    The counts c(i, j) are those of `count_pairs`. Memory: 8 V M bytes. Cost of a look-up: O(log M).
 
     Args:
         size: Number of items, V.
@@ -58,15 +82,7 @@ class Successors(nn.Module):
             user: (n,) integers, equal for the interactions of one user, which are adjacent.
             item: (n,) the item of each interaction, in the order of time.
         """
-        pairs, weights = [np.empty(0, np.int64)], [np.empty(0)]
-        for gap in range(1, self.gaps + 1):
-            same = user[gap:] == user[:-gap]
-            found, number = np.unique(item[:-gap][same] * self.size + item[gap:][same], return_counts=True)
-            pairs.append(found)
-            weights.append(number / gap)
-        pair, place = np.unique(np.concatenate(pairs), return_inverse=True)
-        weight = np.bincount(place, np.concatenate(weights), pair.size)
-        before, after = pair // self.size, pair % self.size
+        before, after, weight = count_pairs(user, item, self.size, self.gaps)
         damp = (1 + np.bincount(after, weight, self.size)) ** self.damping
         # The most frequent successors of each item, and among them ascending items.
         order = np.lexsort((after, -weight, before))

@@ -13,14 +13,20 @@ from __future__ import annotations
 import argparse
 import importlib
 import shlex
+from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from recsys_topk.cli.arguments import parse_options
 from recsys_topk.cli.console import announce_start, echo, make_parser
+from recsys_topk.registry import suggest
+from recsys_topk.runs.config import merge
 from recsys_topk.runs.provenance import provenance
 from recsys_topk.runs.run import TrainingRun
 from recsys_topk.runs.trials import Competition, by_name
+from recsys_topk.trust import inspect_names
+from recsys_topk.trust.documents import read_yaml
 from recsys_topk.trust.typed import import_from_here, trusted_by
 
 
@@ -29,10 +35,12 @@ def main(argv: list[str]) -> None:
     command, *rest = argv
     options, further = make_command_parser(command).parse_known_args(rest)
     trials = getattr(options, "trials", 0)
-    if not trials and getattr(options, "space", None):
+    if not trials and not options.study and getattr(options, "space", None):
         raise ValueError("--space needs --tune N, the number of trials per competitor")
     announce_start(command)
-    competition = read_competition(options, further, command)
+    study = read_study(options.study) if options.study else {}
+    trials = trials or (study.get("tune", 0) if command != "stream" else 0)
+    competition = read_competition(options, further, command, study)
     facts = provenance(["recsys-topk", *argv])
     if not trials:
         getattr(importlib.import_module(f"recsys_topk.experiments.{command}"), command)(competition, facts, echo)
@@ -42,7 +50,7 @@ def main(argv: list[str]) -> None:
     from recsys_topk.experiments.tune import tune
     from recsys_topk.experiments.tuned_comparison import compare_tuned
 
-    spaces = parse_spaces(options.space, list(competition.variants))
+    spaces = parse_spaces([*space_of(study, competition), *options.space], list(competition.variants))
     tuning = Tuning(spaces, trials, options.metric, options.tuning_seed, options.storage, not options.no_prune)
     (tune if command == "tune" else compare_tuned)(competition, tuning, facts, echo)
 
@@ -55,6 +63,11 @@ def make_command_parser(command: str) -> argparse.ArgumentParser:
         "--variant", action="append", default=[], metavar="LABEL=OPTIONS",
         help="a further competitor, e.g. 'dftopk tau 500=--loss dftopk --loss.tau 500'",
     )  # fmt: skip
+    parser.add_argument(
+        "--study", metavar="FILE", help="competitors, options, seeds, trials and spaces from a YAML file; packaged: "
+        + ", ".join(packaged_studies()),
+    )  # fmt: skip
+    parser.add_argument("--only", default="", metavar="LABELS", help="competitors of the study to run, by commas")
     if command != "tune":
         seeds = "runs per competitor (default: 3; with --tune: 5)"
         parser.add_argument("--seeds", type=int, help=seeds if command == "compare" else seeds.partition(";")[0] + ")")
@@ -83,9 +96,57 @@ def make_command_parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-def read_competition(options: argparse.Namespace, further: list[str], command: str) -> Competition:
-    """Return the competitors, seeds and folders of a command; `further` are options of every `recsys-topk fit`."""
-    variants = dict(by_name([name for name in options.losses.split(",") if name]))
+def packaged_studies() -> list[str]:
+    """Return the names of the packaged studies."""
+    folder = resources.files("recsys_topk.experiments").joinpath("studies")
+    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+
+
+def read_study(name: str) -> dict[str, Any]:
+    """Return a study: a mapping with `variants`, and optionally `common`, `seeds`, `tune` and `space`.
+
+    Args:
+        name: A YAML file, or the name of a packaged study.
+    """
+    if Path(name).is_file():
+        text = Path(name).read_text(encoding="utf-8")
+    elif name in packaged_studies():
+        text = resources.files("recsys_topk.experiments").joinpath(f"studies/{name}.yaml").read_text(encoding="utf-8")
+    else:
+        known = packaged_studies()
+        raise FileNotFoundError(
+            f"no study {name!r}; {suggest(name, known)}give a YAML file, or one of {', '.join(known)}"
+        )
+    content = read_yaml(text, f"the study {name}")
+    wanted = {"about", "common", "variants", "seeds", "tune", "space"}
+    if not isinstance(content, dict) or not isinstance(content.get("variants"), dict) or set(content) - wanted:
+        raise ValueError(f"the study {name} must be a mapping with variants and optionally {', '.join(sorted(wanted))}")
+    inspect_names(content, f"the study {name}")
+    return content
+
+
+def space_of(study: Mapping[str, Any], competition: Competition) -> list[Mapping[str, Any]]:
+    """Return the space of a study without that of competitors that are left out."""
+    space = dict(study.get("space", {}))
+    own = {label: one for label, one in space.pop("variants", {}).items() if label in competition.variants}
+    return [{**space, "variants": own}] if study else []
+
+
+def read_competition(
+    options: argparse.Namespace, further: list[str], command: str, study: Mapping[str, Any] | None = None
+) -> Competition:
+    """Return the competitors, seeds and folders of a command; `further` are options of every `recsys-topk fit`.
+
+    The competitors of a study come first.
+    """
+    study = study or {}
+    only = [label.strip() for label in getattr(options, "only", "").split(",") if label.strip()]
+    for label in only:
+        if label not in study.get("variants", {}):
+            known = ", ".join(study.get("variants", {})) or "there is no --study"
+            raise ValueError(f"--only {label!r}: no such competitor; {known}")
+    variants = {label: dict(one) for label, one in study.get("variants", {}).items() if not only or label in only}
+    variants |= by_name([name for name in options.losses.split(",") if name])
     for text in options.variant:
         label, equals, chosen = text.partition("=")
         if not equals or not label or not chosen.lstrip().startswith("--"):
@@ -96,10 +157,12 @@ def read_competition(options: argparse.Namespace, further: list[str], command: s
     if command == "tune" and not variants:
         variants["config"] = {}
     common = parse_options(further)
+    common = merge(study.get("common", {}), common)
     import_from_here(name for config in (common, *variants.values()) for name in trusted_by(config))
     for number, variant in enumerate(variants.values()):
         if number == 0 or set(variant) - {"loss", "objective"}:  # names of losses are checked later
             TrainingRun({"config": [common, variant]}).options("fit")
     seeds = getattr(options, "seeds", 1)
-    seeds = (5 if getattr(options, "trials", 0) else 3) if seeds is None else seeds
+    tuned = getattr(options, "trials", 0) or study.get("tune")
+    seeds = study.get("seeds", 5 if tuned else 3) if seeds is None else seeds
     return Competition(variants, common, seeds, Path(options.out), options.jobs, options.logger)

@@ -23,12 +23,12 @@ def take_corpus_options(command: str, config: dict[str, Any]) -> dict[str, Any] 
         >>> take_corpus_options("test", {"corpus": "true", "baselines": "popularity,als"})
         {'baselines': {'popularity': {}, 'als': {}}}
     """
-    found: dict[str, Any] = {name: config.pop(name) for name in ("corpus", "index", "export") if name in config}
+    options: dict[str, Any] = {name: config.pop(name) for name in ("corpus", "index", "export") if name in config}
     if str(config.get("baselines", "true")).lower() not in ("true", "false"):  # names, not the switch of all runs
-        found["baselines"] = _baselines(config.pop("baselines"))
-    asked = found.pop("corpus", None)
-    wanted, typed = (asked, {}) if not isinstance(asked, dict) else (asked.get("class_path", "true"), asked)
-    first = "corpus" if wanted else next(iter(found), None)
+        options["baselines"] = _baselines(config.pop("baselines"))
+    corpus = options.pop("corpus", None)
+    wanted, typed = (corpus, {}) if not isinstance(corpus, dict) else (corpus.get("class_path", "true"), corpus)
+    first = "corpus" if wanted else next(iter(options), None)
     if first is None or wanted == "false":
         return None
     if command not in ("test", "validate"):
@@ -36,9 +36,8 @@ def take_corpus_options(command: str, config: dict[str, Any]) -> dict[str, Any] 
     if first != "corpus":
         example = "--baselines popularity,als" if first == "baselines" else "--index DIR"
         raise ValueError(f"--{first} goes with --corpus: recsys-topk {command} --corpus {example}")
-    if "export" in found and "index" not in found:
+    if "export" in options and "index" not in options:
         raise ValueError("--export names the export of an index; give --index DIR too")
-    options = dict(found)
     for name, text in typed.get("init_args", typed).items():
         if name not in OPTIONS:
             known = ["--corpus", *(f"--corpus.{one}" for one in OPTIONS)]
@@ -53,14 +52,16 @@ def take_corpus_options(command: str, config: dict[str, Any]) -> dict[str, Any] 
     return options
 
 
-def _baselines(given: Any) -> dict[str, dict[str, Any]]:
+def _baselines(chosen: Any) -> dict[str, dict[str, Any]]:
     """Return the options of each baseline: `--baselines popularity,als --baselines.als.factors 32`."""
-    names = given.get("class_path", "") if isinstance(given, dict) else given
-    found: dict[str, dict[str, Any]] = {name.strip(): {} for name in str(names).strip("[]").split(",") if name.strip()}
-    typed = given.get("init_args", given) if isinstance(given, dict) else {}
+    names = chosen.get("class_path", "") if isinstance(chosen, dict) else chosen
+    baselines: dict[str, dict[str, Any]] = {
+        name.strip(): {} for name in str(names).strip("[]").split(",") if name.strip()
+    }
+    typed = chosen.get("init_args", chosen) if isinstance(chosen, dict) else {}
     for name, options in typed.items():
-        if name not in found or not isinstance(options, dict):
+        if name not in baselines or not isinstance(options, dict):
             example = "--baselines popularity,als --baselines.als.factors 32"
             raise ValueError(f"--baselines.{name} is an option of no baseline that is measured: {example}")
-        found[name] = {key: yaml.safe_load(str(value)) for key, value in options.items()}
-    return found
+        baselines[name] = {key: yaml.safe_load(str(value)) for key, value in options.items()}
+    return baselines

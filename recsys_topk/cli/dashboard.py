@@ -18,9 +18,8 @@ def main(argv: list[str]) -> None:
     """Save the workspace; print or write it without a key, or with `--print` or `--out`."""
     parser = make_parser("dashboard", __doc__)
     parser.add_argument("--entity", help="user or team that owns the project (default: yours)")
-    parser.add_argument(
-        "--project", default=os.environ.get("WANDB_PROJECT", "recsys-topk"), help="the project (default: %(default)s)"
-    )
+    project = os.environ.get("WANDB_PROJECT", "recsys-topk")
+    parser.add_argument("--project", default=project, help="the project (default: %(default)s)")
     parser.add_argument(
         "--metric", action="append", metavar="NAME",
         help="metric to compare runs by, e.g. joint_recall@5@50; may be repeated (default: the monitored one)",

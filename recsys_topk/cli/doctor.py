@@ -50,22 +50,22 @@ class Check:
     cure: str = ""
 
 
-def check_versions(found: Mapping[str, str | None], python: tuple[int, ...] = sys.version_info[:3]) -> list[Check]:
+def check_versions(versions: Mapping[str, str | None], python: tuple[int, ...] = sys.version_info[:3]) -> list[Check]:
     """Compare installed versions, by distribution name (None = not installed), with the supported ones."""
     shown = ".".join(map(str, python))
     cure = "install Python 3.11 or newer, then: make clean && make install PYTHON=python3.11"
     checks = [Check("python", shown, python >= (3, 11), ">= 3.11", cure)]
-    cuda = "+cpu" not in (found.get("torch") or "+cpu") and found.get("fbgemm-gpu-cpu") is None
+    cuda = "+cpu" not in (versions.get("torch") or "+cpu") and versions.get("fbgemm-gpu-cpu") is None
     ours, other = ("fbgemm-gpu", "fbgemm-gpu-cpu") if cuda else ("fbgemm-gpu-cpu", "fbgemm-gpu")
     for name, (low, high, cure) in NEEDED.items():
-        have = found.get(name)
+        have = versions.get(name)
         fine = have is not None and _release(low) <= _release(have) and (not high or _release(have) < _release(high))
         wanted = f">= {low}, < {high}" if high else "any"
         if name == other:
             continue
         if name == "torch" and not cuda:
             cure = f"{cure}+cpu --index-url {TORCH_INDEX}"
-        if name == ours and found.get(other) is not None:
+        if name == ours and versions.get(other) is not None:
             cure = f"pip uninstall -y {other} && {cure}"
             if have is not None:
                 name, have, fine, wanted = "fbgemm", "both the CUDA and the CPU build", False, "one of the two"

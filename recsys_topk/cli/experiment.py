@@ -26,9 +26,7 @@ def main(argv: list[str]) -> None:
         epilog="`recsys-topk experiment list` lists them; `recsys-topk report runs/paper` writes a page of them.",
     )
     parser.add_argument("name", metavar="NAME", help=f"{', '.join(EXPERIMENTS)}, all or list")
-    parser.add_argument(
-        "--size", choices=SIZES, help="small: simulated, minutes; full: the protocol of the paper, RecFlow"
-    )
+    parser.add_argument("--size", choices=SIZES, help="small: simulated; full: RecFlow, the protocol of the paper")
     parser.add_argument("--data.root", dest="root", metavar="PATH", help="folder of RecFlow; the size is then full")
     parser.add_argument("--seeds", type=int, help="runs per competitor (default: as the experiment defines)")
     parser.add_argument("--jobs", type=int, default=1, help="parallel training runs (default: %(default)s)")

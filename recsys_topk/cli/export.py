@@ -13,23 +13,17 @@ def main(argv: list[str]) -> int:
         "Write each stage of a checkpoint as ONNX with its own parameters only, with the catalogue, the users and the "
         "encoder of features. Nothing is written unless onnxruntime gives the scores of the checkpoint.",
     )
-    parser.add_argument(
-        "--ckpt_path", dest="checkpoint", required=True, help="checkpoint of a fit, or of any day of a stream"
-    )
+    parser.add_argument("--ckpt_path", dest="checkpoint", required=True, help="checkpoint of a fit or of a stream")
     parser.add_argument("--out", required=True, help="folder to create; it must not exist")
     parser.add_argument("--data.root", dest="root", help="current folder of the data (default: as in training)")
-    parser.add_argument(
-        "--half-tables", action="store_true", help="embedding tables in float16; prints the recall lost"
-    )
-    parser.add_argument(
-        "--no-programs", dest="programs", action="store_false", help="no torch programs (.pt2) beside the ONNX files"
-    )
+    parser.add_argument("--half-tables", action="store_true", help="float16 embedding tables; prints the lost recall")
+    parser.add_argument("--no-programs", dest="programs", action="store_false", help="no torch programs (.pt2)")
     parser.add_argument("--trust", action="append", default=[], help="package whose classes the checkpoint may name")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
 
     from recsys_topk.runs.deploy import export_checkpoint
 
-    report = export_checkpoint(**vars(given), log_line=echo)
+    report = export_checkpoint(**vars(args), log_line=echo)
     rows = [
         {
             "stage": entry.name,
@@ -49,5 +43,5 @@ def main(argv: list[str]) -> int:
     if report.recalls is not None:
         before, after = report.recalls["checkpoint"], report.recalls["export"]
         echo(f"float16 tables: joint recall {after:.4f}, the checkpoint's {before:.4f} ({after - before:+.4f})")
-    echo(f"next: recsys-topk index --export {given.out} --out {given.out}-index")
+    echo(f"next: recsys-topk index --export {args.out} --out {args.out}-index")
     return 0

@@ -30,9 +30,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--lists", type=int, default=10_000, help="lists for each (default 10000)")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal lists (default 0)")
     parser.add_argument("--device", default="cpu", help="where to compute (default cpu)")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the findings, with the first list of each fault, to FILE"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings and the first list of each fault")
     parser.add_argument("--resume", action="store_true", help="continue from the findings in --json FILE")
     args = parser.parse_args(argv)
     if args.lists < 1:
@@ -41,12 +39,12 @@ def main(argv: list[str]) -> int:
     subjects, status, start = fuzz_subjects(args.names or None), 0, time.monotonic()
     try:
         for kind, name in subjects:
-            before = record.found.get(f"{kind} {name}")
+            before = record.findings.get(f"{kind} {name}")
             with tqdm(total=args.lists, unit="list", unit_scale=True, desc=f"{kind} {name}", leave=False) as bar:
 
-                def progress(found: Findings, bar: Any = bar) -> None:
-                    bar.update(found.lists - bar.n)
-                    record.keep(found)
+                def progress(findings: Findings, bar: Any = bar) -> None:
+                    bar.update(findings.lists - bar.n)
+                    record.keep(findings)
 
                 if before is not None:
                     bar.update(before.lists)
@@ -54,17 +52,17 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         status = 130
     record.write()
-    asked = [f"{kind} {name}" for kind, name in subjects]
-    found = [record.found[subject] for subject in asked if subject in record.found]
+    chosen = [f"{kind} {name}" for kind, name in subjects]
+    findings = [record.findings[subject] for subject in chosen if subject in record.findings]
     shown = ("subject", "lists", "not_finite", "not_k", "exceptions")
-    echo(table([{key.replace("_", " "): getattr(one, key) for key in shown} for one in found]))
-    bad = [one for one in found if not one.clean]
+    echo(table([{key.replace("_", " "): getattr(one, key) for key in shown} for one in findings]))
+    bad = [one for one in findings if not one.clean]
     for one in bad:
         warn(f"{one.subject}: {one.first}")
-    total = sum(one.lists for one in found)
-    found_in = f"faults in {', '.join(one.subject for one in bad)}" if bad else "nothing found"
-    what = f"{len(found)} losses and operators, seed {args.seed}, {args.device}, {time.monotonic() - start:.0f} s"
-    echo(f"{total} lists, {what}: {found_in}{' (interrupted)' if status == 130 else ''}")
+    total = sum(one.lists for one in findings)
+    faults = f"faults in {', '.join(one.subject for one in bad)}" if bad else "nothing found"
+    what = f"{len(findings)} losses and operators, seed {args.seed}, {args.device}, {time.monotonic() - start:.0f} s"
+    echo(f"{total} lists, {what}: {faults}{' (interrupted)' if status == 130 else ''}")
     return status or int(bool(bad))
 
 
@@ -73,21 +71,21 @@ class _Record:
 
     def __init__(self, path: Path | None, settings: dict[str, Any], resume: bool) -> None:
         self.path, self.settings = path, settings
-        self.found: dict[str, Findings] = {}
+        self.findings: dict[str, Findings] = {}
         self._written = time.monotonic()
         if resume:
             self._read()
 
-    def keep(self, found: Findings) -> None:
+    def keep(self, findings: Findings) -> None:
         """Store the findings of a subject; write the file every few seconds."""
-        self.found[found.subject] = found
+        self.findings[findings.subject] = findings
         if time.monotonic() - self._written > _SECONDS:
             self.write()
 
     def write(self) -> None:
         """Write the file."""
         if self.path is not None:
-            rows = [vars(one) for one in self.found.values()]
+            rows = [vars(one) for one in self.findings.values()]
             write_whole(self.path, json.dumps({**self.settings, "rows": rows}, indent=1) + "\n")
         self._written = time.monotonic()
 
@@ -107,4 +105,4 @@ class _Record:
         if before != self.settings:
             words = " ".join(f"--{key} {value}" for key, value in before.items())
             raise ValueError(f"{str(self.path)!r} was made with {words}; resume it with these, or name another file")
-        self.found = {one.subject: one for one in rows}
+        self.findings = {one.subject: one for one in rows}

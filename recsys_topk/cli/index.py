@@ -10,22 +10,21 @@ def main(argv: list[str]) -> int:
     parser = make_parser("index", "Index the items of an export by the vectors of its first stage. Needs no torch.")
     parser.add_argument("--export", required=True, help="folder that `recsys-topk export` wrote")
     parser.add_argument("--out", required=True, help="folder to create; it must not exist")
-    parser.add_argument(
-        "--kind", choices=("flat", "ivf", "hnsw"), help="flat is exact (default: flat up to 200,000 items, else hnsw)"
-    )
+    kind = "flat is exact (default: flat up to 200,000 items, else hnsw)"
+    parser.add_argument("--kind", choices=("flat", "ivf", "hnsw"), help=kind)
     parser.add_argument("--effort", type=int, help="lists to visit (ivf) or candidates to keep (hnsw) in a search")
     parser.add_argument("--threads", type=int, default=1, help="threads (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=42, help="seed of the clusters (default: %(default)s)")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     from tqdm import tqdm
 
     from recsys_topk.serving.index import build_index
 
     with tqdm(unit=" items", unit_scale=True, desc="index") as bar:
-        facts = build_index(**vars(given), progress=bar.update)
+        facts = build_index(**vars(args), progress=bar.update)
     echo(
-        f"{given.out}: {facts.items:,} items, {facts.kind}, recall {facts.recall:.4f} against exact search "
+        f"{args.out}: {facts.items:,} items, {facts.kind}, recall {facts.recall:.4f} against exact search "
         f"({facts.queries} queries), built in {facts.seconds:.1f} s, {facts.bytes_per_item:.0f} bytes per item"
     )
-    echo(f"next: recsys-topk serve --export {given.export} --index {given.out}")
+    echo(f"next: recsys-topk serve --export {args.export} --index {args.out}")
     return 0

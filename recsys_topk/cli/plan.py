@@ -39,20 +39,20 @@ def main(argv: list[str]) -> int:
         trained = model.hparams["embedding_optimizer"]
         optimizer = options.optimizer or (trained if trained != "same" else "rowwise_adagrad")
         tables = without_memory(model, optimizer)
-    found = plan(
+    planned = plan(
         tables, options.world_size, options.device, memory,
         optimizer=optimizer, sharding=options.sharding, batch_size=options.batch_size,
     )  # fmt: skip
     rows = [
         {"table": _short(one.table), "rows": f"{one.rows:,}", "dim": one.dim, "sharding": one.sharding,
          "shards": one.shards, "GB per device": f"{one.bytes / 1e9:,.2f}", "est. ms": f"{1e3 * one.seconds:,.3f}"}
-        for one in found.tables
+        for one in planned.tables
     ]  # fmt: skip
     echo(table(rows))
-    low, high = min(found.per_device) / 1e9, max(found.per_device) / 1e9
-    echo(f"weights {found.weights / 1e9:,.2f} GB; optimizer {optimizer}; {options.world_size} x {options.device}")
+    low, high = min(planned.per_device) / 1e9, max(planned.per_device) / 1e9
+    echo(f"weights {planned.weights / 1e9:,.2f} GB; optimizer {optimizer}; {options.world_size} x {options.device}")
     echo(f"memory per device {low:,.2f} to {high:,.2f} GB, with optimizer state and buffers")
-    echo(f"estimated time of the tables per step {1e3 * found.slowest:,.3f} ms (TorchRec's model, not measured)")
+    echo(f"estimated time of the tables per step {1e3 * planned.slowest:,.3f} ms (TorchRec's model, not measured)")
     return 0
 
 

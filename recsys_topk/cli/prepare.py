@@ -36,9 +36,9 @@ def main(argv: list[str]) -> int:
     from recsys_topk.cli.training import requested_help
     from recsys_topk.runs.run import TrainingRun
 
-    asked = requested_help("fit", argv)
-    if asked is not None:
-        echo(asked)
+    help_text = requested_help("fit", argv)
+    if help_text is not None:
+        echo(help_text)
         return 0
     config = parse_options(argv)
     other = sorted(set(config) - {"data", "trust", "config"})

@@ -20,26 +20,24 @@ def main(argv: list[str]) -> int:
         "on this machine. Writes quotas.json, quotas.svg and quotas.png with the Pareto front.",
     )
     parser.add_argument("--ckpt_path", dest="checkpoint", required=True, help="checkpoint of a fit")
-    parser.add_argument(
-        "--grid", action="append", default=[], metavar="STAGE=N,N", help="quotas to try for a stage; may be repeated"
-    )
+    parser.add_argument("--grid", action="append", default=[], metavar="STAGE=N,N", help="quotas to try; repeatable")
     parser.add_argument("--split", choices=("val", "test"), default="val", help="requests (default: %(default)s)")
     parser.add_argument("--requests", type=int, default=10_000, help="at most about so many (default: %(default)s)")
     parser.add_argument("--data.root", dest="root", help="current folder of the data (default: as in training)")
     parser.add_argument("--out", help="folder to write (default: quotas in the folder of the run)")
     parser.add_argument("--trust", action="append", default=[], help="package whose classes the checkpoint may name")
-    given = parser.parse_args(argv)
-    grid = dict(_stage_quotas(text) for text in given.grid)
-    if given.requests < 1:
-        raise ValueError(f"--requests must be at least 1, got {given.requests}")
+    args = parser.parse_args(argv)
+    grid = dict(_stage_quotas(text) for text in args.grid)
+    if args.requests < 1:
+        raise ValueError(f"--requests must be at least 1, got {args.requests}")
 
     from recsys_topk.evaluation.quotas import study_quotas
     from recsys_topk.files import write_whole
     from recsys_topk.reports.plots import front, png, svg
     from recsys_topk.runs.deploy import open_checkpoint
 
-    model, data, _ = open_checkpoint(given.checkpoint, root=given.root, trust=given.trust)
-    study = study_quotas(model, data, given.split, grid=grid, requests=given.requests)
+    model, data, _ = open_checkpoint(args.checkpoint, root=args.root, trust=args.trust)
+    study = study_quotas(model, data, args.split, grid=grid, requests=args.requests)
     recall = f"joint recall@{study.k}"
     shown = [point for point in study.points if point.on_front or point.quotas == study.current]
     rows = [
@@ -53,9 +51,9 @@ def main(argv: list[str]) -> int:
     ]
     echo(table(rows))
     costs = ", ".join(f"{name} {cost:.3g}" for name, cost in zip(study.stages, study.item_costs, strict=True))
-    echo(f"{study.requests:,} requests of {given.split}, {study.items:,} items; us per item: {costs}")
-    run = Path(given.checkpoint).resolve().parent
-    folder = Path(given.out) if given.out else (run.parent if run.name == "checkpoints" else run) / "quotas"
+    echo(f"{study.requests:,} requests of {args.split}, {study.items:,} items; us per item: {costs}")
+    run = Path(args.checkpoint).resolve().parent
+    folder = Path(args.out) if args.out else (run.parent if run.name == "checkpoints" else run) / "quotas"
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "quotas.json", json.dumps(asdict(study), indent=1) + "\n")
     points = [(point.cost, point.recall, " -> ".join(map(str, point.quotas)), point.on_front) for point in study.points]

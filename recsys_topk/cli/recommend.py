@@ -30,29 +30,29 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--block", help="file with one item per line: never recommend these")
     parser.add_argument("--explain", metavar="ITEM", help="print which stage drops an item, and by how much")
     parser.add_argument("--out", help="JSON lines file to write (default: standard output)")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
 
     from recsys_topk.serving.recommend import CascadeRecommender
     from recsys_topk.serving.rows import read_rows
 
-    recommender = CascadeRecommender.from_export(given.export, given.index)
-    users = given.user if given.user is not None else read_rows(given.users)
+    recommender = CascadeRecommender.from_export(args.export, args.index)
+    users = args.user if args.user is not None else read_rows(args.users)
     if not users:
-        raise ValueError(f"{given.users!r} has no rows")
-    if given.explain is not None:
+        raise ValueError(f"{args.users!r} has no rows")
+    if args.explain is not None:
         for user in users:
-            echo(_explained(recommender, user, given))
+            echo(_explained(recommender, user, args))
         return 0
-    options = {"exclude_seen": given.exclude_seen, "allowed": _names(given.allow), "blocked": _names(given.block) or ()}
+    options = {"exclude_seen": args.exclude_seen, "allowed": _names(args.allow), "blocked": _names(args.block) or ()}
     lines: list[str] = []
     for start in range(0, len(users), BATCH):
         some = users[start : start + BATCH]
-        for user, found in zip(some, recommender.recommend(some, given.number, **options), strict=True):
+        for user, items in zip(some, recommender.recommend(some, args.number, **options), strict=True):
             name = user if isinstance(user, str) else user.get("user", start + len(lines))
-            lines.append(json.dumps({"user": name, "items": [asdict(one) for one in found]}))
-    if given.out:
-        write_to(given.out, "\n".join(lines) + "\n")
-        echo(f"{given.out}: {len(lines):,} users")
+            lines.append(json.dumps({"user": name, "items": [asdict(one) for one in items]}))
+    if args.out:
+        write_to(args.out, "\n".join(lines) + "\n")
+        echo(f"{args.out}: {len(lines):,} users")
     else:
         echo("\n".join(lines))
     return 0
@@ -66,9 +66,9 @@ def _names(path: str | None) -> list[str] | None:
     return Path(path).read_text(encoding="utf-8").split()
 
 
-def _explained(recommender: CascadeRecommender, user: Any, given: argparse.Namespace) -> str:
-    verdicts = recommender.explain(user, given.explain, exclude_seen=given.exclude_seen)
-    lines = [f"item {given.explain}, user {user if isinstance(user, str) else '(features)'}:"]
+def _explained(recommender: CascadeRecommender, user: Any, args: argparse.Namespace) -> str:
+    verdicts = recommender.explain(user, args.explain, exclude_seen=args.exclude_seen)
+    lines = [f"item {args.explain}, user {user if isinstance(user, str) else '(features)'}:"]
     for one in verdicts:
         what = "passed on" if one.passed else f"fell out, {one.cut - one.score:.4f} below the cut"
         lines.append(

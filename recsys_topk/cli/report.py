@@ -26,11 +26,11 @@ def main(argv: list[str]) -> None:
     target = Path(options.out)
     if target.is_dir():
         raise ValueError(f"--out {options.out!r} is a folder; give a file, e.g. --out {target / 'report.html'}")
-    found = find_all(options.runs)
+    results = find_all(options.runs)
     from recsys_topk.reports.page import log_page, render
 
     facts = provenance(["recsys-topk", "report", *argv])
-    page, sections = render(options.title, found, facts)
+    page, sections = render(options.title, results, facts)
     write_whole(target, page)
     for section in sections:
         echo(f"{section.title}: {' '.join(section.verdict[:1])}")

@@ -22,21 +22,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--data", choices=("interactions", "lists"), help="what the files hold (default: as it seems)")
     for role in dict.fromkeys((*ROLES, *ROLES_OF_LISTS)):
         lists = "" if role in ROLES else " (of lists)"
-        parser.add_argument(
-            f"--{role}", metavar="COLUMN", help=f"the column of the {role}{lists}, if the guess is wrong"
-        )
+        parser.add_argument(f"--{role}", metavar="COLUMN", help=f"column of the {role}{lists}, if the guess is wrong")
     parser.add_argument("--out", metavar="FILE", help="write the YAML here")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
 
     import yaml
 
     from recsys_topk.text import table
 
-    columns = {role: getattr(given, role) for role in (*ROLES, *ROLES_OF_LISTS)}
-    kind, found, plain = _guess(given.data, given.files, columns)
-    if found.roles:
-        echo(f"{kind}; columns: " + ", ".join(f"{role} = {column}" for role, column in found.roles.items()))
-    for name, guesses in found.guesses.items():
+    columns = {role: getattr(args, role) for role in (*ROLES, *ROLES_OF_LISTS)}
+    kind, description, plain = _guess(args.data, args.files, columns)
+    if description.roles:
+        echo(f"{kind}; columns: " + ", ".join(f"{role} = {column}" for role, column in description.roles.items()))
+    for name, guesses in description.guesses.items():
         if guesses:
             echo(f"\n{name}")
             echo(table([guess.row() for guess in guesses]))
@@ -44,24 +42,24 @@ def main(argv: list[str]) -> int:
     if "labels" in plain.get("data", {}).get("init_args", ()):
         echo("\nlabels: the order of the stages, best first, is a guess; check it")
     use = "train: recsys-topk fit --config" if kind == "lists" else "give it as --data.features"
-    if given.out:
-        write_to(given.out, text)
-        echo(f"\nwritten: {given.out}; edit it and {use} {given.out}")
+    if args.out:
+        write_to(args.out, text)
+        echo(f"\nwritten: {args.out}; edit it and {use} {args.out}")
     else:
         echo(f"\n{text.rstrip()}")
     return 0
 
 
-def _guess(kind: str | None, files: list[str], given: dict[str, str | None]) -> tuple[str, Any, dict[str, Any]]:
+def _guess(kind: str | None, files: list[str], columns: dict[str, str | None]) -> tuple[str, Any, dict[str, Any]]:
     """Return what the files hold, the guesses, and what the YAML says."""
     from recsys_topk.datamodules.lists.guess import guess_lists, looks_like_lists
 
-    of_lists = {role: given[role] for role in ROLES_OF_LISTS}
+    of_lists = {role: columns[role] for role in ROLES_OF_LISTS}
     if kind is None:
         kind = "lists" if looks_like_lists(files, of_lists) else "interactions"
     if kind == "lists":
         return kind, *guess_lists(files, of_lists)
     from recsys_topk.datamodules.interactions.guess import guess_files
 
-    found = guess_files(files, {role: given[role] for role in ROLES})
-    return kind, found, found.description.to_plain()
+    guess = guess_files(files, {role: columns[role] for role in ROLES})
+    return kind, guess, guess.description.to_plain()

@@ -6,18 +6,6 @@ import dataclasses
 
 from recsys_topk.cli.console import echo, make_parser
 
-OPTIONS = {
-    "body_bytes": "largest body of a request, in bytes",
-    "users": "users per request",
-    "timeout": "seconds until a request that was not answered fails",
-    "batch": "requests that are answered by one call of the models",
-    "batch_wait": "seconds that a request waits for others",
-    "queue": "requests that may wait; more are refused",
-    "workers": "calls that may run at once",
-    "threads": "threads of one call of a model",
-    "watch": "seconds between two looks for a newer export; 0 = never",
-}
-
 
 def main(argv: list[str]) -> int:
     """Run the command."""
@@ -33,13 +21,13 @@ def main(argv: list[str]) -> int:
     from recsys_topk.serving.service import ServiceOptions, make_app
 
     for field in dataclasses.fields(ServiceOptions):
-        name, text = f"--{field.name.replace('_', '-')}", f"{OPTIONS[field.name]} (default: %(default)s)"
+        name, text = f"--{field.name.replace('_', '-')}", f"{field.metadata['help']} (default: %(default)s)"
         parser.add_argument(name, type=type(field.default), default=field.default, help=text)
-    given = vars(parser.parse_args(argv))
-    export, index, host, port = (given.pop(name) for name in ("export", "index", "host", "port"))
+    options = vars(parser.parse_args(argv))
+    export, index, host, port = (options.pop(name) for name in ("export", "index", "host", "port"))
     import uvicorn
 
-    app = make_app(export, index, ServiceOptions(**given))
+    app = make_app(export, index, ServiceOptions(**options))
     config = uvicorn.Config(
         app, host, port, log_level="warning", access_log=False, timeout_keep_alive=30, timeout_graceful_shutdown=30
     )

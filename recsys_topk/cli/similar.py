@@ -19,18 +19,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--number", type=int, default=10, help="number of items (default: %(default)s)")
     parser.add_argument("--data.root", dest="root", help="with --ckpt_path: current folder of the data")
     parser.add_argument("--trust", action="append", default=[], help="package whose classes the checkpoint may name")
-    given = parser.parse_args(argv)
-    if given.number < 1:
-        raise ValueError(f"--number must be at least 1, got {given.number}")
-    if given.export is not None:
+    args = parser.parse_args(argv)
+    if args.number < 1:
+        raise ValueError(f"--number must be at least 1, got {args.number}")
+    if args.export is not None:
         from recsys_topk.serving.recommend import CascadeRecommender
 
-        found = CascadeRecommender.from_export(given.export).similar(given.item, given.number)
+        nearest = CascadeRecommender.from_export(args.export).similar(args.item, args.number)
     else:
         from recsys_topk.evaluation.similar import similar_items
         from recsys_topk.runs.deploy import open_checkpoint
 
-        model, data, _ = open_checkpoint(given.checkpoint, root=given.root, trust=given.trust)
-        found = similar_items(model, data, given.item, given.number)
-    echo(table([{"item": name, "cosine": value} for name, value in found]))
+        model, data, _ = open_checkpoint(args.checkpoint, root=args.root, trust=args.trust)
+        nearest = similar_items(model, data, args.item, args.number)
+    echo(table([{"item": name, "cosine": value} for name, value in nearest]))
     return 0

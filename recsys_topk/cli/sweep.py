@@ -61,17 +61,17 @@ def main(argv: list[str]) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="name of a sweep; without it, the sweeps are listed")
     parser.add_argument("--out", metavar="FILE", help="write the sweep to a file instead of printing it")
     options, further = parser.parse_known_args(argv)
-    found = sweeps()
+    texts = sweeps()
     if options.name is None:
         if further or options.out:
-            raise ValueError(f"which sweep? give its name first: {', '.join(found)}")
-        contents = {name: yaml.safe_load(text) for name, text in found.items()}
+            raise ValueError(f"which sweep? give its name first: {', '.join(texts)}")
+        contents = {name: yaml.safe_load(text) for name, text in texts.items()}
         echo(table([{"sweep": name, "method": c["method"], "": c["description"]} for name, c in contents.items()]))
         echo("\nrecsys-topk sweep NAME --out NAME.yaml, then: wandb sweep NAME.yaml")
         return
-    if options.name not in found:
-        raise ValueError(f"unknown sweep {options.name!r}; {suggest(options.name, found)}sweeps: {', '.join(found)}")
-    text = found[options.name]
+    if options.name not in texts:
+        raise ValueError(f"unknown sweep {options.name!r}; {suggest(options.name, texts)}sweeps: {', '.join(texts)}")
+    text = texts[options.name]
     if further:
         content = yaml.safe_load(text)
         wanted = f"val/{check(further, set(content['parameters']))}"

@@ -56,10 +56,10 @@ def requested_help(command: Command, rest: list[str]) -> str | None:
         data = class_help("data", registry_of("data"), DEFAULTS["data"])
         return f"{make_parser().format_help()}\n{data}"
     for key in KEYS:
-        asked = [argument for argument in rest if argument.partition("=")[0] == f"--{key}.help"]
-        if asked:
-            before, after = rest[: rest.index(asked[0])], rest[rest.index(asked[0]) + 1 :]
-            name = asked[0].partition("=")[2] or next((text for text in after[:1] if not text.startswith("--")), "")
+        wanted = [argument for argument in rest if argument.partition("=")[0] == f"--{key}.help"]
+        if wanted:
+            before, after = rest[: rest.index(wanted[0])], rest[rest.index(wanted[0]) + 1 :]
+            name = wanted[0].partition("=")[2] or next((text for text in after[:1] if not text.startswith("--")), "")
             return class_help(key, registry_of(key), name or parse_options([*before, *after]).get(key))
     return None
 

@@ -34,6 +34,7 @@ Split = Literal["train", "val", "test"]
 BatchSize = int | Literal["auto"]
 # With batch_size="auto": training requests per step, as a share of all of them and within bounds.
 STEPS_PER_EPOCH, FEWEST, MOST = 64, 256, 4096
+EvalSource = Literal["uniform", "popularity", "in_batch"]
 
 registry: Registry[CascadeDataModule]
 
@@ -46,6 +47,7 @@ class LoaderOptions(TypedDict, total=False):
     num_workers: int
     shuffle: bool
     logq_correction: bool
+    eval_negative_source: EvalSource
 
 
 class NegativeOptions(LoaderOptions, total=False):
@@ -71,8 +73,8 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     these hyper-parameters.
 
     Training negatives are drawn again in every epoch, from `negative_source`. Evaluation negatives are `eval_negatives`
-    uniform draws from the catalogue of the evaluated shard. They are the same for a request in every epoch, and do not
-    depend on the batch size, the order or the number of processes.
+    draws from the evaluated shard, by default uniform. They are the same for a request in every epoch, and do not
+    depend on the batch size, the order or the number of processes (except for ``eval_negative_source="in_batch"``).
 
     A subclass with a class attribute ``name`` is registered under this name (`recsys_topk.datamodules.get`). Other
     packages register data modules through the entry-point group ``recsys_topk.datamodules``. `docs/data.md` has a
@@ -94,6 +96,11 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         shuffle: Whether to shuffle training requests within each shard.
         logq_correction: Whether training batches contain `CascadeBatch.log_q`. Softmax losses subtract it from the
             scores of sampled negatives, so that they estimate the softmax over all items.
+        eval_negative_source: Source of the evaluation negatives. ``"uniform"``: all items of the evaluated shard are
+            equally likely. ``"popularity"``: in proportion to how often an item occurs in the lists of the shard.
+            ``"in_batch"``: in proportion to how often it occurs in the lists of the batch, as in the published code of
+            DFTopK; the results then depend on the batch size. Frequent items are harder negatives, so names of test
+            metrics contain the source if it is not uniform.
     """
 
     name: ClassVar[str]
@@ -121,6 +128,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         num_workers: int = 0,
         shuffle: bool = True,
         logq_correction: bool = False,
+        eval_negative_source: EvalSource = "uniform",
     ) -> None:
         super().__init__()
         counts = {"train_negatives": train_negatives, "eval_negatives": eval_negatives, "seed": seed}
@@ -132,6 +140,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
                 raise ValueError(f"{name} must be an integer, or for batch_size 'auto', got {size!r}")
             if isinstance(size, int) and size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
+        if eval_negative_source not in get_args(EvalSource):
+            known = ", ".join(get_args(EvalSource))
+            raise ValueError(f"eval_negative_source must be one of {known}, got {eval_negative_source!r}")
         train_negatives = check_mix(negative_source, train_negatives)
         self.batch_size: BatchSize = batch_size
         self.eval_batch_size = eval_batch_size
@@ -142,6 +153,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         self.num_workers = num_workers
         self.shuffle = shuffle
         self.logq_correction = logq_correction
+        self.eval_negative_source: EvalSource = eval_negative_source
         # Lightning would look for the options among the local variables of every constructor on the stack. They are not
         # there if a constructor passes them on, so it gets a frame that no function has called.
         self.save_hyperparameters(hyper_parameters(self), frame=_uncalled().gi_frame, logger=False)
@@ -223,6 +235,11 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         """
         negatives = self.train_negatives if split == "train" else self.eval_negatives
         return max(self.shard(name).list_length for name in self.splits[split]) + negatives
+
+    def lists_text(self, split: Split) -> str:
+        """Return the length of the lists of an evaluated split and the source of their negatives, as text."""
+        negatives = f" with {self.eval_negatives} {self.eval_negative_source} negatives" if self.eval_negatives else ""
+        return f"lists of {self.list_length(split)}{negatives}"
 
     def shard(self, name: str) -> Shard:
         """Return a shard. It is opened on first use."""
@@ -339,7 +356,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         for every batch.
         """
         number = self.train_negatives if batch.training else self.eval_negatives
-        source = self.negative_source if batch.training else "uniform"
+        source = self.negative_source if batch.training else self.eval_negative_source
         plain, excluded = batch.plain(), batch.excluded
         if source == "catalogue":
             catalogue = self.catalogue(batch.shard, batch.items.device)

@@ -22,6 +22,7 @@ def score_diagnostics(
     groups: Tensor | None = None,
     quotas: Sequence[int],
     k: int,
+    item_weights: Tensor | None = None,
     names: Sequence[str] | None = None,
 ) -> dict[str, float]:
     """Return what the objective does to the scores of one batch.
@@ -39,12 +40,13 @@ def score_diagnostics(
         groups: (B, N) sample groups, where the objective needs them.
         quotas: How many items each stage passes on.
         k: How many items are wanted in the end.
+        item_weights: (B, N), the weights of the items, for objectives with a pool.
         names: Names of the stages; None = stage0, stage1, ...
     """
     names = [f"stage{m}" for m in range(len(scores))] if names is None else names
     leaves = [x.detach().float().requires_grad_() for x in scores]
     with torch.enable_grad():
-        output = objective(leaves, labels, mask, groups=groups, quotas=quotas, k=k)
+        output = objective(leaves, labels, mask, groups=groups, quotas=quotas, k=k, item_weights=item_weights)
     total = _gradients(output.total, leaves)
     terms = {name: _gradients(term, leaves) for name, term in output.terms.items()}
     target = topk_target(labels.float(), mask, k, objective.loss.positive_above).bool()
@@ -53,7 +55,8 @@ def score_diagnostics(
         operator = objective.loss.operator
         if operator is not None and objective.uses_loss:
             with torch.no_grad():
-                mass, counted = selection_mass(operator(leaves[m], k, mask).p, mask, k=k)
+                p = operator(leaves[m], k, mask, item_weights=item_weights).p
+                mass, counted = selection_mass(p if item_weights is None else p * item_weights, mask, k=k)
             found[f"selection_mass/{stage}"] = (mass[counted].mean() if bool(counted.any()) else mass.sum()).item()
         gradient = total[m]
         pushed = target & (gradient != 0)

@@ -41,6 +41,9 @@ def publish(
     The options of W&B are those of `trial`, any of its runs.
     """
     log_line(table(rows))
+    lists = {result["lists"]: None for runs in content["runs"].values() for result in runs if "lists" in result}
+    if lists:
+        log_line(f"test: {'; '.join(lists)}")
     folder = competition.out
     written, figures = write_results(
         folder, "comparison", {"rows": rows, **content}, rows, lambda: draw(rows), log_line
@@ -86,7 +89,8 @@ def train_and_test(trial: Trial, send: Send) -> None:
     run.data.prepare_data()
     seconds = measure_seconds(run.fit)
     metrics = {name: value for name, value in run.test().items() if name.startswith("test/")}
-    result = {"seconds": seconds, "metrics": metrics, "device": device(run), "config": _given(run.parts().options)}
+    result = {"seconds": seconds, "metrics": metrics, "device": device(run), "lists": run.data.lists_text("test")}
+    result["config"] = _given(run.parts().options)
     write_whole(trial.target, json.dumps({**trial.identity(), **result}, indent=1))
 
 

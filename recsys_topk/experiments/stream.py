@@ -111,7 +111,8 @@ def _metrics(measured: Mapping[str, float]) -> dict[str, Any]:
     """Return the metrics of a test by short name, and the length of the lists, which is part of the long names."""
     names = {name: name.removeprefix("test/").rpartition("/") for name in measured}
     metrics = {names[name][0]: float(value) for name, value in measured.items()}
-    return {"metrics": metrics, "candidates": int(next(iter(names.values()))[2])}
+    items = next(iter(names.values()))[2]
+    return {"metrics": metrics, "candidates": int(items) if items.isdigit() else items}
 
 
 def _save(run: TrainingRun, target: Path, record: dict[str, Any], entry: dict[str, Any]) -> None:

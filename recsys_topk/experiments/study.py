@@ -28,25 +28,18 @@ ENOUGH = 3
 
 @dataclass(frozen=True)
 class Tuning:
-    """How to tune.
+    """How to tune."""
 
-    Attributes:
-        spaces: The search space of each competitor.
-        trials: Number of trials per competitor.
-        metric: None = the best monitored validation metric (`model.monitor`). A metric over the whole catalogue, e.g.
-            ``"recall@20/corpus"``, is measured on the validation days with the best checkpoint.
-        seed: Seed of the proposals, and of the weights and batches of every trial.
-        storage: URL of the database of Optuna; None = an SQLite file in the folder of the results. Several machines
-            may share a database, if the folder of the results has the same name on all of them.
-        prune: Stop trials that are below the median of earlier trials after the same number of validations.
-    """
-
-    spaces: Mapping[str, Space]
-    trials: int = 8
+    spaces: Mapping[str, Space]  # the search space of each competitor
+    trials: int = 8  # number of trials per competitor
+    # None = the best monitored validation metric (`model.monitor`). A metric over the whole catalogue, e.g.
+    # "recall@20/corpus", is measured on the validation days with the best checkpoint.
     metric: str | None = None
-    seed: int = 0
+    seed: int = 0  # seed of the proposals, and of the weights and batches of every trial
+    # URL of the database of Optuna; None = an SQLite file in the folder of the results. Several machines may share a
+    # database, if the folder of the results has the same name on all of them.
     storage: str | None = None
-    prune: bool = True
+    prune: bool = True  # stop trials that are below the median of earlier trials after the same number of validations
 
     def __post_init__(self) -> None:
         if self.trials < 1:

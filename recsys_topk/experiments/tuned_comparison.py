@@ -61,7 +61,7 @@ def train_and_test_best(trial: FinalTrial, send: Send) -> None:
     metrics, lists = measure_requests(run, trial.metric)
     with whole_file(trial.lists) as file:
         np.save(file, lists)
-    result = {"seconds": seconds, "metrics": metrics, "device": device(run)}
+    result = {"seconds": seconds, "metrics": metrics, "device": device(run), "lists": run.data.lists_text("test")}
     write_whole(trial.target, json.dumps({**trial.identity(), **result}, indent=1))
 
 

@@ -2,55 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.losses.pairs import better_items, spans
-from recsys_topk.numerics import is_full, masked_mean
-from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
+from recsys_topk.numerics import masked_mean
 from recsys_topk.ops.losses.dcg import Gain, check_gain, discount, normalised_gains
+from recsys_topk.ops.losses.soft_ranks import soft_ranks
 from recsys_topk.ops.selection.kth_pair import kth_pair
-
-
-class _ApproximateRanks(torch.autograd.Function):
-    """The sum over valid j of s((x_j - x_i) / tau) for the rows i. The backward recomputes tensors of size N^2."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, rows: Tensor, mask: Tensor, tau: float) -> Tensor:
-        ctx.save_for_backward(scores, rows, mask)
-        ctx.tau = tau
-        ranks = torch.empty_like(rows, dtype=scores.dtype)
-        for span in spans(scores, rows):
-            ranks[span] = _comparisons(scores, rows, mask, tau, span).sum(2)
-        return ranks
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        scores, rows, mask = ctx.saved_tensors
-        if wants_graph():
-            return through_reference(_approximate_ranks, (scores, rows, mask, ctx.tau), [upstream])
-        gradient = torch.empty_like(scores)
-        for span in spans(scores, rows):
-            p = _comparisons(scores, rows, mask, ctx.tau, span)
-            push = p * (1.0 - p) * upstream[span, :, None]
-            gradient[span] = push.sum(1).scatter_add(1, rows[span], -push.sum(2))
-        return gradient / ctx.tau, None, None, None
-
-
-def _approximate_ranks(scores: Tensor, rows: Tensor, mask: Tensor, tau: float) -> Tensor:
-    return _comparisons(scores, rows, mask, tau, slice(None)).sum(2)
-
-
-def _comparisons(scores: Tensor, rows: Tensor, mask: Tensor, tau: float, span: slice) -> Tensor:
-    """Return the soft comparison s((x_j - x_i) / tau) of items j and i, (b, P, N); 0 where j is masked."""
-    x = scores[span]
-    p = torch.sigmoid((x[:, None, :] - x.gather(1, rows[span])[:, :, None]) / tau)
-    return p if is_full(mask) else p * mask[span, None, :]
 
 
 class ApproxNDCGLoss(RankingLoss):
@@ -90,13 +51,10 @@ class ApproxNDCGLoss(RankingLoss):
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
         gains = normalised_gains(labels, self.gain, mask, k)
-        rows = better_items(gains > 0 if k is None else mask)
-        # The sum includes the comparison of an item with itself, which is one half.
-        comparisons: Tensor = closed_form(_ApproximateRanks, _approximate_ranks, scores, rows, mask, self.tau)
-        ranks = comparisons + 0.5
-        achieved = discount(ranks, scores.dtype) * gains.gather(1, rows)
+        ranks = soft_ranks(scores, gains > 0 if k is None else mask, mask, self.tau)
+        achieved = discount(ranks, scores.dtype) * gains
         if k is not None:
-            achieved = achieved * self._membership(ranks, k, scores.detach().gather(1, rows), mask.gather(1, rows))
+            achieved = achieved * self._membership(ranks, k, scores.detach(), mask)
         return 1.0 - achieved.sum(-1)
 
     def _membership(self, ranks: Tensor, k: int | Tensor, scores: Tensor, mask: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from typing_extensions import Unpack
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.ops.dispatch import may_read
+from recsys_topk.ops.losses.arf_terms import arf_terms
 from recsys_topk.ops.losses.topk_target import topk_target
 
 # Lists are processed in groups whose relaxed permutations have about this many entries in total. The backward pass
@@ -45,6 +45,7 @@ class ARFLoss(RankingLoss):
     name, label_kind, family, cost = "arf", "graded", "top-k", "n^2"
     requires_k = True
     stage_k = "quota"
+    two_sided = False
     paper = "Wang et al. 2024, arXiv 2310.10462 (ARF)"
 
     def __init__(
@@ -62,10 +63,14 @@ class ARFLoss(RankingLoss):
         rows, n = scores.shape
         target = topk_target(labels, mask, n if self.top is None else self.top, self.positive_above)
         quota = k if isinstance(k, Tensor) else torch.full((rows,), k, device=scores.device)
+        given = (scores, labels, mask, target, quota)
+        options = (self.tau, self.eps, self.two_sided)
+        if arf_terms.backend_for(*given, *options) != "torch":
+            return self._weighted(*arf_terms(*given, *options).unbind())
         size = max(1, (GROUP_ON_CPU if may_read(scores) else GROUP) // (n * n))
         parts: list[Tensor] = []
         for start in range(0, rows, size):
-            group: list[Tensor] = [t[start : start + size] for t in (scores, labels, mask, target, quota)]
+            group: list[Tensor] = [t[start : start + size] for t in given]
             part: Any = self._terms(*group) if rows <= size else checkpoint(self._terms, *group, use_reentrant=False)
             parts.append(part)
         return self._weighted(*torch.cat(parts, 1).unbind())
@@ -74,25 +79,8 @@ class ARFLoss(RankingLoss):
         return relax + 0.5 * torch.exp(-self.log_variance) * order + 0.5 * self.log_variance
 
     def _terms(self, scores: Tensor, labels: Tensor, mask: Tensor, target: Tensor, quota: Tensor) -> Tensor:
-        """Return L_relax and L_global of each list, (2, B)."""
-        n = mask.sum(1)
-        ranks = torch.arange(1, scores.shape[1] + 1, device=scores.device)
-        p = neuralsort_matrix(scores, mask, n, ranks, self.tau)
-        relax = self._relax(p, (target, 1.0 - target), mask, ranks[:, None] <= quota[:, None, None], quota, n)
-        # Tied labels occupy ranks ahead + 1 .. ahead + size and get a share of 1 / size of each.
-        both = mask[:, :, None] & mask[:, None, :]
-        ahead = (both & (labels[:, :, None] < labels[:, None, :])).sum(2)
-        size = (both & (labels[:, :, None] == labels[:, None, :])).sum(2).clamp_min(1)
-        inside = (ranks[:, None] > ahead[:, None, :]) & (ranks[:, None] <= (ahead + size)[:, None, :])
-        share = (inside & mask[:, None, :]) / size[:, None, :].to(p.dtype)
-        order = -(share * torch.log(p + self.eps)).sum((1, 2)) / (n * n)
-        return torch.stack((relax, order))
-
-    def _relax(
-        self, p: Tensor, shares: tuple[Tensor, Tensor], mask: Tensor, first: Tensor, quota: Tensor, n: Tensor
-    ) -> Tensor:
-        share = torch.where(first, p, 0.0).sum(1) / quota[:, None]
-        return -(shares[0] * torch.log(share + self.eps)).sum(1) / n
+        """Return L_relax and L_global of each list, (2, B), in torch."""
+        return arf_terms.reference(scores, labels, mask, target, quota, self.tau, self.eps, self.two_sided)
 
 
 class ARFV2Loss(ARFLoss):
@@ -114,22 +102,5 @@ class ARFV2Loss(ARFLoss):
 
     name = "arf_v2"
     exact_gradient = False  # the column sums are held constant
+    two_sided = True
     paper = "LCRON, arXiv 2503.09492 (ARF-v2)"
-
-    def _relax(
-        self, p: Tensor, shares: tuple[Tensor, Tensor], mask: Tensor, first: Tensor, quota: Tensor, n: Tensor
-    ) -> Tensor:
-        up, down = torch.where(first, p, 0.0).sum(1), torch.where(first, 0.0, p).sum(1)
-        total = (up + down).detach() + self.eps
-        terms = shares[0] * torch.log(up / total + self.eps) + shares[1] * torch.log(down / total + self.eps)
-        return -torch.where(mask, terms, 0.0).sum(1) / n
-
-
-def neuralsort_matrix(scores: Tensor, mask: Tensor, n: Tensor, ranks: Tensor, tau: float) -> Tensor:
-    """Return the NeuralSort matrix, (B, rank, item); 0 for masked items and ranks above the number of valid items."""
-    x = torch.where(mask, scores - scores.sum(1, keepdim=True).detach() / n[:, None], 0.0)
-    distance = torch.where(mask[:, None, :], (x[:, :, None] - x[:, None, :]).abs(), 0.0).sum(2)
-    slope = (n[:, None] + 1 - 2 * ranks).to(x.dtype)
-    logits = (slope[:, :, None] * x[:, None, :] - distance[:, None, :]) / tau
-    logits = torch.where(mask[:, None, :], logits, -math.inf)
-    return torch.where(mask[:, None, :] & (ranks <= n[:, None])[:, :, None], torch.softmax(logits, 2), 0.0)

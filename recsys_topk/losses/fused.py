@@ -26,7 +26,7 @@ def law_of(loss: RankingLoss) -> Law | None:
     Example:
         >>> from recsys_topk import losses
         >>> law_of(losses.get("lapsum", tau=2.0)), law_of(losses.get("softmax"))
-        (Law(name='laplace', tau=2.0, alpha=0.5), None)
+        (Law(name='laplace', tau=2.0, alpha=0.5, others=1.0), None)
     """
     law = getattr(loss, "law", None)
     found: Law | None = None if law is None else law()

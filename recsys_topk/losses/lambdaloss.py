@@ -12,8 +12,9 @@ from typing_extensions import Unpack
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.lambdarank import cut_discount
-from recsys_topk.losses.pairs import LabelOrder, better_items, check_pairs, weighted_pairs
+from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
 from recsys_topk.ops.losses.dcg import Gain, LogBase, check_gain, normalised_gains
+from recsys_topk.ops.losses.pair_spans import better_items
 from recsys_topk.ops.losses.pair_sums import PairWeights
 from recsys_topk.ops.selection.ranks import tie_ranks
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.item_weights import true_weights
-from recsys_topk.losses.pairs import with_gradient
 from recsys_topk.losses.true_items import true_items
-from recsys_topk.ops.dispatch import under_transform
+from recsys_topk.ops.losses.plackett_luce import plackett_luce
 from recsys_topk.ops.selection.ranks import descending_order, tie_groups
 
 
@@ -45,19 +44,7 @@ class ListMLELoss(RankingLoss):
         terms = mask & (labels > torch.where(mask, labels, math.inf).amin(-1, keepdim=True))
         if k is not None:
             terms = terms & true_items(labels, mask, k, self.positive_above)
-        order = descending_order(labels, mask)
-        ordered, chosen = labels.gather(1, order), terms.gather(1, order)
-
-        def formula(x: Tensor) -> Tensor:
-            # Masked scores are very low instead of -inf, because logcumsumexp has no derivative at -inf.
-            low = torch.finfo(x.dtype).min / 4
-            return _plackett_luce(torch.where(mask, x, low).gather(1, order), ordered, chosen)[0]
-
-        if under_transform():
-            return formula(scores)
-        x = torch.where(mask, scores.detach(), -math.inf).gather(1, order)
-        value, gradient = _plackett_luce(x, ordered, chosen)
-        return with_gradient(scores, value, torch.zeros_like(gradient).scatter_(1, order, gradient), formula)
+        return plackett_luce(scores, labels, terms, mask)
 
     def per_list_weighted(
         self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
@@ -73,17 +60,3 @@ class ListMLELoss(RankingLoss):
         rest = x.flip(-1).logcumsumexp(-1).flip(-1).gather(1, first)
         losses = (rest - scores.gather(1, order)) * weights.gather(1, order)
         return torch.where(terms.gather(1, order), losses, 0.0).sum(1)
-
-
-def _plackett_luce(x: Tensor, labels: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss, (B,), and its gradient, (B, N), of lists sorted by descending label. Masked scores are -inf.
-
-    With R_i the items whose label is not larger than that of i and c_i = logsumexp over R_i, L = sum of c_i - x_i over
-    the terms, and dL/dx_j = sum over terms i with j in R_i of exp(x_j - c_i), minus 1 if j is a term. Both are
-    cumulative sums, computed in logarithms to avoid underflow.
-    """
-    first, last = tie_groups(labels[:, 1:] != labels[:, :-1])
-    rest = x.flip(-1).logcumsumexp(-1).flip(-1).gather(1, first)
-    value = torch.where(terms, rest - x, 0.0).sum(-1)
-    pressure = torch.where(terms, -rest, -math.inf).logcumsumexp(-1).gather(1, last)
-    return value, torch.exp(x + pressure) - terms.to(x.dtype)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.ops.losses.dcg import Gain, check_gain, normalised_gains, rank_discounts
-from recsys_topk.ops.selection.count_true import count_true
-from recsys_topk.ops.selection.sinkhorn_scaling import sinkhorn_scaling
+from recsys_topk.ops.losses.neural_ndcg import neural_ndcg
 
 
 class NeuralNDCGLoss(RankingLoss):
@@ -35,6 +33,7 @@ class NeuralNDCGLoss(RankingLoss):
         options: See `RankingLoss`.
 
     Example:
+        >>> import torch
         >>> NeuralNDCGLoss(tau=0.1)(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
         tensor(0.3691)
     """
@@ -57,23 +56,4 @@ class NeuralNDCGLoss(RankingLoss):
         """See `RankingLoss.per_list`."""
         gains = normalised_gains(labels, self.gain, mask, k)
         discounts = rank_discounts(scores.shape[1], k, scores).expand_as(scores)
-        matrix = _relaxed_permutation(scores, mask, self.tau)
-        places = torch.arange(scores.shape[1], device=scores.device) < count_true(mask)[:, None]
-        ranks, items = sinkhorn_scaling(matrix, places, mask, self.rounds)
-        at_place = (matrix @ (items * gains)[:, :, None])[:, :, 0]
-        return (1.0 - (ranks * discounts * at_place).sum(-1)).clamp_min(0.0)
-
-
-def _relaxed_permutation(scores: Tensor, mask: Tensor, tau: float) -> Tensor:
-    """Return NeuralSort's matrix, (B, rank, item); 0 for masked items and for ranks above the number of valid items."""
-    n = scores.shape[1]
-    count = count_true(mask)[:, None, None]
-    # Rows are invariant to a shift of the list, and smaller numbers have smaller rounding errors.
-    lowest = torch.finfo(scores.dtype).min
-    x = (scores - torch.where(mask, scores.detach(), lowest).amax(1, keepdim=True)) / tau
-    pairs = mask[:, :, None] & mask[:, None, :]
-    distance = torch.where(pairs, (x[:, :, None] - x[:, None, :]).abs(), 0.0).sum(1)
-    place = torch.arange(1, n + 1, device=x.device)[:, None]
-    logits = (count + 1 - 2 * place).to(x.dtype) * x[:, None, :] - distance[:, None, :]
-    real = mask[:, None, :] & (place <= count)
-    return torch.softmax(torch.where(real, logits, lowest), -1) * real
+        return neural_ndcg(scores, gains, discounts, mask, self.tau, self.rounds)

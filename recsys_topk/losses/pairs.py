@@ -7,7 +7,7 @@ is summed in the same pass. No tensor of size N^2 is kept for the backward.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -15,13 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
-from recsys_topk.ops.dispatch import may_read, through_reference, under_transform, wants_graph
+from recsys_topk.ops.dispatch import under_transform
+from recsys_topk.ops.losses.known_gradient import known_gradient
+from recsys_topk.ops.losses.pair_spans import better_items, spans
 from recsys_topk.ops.losses.pair_sums import PairWeights, count_pairs, pair_sums
-
-# Number of pairs per chunk. About six such buffers exist at once. On a CPU the share of each thread should stay in its
-# cache (measured fastest); on other devices and under compilation a chunk should outweigh its kernel launches.
-PAIRS_IN_CACHE = 1 << 16
-PAIRS_AT_A_TIME = 1 << 21
 
 
 def check_pairs(pairs: str) -> Literal["mean", "sum"]:
@@ -31,63 +28,6 @@ def check_pairs(pairs: str) -> Literal["mean", "sum"]:
     if pairs == "sum":
         return "sum"
     raise ValueError(f"pairs must be 'mean' or 'sum', got {pairs!r}")
-
-
-def spans(scores: Tensor, rows: Tensor) -> Iterator[slice]:
-    """Cut the lists of `scores`, (B, N), into slices of a bounded number of pairs with `rows`, (B, P)."""
-    lists, pairs = scores.shape[0], max(1, rows.shape[1] * scores.shape[1])
-    budget = min(PAIRS_AT_A_TIME, PAIRS_IN_CACHE * torch.get_num_threads()) if may_read(scores) else PAIRS_AT_A_TIME
-    step = max(1, budget // pairs)
-    return (slice(start, min(start + step, lists)) for start in range(0, lists, step))
-
-
-class _WithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, scores: Tensor, value: Tensor, gradient: Tensor, formula: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        ctx.save_for_backward(scores, gradient)
-        ctx.formula = formula
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, None, None, None]:
-        scores, gradient = ctx.saved_tensors
-        if wants_graph():
-            return through_reference(ctx.formula, [scores], [upstream])[0], None, None, None
-        return upstream[:, None] * gradient, None, None, None
-
-
-def with_gradient(scores: Tensor, value: Tensor, gradient: Tensor, formula: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `value`, (B,), with `gradient`, (B, N), as its derivative with respect to `scores`, (B, N).
-
-    For losses that compute their gradient together with their value.
-
-    Args:
-        scores: (B, N).
-        value: (B,).
-        gradient: (B, N).
-        formula: Differentiable function from the scores to the value, used for second derivatives.
-    """
-    result: Tensor = _WithGradient.apply(scores, value, gradient, formula)  # type: ignore[no-untyped-call]
-    return result
-
-
-def better_items(candidate: Tensor) -> Tensor:
-    """Return indices, (B, P), that include all `candidate` items of every list: the possible first items of a pair.
-
-    P is the largest number of candidates in a list, so that ten positives among a thousand items cost 10 N pairs per
-    list instead of N^2. P = N if reading that number would wait for a device.
-
-    Args:
-        candidate: Boolean (B, N).
-    """
-    lists, n = candidate.shape
-    count = int(candidate.sum(-1).max()) if may_read(candidate) else n
-    # Gathering has a cost: it is worth it only if it saves at least a quarter of the pairs.
-    if 4 * count > 3 * n:
-        return torch.arange(n, device=candidate.device).expand(lists, n)
-    return candidate.to(torch.float32).topk(max(1, count), dim=-1, sorted=False).indices
 
 
 def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Tensor], *, sigma: float = 1.0) -> Tensor:
@@ -126,7 +66,7 @@ def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Te
             gradient[span] = pull.sum(1).scatter_add(1, rows[span], -pull.sum(2))
     if not wants_gradient:
         return value
-    return with_gradient(scores, value, gradient if sigma == 1.0 else gradient * sigma, formula)
+    return known_gradient(scores, value, gradient if sigma == 1.0 else gradient * sigma, formula)
 
 
 def weighted_pairs(scores: Tensor, weights: PairWeights, rows: Callable[[], Tensor], *, sigma: float = 1.0) -> Tensor:

@@ -11,8 +11,9 @@ from typing_extensions import Unpack
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.item_weights import true_weights
-from recsys_topk.losses.pairs import LabelOrder, check_pairs, pairwise_logistic, spans, weighted_pairs
+from recsys_topk.losses.pairs import LabelOrder, check_pairs, pairwise_logistic, weighted_pairs
 from recsys_topk.losses.true_items import true_items
+from recsys_topk.ops.losses.pair_spans import spans
 
 Weighting = Literal["none", "label_difference", "squared_label_difference"]
 

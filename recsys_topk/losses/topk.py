@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -69,6 +71,11 @@ class _CrossEntropy(torch.autograd.Function):
         return _CrossEntropy.forward(tangent_p, tangent_q, target, mask, items)
 
 
+@cache
+def _say_once(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
+
+
 def _build(operator: str | Mapping[str, Any]) -> TopKOperator:
     if isinstance(operator, str):
         return registry.get(operator)
@@ -108,7 +115,13 @@ class TopKLoss(RankingLoss):
     def __init__(self, operator: TopKOperator | str | Mapping[str, Any], **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         self.operator = operator if isinstance(operator, TopKOperator) else _build(operator)
-        self.takes_item_weights = self.law() is not None and self.operator.takes_item_weights
+        law = self.law()
+        if law is not None and law.name == "clip":
+            _say_once(
+                f"the cross-entropy of {self.operator.name!r} gives misplaced items with a membership of 0 or 1 no "
+                f"gradient, so it hardly trains; use the loss 'sparse_fy', the convex loss of the same membership"
+            )
+        self.takes_item_weights = law is not None and self.operator.takes_item_weights
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""

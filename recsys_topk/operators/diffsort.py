@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from recsys_topk.numerics import is_full
+from recsys_topk.numerics import full_mask, is_full
 from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
 from recsys_topk.operators.score_scale import Tau
+from recsys_topk.ops.backends.jit import Loop
+from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
+from recsys_topk.ops.backends.task import WIDTH
+from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.ops.selection.kth_pair import kth_values
@@ -21,6 +27,9 @@ Network = Literal["odd_even", "bitonic"]
 Distribution = Literal["cauchy", "logistic", "logistic_phi", "gaussian", "reciprocal", "optimal"]
 
 PHI = 0.25
+
+LONGEST = {"bitonic": 4096, "odd_even": 512}  # wires of the compiled loop
+_LISTS = Loop("recsys_topk.ops.backends.compiled.networks:network_lists")
 
 
 class DiffSort(TopKOperator):
@@ -75,21 +84,7 @@ class DiffSort(TopKOperator):
         # Scores are centred at the (k+1)-th: the network mixes values, and mixtures of large scores lose precision.
         _, cut = kth_values(scores.detach() if is_full(mask) else fill_masked(scores.detach(), mask, -math.inf), k)
         x = scores.new_zeros(rows, wires.width).scatter(1, wires.place, scores - cut)
-        layers = _bitonic(wires) if self.network == "bitonic" else _odd_even(wires)
-        alphas = []
-        for layer in layers:
-            low, high = layer.split(x)
-            gap = high - low if layer.direction is None else (high - low) * layer.direction
-            alpha = _SHARES[self.distribution](gap, self.tau)
-            alpha = alpha if layer.active is None else torch.where(layer.active, alpha, 1.0)
-            alphas.append(alpha)
-            lower = alpha * low + (1.0 - alpha) * high
-            x = layer.join(x, lower, low + high - lower)
-        ends = torch.arange(wires.width, device=scores.device)
-        best = ends >= wires.stop - (k[:, None] if isinstance(k, Tensor) else k)
-        p, q = (push.to(scores.dtype) for push in (best.expand(rows, -1), ~best.expand(rows, -1)))
-        for layer, alpha in zip(reversed(layers), reversed(alphas), strict=True):
-            p, q = layer.push(p, alpha), layer.push(q, alpha)
+        p, q = network_masses(x, wires, k, self.network, self.distribution, self.tau)
         tiny = torch.finfo(scores.dtype).tiny
         log_p, log_q = p.clamp_min(tiny).log(), q.clamp_min(tiny).log()
         return SoftSelection(log_p.gather(1, wires.place), log_q.gather(1, wires.place), mask)
@@ -165,6 +160,129 @@ class _Layer(NamedTuple):
         low, high = self.split(mass)
         into = alpha * low + (1.0 - alpha) * high
         return self.join(mass, into, (1.0 - alpha) * low + alpha * high)
+
+
+@operation
+def network_masses(
+    x: Tensor, wires: _Wires, k: int | Tensor, network: Network, distribution: Distribution, tau: float
+) -> tuple[Tensor, Tensor]:
+    """Return the mass of each wire in the k best outputs of the network, and in the others, (B, width) each.
+
+    Args:
+        x: Values of the wires, (B, width).
+        wires: Which wires the lists use.
+        k: One int, or one int per list, (B,).
+        network: The network.
+        distribution: The distribution function.
+        tau: Temperature.
+    """
+    layers = _bitonic(wires) if network == "bitonic" else _odd_even(wires)
+    alphas = []
+    for layer in layers:
+        low, high = layer.split(x)
+        gap = high - low if layer.direction is None else (high - low) * layer.direction
+        alpha = _SHARES[distribution](gap, tau)
+        alpha = alpha if layer.active is None else torch.where(layer.active, alpha, 1.0)
+        alphas.append(alpha)
+        lower = alpha * low + (1.0 - alpha) * high
+        x = layer.join(x, lower, low + high - lower)
+    best = torch.arange(wires.width, device=x.device) >= _first_best(wires, k)
+    p, q = best.to(x.dtype), (~best).to(x.dtype)
+    for layer, alpha in zip(reversed(layers), reversed(alphas), strict=True):
+        p, q = layer.push(p, alpha), layer.push(q, alpha)
+    return p, q
+
+
+def _first_best(wires: _Wires, k: int | Tensor) -> Tensor:
+    return wires.stop - (k[:, None] if isinstance(k, Tensor) else k)
+
+
+@lru_cache(8)
+def _comparators(width: int, network: Network) -> Tensor:
+    """Return all comparators in order, (C, 4) int32: lower and upper wire, direction, wires that a list must exceed."""
+    wires = torch.arange(width)
+    found = []
+    if network == "odd_even":
+        for t in range(width):
+            low = wires[t % 2 : width - 1 : 2]
+            found.append(torch.stack((low, low + 1, torch.ones_like(low), torch.full_like(low, t)), 1))
+    else:
+        for block in range(width.bit_length() - 1):
+            for distance in (1 << step for step in range(block, -1, -1)):
+                low = wires[(wires & distance) == 0]
+                direction = 1 - 2 * ((low >> (block + 1)) % 2)
+                found.append(torch.stack((low, low + distance, direction, torch.full_like(low, 1 << block)), 1))
+    return torch.cat(found).int() if found else torch.empty(0, 4, dtype=torch.int32)
+
+
+def _serves(
+    x: Tensor, wires: _Wires, k: int | Tensor, network: Network, distribution: Distribution, tau: float
+) -> bool:
+    # A buffer holds four vectors of 16 lists per comparator.
+    return is_float32(x) and x.numel() > 0 and distribution == "cauchy" and wires.width <= LONGEST[network]
+
+
+@network_masses.backend("numba", _serves)
+def _numba(
+    x: Tensor, wires: _Wires, k: int | Tensor, network: Network, distribution: Distribution, tau: float
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = apply(_Network, x, wires, k, network, tau)
+    return found
+
+
+def _run(
+    x: Tensor, wires: _Wires, k: int | Tensor, network: Network, tau: float, grads: tuple[Tensor | None, Tensor | None]
+) -> tuple[Tensor, Tensor]:
+    lists, width = x.shape
+    groups, table = -(-len(x) // WIDTH), _comparators(width, network)
+    whole = torch.cat((wires.start, wires.stop, _first_best(wires, k).expand_as(wires.stop)), 1)
+    bounds = torch.zeros(groups * WIDTH, 3, dtype=torch.int32)
+    bounds[:lists] = whole
+    bounds = bounds.view(groups, WIDTH, 3).mT.contiguous()
+    buffers = torch.empty(number_of_parts(groups), 3 * width + 4 * len(table), WIDTH)
+    outputs = torch.empty(2, lists, width)
+    given = (groups, lists, width, len(table), table, x.detach().contiguous(), bounds, 1.0 / tau)
+    run_parts(_LISTS, groups, *given, *grads, buffers, outputs[0], outputs[1], outputs[0])
+    return outputs[0], outputs[1]
+
+
+class _Network(torch.autograd.Function):
+    """The backward runs the network again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, wires: _Wires, k: int | Tensor, network: Network, tau: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x)
+        ctx.rest = (wires, k, network, tau)
+        return _run(x, wires, k, network, tau, (None, None))
+
+    @staticmethod
+    def backward(ctx: Any, grad_p: Tensor, grad_q: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        wires, k, network, tau = ctx.rest
+        if wants_graph():
+            through = through_reference(
+                lambda x: network_masses.reference(x, wires, k, network, "cauchy", tau), [x], [grad_p, grad_q]
+            )
+            return through[0], None, None, None, None
+        gradient = _run(x, wires, k, network, tau, (grad_p.contiguous(), grad_q.contiguous()))[0]
+        return gradient, None, None, None, None
+
+
+@sampled(network_masses)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
+    networks: tuple[Network, ...] = ("bitonic", "odd_even")
+    for dtype, network in itertools.product((torch.float32, torch.float64), networks):
+        for lists, n in ((3, 8), (17, 11), (2, 2)):
+            scores = torch.randn(lists, n, generator=generator, dtype=dtype)
+            mask = torch.rand(lists, n, generator=generator) < 0.7
+            mask[:, :2] = True
+            for valid in (full_mask(scores), mask):
+                width = 1 << (n - 1).bit_length() if network == "bitonic" else n
+                wires = _Wires.of(scores, valid, width, network)
+                x = scores.new_zeros(lists, width).scatter(1, wires.place, scores)
+                yield x.requires_grad_(), wires, 1, network, "cauchy", 0.5
 
 
 def _odd_even(wires: _Wires) -> list[_Layer]:

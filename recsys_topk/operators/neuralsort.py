@@ -14,10 +14,27 @@ from recsys_topk.checks import check_not_negative
 from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp, masked_logsumexp
 from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
 from recsys_topk.operators.score_scale import Tau
-from recsys_topk.ops.dispatch import closed_form, may_read, operation, through_reference, wants_graph
+from recsys_topk.ops.backends.jit import Loop
+from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
+from recsys_topk.ops.backends.task import WIDTH
+from recsys_topk.ops.dispatch import (
+    closed_form,
+    is_float32,
+    is_real,
+    may_read,
+    operation,
+    sampled,
+    through_reference,
+    wants_graph,
+)
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.ops.selection.sorting import average_ties, sort_descending
+
+MASS_ROWS, GRADIENT_ROWS = 8, 13  # of the buffers of the compiled loops
+_MASSES, _GRADIENTS = (
+    Loop(f"recsys_topk.ops.backends.compiled.neural:{name}") for name in ("neuralsort_lists", "neuralsort_gradients")
+)
 
 # Rows of the relaxed permutation are computed in chunks of about this many entries, which fit in the cache.
 CHUNK = 2**18
@@ -293,3 +310,65 @@ def neuralsort_gradient(
         grad_distance -= into.sum(1)
         grad_v += into.mul_(slope).sum(1)
     return grad_v, grad_distance / tau
+
+
+def _serves(v: Tensor, distance: Tensor, k: Tensor, count: Tensor, *rest: Any) -> bool:
+    floats = (x for x in rest if isinstance(x, Tensor))
+    return is_float32(v, distance, *floats) and is_real(k) and is_real(count) and v.numel() > 0
+
+
+def _buffers(v: Tensor, rows: int) -> tuple[Tensor, int]:
+    """Return memory for a compiled loop, and the size of its rows."""
+    size = -(-v.shape[1] // WIDTH) * WIDTH
+    return torch.empty(number_of_parts(len(v)), rows, size), size
+
+
+@neuralsort_masses.backend("numba", _serves)
+def _masses_numba(
+    v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: float, normalised: bool
+) -> tuple[Tensor, Tensor]:
+    given = [x.contiguous() for x in (v, distance, k, count)]
+    log_u, log_d = torch.empty(v.shape), torch.empty(v.shape)
+    memory = _buffers(v, MASS_ROWS)
+    run_parts(_MASSES, len(v), v.shape[1], *given, 1.0 / tau, int(normalised), *memory, log_u, log_d)
+    return log_u, log_d
+
+
+@neuralsort_gradient.backend("numba", _serves)
+def _gradient_numba(
+    v: Tensor,
+    distance: Tensor,
+    k: Tensor,
+    count: Tensor,
+    log_u: Tensor,
+    log_d: Tensor,
+    grad_u: Tensor,
+    grad_d: Tensor,
+    tau: float,
+    normalised: bool,
+) -> tuple[Tensor, Tensor]:
+    given = [x.contiguous() for x in (v, distance, k, count, log_u, log_d, grad_u, grad_d)]
+    grad_v, grad_distance = torch.empty(v.shape), torch.empty(v.shape)
+    memory = _buffers(v, GRADIENT_ROWS)
+    run_parts(_GRADIENTS, len(v), v.shape[1], *given, 1.0 / tau, int(normalised), *memory, grad_v, grad_distance)
+    return grad_v, grad_distance
+
+
+@sampled(neuralsort_masses)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
+    for dtype in (torch.float32, torch.float64):
+        for n in (9, 50):
+            count, k = torch.tensor([n, n - 2, n - 5]), torch.tensor([1, 3, 2])
+            x = torch.randn(3, n, generator=generator, dtype=dtype).sort(1, descending=True).values
+            x *= torch.tensor([[0.01], [0.1], [1.0]], dtype=dtype)
+            for normalised in (True, False):
+                yield *_centred(x, count), k, count, 2.0, normalised
+
+
+@sampled(neuralsort_gradient)
+def _gradient_samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
+    for v, distance, k, count, tau, normalised in _samples(generator):
+        masses = neuralsort_masses.reference(v, distance, k, count, tau, normalised)
+        valid = distance.isfinite()
+        grads = (torch.where(valid, v.cos(), 0.0), torch.where(valid & torch.tensor(normalised), v.sin(), 0.0))
+        yield v, distance, k, count, *masses, *grads, tau, normalised

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recsys_topk.losses.arf import ARFLoss, ARFV2Loss, neuralsort_matrix
+from recsys_topk.losses.arf import ARFLoss, ARFV2Loss
 from recsys_topk.losses.skipped_lists import count_lists
+from recsys_topk.ops.losses.arf_terms import neuralsort_matrix, relaxed_recall
 
 
 class PublishedARF(ARFLoss):
@@ -43,7 +44,8 @@ class PublishedARF(ARFLoss):
         order = neuralsort_matrix(labels, everyone, all_items, ranks, 1e-4) * both
         best = ranks[:, None] <= wanted[:, None, None]
         shares = torch.where(best, order, 0.0).sum(1), torch.where(best, 0.0, order).sum(1)
-        relax = self._relax(p, shares, mask, ranks[:, None] <= quota[:, None, None], quota, all_items)
+        first = ranks[:, None] <= quota[:, None, None]
+        relax = relaxed_recall(p, shares, mask, first, quota, all_items, self.eps, self.two_sided)
         whole = -(order * torch.log(p + self.eps)).sum((1, 2)) / (n * n)
         items = mask.sum(1)
         return self._weighted(torch.where(items > quota, relax, 0.0), torch.where(items >= n, whole, 0.0))

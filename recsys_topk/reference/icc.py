@@ -8,10 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recsys_topk.cascades.objectives.base import (
-    ObjectiveOutput,
-    Quotas,
-)
+from recsys_topk.cascades.objectives.base import ObjectiveOutput, Quotas
 from recsys_topk.cascades.objectives.icc import ICCObjective
 from recsys_topk.numerics import mean_of_lists
 

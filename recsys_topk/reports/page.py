@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from recsys_topk.reports import plots
 from recsys_topk.reports.paper import EXPERIMENTS, paper_figures
-from recsys_topk.reports.results import Found
+from recsys_topk.reports.results import Result
 from recsys_topk.reports.sections import Section, section_of
 from recsys_topk.runs.wandb.logger import log_once
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def render(title: str, found: Sequence[Found], facts: Mapping[str, Any]) -> tuple[str, list[Section]]:
+def render(title: str, results: Sequence[Result], facts: Mapping[str, Any]) -> tuple[str, list[Section]]:
     """Return the page and its sections: first the experiments in their order, then all other results."""
-    found = sorted(found, key=_order)
-    sections = [section_of(one) for one in found]
+    results = sorted(results, key=_order)
+    sections = [section_of(one) for one in results]
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -29,7 +29,7 @@ def render(title: str, found: Sequence[Found], facts: Mapping[str, Any]) -> tupl
     )  # fmt: skip
     environment.filters.update(code=code, svg=svg)
     page: str = environment.get_template("page.html.jinja").render(
-        title=title, facts=describe(found, facts), source=paper_figures()["source"],
+        title=title, facts=describe(results, facts), source=paper_figures()["source"],
         sections=list(zip(anchors([section.title for section in sections]), sections, strict=True)),
     )  # fmt: skip
     return page, sections
@@ -61,14 +61,14 @@ def anchors(titles: Sequence[str]) -> list[str]:
         >>> anchors(["The main table", "fit: a", "fit: a"])
         ['the-main-table', 'fit-a', 'fit-a-2']
     """
-    made: list[str] = []
+    names: list[str] = []
     for title in titles:
         base = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "section"
         number = 1
-        while (name := base if number == 1 else f"{base}-{number}") in made:
+        while (name := base if number == 1 else f"{base}-{number}") in names:
             number += 1
-        made.append(name)
-    return made
+        names.append(name)
+    return names
 
 
 def log_page(target: Path, sections: Sequence[Section], facts: Mapping[str, Any]) -> None:
@@ -84,37 +84,37 @@ def log_page(target: Path, sections: Sequence[Section], facts: Mapping[str, Any]
     log_once(target.parent, "report", target.stem, facts, tables, pictures, {"report/page": target})
 
 
-def describe(found: Sequence[Found], made: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts at the top of the page: those of the results, and the provenance of the page (`made`)."""
-    contents = [part.content for one in found for part in (one, *one.parts)]
+def describe(results: Sequence[Result], page: Mapping[str, Any]) -> dict[str, str]:
+    """Return the facts at the top of the page: those of the results, and the provenance of the page (`page`)."""
+    contents = [part.content for one in results for part in (one, *one.parts)]
     by_label = [runs for content in contents for runs in content.get("runs", {}).values() if runs]
     runs = [run for group in by_label for run in group]
     times = sorted(str(content["started"])[:16].replace("T", " ") for content in contents if "started" in content)
     machines = [machine for content in contents if (machine := content.get("machine") or {}).get("cpu")]
     seeds = sorted({len(group) for group in by_label})
     facts = {
-        "Results": [one.name for one in found],
+        "Results": [one.name for one in results],
         "Data": [_data(one["config"]["data"]) for one in (*runs, *contents) if (one.get("config") or {}).get("data")],
         "When": [f"{' to '.join(dict.fromkeys([times[0], times[-1]]))} UTC"] if times else [],
-        "Machine": [f"{machine['cpu']}, {machine['cores']} cores" for machine in machines or [made["machine"]]],
+        "Machine": [f"{machine['cpu']}, {machine['cores']} cores" for machine in machines or [page["machine"]]],
         "Trained on": [run["device"] for run in runs if "device" in run],
         "Seeds": [f"{' to '.join(dict.fromkeys(map(str, (seeds[0], seeds[-1]))))} per variant"] if seeds else [],
         "Versions": [
             f"{name} {number}"
-            for name, number in next((c["versions"] for c in contents if c.get("versions")), made["versions"]).items()
+            for name, number in next((c["versions"] for c in contents if c.get("versions")), page["versions"]).items()
         ],
-        "Page created": [f"{made['started'][:16].replace('T', ' ')} UTC"],
+        "Page created": [f"{page['started'][:16].replace('T', ' ')} UTC"],
     }
     return {name: "; ".join(dict.fromkeys(texts)) for name, texts in facts.items() if texts}
 
 
-def _order(one: Found) -> int:
+def _order(one: Result) -> int:
     return EXPERIMENTS.index(one.content["name"]) if one.kind == "experiment" else len(EXPERIMENTS)
 
 
-def _data(given: Mapping[str, Any]) -> str:
+def _data(options: Mapping[str, Any]) -> str:
     """Return a description of the data of a run, from its resolved options."""
-    data = given.get("init_args", given)
+    data = options.get("init_args", options)
     if data.get("root"):
         return f"RecFlow layout in {data['root']}"
     world = data.get("world") or {}

@@ -79,8 +79,8 @@ def bars(
         colours = [row.get("colour") or colour(name) for row, name in zip(rows, names, strict=True)]
         drawn = axes.barh(range(len(rows)), lengths, height=0.7, xerr=errors, color=colours, tick_label=names)
         shown = [cell(row.get(value)) for row in rows]
-        for number, (bar, name, text, own) in enumerate(zip(drawn, names, shown, errors, strict=True)):
-            _hover(bar, number, [f"{name}: {text}" + (f" ± {cell(own)}" if own else "")])
+        for number, (bar, name, text, half) in enumerate(zip(drawn, names, shown, errors, strict=True)):
+            _hover(bar, number, [f"{name}: {text}" + (f" ± {cell(half)}" if half else "")])
         axes.bar_label(
             drawn, shown, padding=4, fontsize=10, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}
         )
@@ -128,9 +128,9 @@ def lines(
         for number, (label, points) in enumerate(series.items()):
             x = [places[at] if places else at for at, _ in points]
             y = [value for _, value in points]
-            for axis, given in (("x", x), ("y", y)):
-                if logs[axis] and min(given, default=1.0) <= 0:
-                    raise ValueError(f"log{axis} needs positive numbers; {label!r} has {axis} = {min(given):g}")
+            for axis, numbers in (("x", x), ("y", y)):
+                if logs[axis] and min(numbers, default=1.0) <= 0:
+                    raise ValueError(f"log{axis} needs positive numbers; {label!r} has {axis} = {min(numbers):g}")
             shade = colour(label)
             marker = MARKERS[used.setdefault(shade, 0) % len(MARKERS)]
             used[shade] += 1
@@ -223,8 +223,8 @@ def _with_titles(text: str, gid: str, words: Sequence[str]) -> str:
     left = iter(words)
     if "<use " in group:  # the points of a line
 
-        def titled(found: re.Match[str]) -> str:
-            return f"{found[1]}><title>{escape(next(left, ''))}</title></use>"
+        def titled(match: re.Match[str]) -> str:
+            return f"{match[1]}><title>{escape(next(left, ''))}</title></use>"
 
         group = re.sub(r"(<use [^>]*?)/>", titled, group)
     else:

@@ -19,13 +19,13 @@ Kind = Literal["experiment", "comparison", "stream", "bench", "fit"]
 
 
 @dataclass(frozen=True)
-class Found:
+class Result:
     """A result to report."""
 
     kind: Kind  # kind of the result
     path: Path  # path of the result
     content: Mapping[str, Any]  # content of its JSON file; for a single run, its configuration
-    parts: tuple[Found, ...] = ()  # for an experiment, the results of its steps
+    parts: tuple[Result, ...] = ()  # for an experiment, the results of its steps
     missing: tuple[str, ...] = ()  # missing parts, one sentence each
 
     @property
@@ -38,25 +38,25 @@ class Found:
         return f"{self.kind}: {self.path.parent.name if self.path.is_file() else self.path.name}"
 
 
-def find_all(paths: Sequence[str | Path]) -> list[Found]:
+def find_all(paths: Sequence[str | Path]) -> list[Result]:
     """Return all results in files and folders, in the given order; raise if a path has none."""
-    found: list[Found] = []
+    results: list[Result] = []
     for path in map(Path, paths):
         if not path.exists():
             raise FileNotFoundError(f"no file or folder {str(path)!r} to report on; check the path")
         here = list(_find(path))
         if not here:
             raise FileNotFoundError(f"nothing to report in {str(path)!r}; looked for {LOOKED_FOR}")
-        found += here
-    return found
+        results += here
+    return results
 
 
-def _find(path: Path) -> Iterator[Found]:
-    own = [path / f"{kind}.json" for kind in ("experiment", "comparison", "stream")]
+def _find(path: Path) -> Iterator[Result]:
+    records = [path / f"{kind}.json" for kind in ("experiment", "comparison", "stream")]
     if path.is_file():
         yield from _from_file(path)
-    elif any(file.is_file() for file in own):
-        for file in own:
+    elif any(file.is_file() for file in records):
+        for file in records:
             if file.is_file():
                 yield from _from_file(file)
                 if file.name == "experiment.json":
@@ -65,26 +65,26 @@ def _find(path: Path) -> Iterator[Found]:
         runs = _trials(path)
         if runs:
             note = "the comparison is not finished (there is no comparison.json); this section shows the finished runs"
-            yield Found("comparison", path, {"runs": runs}, missing=(note,))
+            yield Result("comparison", path, {"runs": runs}, missing=(note,))
     elif (path / "metrics.csv").is_file() and (path / "config.yaml").is_file():
         text = (path / "config.yaml").read_text(encoding="utf-8")
-        yield Found("fit", path, {"config": read_yaml(text, str(path / "config.yaml")), "text": text})
+        yield Result("fit", path, {"config": read_yaml(text, str(path / "config.yaml")), "text": text})
     else:
         for entry in sorted(path.iterdir()):
             if not entry.name.startswith(".") and (entry.is_dir() or entry.suffix == ".json"):
                 yield from _find(entry)
 
 
-def _from_file(path: Path) -> Iterator[Found]:
+def _from_file(path: Path) -> Iterator[Result]:
     """Yield the results of a JSON file; nothing if it is a file of another kind."""
     content = _read_json(path) if path.suffix == ".json" else {}
     keys = set(content if isinstance(content, dict) else ())
     if {"suite", "rows"} <= keys:
-        yield Found("bench", path, content)
+        yield Result("bench", path, content)
     elif path.name == "experiment.json" and "steps" in keys:
         yield _experiment(path.parent, content)
     elif "runs" in keys:
-        yield Found("comparison" if "rows" in keys else "stream", path, content)
+        yield Result("comparison" if "rows" in keys else "stream", path, content)
 
 
 def _read_json(path: Path) -> Any:
@@ -94,8 +94,8 @@ def _read_json(path: Path) -> Any:
         raise ValueError(f"{str(path)!r} is not valid JSON ({error}); delete it, or create it again") from error
 
 
-def _experiment(folder: Path, record: Mapping[str, Any]) -> Found:
-    parts: list[Found] = []
+def _experiment(folder: Path, record: Mapping[str, Any]) -> Result:
+    parts: list[Result] = []
     missing: list[str] = []
     if "about" not in record:
         raise ValueError(f"{str(folder)!r} was written by an older version; run the experiment again")
@@ -109,13 +109,13 @@ def _experiment(folder: Path, record: Mapping[str, Any]) -> Found:
                 by_file = _trials(folder)
                 runs = {label: by_file[file_name(label)] for label in labels if file_name(label) in by_file}
                 if _count(runs, labels) > finished:
-                    finished, here = _count(runs, labels), [Found("comparison", folder, {"runs": runs})]
+                    finished, here = _count(runs, labels), [Result("comparison", folder, {"runs": runs})]
             if finished < wanted:
                 missing.append(f"{wanted - finished} of {wanted} runs are not finished")
         if not here:
             missing.append(f"`recsys-topk {step['run']}` has no result yet ({step['result']})")
         parts += here
-    return Found("experiment", folder, record, tuple(parts), tuple(missing))
+    return Result("experiment", folder, record, tuple(parts), tuple(missing))
 
 
 def _count(runs: Mapping[str, Sequence[Any]], labels: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from recsys_topk.reports import plots, verdicts
 from recsys_topk.reports.paper import paper_curves, paper_figures
-from recsys_topk.reports.results import Found
+from recsys_topk.reports.results import Result
 from recsys_topk.reports.tables import ResultTable, heading, short_name
 from recsys_topk.runs.metrics_file import read_rows
 from recsys_topk.runs.statistics import Runs, bands, curves, means, metric_names, spread, summarise
@@ -46,30 +46,30 @@ class Section:
     details: dict[str, str] = field(default_factory=dict)  # long texts by heading, collapsed by default
 
 
-def section_of(found: Found) -> Section:
+def section_of(result: Result) -> Section:
     """Return the section of a result."""
-    record = found.content if found.kind == "experiment" else {}
-    section = Section(found.name, missing=list(found.missing))
+    record = result.content if result.kind == "experiment" else {}
+    section = Section(result.name, missing=list(result.missing))
     if record:
         about = record["about"]
         section.title, section.question, section.differences = about["title"], about["question"], about["differences"]
         section.protocol = {"Paper": about["protocol"], "Finding of the paper": about["found"], "Here": about["ours"]}
         section.commands = [f"recsys-topk {shlex.join(step['command'])}" for step in record["steps"]]
-    elif "command" in found.content:
-        section.commands = [shlex.join(found.content["command"])]
-    for part in found.parts if record else (found,):
+    elif "command" in result.content:
+        section.commands = [shlex.join(result.content["command"])]
+    for part in result.parts if record else (result,):
         BUILDERS[part.kind](section, part, record)
     return section
 
 
-def comparison(section: Section, found: Found, record: Mapping[str, Any]) -> None:
+def comparison(section: Section, result: Result, record: Mapping[str, Any]) -> None:
     """Add a comparison to a section: bars, or lines if variants have several x values, a table and a verdict.
 
     The record of an experiment, which may be empty, has the points and the reference rankers.
     """
-    given = found.content["runs"]
-    shown = {label: with_settings(label, own) for label, own in given.items()}
-    runs = {shown[label]: own for label, own in given.items()}
+    by_label = result.content["runs"]
+    shown = {label: with_settings(label, seeds) for label, seeds in by_label.items()}
+    runs = {shown[label]: seeds for label, seeds in by_label.items()}
     rows, names = summarise(runs), metric_names(runs)
     joint, *alone = map(heading, names)
     about, points, reference = (record.get(key) or {} for key in ("about", "points", "reference"))
@@ -207,14 +207,14 @@ def _best(joint: Mapping[str, float]) -> list[str]:
     )
 
 
-def stream(section: Section, found: Found, record: Mapping[str, Any]) -> None:
+def stream(section: Section, result: Result, record: Mapping[str, Any]) -> None:
     """Add the joint recall by day to a section, one line per variant."""
-    runs = found.content["runs"]
+    runs = result.content["runs"]
     by_day = means(curves(runs))
     if not by_day:
         section.missing.append("no day has been tested yet")
         return
-    metric = next(name for found in runs.values() for run in found for day in run["days"] for name in day["metrics"])
+    metric = next(name for seeds in runs.values() for run in seeds for day in run["days"] for name in day["metrics"])
     caption = "Each day is tested with the model trained on the days before it; mean and standard deviation over seeds."
     section.figures += [(figure, caption) for figure in stream_figures(runs).values()]
     days = sorted({day for line in by_day.values() for day in line})
@@ -234,16 +234,16 @@ def stream_figures(runs: Runs) -> dict[str, Figure]:
     by_seed = curves(runs)
     by_day = means(by_seed)
     around = bands(by_day, {label: {day: spread(v) for day, v in line.items()} for label, line in by_seed.items()})
-    entry = next((day for found in runs.values() for run in found for day in run["days"]), None)
+    entry = next((day for seeds in runs.values() for run in seeds for day in run["days"]), None)
     if entry is None:
         return {}
     ylabel = f"{next(iter(entry['metrics'])).replace('_', ' ')}, lists of {entry['candidates']}"
     return {"stream": _lines(by_day, {}, ylabel=ylabel, title="Joint recall by day", bands=around)}
 
 
-def bench(section: Section, found: Found, record: Mapping[str, Any]) -> None:
+def bench(section: Section, benchmark: Result, record: Mapping[str, Any]) -> None:
     """Add a benchmark to a section: a table, a plot for several shapes, and in an experiment the times of the paper."""
-    result, rows = found.content, found.content["rows"]
+    result, rows = benchmark.content, benchmark.content["rows"]
     if not rows:
         section.missing.append("the benchmark has no rows")
         return
@@ -285,11 +285,11 @@ def bench_figure(result: Mapping[str, Any]) -> Figure:
 
 def _milliseconds(result: Mapping[str, Any], column: str = "ms") -> dict[str, dict[float, float]]:
     """Return a column of a benchmark by name and number of scores."""
-    found: dict[str, dict[float, float]] = {}
+    by_name: dict[str, dict[float, float]] = {}
     names = OPERATOR_NAMES if result["suite"] == "operators" else {}
     for row in sorted(result["rows"], key=lambda row: _scores(row)):
-        found.setdefault(names.get(row["name"], row["name"]), {})[_scores(row)] = row[column]
-    return found
+        by_name.setdefault(names.get(row["name"], row["name"]), {})[_scores(row)] = row[column]
+    return by_name
 
 
 def _scores(row: Mapping[str, Any]) -> int:
@@ -297,10 +297,10 @@ def _scores(row: Mapping[str, Any]) -> int:
     return lists * items
 
 
-def fit(section: Section, found: Found, record: Mapping[str, Any]) -> None:
+def fit(section: Section, result: Result, record: Mapping[str, Any]) -> None:
     """Add the metrics of a single run to a section: the last value of each, and plots over steps."""
     logged: dict[str, dict[int, float]] = {}
-    for row in read_rows(found.path / "metrics.csv"):
+    for row in read_rows(result.path / "metrics.csv"):
         for name, text in row.items():
             if name not in ("epoch", "step") and text and math.isfinite(float(text)):
                 logged.setdefault(name, {})[int(row["step"])] = float(text)
@@ -315,20 +315,20 @@ def fit(section: Section, found: Found, record: Mapping[str, Any]) -> None:
         chosen = {n.partition("/")[2]: line for n, line in logged.items() if n.startswith(start) and len(line) > 1}
         if chosen:
             section.figures.append((_lines(chosen, {}, xlabel="step", title=title), f"{title} by step."))
-    config = found.content["config"] or {}
+    config = result.content["config"] or {}
     loss = (config.get("model") or {}).get("loss") or {}
     section.question = f"{loss.get('class_path', 'a run').rpartition('.')[2]}, seed {config.get('seed_everything')}"
     checkpoint = config.get("ckpt_path")
     if checkpoint:  # a run of `test` or `validate`
         measured = next((name.partition("/")[0] for name in logged if name.startswith(("test/", "val/"))), "test")
         command = {"val": "validate"}.get(measured, measured)
-        section.title = f"{command}: {found.path.name}"
+        section.title = f"{command}: {result.path.name}"
         section.commands = [f"recsys-topk {command} --ckpt_path {shlex.quote(str(checkpoint))}"]
     else:
-        section.commands = [f"recsys-topk fit --config {shlex.quote(str(found.path / 'config.yaml'))}"]
-    section.details["config.yaml"] = found.content["text"]
+        section.commands = [f"recsys-topk fit --config {shlex.quote(str(result.path / 'config.yaml'))}"]
+    section.details["config.yaml"] = result.content["text"]
 
 
-BUILDERS: dict[str, Callable[[Section, Found, Mapping[str, Any]], None]] = {
+BUILDERS: dict[str, Callable[[Section, Result, Mapping[str, Any]], None]] = {
     "comparison": comparison, "stream": stream, "bench": bench, "fit": fit
 }  # fmt: skip

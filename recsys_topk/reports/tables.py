@@ -53,8 +53,12 @@ def short_name(metric: str) -> str:
     Example:
         >>> short_name("test/joint_recall@10@20/200")
         'joint@10@20'
+        >>> short_name("test/joint_recall@10@20/200-in_batch")
+        'joint@10@20, in_batch'
     """
-    return metric.removeprefix("test/").partition("/")[0].replace("_recall", "").replace("_", " ")
+    name, _, lists = metric.removeprefix("test/").partition("/")
+    source = lists.partition("-")[2]
+    return name.replace("_recall", "").replace("_", " ") + (f", {source}" if source else "")
 
 
 def heading(metric: str) -> str:

@@ -72,10 +72,7 @@ def kendall(one: Mapping[Any, float], two: Mapping[Any, float]) -> float | None:
 
 
 def table_verdict(
-    rows: Sequence[Mapping[str, Any]],
-    subject: str,
-    paper: Mapping[str, float],
-    faulty: Sequence[str] = (),
+    rows: Sequence[Mapping[str, Any]], subject: str, paper: Mapping[str, float], faulty: Sequence[str] = ()
 ) -> list[str]:
     """Return sentences about the rank of the subject of a table here and in the paper, and the agreement of the orders.
 
@@ -143,7 +140,7 @@ def growth_verdict(ours: Curves, paper: Curves, subject: str, what: str) -> list
     theirs = {name: paper[name][high] - paper[name][low] for name in gains if ends <= set(paper.get(name, {}))}
     if low == high or not gains:
         return [f"No method here has two values of {what}, so no gain can be computed."]
-    up, up_there = (sum(gain > 0 for gain in found.values()) for found in (gains, theirs))
+    up, up_there = (sum(gain > 0 for gain in one.values()) for one in (gains, theirs))
     text = f"From {low:g} to {high:g} {what}, joint recall rises for {up} of {len(gains)} methods here"
     sentences = [f"{text} and for {up_there} of {len(theirs)} in the paper." if theirs else f"{text}."]
     if subject in gains:

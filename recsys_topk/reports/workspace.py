@@ -39,7 +39,7 @@ def workspace(entity: str, project: str, metrics: Sequence[str] = (METRIC,)) -> 
     sections = [
         ws.Section(
             name=name,
-            panels=[_made(wr, panel, metric) for panel in panels for metric in _repeats(panel, metrics)],
+            panels=[_build(wr, panel, metric) for panel in panels for metric in _repeats(panel, metrics)],
             is_open=number < 2,
         )
         for number, (name, panels) in enumerate(content["sections"].items())
@@ -56,16 +56,16 @@ def _repeats(panel: Any, metrics: Sequence[str]) -> Sequence[str]:
     return metrics if "METRIC" in json.dumps(panel) else metrics[:1]
 
 
-def _made(wr: Any, given: Any, metric: str) -> Any:
+def _build(wr: Any, value: Any, metric: str) -> Any:
     """Return the object for a part of workspace.yaml: a panel, or a value of a panel."""
-    if isinstance(given, list):
-        return [_made(wr, part, metric) for part in given]
-    if isinstance(given, dict):
-        options = {name: _made(wr, value, metric) for name, value in given.items() if name != "panel"}
-        return getattr(wr, given["panel"])(**options)
-    if not isinstance(given, str):
-        return given
-    text = given.replace("METRIC", metric)
+    if isinstance(value, list):
+        return [_build(wr, part, metric) for part in value]
+    if isinstance(value, dict):
+        options = {name: _build(wr, inner, metric) for name, inner in value.items() if name != "panel"}
+        return getattr(wr, value["panel"])(**options)
+    if not isinstance(value, str):
+        return value
+    text = value.replace("METRIC", metric)
     section, _, path = text.partition(":")
     known = {"config": wr.Config, "summary": wr.SummaryMetric}
     return known[section](path) if section in known else text
@@ -91,13 +91,13 @@ def metrics_of_project(entity: str, project: str) -> list[str]:
         return []
 
 
-def _names(found: Iterable[Any]) -> list[str]:
-    return list(dict.fromkeys(name for name in found if isinstance(name, str) and name))
+def _names(values: Iterable[Any]) -> list[str]:
+    return list(dict.fromkeys(name for name in values if isinstance(name, str) and name))
 
 
-def spec(made: Any) -> str:
+def spec(built: Any) -> str:
     """Return a workspace as the JSON that W&B stores."""
-    return str(made._to_model().spec.model_dump_json(by_alias=True, exclude_none=True, indent=1))
+    return str(built._to_model().spec.model_dump_json(by_alias=True, exclude_none=True, indent=1))
 
 
 def default_entity() -> str:

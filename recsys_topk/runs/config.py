@@ -263,6 +263,10 @@ def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:
             continue
         part = {"class_path": part} if isinstance(part, str) else dict(part)
         name, options = part.pop("class_path", None), {**(part.pop("init_args", None) or {}), **part}
+        if key == "data" and "world" in options:
+            from recsys_topk.datamodules.simulator.world import world_options
+
+            options["world"] = world_options(options["world"])
         holder[key] = {"init_args": options}
         if name is not None and key == "lr_scheduler":
             holder[key]["class_path"] = str(name).removeprefix("torch.optim.lr_scheduler.")

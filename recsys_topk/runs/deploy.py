@@ -49,17 +49,7 @@ def export_checkpoint(
     trust: Sequence[str] = (),
     log_line: Callable[[str], object] = lambda text: None,
 ) -> ExportReport:
-    """Export the cascade of a checkpoint with the data of its training; see `export_cascade`.
-
-    Args:
-        checkpoint: The checkpoint.
-        out: The folder to create; it must not exist.
-        root: The current folder of the data; None = that of the training.
-        half_tables: Store embedding tables in float16.
-        programs: Write torch programs beside the ONNX files.
-        trust: Packages whose classes the checkpoint may name.
-        log_line: Called with one line per step.
-    """
+    """Export the cascade of a checkpoint (`open_checkpoint`) with the data of its training; see `export_cascade`."""
     if Path(out).exists():
         raise ValueError(f"{str(out)!r} exists; give another --out, or remove it")
     log_line(f"reading {checkpoint}")

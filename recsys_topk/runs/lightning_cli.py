@@ -28,13 +28,11 @@ from recsys_topk.files import write_whole
 from recsys_topk.runs.checkpoint import check_schema, read_checkpoint
 from recsys_topk.runs.config import as_list
 from recsys_topk.runs.directory import RunDirectory, first_process, run_name
-from recsys_topk.runs.memory import keep_freed_memory
+from recsys_topk.runs.libraries import keep_freed_memory
 from recsys_topk.runs.metrics_file import MetricsFile
-from recsys_topk.runs.parser import as_dict, as_yaml, cascade
-from recsys_topk.runs.parser_errors import plain_error
-from recsys_topk.runs.preflight import check_monitors
+from recsys_topk.runs.parser import as_dict, as_yaml, cascade, plain_error
+from recsys_topk.runs.preflight import announce_memory, check_monitors
 from recsys_topk.runs.resume import Resumption
-from recsys_topk.runs.table_memory import announce_memory
 from recsys_topk.runs.wandb.logger import describe_run, make_wandb, wandb_loggers
 
 if TYPE_CHECKING:

@@ -20,19 +20,13 @@ from recsys_topk.datamodules import CascadeDataModule
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.registry import suggest
 from recsys_topk.runs.config import KEYS
-from recsys_topk.runs.parser_errors import plain_error
 from recsys_topk.runs.wandb.environment import WANDB_OPTIONS
 from recsys_topk.strategies.torchrec import TorchRecStrategy
 from recsys_topk.trust.allowed import what_to_trust
 from recsys_topk.trust.source import UntrustedError
 
 TorchRecStrategy.register_strategies(StrategyRegistry)
-TRAINER_DEFAULTS = {
-    "max_epochs": 1,
-    "log_every_n_steps": 10,
-    "num_sanity_val_steps": 0,
-    "enable_model_summary": False,
-}
+TRAINER_DEFAULTS = {"max_epochs": 1, "log_every_n_steps": 10, "num_sanity_val_steps": 0, "enable_model_summary": False}
 # Options of a run besides those of trainer, model and data: type, default, help.
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "seed_everything": (bool | int, 42, "seed of the random generators; true = a random seed"),
@@ -123,3 +117,28 @@ def _denied(path: str, config: Mapping[str, Any]) -> ValueError:
         f"an option or a config names {path!r}, which a file may not name; nothing of it was imported. If you know the "
         f"package, add --trust {what_to_trust(path)}"
     )
+
+
+def plain_error(message: str) -> str:
+    """Return what is wrong with which option, without the parser's types, unions and namespaces.
+
+    Example:
+        >>> plain_error("Parser key 'x': Expected a <class 'float'>. Got value: fast".replace("'x'", '"model.lr"'))
+        '--model.lr: expected float, got fast'
+    """
+    text = " ".join(message.split())
+    keys = re.findall(r'Parser key "([\w.+-]+)"', text)
+    option = re.sub(r"^model\.(loss|objective)\b", r"\1", ".".join(keys))
+    union = re.search(r"Union subtypes.*?Errors: (.*?) Given value type: .*? Given value: (.*)$", text)
+    items, given = ([text], "") if union is None else (f" {union[1]}".split(" - "), union[2])
+    items = [re.sub(r"Problem with given class_path '[^']*': |Parser key \"[^\"]*\": ", "", item) for item in items]
+    items = [item.strip() for item in items if item.strip() and "NoneType" not in item]
+    told = [item for item in items if not item.startswith("Expected a ") or "Got value" in item]
+    if told or not items:
+        text = re.sub(r"\.? Got value: ", ", got ", told[0] if told else text)
+    else:
+        text = f"{' or '.join(items).replace(' or Expected a ', ' or ')}, got {given}"
+    text = re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", text).replace("Expected a ", "expected ", 1)
+    text = re.sub(r"(?:typing\.)?Literal\[([^],]*)\]", r"\1", text)
+    text = re.sub(r"(?:typing\.)?Literal\[(.*?)\]", r"one of \1", text)
+    return f"--{option}: {text}" if option else text

@@ -272,9 +272,9 @@ class TrainingRun:
     def _parsed(self, command: Command, config: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
         """Parse a resolved config; yield the parser and the options. Inside, only trusted classes are imported."""
         with reading(self.trust):
+            from recsys_topk.runs.libraries import quiet_libraries
             from recsys_topk.runs.parser import as_dict, make_parser, parse
             from recsys_topk.runs.preflight import check_options
-            from recsys_topk.runs.quiet import quiet_libraries
             from recsys_topk.trust.guard import guarded
 
             quiet_libraries()

@@ -111,14 +111,9 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Return a percentile interval of the mean of paired differences, by a bootstrap over seeds and requests.
 
-    Each sample draws seeds and requests with replacement, independently of each other, so that the interval covers
-    both the randomness of training and that of the requests.
-
-    Args:
-        differences: (S, R), the difference between two competitors for each seed and request.
-        samples: Number of samples. The cost is O(samples * R).
-        level: Level of the interval.
-        seed: Seed of the samples.
+    The differences between two competitors are (S, R), for each seed and request. Each sample draws seeds and requests
+    with replacement, independently of each other, so that the interval covers both the randomness of training and that
+    of the requests. The cost is O(samples * R).
 
     Example:
         >>> bootstrap_interval(np.full((3, 10), 0.25))

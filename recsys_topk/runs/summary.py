@@ -120,7 +120,7 @@ def report_metrics(run: TrainingRun, split: Split, metrics: Mapping[str, float])
     baselines = Baselines({}, 0)
     shards = [name for name in data.splits[split] if name != split]
     days = f" {' to '.join(dict.fromkeys((shards[0], shards[-1])))}" if shards else ""
-    where = f"{split}{days}: lists of {data.list_length(split)}"
+    where = f"{split}{days}: {data.lists_text(split)}"
     if run.parts().options["baselines"]:
         batches = run.trainer.num_val_batches if split == "val" else run.trainer.num_test_batches
         try:

@@ -25,13 +25,9 @@ class _Waiting(Generic[Q]):
 class Batcher(Generic[Q, A]):
     """Collects questions for a short time and answers them by one call in another thread.
 
-    Args:
-        answer: A function of several questions. It returns one answer, or one exception, per question.
-        most: Maximum number of questions per call.
-        wait: Seconds to wait for more questions after the first.
-        queue: Maximum number of waiting questions. Further questions raise `OverloadedError`.
-        workers: Maximum number of concurrent calls.
-        observe: Called with the number of questions of each call.
+    `answer` returns one answer, or one exception, per question; a call gets at most `most` questions, and waits `wait`
+    seconds for more after the first. `queue` questions may wait, further ones raise `OverloadedError`. `observe` is
+    called with the number of questions of each call.
     """
 
     def __init__(

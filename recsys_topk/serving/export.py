@@ -22,7 +22,7 @@ from recsys_topk.cascades.stage import Stage
 from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.files import whole_folder
-from recsys_topk.metrics.functional import joint_recall
+from recsys_topk.metrics import JointRecall
 from recsys_topk.serving.manifest import Manifest, Model, StageEntry, write_manifest
 from recsys_topk.serving.recommend import ENCODER
 from recsys_topk.serving.twin import ExportedModel, ItemVectors, ListScores, PlainEmbedding, RequestVectors
@@ -141,22 +141,13 @@ def _recalls(
     model: CascadeModule, score: Callable[[CascadeBatch], list[np.ndarray[Any, Any]]], batches: Sequence[CascadeBatch]
 ) -> dict[str, float]:
     """Return the joint recall of the model and of an export on batches."""
-    totals = {"checkpoint": [0.0, 0.0], "export": [0.0, 0.0]}
+    options: dict[str, Any] = {"quotas": model.cascade.quotas, "positive_above": model.schema.positive_above}
+    recalls = {name: JointRecall(model.k, **options) for name in ("checkpoint", "export")}
     for batch in batches:
         with torch.no_grad():
-            wanted = model(batch)
-        for name, scores in (("checkpoint", wanted), ("export", [torch.from_numpy(x) for x in score(batch)])):
-            values, counted = joint_recall(
-                scores,
-                batch.labels,
-                batch.mask,
-                k=model.k,
-                quotas=model.cascade.quotas,
-                positive_above=model.schema.positive_above,
-            )
-            totals[name][0] += float(values[counted].sum())
-            totals[name][1] += float(counted.sum())
-    return {name: total / max(count, 1.0) for name, (total, count) in totals.items()}
+            recalls["checkpoint"].update(model(batch), batch.labels, batch.mask)
+        recalls["export"].update([torch.from_numpy(x) for x in score(batch)], batch.labels, batch.mask)
+    return {name: float(recall.compute()) for name, recall in recalls.items()}
 
 
 def models_of(stage: Stage, schema: Schema) -> dict[str, ExportedModel]:
@@ -280,7 +271,7 @@ def check(agreement: Agreement, tolerance: float = TOLERANCE) -> None:
 
 def onnx_scores(folder: Path, entry: StageEntry) -> Callable[[CascadeBatch], np.ndarray[Any, Any]]:
     """Return a function from a batch to the scores of a stage's ONNX files, (B, N)."""
-    from recsys_topk.serving.session import Session
+    from recsys_topk.serving.funnel import Session
 
     sessions = {role: Session(folder / model.file, model) for role, model in entry.models.items()}
 

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from recsys_topk.serving.manifest import Manifest, StageEntry
+from recsys_topk.serving.manifest import Manifest, Model, StageEntry
 from recsys_topk.serving.requests import EncodedRequests
-from recsys_topk.serving.session import Session
 from recsys_topk.tabular.export_tables import ItemTable
+from recsys_topk.types import Array
 
-Array = npt.NDArray[Any]
 # A function that returns rows and scores, (B, n) each, best first; -1 and -inf where there are fewer items.
 Search = Callable[[EncodedRequests, int], tuple[Array, Array]]
 
 CHUNK = 4096
 """Number of items that are scored at once when the whole catalogue is scored."""
+
+
+class Session:
+    """A loaded model of an export. Thread-safe. A call uses `threads` threads; 0 = chosen by onnxruntime."""
+
+    def __init__(self, path: Path, model: Model, threads: int = 1) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        self.model = model
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def run(self, given: Mapping[str, Array]) -> Array:
+        """Return the output for arrays by input name. Arrays are converted to the data types of the inputs."""
+        inputs = {one.name: np.ascontiguousarray(given[one.name], dtype=one.dtype) for one in self.model.inputs}
+        found: Array = self._session.run([self.model.output], inputs)[0]
+        return found
 
 
 @dataclass(frozen=True)
@@ -88,11 +104,8 @@ class Funnel:
     ) -> list[list[Passage]]:
         """Return the results of each stage, for each request.
 
-        Args:
-            requests: The requests.
-            search: A function that finds the best items of the first stage; None = exact search in chunks.
-            candidates: Per request, the rows of the items that may be recommended; None = all.
-            excluded: Per request, the rows of items that must not be recommended.
+        `search` finds the best items of the first stage; None = exact search in chunks. `candidates` are, per request,
+        the rows of the items that may be recommended (None = all), `excluded` those that must not be.
         """
         number = len(requests)
         excluded = [np.empty(0, dtype=np.int64)] * number if excluded is None else excluded
@@ -110,14 +123,7 @@ class Funnel:
 
         Items are scored in chunks, so memory is bounded. Among equal scores, the first item comes first.
         """
-        best_rows = np.empty((len(requests), 0), dtype=np.int64)
-        best_scores = np.empty((len(requests), 0), dtype=np.float32)
-        for rows, scores in self.chunks(requests):
-            joined_rows = np.concatenate([best_rows, np.broadcast_to(rows, scores.shape)], axis=1)
-            joined = np.concatenate([best_scores, scores], axis=1)
-            order = np.argsort(-joined, axis=1, kind="stable")[:, :number]
-            best_rows, best_scores = (np.take_along_axis(x, order, 1) for x in (joined_rows, joined))
-        return best_rows, best_scores
+        return best_of_chunks(self.chunks(requests), len(requests), number)
 
     def chunks(self, requests: EncodedRequests) -> Iterator[tuple[Array, Array]]:
         """Yield the rows, (n,), and scores of the first stage, (B, n), of all items in order."""
@@ -156,3 +162,32 @@ class Funnel:
             order = np.argsort(-values[: len(own)], kind="stable")
             found.append(Passage(stage.entry.name, own[order], values[: len(own)][order], stage.entry.quota))
         return found
+
+
+def best_of_chunks(chunks: Iterable[tuple[Array, Array]], requests: int, number: int) -> tuple[Array, Array]:
+    """Return rows and scores of the `number` best items, (B, number), from chunks of rows (n,) and scores (B, n).
+
+    Rows ascend from chunk to chunk, so that a stable sort keeps the first of equal scores.
+    """
+    rows, scores = np.empty((requests, 0), dtype=np.int64), np.empty((requests, 0), dtype=np.float32)
+    for here, found in chunks:
+        order = _best(found, min(number, found.shape[1]))
+        rows = np.concatenate([rows, here[order]], axis=1)
+        scores = np.concatenate([scores, np.take_along_axis(found, order, 1)], axis=1)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :number]
+        rows, scores = np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1)
+    return rows, scores
+
+
+def _best(scores: Array, number: int) -> Array:
+    """Return the columns of the `number` largest scores of each row, best first; among equal scores the first one."""
+    if number >= scores.shape[1] or np.isnan(scores).any():
+        return np.argsort(-scores, axis=1, kind="stable")[:, :number]
+    chosen = np.argpartition(-scores, number - 1, axis=1)
+    threshold = np.take_along_axis(scores, chosen[:, number - 1 : number], 1)
+    # argpartition picks any of the columns that tie at the threshold; a stable sort of all of them picks the first.
+    found = np.empty((len(scores), number), dtype=np.int64)
+    for row, (own, least) in enumerate(zip(scores, threshold, strict=True)):
+        places = np.flatnonzero(own >= least)
+        found[row] = places[np.argsort(-own[places], kind="stable")][:number]
+    return found

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from recsys_topk.files import whole_folder, write_whole
 from recsys_topk.serving.funnel import CHUNK, StageRunner
 from recsys_topk.serving.manifest import Manifest, ManifestError, read_manifest, sha256
 from recsys_topk.tabular.export_tables import ITEMS, ItemTable, Names
+from recsys_topk.types import Array
 
-Array = npt.NDArray[Any]
 IndexKind = Literal["flat", "ivf", "hnsw"]
 
 FILE: Final = "index.faiss"

@@ -1,23 +1,70 @@
-"""The manifest of an export: its stages, and the SHA-256 of every file. Needs no torch."""
+"""The manifest of an export: its stages, the inputs of their models, and the SHA-256 of every file. Needs no torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from recsys_topk.files import write_whole
-from recsys_topk.serving.signature import Input
-from recsys_topk.tabular.schema import Schema
+from recsys_topk.tabular.schema import Part, Schema
 
 FORMATS: Final = (1, 2)
 """Format 2: a stage adds the scores of the stage before it, which format 1 does not know."""
 FILE: Final = "manifest.json"
 STAGE_FILE: Final = "stage.json"
 _BLOCK: Final = 1 << 20
+
+
+# The fields of a batch with the ids and the values of each part.
+FIELDS: dict[Part, tuple[str, str]] = {
+    "request": ("request", "request_values"),
+    "history": ("history", "history_values"),
+    "items": ("items", "item_values"),
+}
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of an exported model."""
+
+    name: str  # name of the input, the same as the field of `CascadeBatch`
+    dtype: str  # "int64" or "float32"
+    axes: tuple[str | int, ...]  # per axis, its name if the length is dynamic, otherwise its length
+
+
+def inputs_of(schema: Schema, parts: Sequence[Part], lists: bool = False) -> list[Input]:
+    """Return the inputs of a model that reads the given parts of a schema. A part without features has no inputs.
+
+    With `lists`, items are lists, (batch, items, columns), one per request; otherwise rows, (items, columns).
+
+    Example:
+        >>> from recsys_topk.tabular.schema import Feature, Table
+        >>> schema = Schema((Table("video", 9),), (Feature("age", kind="numeric"),), (), (Feature("id", "video"),))
+        >>> [(one.name, one.axes) for one in inputs_of(schema, ("request", "items"), lists=True)]
+        [('request_values', ('batch', 1)), ('items', ('batch', 'items', 1))]
+    """
+    rows: dict[Part, tuple[str, ...]] = {
+        "request": ("batch",),
+        "history": ("batch", "views"),
+        "items": ("batch", "items") if lists else ("items",),
+    }
+    found = []
+    for part in parts:
+        ids, values = FIELDS[part]
+        for name, dtype, columns in (
+            (ids, "int64", schema.id_columns(part)),
+            (values, "float32", schema.value_columns(part)),
+        ):
+            width = max((column.stop for column in columns.values()), default=0)
+            if width:
+                found.append(Input(name, dtype, (*rows[part], width)))
+        if part == "history" and schema.history:
+            found.append(Input("history_length", "int64", ("batch",)))
+    return found
 
 
 class ManifestError(ValueError):

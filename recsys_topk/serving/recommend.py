@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from recsys_topk.registry import suggest
-from recsys_topk.serving.funnel import Funnel, Passage
+from recsys_topk.serving.funnel import Funnel, Passage, best_of_chunks
 from recsys_topk.serving.index import CatalogueIndex, encode_catalogue, first_stage, nearest_items
 from recsys_topk.serving.manifest import read_manifest
 from recsys_topk.serving.requests import EncodedRequests
 from recsys_topk.tabular.export_tables import ITEMS, USERS, ItemTable, UserTable
 from recsys_topk.tabular.features.encoder import FeatureEncoder
+from recsys_topk.types import Array
 
-Array = npt.NDArray[Any]
 Name = int | str
 
 ENCODER = "encoder"
@@ -252,33 +251,11 @@ def search_exactly(queries: Array, vectors: Array, number: int, block: int = 1 <
 
     Queries are (B, D), vectors (C, D). Among equal scores, the first row comes first. Memory: O(B (block + number)).
     """
-    rows = np.empty((len(queries), 0), dtype=np.int64)
-    scores = np.empty((len(queries), 0), dtype=np.float32)
-    for start in range(0, len(vectors), block):
-        found = queries @ vectors[start : start + block].T
-        order = _best(found, min(number, found.shape[1]))
-        # Rows of earlier blocks come first, so a stable sort keeps them first among equal scores.
-        rows = np.concatenate([rows, order + start], axis=1)
-        scores = np.concatenate([scores, np.take_along_axis(found, order, 1)], axis=1)
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :number]
-        rows, scores = np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1)
-    return rows, scores
+    starts = range(0, len(vectors), block)
+    chunks = ((np.arange(len(vectors))[at : at + block], queries @ vectors[at : at + block].T) for at in starts)
+    return best_of_chunks(chunks, len(queries), number)
 
 
 def _known(items: ItemTable, names: Sequence[Name]) -> Array:
     rows = items.index.rows(list(names)) if len(names) else np.empty(0, dtype=np.int64)
     return np.unique(rows[rows >= 0])
-
-
-def _best(scores: Array, number: int) -> Array:
-    """Return the columns of the `number` largest scores of each row, best first; among equal scores the first one."""
-    if number >= scores.shape[1]:
-        return np.argsort(-scores, axis=1, kind="stable")
-    chosen = np.argpartition(-scores, number - 1, axis=1)
-    threshold = np.take_along_axis(scores, chosen[:, number - 1 : number], 1)
-    # argpartition picks any of the columns that tie at the threshold; a stable sort of all of them picks the first.
-    found = np.empty((len(scores), number), dtype=np.int64)
-    for row, (own, least) in enumerate(zip(scores, threshold, strict=True)):
-        places = np.flatnonzero(own >= least)
-        found[row] = places[np.argsort(-own[places], kind="stable")][:number]
-    return found

@@ -7,13 +7,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from recsys_topk.tabular.export_tables import ItemTable, UserTable
 from recsys_topk.tabular.features.encoder import FeatureEncoder
 from recsys_topk.tabular.schema import Schema
-
-Array = npt.NDArray[Any]
+from recsys_topk.types import Array
 
 
 @dataclass(frozen=True)
@@ -51,16 +49,10 @@ class EncodedRequests:
     def of_rows(
         cls, rows: Sequence[Mapping[str, Any]], encoder: FeatureEncoder, items: ItemTable, schema: Schema, views: int
     ) -> EncodedRequests:
-        """Encode raw requests.
+        """Encode raw requests: the features by name, and ``"history"``, the items that the user has seen, oldest first.
 
-        Args:
-            rows: One mapping per request: the features by name, and ``"history"``, the items that the user has seen,
-                oldest first. An entry of the history is the name of an item, or a mapping with ``"item"`` and further
-                features of the view.
-            encoder: The feature encoder.
-            items: The catalogue, in which the items of histories are looked up.
-            schema: The features.
-            views: Maximum length of a history; older views are dropped.
+        An entry of the history is the name of an item, or a mapping with ``"item"`` and further features of the view.
+        Items are looked up in the catalogue. At most `views` are kept, the newest ones.
         """
         user, context = (encoder.encode(part, rows, partial=True) for part in ("user", "context"))
         histories = [_views(row, number) for number, row in enumerate(rows)]

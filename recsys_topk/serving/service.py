@@ -8,8 +8,8 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,32 +39,23 @@ PAGE_HEADERS = {
 }
 
 
+def _limit(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass(frozen=True)
 class ServiceOptions:
-    """Limits of a service.
+    """Limits of a service. The help of `recsys-topk serve` is that of the fields."""
 
-    Attributes:
-        body_bytes: Maximum size of a body.
-        users: Maximum number of users per request.
-        timeout: Seconds after which an unanswered request gets the status 504, and in which a body must arrive.
-        batch: Maximum number of requests per model call.
-        batch_wait: Seconds that a request waits for others while no call is running. Requests that arrive during a call
-            are always answered together.
-        queue: Maximum number of waiting requests; further requests get the status 503.
-        workers: Maximum number of concurrent model calls.
-        threads: Threads per model call.
-        watch: Seconds between two checks for a newer export; 0 = never.
-    """
-
-    body_bytes: int = 1 << 20
-    users: int = 64
-    timeout: float = 10.0
-    batch: int = 32
-    batch_wait: float = 0.0
-    queue: int = 1024
-    workers: int = 1
-    threads: int = 1
-    watch: float = 2.0
+    body_bytes: int = _limit(1 << 20, "largest body of a request, in bytes")
+    users: int = _limit(64, "users per request")
+    timeout: float = _limit(10.0, "seconds in which a body must arrive, and a request must be answered (else 504)")
+    batch: int = _limit(32, "requests that are answered by one call of the models")
+    batch_wait: float = _limit(0.0, "seconds that a request waits for others while no call is running")
+    queue: int = _limit(1024, "requests that may wait; more are refused (503)")
+    workers: int = _limit(1, "calls that may run at once")
+    threads: int = _limit(1, "threads of one call of a model")
+    watch: float = _limit(2.0, "seconds between two looks for a newer export; 0 = never")
 
 
 class Ask(BaseModel):
@@ -147,10 +138,8 @@ class Telemetry:
 def make_app(export: str | Path, index: str | Path | None = None, options: ServiceOptions | None = None) -> FastAPI:
     """Return the service as an ASGI application. The export is opened immediately, so errors show before it listens.
 
-    Args:
-        export: Path of the export. A symbolic link is followed again when it changes.
-        index: Path of an index of the catalogue; None = exact search.
-        options: Limits of the service.
+    The path of the export may be a symbolic link, which is followed again when it changes. Without an index, search is
+    exact.
     """
     chosen = options or ServiceOptions()
     telemetry = Telemetry()
@@ -193,29 +182,16 @@ def make_app(export: str | Path, index: str | Path | None = None, options: Servi
         recommender = current.recommender
         _check(ask, recommender, chosen.users)
         assert batcher is not None
-        try:
+        with _http_errors("rows" if ask.rows is not None else "users", chosen.timeout):
             answer = await asyncio.wait_for(batcher.ask((ask, recommender)), chosen.timeout)
-            return Response(answer, media_type="application/json")
-        except TimeoutError:
-            raise HTTPException(504, f"not answered within {chosen.timeout:g} s") from None
-        except OverloadedError as error:
-            raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from None
-        except UnknownUserError as error:
-            raise HTTPException(404, _clean(str(error))) from None
-        except ValueError as error:
-            raise _invalid("rows" if ask.rows is not None else "users", str(error)) from None
+        return Response(answer, media_type="application/json")
 
     @app.post("/funnel", responses=_ERRORS)
     async def funnel(ask: AskFunnel) -> dict[str, Any]:
         """Return the items that each stage scores, keeps and drops for a user."""
-        try:
-            return await asyncio.wait_for(asyncio.to_thread(show_funnel, current.recommender, ask), chosen.timeout)
-        except TimeoutError:
-            raise HTTPException(504, f"not answered within {chosen.timeout:g} s") from None
-        except UnknownUserError as error:
-            raise HTTPException(404, _clean(str(error))) from None
-        except ValueError as error:
-            raise _invalid("item", str(error)) from None
+        with _http_errors("item", chosen.timeout):
+            stages = asyncio.to_thread(show_funnel, current.recommender, ask)
+            return await asyncio.wait_for(stages, chosen.timeout)
 
     @app.get("/users")
     async def users(prefix: Annotated[str, Field(max_length=256)] = "") -> dict[str, list[int | str]]:
@@ -340,6 +316,21 @@ def _check(ask: Ask, recommender: CascadeRecommender, most_users: int) -> None:
         recommender.check_number(ask.number)
     except ValueError as error:
         raise _invalid("number", str(error)) from None
+
+
+@contextlib.contextmanager
+def _http_errors(field: str, seconds: float) -> Iterator[None]:
+    """Convert errors inside this context to responses; `field` is the one that a ValueError is about."""
+    try:
+        yield
+    except TimeoutError:
+        raise HTTPException(504, f"not answered within {seconds:g} s") from None
+    except OverloadedError as error:
+        raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from None
+    except UnknownUserError as error:
+        raise HTTPException(404, _clean(str(error))) from None
+    except ValueError as error:
+        raise _invalid(field, str(error)) from None
 
 
 def _invalid(field: str, text: str) -> HTTPException:

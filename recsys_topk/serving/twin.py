@@ -14,7 +14,7 @@ from recsys_topk.cascades.features import Embedded, FeatureEmbedding, HistoryFor
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.cascades.tables import table_weights
 from recsys_topk.datamodules.batch import NO_VALUES, CascadeBatch
-from recsys_topk.serving.signature import FIELDS, Input, inputs_of
+from recsys_topk.serving.manifest import FIELDS, Input, inputs_of
 from recsys_topk.tabular.schema import PARTS, Part, Schema
 
 
@@ -76,12 +76,7 @@ def plain_twin(stage: Stage, parts: tuple[Part, ...] = PARTS) -> Any:
 
 
 class ExportedModel(nn.Module, ABC):
-    """Base class of exported models.
-
-    Attributes:
-        inputs: The inputs of `forward`, in order.
-        output: Name and axes of the output.
-    """
+    """Base class of exported models: a function of `inputs`, in order; `output` has the name and axes of the output."""
 
     inputs: list[Input]
     output: tuple[str, tuple[str | int, ...]]

@@ -108,11 +108,7 @@ def check_operator(
     (`tie_fair`), the membership sums to k (`sums_to_k`), the same input gives the same output (`deterministic`), and
     the gradient matches finite differences (`exact_gradient`).
 
-    Args:
-        target: The class, a function without arguments that returns an instance, or an instance.
-        lists: Batches to use instead of the built-in ones. Only the rules for arbitrary batches are then checked.
-        rules: Names of the rules to check, as in the error message; None = all.
-        device: Device of the tensors, for example ``"cuda"``; None = torch's default.
+    The arguments are those of `check_loss`.
     """
     with _default_device(device):
         subject = operator_rules.OperatorSubject(target)

@@ -24,25 +24,15 @@ Kind = Literal["loss", "operator"]
 
 @dataclass(frozen=True)
 class Findings:
-    """The findings for one loss or operator.
+    """The findings for one loss or operator."""
 
-    Attributes:
-        subject: For example ``"loss dftopk"``.
-        batches: Number of batches tried, which is also the number of the next batch.
-        lists: Number of lists tried.
-        not_finite: Number of lists with a value or gradient that is not finite.
-        not_k: Number of lists whose membership does not sum to k, for operators that declare `sums_to_k`.
-        exceptions: Number of batches that raised.
-        first: The first fault and its input; empty if there was none.
-    """
-
-    subject: str
-    batches: int = 0
-    lists: int = 0
-    not_finite: int = 0
-    not_k: int = 0
-    exceptions: int = 0
-    first: str = field(default="", repr=False)
+    subject: str  # for example "loss dftopk"
+    batches: int = 0  # number of batches tried, which is also the number of the next batch
+    lists: int = 0  # number of lists tried
+    not_finite: int = 0  # number of lists with a value or gradient that is not finite
+    not_k: int = 0  # number of lists whose membership does not sum to k, for operators that declare `sums_to_k`
+    exceptions: int = 0  # number of batches that raised
+    first: str = field(default="", repr=False)  # the first fault and its input; empty if there was none
 
     @property
     def clean(self) -> bool:

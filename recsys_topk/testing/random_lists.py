@@ -58,13 +58,8 @@ def random_lists(seed: int, number: int, most: int = BATCH, cost: str = "n") -> 
     """Return one batch of one dtype and temperature, with lengths 1 to 12, or up to 300 in one of ten batches.
 
     Within a batch each list has its own scale, offset, ties, mask and, in half of the batches, k. Batches grow from 64
-    to 1024 lists, so that few lists cover many kinds, and many lists need few calls.
-
-    Args:
-        seed: Seed of all batches.
-        number: Number of the batch.
-        most: Maximum number of lists.
-        cost: The `cost` of the loss or operator, for example ``"n^2"``; a higher cost gives fewer long lists.
+    to 1024 lists (at most `most`), so that few lists cover many kinds, and many lists need few calls. A higher `cost`
+    of the loss or operator, for example ``"n^2"``, gives fewer long lists.
 
     Example:
         >>> batch = random_lists(seed=0, number=4)

@@ -15,8 +15,8 @@ packages that a typed config trusts, and `own_runs` records them when a run star
 from recsys_topk.trust.allowed import allow_registered as allow_registered
 from recsys_topk.trust.allowed import check_name as check_name
 from recsys_topk.trust.allowed import is_allowed as is_allowed
+from recsys_topk.trust.allowed import load_class as load_class
 from recsys_topk.trust.class_paths import class_path as class_path
-from recsys_topk.trust.classes import load_class as load_class
 from recsys_topk.trust.inspection import inspect_names as inspect_names
 from recsys_topk.trust.lists import HARMLESS as HARMLESS
 from recsys_topk.trust.source import UntrustedError as UntrustedError

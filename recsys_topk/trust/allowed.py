@@ -1,4 +1,4 @@
-"""The classes that a file may name."""
+"""The classes that a file may name, and their import."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points
+from typing import Any
 
 from recsys_topk.trust.class_paths import class_path, is_covered, locate
 from recsys_topk.trust.lists import BROAD, HARMLESS, HARMLESS_NAMES, OWN, PACKAGE
-from recsys_topk.trust.source import UntrustedError, trusted
+from recsys_topk.trust.source import UntrustedError, from_file, trusted
 
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _registered: set[str] = set()
@@ -24,9 +25,7 @@ def allow_registered(cls: type) -> None:
 def is_allowed(path: str, trust: Iterable[str] = ()) -> bool:
     """Return whether a file may name the class `path`. Only modules of this package are imported.
 
-    Args:
-        path: A class path, or a class name without a module.
-        trust: Packages or class paths that are trusted besides those of the enclosing `reading`.
+    `trust` adds packages or class paths to those of the enclosing `reading`.
 
     Example:
         >>> is_allowed("recsys_topk.losses.DFTopKLoss"), is_allowed("lightning.pytorch.callbacks.EarlyStopping")
@@ -57,17 +56,14 @@ def check_name(path: str, *, where: str, trust: Iterable[str] = ()) -> None:
 def names_for_parser(trust: Iterable[str] = ()) -> list[str]:
     """Return the allowed modules and class paths, including the paths at which the classes are defined."""
     names = {*OWN, *_registered, *_plugin_modules(), *trusted(), *trust}
-    package = sys.modules[PACKAGE]
-    for name in dir(package):  # a parser uses the shortest path of a class
-        found = getattr(package, name)
-        if isinstance(found, type) and is_covered(class_path(found), OWN):
-            names.add(f"{PACKAGE}.{name}")
+    # A parser uses the shortest path of a class. Classes that are not imported yet cannot be meant.
+    names |= {f"{PACKAGE}.{name}" for name in dir(sys.modules[PACKAGE]) if _is_loaded(name)}
     for home, classes in HARMLESS.items():
         for name in classes:
             names |= {f"{home}.{name}"}
-            found = getattr(sys.modules.get(home), name, None)
-            if isinstance(found, type):
-                names.add(class_path(found))
+            cls = getattr(sys.modules.get(home), name, None)
+            if isinstance(cls, type):
+                names.add(class_path(cls))
     return sorted(name for name in names if all(part.isidentifier() for part in name.split(".")))
 
 
@@ -101,10 +97,10 @@ def _is_harmless(path: str) -> bool:
 
 def _is_own(path: str) -> bool:
     try:
-        found = locate(path)
+        cls = locate(path)
     except ImportError:
         return True  # it does not exist, so it cannot be built; the registry raises a better error
-    return isinstance(found, type) and is_covered(class_path(found), OWN)
+    return isinstance(cls, type) and is_covered(class_path(cls), OWN)
 
 
 def _is_loaded(name: str) -> bool:
@@ -112,13 +108,54 @@ def _is_loaded(name: str) -> bool:
     if any(path.rpartition(".")[2] == name for path in _registered):
         return True
     ours = [module for key, module in list(sys.modules.items()) if is_covered(key, [PACKAGE])]
-    found = [vars(module).get(name) for module in ours]
-    return any(isinstance(cls, type) and is_covered(class_path(cls), OWN) for cls in found)
+    candidates = [vars(module).get(name) for module in ours]
+    return any(isinstance(cls, type) and is_covered(class_path(cls), OWN) for cls in candidates)
 
 
 @cache
 def _plugin_modules() -> tuple[str, ...]:
     """Return the modules that installed distributions name as plug-ins of this package."""
-    found = entry_points()
-    groups = [group for group in found.groups if is_covered(group, [PACKAGE])]
-    return tuple(sorted({point.module for group in groups for point in found.select(group=group)}))
+    installed = entry_points()
+    groups = [group for group in installed.groups if is_covered(group, [PACKAGE])]
+    return tuple(sorted({point.module for group in groups for point in installed.select(group=group)}))
+
+
+def load_class(path: str, base: type[Any], *, trust: Iterable[str] | None = None, where: str = "") -> type[Any]:
+    """Import a class by its path and check its base class. The class is not called.
+
+    Without `trust`, the user typed the path (unless inside `reading`). Otherwise it comes from a file (`where`), which
+    may also name classes of these packages.
+
+    Example:
+        >>> load_class("collections.OrderedDict", dict).__name__
+        'OrderedDict'
+        >>> load_class("os.system", dict)
+        Traceback (most recent call last):
+        ...
+        recsys_topk.trust.source.UntrustedError: 'os.system' is not a subclass of builtins.dict; ...
+    """
+    strict = trust is not None or from_file()
+    if strict:
+        check_name(path, where=where or "a description", trust=trust or ())
+    try:
+        cls = locate(path)
+    except ImportError:
+        cls = _moved(path, base)
+        if cls is None:
+            raise
+    if not isinstance(cls, type) or not issubclass(cls, base):
+        raise UntrustedError(f"{path!r} is not a subclass of {class_path(base)}; give the path of a subclass")
+    if strict and class_path(cls) != path:
+        check_name(class_path(cls), where=f"{where or 'a description'} ({path})", trust=trust or ())
+    return cls
+
+
+def _moved(path: str, base: type) -> type | None:
+    """Return the imported class of this package that had the path `path` in an earlier version, or None."""
+    pending, name = [base], path.rpartition(".")[2]
+    while pending and path.startswith(f"{PACKAGE}."):
+        cls = pending.pop()
+        if cls.__name__ == name and is_covered(cls.__module__, [PACKAGE]):
+            return cls
+        pending += cls.__subclasses__()
+    return None

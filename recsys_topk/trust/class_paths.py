@@ -28,7 +28,7 @@ def locate(path: str) -> Any:
     names = [rest]
     while module_name:
         try:
-            found: Any = importlib.import_module(module_name)
+            target: Any = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not is_covered(module_name, [error.name]):
                 raise
@@ -37,8 +37,8 @@ def locate(path: str) -> Any:
             continue
         for name in names:
             try:
-                found = getattr(found, name)
+                target = getattr(target, name)
             except AttributeError:
                 raise ImportError(f"cannot find {path!r}: {module_name} has no attribute {'.'.join(names)}") from None
-        return found
+        return target
     raise ImportError(f"cannot find a module for {path!r}")

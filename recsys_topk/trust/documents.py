@@ -109,14 +109,14 @@ def _expand_in(folder: Path, budget: list[int]) -> Expand:
         if not any(mark in text for mark in "[{:\n&*!?") and not text.lstrip().startswith("-"):
             return None
         try:
-            found = read_yaml(text, f"text in {source} ({text[:40]!r})")
+            content = read_yaml(text, f"text in {source} ({text[:40]!r})")
         except UntrustedError:
             raise
         except ValueError:
             if "class_path" in text:  # another parser may be able to read it
                 raise _refuse(source, f"the text {text[:40]!r} has a class_path but is not valid YAML") from None
             return None  # an ordinary string
-        return (found, source, expand) if isinstance(found, (dict, list)) else None
+        return (content, source, expand) if isinstance(content, (dict, list)) else None
 
     return expand
 
@@ -125,10 +125,10 @@ def _existing(folder: Path, text: str) -> Path | None:
     if not text or len(text) > 1024 or "\n" in text or "\0" in text:
         return None
     try:
-        found = [path for path in (folder / text, Path(text)) if path.is_file()]
+        paths = [path for path in (folder / text, Path(text)) if path.is_file()]
     except OSError:
         return None
-    return found[0] if found else None
+    return paths[0] if paths else None
 
 
 def _text(path: Path) -> str:

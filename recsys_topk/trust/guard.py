@@ -54,12 +54,12 @@ def guarded() -> Iterator[None]:
 
 def _definitions() -> list[str]:
     """Return the defining paths of the trusted classes, because the parser checks those as well."""
-    found = []
+    paths = []
     for name in trusted():
         if "." in name:
             try:
                 named = locate(name)
             except ImportError:
                 continue  # the parser raises the error
-            found.append(f"{named.__module__}.{named.__qualname__}" if hasattr(named, "__qualname__") else name)
-    return found
+            paths.append(f"{named.__module__}.{named.__qualname__}" if hasattr(named, "__qualname__") else name)
+    return paths

@@ -24,25 +24,15 @@ _PADDING = "\"' \t\r\n"  # characters that a parser strips from a name
 _ADDRESS = re.compile(r"://|::")
 
 
-def inspect_names(
-    value: Any,
-    source: str,
-    trust: Collection[str] = (),
-    expand: Expand | None = None,
-) -> None:
+def inspect_names(value: Any, source: str, trust: Collection[str] = (), expand: Expand | None = None) -> None:
     """Raise if plain values from a file name a class that is not allowed, before any object is built from them.
 
     The function checks every `class_path`, every string where a class is expected (`CLASS_KEYS`), every other string
     that looks like an importable path, and `weights_only`, which a file cannot turn off. No string may contain an
     address (``ftp://host/x``, chains such as ``simplecache::...``), because Lightning would connect to it.
 
-    Args:
-        value: Mappings, lists and scalars from YAML or a checkpoint.
-        source: The file, for messages.
-        trust: See `is_allowed`.
-        expand: A function of a string and its source. It returns the values that a parser would read from the string
-            (YAML text, or the path of another config), their source, and a function that expands strings among them;
-            None for an ordinary string.
+    `source` names the file in messages. `expand` returns what a parser would read from a string (see `Expand`), or
+    None.
 
     Example:
         >>> inspect_names({"loss": {"class_path": "recsys_topk.losses.DFTopKLoss"}, "name": "a.b"}, "my.yaml")
@@ -80,9 +70,9 @@ def inspect_names(
                 f"the file, and pass it on the command line if you need it"
             )
         elif isinstance(part, str) and (key not in TEXT_KEYS or "metrics" in keys):  # a metric's `name` may be a path
-            found = expand(part, source) if expand is not None else None
-            if found is not None:
-                walk(found[0], (*keys, ""), found[1], found[2])
+            expanded = expand(part, source) if expand is not None else None
+            if expanded is not None:
+                walk(expanded[0], (*keys, ""), expanded[1], expanded[2])
             elif _names_class(bare := part.strip(_PADDING), keys, key):
                 check_name(bare, where=where, trust=trust)
 

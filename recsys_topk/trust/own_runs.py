@@ -69,7 +69,7 @@ def _read(path: Path, mine: bool = False) -> dict[str, Any]:
         with path.open("rb") as file:
             if mine and hasattr(os, "getuid") and os.fstat(file.fileno()).st_uid != os.getuid():
                 return {}
-            found = json.loads(file.read(MAX_BYTES))
+            content = json.loads(file.read(MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

@@ -24,7 +24,7 @@ def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
         >>> trusted_by({"loss": "mine.MyLoss", "out": "runs.old", "config": ["a.yaml"], "model": {"k": 3}})
         ('mine',)
     """
-    found: list[str] = []
+    packages: list[str] = []
     files: list[tuple[str, str]] = []
 
     def walk(key: str, value: Any) -> None:
@@ -35,9 +35,9 @@ def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
             for inner in value:
                 walk(key, inner)
         elif isinstance(value, str) and key == "trust":
-            found.extend(filter(None, value.split(",")))
+            packages.extend(filter(None, value.split(",")))
         elif isinstance(value, str) and key in ("config", "ckpt_path"):
-            found.extend(recall(value) if _is_file(value) else ())
+            packages.extend(recall(value) if _is_file(value) else ())
         elif isinstance(value, str) and _is_file(value) and key not in TEXT_KEYS:
             files.append((key, value))  # the path of a config for one option
         elif isinstance(value, str) and key not in TEXT_KEYS and key != "resume":
@@ -46,14 +46,14 @@ def trusted_by(config: Mapping[str, Any]) -> tuple[str, ...]:
             except ValueError:
                 return
             if isinstance(content, str):
-                found.extend(names_of_typed(content))
+                packages.extend(names_of_typed(content))
             else:
                 walk(key, content)
 
     walk("", config)
     for key, value in files:
-        inspect_config({key: value}, f"--{key}", tuple(found))
-    return tuple(dict.fromkeys(found))
+        inspect_config({key: value}, f"--{key}", tuple(packages))
+    return tuple(dict.fromkeys(packages))
 
 
 def import_from_here(names: Iterable[str]) -> None:

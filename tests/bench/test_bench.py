@@ -10,9 +10,10 @@ import torch
 
 from recsys_topk.bench.isolated import growth_of
 from recsys_topk.bench.result import regressions
-from recsys_topk.bench.subjects import Batch, one_pass, subjects, too_big
+from recsys_topk.bench.subjects import DATA, Batch, one_pass, subjects, too_big
 from recsys_topk.bench.timing import Shape, growth_exponent, in_own_process, interleaved, peak_growth
 from recsys_topk.cli.main import main as command
+from recsys_topk.ops.selection.sorting import has_ties
 
 FAST = ["--quick", "--shapes", "2x9x3", "--seconds", "0.01"]
 
@@ -48,6 +49,17 @@ def test_command_writes_json_and_checks_against_it(
     target.write_text(json.dumps(result))
     assert main([suite, *FAST, "--names", "dftopk", "--check", str(target)]) == 1
     assert "slower: dftopk 2x9x3" in capsys.readouterr().err
+
+
+def test_data_has_grades_ties_and_bfloat16(tmp_path: Path) -> None:
+    shape, target = Shape(4, 50, 3), tmp_path / "result.json"
+    batches = {data: Batch.of(shape, "cpu", data) for data in DATA}
+    assert [batches[data].labels.unique().tolist() for data in ("binary", "graded")] == [[0, 1], [0, 1, 2, 3, 4]]
+    assert [has_ties(batches[data].scores.detach().float()) for data in ("graded", "ties")] == [False, True]
+    assert (batches["bf16"].scores.dtype, batches["bf16"].plain.dtype) == (torch.bfloat16, torch.float32)
+    assert main(["losses", *FAST, "--names", "approx_ndcg-k", "--data", *DATA, "--json", str(target)]) == 0
+    names = [row["name"] for row in json.loads(target.read_text())["rows"]]
+    assert names == ["approx_ndcg-k", "approx_ndcg-k-graded", "approx_ndcg-k-ties", "approx_ndcg-k-bf16"]
 
 
 def test_wrong_usage_exits_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

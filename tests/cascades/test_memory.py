@@ -12,7 +12,7 @@ from recsys_topk.cascades.memory import check_memory, machine_memory, plan_memor
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.optimizers import table_collections
 from recsys_topk.cascades.tables import table_weights
-from recsys_topk.runs import table_memory
+from recsys_topk.runs import preflight
 from recsys_topk.tabular.schema import Feature, Schema, Table
 from tests.cascades.batches import random_batch, recflow_like_schema
 
@@ -96,13 +96,13 @@ def test_error_suggests_combining_options_if_none_is_enough() -> None:
 
 
 def test_announcement_is_one_line_for_small_tables_and_a_table_for_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    (line,) = table_memory.announce_memory(large_schema(1000), 2, {"dim": 8, "k": 10}, "cpu", "auto")
+    (line,) = preflight.announce_memory(large_schema(1000), 2, {"dim": 8, "k": 10}, "cpu", "auto")
     assert line == "tables of 2 stages: 125 KB weights, 250 KB optimizer, 125 KB gradient"
-    lines = table_memory.announce_memory(large_schema(10_000_000), 2, {"dim": 8}, "cpu", "auto")
+    lines = preflight.announce_memory(large_schema(10_000_000), 2, {"dim": 8}, "cpu", "auto")
     assert re.search(r"video_id +10,000,000 +8 +305\.2 +610\.4 +305\.2 +2,441\.4", "\n".join(lines))
-    monkeypatch.setattr(table_memory, "machine_memory", lambda: 2**30)
+    monkeypatch.setattr(preflight, "machine_memory", lambda: 2**30)
     with pytest.raises(ValueError, match=r"only 1\.0 GB are available"):
-        table_memory.announce_memory(large_schema(10_000_000), 2, {"dim": 8}, "cpu", "auto")
+        preflight.announce_memory(large_schema(10_000_000), 2, {"dim": 8}, "cpu", "auto")
 
 
 def test_machine_memory_is_plausible() -> None:

@@ -52,7 +52,9 @@ def test_fit_writes_checkpoint_config_and_metrics_and_prints_their_paths(trained
     for name in ("checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "metrics.csv"):
         assert (run / name).is_file()
         assert str(Path("runs") / run.name / name) in output
-    assert re.search(r"^val 2024-01-15: lists of 80; baselines on 120 requests$", output, re.MULTILINE)
+    assert re.search(
+        r"^val 2024-01-15: lists of 80 with 40 uniform negatives; baselines on 120 requests$", output, re.MULTILINE
+    )
     assert re.search(r"^metric +random +popularity +this run +oracle$", output, re.MULTILINE)
     assert re.search(r"^joint_recall@10@20( +0\.\d{4}){4}$", output, re.MULTILINE)
     found = metrics(run)
@@ -93,14 +95,21 @@ def test_test_command_restores_loss_and_data_from_the_checkpoint(
     assert done.returncode == 0, done.stderr
     assert "DFTopKLoss(tau=2.0" in done.stdout
     assert "eval_negatives=40" in done.stdout
-    assert re.search(r"^test 2024-01-16: lists of 80; baselines on 120 requests$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^test 2024-01-16: lists of 80 with 40 uniform negatives; baselines on 120 requests$",
+        done.stdout,
+        re.MULTILINE,
+    )
 
 
 def test_typed_options_override_the_checkpoint(trained: Path, in_process: Command, tmp_path: Path) -> None:
     checkpoint = trained / "runs" / "dftopk-tau2-neg0-s42" / "checkpoints" / "best.ckpt"
-    done = in_process(tmp_path, "test", "--ckpt_path", str(checkpoint), "--data.eval_negatives", "10")
+    options = ["--data.eval_negatives", "10", "--data.eval_negative_source", "in_batch", "--name", "other"]
+    done = in_process(tmp_path, "test", "--ckpt_path", str(checkpoint), *options)
     assert done.returncode == 0, done.stderr
-    assert "test 2024-01-16: lists of 50;" in done.stdout
+    assert "test 2024-01-16: lists of 50 with 10 in_batch negatives;" in done.stdout
+    (metrics,) = tmp_path.rglob("metrics.csv")
+    assert "test/joint_recall@10@20/50-in_batch" in metrics.read_text().splitlines()[0]
 
 
 def test_validate_gives_the_metric_of_fit(trained: Path, in_process: Command, tmp_path: Path) -> None:

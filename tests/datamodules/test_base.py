@@ -172,6 +172,29 @@ def test_list_length_includes_negatives(split: Any) -> None:
     assert recflow.list_length(split) == 50 + (3 if split == "train" else 11)
 
 
+@pytest.mark.parametrize("source", ["uniform", "popularity", "in_batch"])
+def test_evaluation_negatives_come_from_their_source(source: Any) -> None:
+    data = InMemory(eval_negatives=6, eval_negative_source=source, eval_batch_size=4)
+    batch = next(iter(data.test_dataloader()))
+    expanded = data.add_negatives(batch)
+    width = batch.candidates.shape[1]
+    pool = set(batch.item_id[batch.candidates[batch.mask]].tolist())
+    seen, frequent, drawn = set(), [], expanded.item_id[expanded.candidates[:, width:]]
+    for row in range(batch.size):
+        own = set(batch.item_id[batch.candidates[row][batch.mask[row]]].tolist())
+        negatives = set(drawn[row][expanded.mask[row, width:]].tolist())
+        assert len(negatives) == 6
+        assert not negatives & own
+        seen |= negatives
+    catalogue = data.catalogue("test")
+    frequent = catalogue.count[catalogue.rows(drawn.flatten())].float().mean()
+    assert (seen <= pool) == (source == "in_batch")
+    assert data.lists_text("test") == f"lists of {width + 6} with 6 {source} negatives"
+    assert frequent >= 1
+    with pytest.raises(ValueError, match="must be one of uniform, popularity, in_batch, got 'slots'"):
+        InMemory(eval_negative_source="slots")
+
+
 def test_validation_without_validation_shards_raises(tmp_path: Path) -> None:
     class NoValidation(InMemory):
         @property

@@ -18,10 +18,11 @@ def test_simulate_then_prepare(
 ) -> None:
     world = tmp_path / "world"
     sizes = ["--users", "30", "--items", "300", "--days", "3", "--requests", "25", "--seed", "1"]
-    assert simulate.main(["--out", str(world), *sizes, "--recalls"]) == 0
+    assert simulate.main(["--out", str(world), *sizes, "--recalls", "--describe"]) == 0
     out = capsys.readouterr().out
+    assert "AUC of the true utility against sampled items" in out
     assert "3 days, 75 requests" in out
-    lines = [line.split()[0] for line in out.splitlines()]
+    lines = [line.split()[0] for line in out.splitlines() if line]
     assert lines[1:6] == ["ranker", "----------", "random", "popularity", "oracle"]
     caplog.clear()
     options = ["--data.root", str(world), "--data.cache_dir", str(tmp_path / "cache")]
@@ -52,6 +53,8 @@ def test_simulate_then_prepare(
         ("simulate", ["--out", "{tmp}"], "exists and is not empty"),
         ("simulate", ["--out", "{tmp}/new", "--items", "3"], "at least 200 items, got 3"),
         ("simulate", ["--out", "{tmp}/new", "--days", "2", "--recalls"], "at least 3; got 2"),
+        ("simulate", ["--out", "{tmp}/new", "--preset", "drift", "--days", "2", "--describe"], "at least 3; got 2"),
+        ("simulate", ["--out", "{tmp}/new", "--new-items", "x"], "invalid int or none value: 'x'"),
         ("prepare", ["--data.root", "{tmp}"], "holds no RecFlow data"),
         ("prepare", ["--loss", "dftopk"], "prepare takes --config and options of the data"),
         ("prepare", ["--data.dais", "2024-01-13"], "did you mean --data.days"),

@@ -13,9 +13,11 @@ from pyarrow import feather
 
 from recsys_topk.datamodules.recflow.datamodule import RecFlowDataModule
 from recsys_topk.datamodules.recflow.layout import STAGES
+from recsys_topk.datamodules.simulator.description import describe_world, group_auc
 from recsys_topk.datamodules.simulator.ground_truth import GroundTruth, _recalls, reference_recalls
 from recsys_topk.datamodules.simulator.simulation import simulate
-from recsys_topk.datamodules.simulator.world import World, WorldConfig
+from recsys_topk.datamodules.simulator.world import PRESETS, World, WorldConfig, world_options
+from recsys_topk.tabular.schema import VARIANT
 
 
 def files_of(root: Path) -> list[Path]:
@@ -57,6 +59,10 @@ def test_failed_simulation_leaves_no_files(tmp_path: Path) -> None:
         ({"users": 0}, "at least 1 users, got 0"),
         ({"items": 10}, "at least 200 items, got 10"),
         ({"noise": -1.0}, "noise must not be negative"),
+        ({"retrieval_noise": -1.0}, "retrieval_noise -1.0"),
+        ({"author_quality": 1.5}, "must lie in"),
+        ({"new_items": 1000}, "got 1000 per day; use more items or fewer new ones"),
+        ({"retrieved": 300, "searched": 200}, "at least 300 searched, got 200"),
         ({"start": "2024-13-01"}, "YYYY-MM-DD"),
     ],
 )
@@ -184,3 +190,83 @@ def test_large_catalogue_is_simulated(tmp_path: Path) -> None:
     config = WorldConfig(users=20_000, items=200_000, days=1, requests=2000)
     root = simulate(tmp_path / "large", config)
     assert GroundTruth.load(root).request_id.size == 2000
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecFlowDataModule]:
+    """A world with a strong retrieval, and the control: a weak retrieval, all else equal."""
+    folder = tmp_path_factory.mktemp("worlds")
+    strong = WorldConfig(
+        users=40, items=3000, days=3, requests=80, popularity=1.0, retrieved=100, searched=1000, retrieval_noise=0.3
+    )
+    made = {}
+    for name, config in {"strong": strong, "weak": replace(strong, retrieval_noise=None)}.items():
+        root = simulate(folder / name, config)
+        made[name] = RecFlowDataModule(str(root), cache_dir=str(folder / "cache"))
+        made[name].prepare_data()
+    return made
+
+
+def test_logged_negatives_are_harder_than_random_items_only_with_a_strong_retrieval(
+    worlds: dict[str, RecFlowDataModule],
+) -> None:
+    found = {name: group_auc(data) for name, data in worlds.items()}
+    for aucs in found.values():
+        assert sorted(aucs.values(), reverse=True) == list(aucs.values())
+    assert found["weak"]["prerank_neg"] < 0.55 < 0.6 < found["strong"]["prerank_neg"]
+
+
+def test_group_auc_equals_a_loop(worlds: dict[str, RecFlowDataModule]) -> None:
+    data = worlds["strong"]
+    truth = GroundTruth.load(data.cache.files.folder.parent)
+    wins: list[float] = []
+    for day_batch in data.test_dataloader():
+        batch = data.add_negatives(day_batch)
+        for row in range(batch.size):
+            ids = (batch.item_id[batch.candidates[row]] % VARIANT).numpy()
+            utility = truth.true_utility(batch.request_id[row : row + 1].numpy(), ids[None])[0]
+            group = batch.group[row].tolist()
+            drawn = [utility[i] for i, one in enumerate(group) if one == 4]
+            for i, one in enumerate(group):
+                if one == 1:
+                    wins.append(sum(utility[i] > other for other in drawn) / len(drawn))
+    assert group_auc(data)["rank_neg"] == pytest.approx(sum(wins) / len(wins))
+
+
+def test_description_names_sizes_groups_and_oracles(worlds: dict[str, RecFlowDataModule]) -> None:
+    size, groups, oracles = (rows for _, rows in describe_world(worlds["strong"]))
+    assert {row[""]: row["RecFlow"] for row in size}["days"] == 37
+    assert set(groups[0]) == {"rank_pos", "rank_neg", "coarse_neg", "prerank_neg"}
+    joint = {row["ranker"]: row["joint"] for row in oracles}
+    assert joint["random"] < joint["taste"] < joint["taste and appeal"] < joint["oracle"]
+
+
+def test_author_quality_is_the_share_of_the_variance_between_authors() -> None:
+    config = replace(SMALL, items=20_000)
+    for share in (0.0, 0.6, 1.0):
+        world = World.make(replace(config, author_quality=share))
+        totals, counts = np.bincount(world.author, world.appeal), np.bincount(world.author)
+        rest = world.appeal - (totals / np.maximum(counts, 1))[world.author]
+        within = (rest**2).sum() / (len(rest) - np.count_nonzero(counts))
+        assert within == pytest.approx(1 - share, abs=0.05)
+        assert world.appeal.var() == pytest.approx(1.0, abs=0.1)
+    assert World.make(config).appeal.tobytes() == World.make(replace(config, author_quality=0.0)).appeal.tobytes()
+
+
+def test_new_items_are_uploaded_each_day() -> None:
+    world = World.make(replace(SMALL, items=20_000, new_items=1000))
+    start = 1705075200
+    days = np.floor((world.upload_s - start) / 86400)
+    assert [int((days == day).sum()) for day in range(4)] == pytest.approx([1000] * 4, rel=0.15)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_names(name: str) -> None:
+    assert WorldConfig(**world_options(name)) == PRESETS[name]
+    changed = {"class_path": name, "init_args": {"users": 7}}
+    assert WorldConfig(**world_options(changed)) == replace(PRESETS[name], users=7)
+
+
+def test_unknown_preset_raises() -> None:
+    with pytest.raises(ValueError, match="unknown world 'recflow'; did you mean 'recflow-like'"):
+        world_options("recflow")

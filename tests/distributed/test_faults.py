@@ -72,7 +72,11 @@ def test_killed_process_ends_the_run_and_torchrun_resumes_it(
     launcher = ["torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "-m"]
     resumed = start(*launcher, "recsys_topk", "fit", "--resume", str(run))
     assert resumed.returncode == 0, resumed.stderr
-    (_,) = [line for line in resumed.stdout.splitlines() if "lists of 80; baselines on 60 requests" in line]
+    (_,) = [
+        line
+        for line in resumed.stdout.splitlines()
+        if "lists of 80 with 40 uniform negatives; baselines on 60 requests" in line
+    ]
     assert re.search(r"^metric +random +popularity +this run +oracle$", resumed.stdout, re.MULTILINE)
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.name.startswith("two")] == ["two"]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recsys_topk.cli.compare import make_command_parser, packaged_studies, read_competition, read_study, space_of
 from recsys_topk.cli.main import main
 from recsys_topk.experiments import tune as tuning_module
 from recsys_topk.experiments.search_space import Dimension, parse_spaces
@@ -20,6 +21,7 @@ from recsys_topk.experiments.tuned_comparison import with_intervals
 from recsys_topk.experiments.tuning_trial import Judge, TuningTrial
 from recsys_topk.files import write_whole
 from recsys_topk.runs import TrainingRun
+from recsys_topk.runs.config import resolve
 from recsys_topk.runs.statistics import bootstrap_interval
 from recsys_topk.runs.trials import Competition
 from tests.conftest import TINY_WORLD, Result
@@ -231,6 +233,44 @@ def test_verdict_is_no_difference_if_the_interval_contains_zero() -> None:
     assert [row["verdict"] for row in rows] == ["", "no difference", "better", "worse"]
     assert rows[2]["low"] < rows[2]["difference"] < rows[2]["high"]
     assert rows[2]["difference"] == pytest.approx(float(np.nanmean(values["c"] - reference)), abs=1e-6)
+
+
+def test_packaged_studies_have_the_same_competitors_and_their_configs_parse(tmp_path: Path) -> None:
+    first, second = (read_study(name) for name in ("objectives", "objectives-drift"))
+    assert packaged_studies() == ["objectives", "objectives-drift"]
+    assert {**second, "about": "", "common": ""} == {**first, "about": "", "common": ""}
+    assert first["common"]["data"]["world"] != second["common"]["data"]["world"]
+    arguments = ["--study", "objectives", "--only", "quota,softmax pool", "--out", str(tmp_path)]
+    options, further = make_command_parser("compare").parse_known_args([*arguments, "--data.world", "small"])
+    competition = read_competition(options, further, "compare", first)
+    assert (list(competition.variants), competition.seeds) == (["quota", "softmax pool"], 5)
+    assert competition.common["data"]["world"] == "small"
+    assert competition.common["data"]["train_negatives"] == 25
+    spaces = parse_spaces(space_of(first, competition), list(competition.variants))
+    assert [list(spaces[label]) for label in ("quota", "softmax pool")] == [["model.lr", "loss.tau"]] * 2
+    everything = parse_spaces([first["space"]], list(first["variants"]))
+    for label, variant in first["variants"].items():
+        resolve({"config": [first["common"], variant]})
+        assert {"model.lr"} < set(everything[label])
+    named = first["variants"]["softmax pool"]
+    model = TrainingRun({"config": [first["common"], named]}).options()["model"]
+    assert model["objective"]["init_args"]["pool"] == "catalogue"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("variants: 3", "must be a mapping with variants"),
+        ("variants: {a: {loss: dftopk}}\nspaces: 1", "must be a mapping with variants"),
+        ("variants: {a: {loss: {class_path: os.system}}}", "os.system"),
+    ],
+)
+def test_invalid_studies_raise(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        read_study(str(tmp_path / "study.yaml"))
+    with pytest.raises(FileNotFoundError, match="did you mean 'objectives'"):
+        read_study("objective")
 
 
 def test_mistakes_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recsys_topk.losses import get, registry
-from recsys_topk.losses.topk import TopKLoss
+from recsys_topk.losses.topk import TopKLoss, _say_once
 from recsys_topk.operators import get as get_operator
 from recsys_topk.ops.losses.topk_target import topk_target
 from tests.conftest import long_except
@@ -245,6 +247,26 @@ def test_perturbed_gradient_estimates_gradient_of_smoothed_membership() -> None:
     steps = [torch.eye(4, dtype=torch.float64)[i : i + 1] * 0.2 for i in range(4)]
     numeric = torch.stack([(smoothed(x + step) - smoothed(x - step)) / 0.4 for step in steps])
     torch.testing.assert_close(grad[0], numeric, atol=0.03, rtol=0.05)
+
+
+def test_cross_entropy_of_sparse_names_the_loss_that_trains_once() -> None:
+    _say_once.cache_clear()
+    with pytest.warns(UserWarning, match="'sparse' gives misplaced items .* use the loss 'sparse_fy'"):
+        get("sparse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        get("sparse")
+        get("sparse_fy")
+        TopKLoss("sparse")
+
+
+def test_no_packaged_config_or_sweep_trains_the_cross_entropy_of_sparse() -> None:
+    root = Path(__file__).parents[2]
+    files = [*(root / "sweeps").glob("*.yaml"), *(root / "recsys_topk").rglob("*.yaml")]
+    assert len(files) > 20
+    trains = re.compile(r"loss: sparse\b|value: sparse$|[\[ ]sparse[,\]]|^  sparse: {tau", re.MULTILINE)
+    found = {file.name for file in files if trains.search(file.read_text())}
+    assert found == {"runtime.yaml"}  # times the operator
 
 
 def test_k_comes_from_constructor_call_or_positives_and_errors_name_the_argument() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recsys_topk.cli.arguments import parse_options
+from recsys_topk.datamodules.simulator.world import PRESETS
 from recsys_topk.runs.config import as_options, flatten_config, resolve
 
 DFTOPK = "recsys_topk.losses.DFTopKLoss"
@@ -105,9 +108,23 @@ def test_as_options_restores_the_typed_options() -> None:
     assert sorted(as_options(parse_options(arguments))) == sorted(arguments)
 
 
+def test_worlds_have_names_that_options_change(tmp_path: Path) -> None:
+    def world(*arguments: str) -> Any:
+        return resolve(parse_options(list(arguments)))["data"]["init_args"]["world"]
+
+    small, drift = asdict(PRESETS["small"]), asdict(PRESETS["drift"])
+    named = tmp_path / "named.yaml"
+    named.write_text("data: {world: small}")
+    assert world("--config", str(named)) == small
+    assert world("--config", str(named), "--data.world.users", "40") == {**small, "users": "40"}
+    assert world("--data.world", "drift", "--data.world.users", "40") == {**drift, "users": "40"}
+    assert world("--config", str(named), "--data.world", "drift") == drift
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--data.world", "smal"], "unknown world 'smal'; did you mean 'small'"),
         (["--loss"], "--loss needs a value"),
         (["--loss", "--model.k", "3"], "--loss needs a value"),
         (["dftopk"], "'dftopk' is not an option"),

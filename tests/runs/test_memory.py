@@ -10,7 +10,7 @@ import pytest
 
 PROBE = """
 import ctypes, sys
-from recsys_topk.runs.memory import keep_freed_memory
+from recsys_topk.runs.libraries import keep_freed_memory
 
 libc = ctypes.CDLL(None)
 NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()

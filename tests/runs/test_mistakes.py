@@ -167,7 +167,7 @@ def test_test_command_loads_a_cascade_trained_in_python_with_an_operator(
     trainer.save_checkpoint(tmp_path / "own.ckpt")
     done = in_process(tmp_path, "test", "--ckpt_path", "own.ckpt")
     assert done.returncode == 0, done.stderr
-    assert "test 2024-01-16: lists of 80;" in done.stdout
+    assert "test 2024-01-16: lists of 80 with 40 uniform negatives;" in done.stdout
 
 
 @pytest.mark.parametrize("loss", ["lambdaloss", "lambdarank", "approx_ndcg", "listnet", "dftopk"])

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, Pool, Quotas
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import RankingLoss
-from recsys_topk.losses.topk import TopKLoss
-from recsys_topk.numerics import weighted_mean
-from recsys_topk.operators.base import TopKOperator
+from recsys_topk.losses.fused import law_of
+from recsys_topk.numerics import is_full
 from recsys_topk.operators.score_scale import squared_deviations
+from recsys_topk.ops.losses.topk_loss import topk_loss
 
 
 class QuotaObjective(CascadeObjective):
@@ -28,11 +28,12 @@ class QuotaObjective(CascadeObjective):
 
     The total is the negative logarithm of prod_m p_i^m, the probability of surviving all stages, averaged over the
     positives. The threshold pushes the other items down: its gradient distributes what the positives gain over all
-    items. Labels: binary. For small memberships p_i is proportional to exp(x_i / tau) under the logistic law, so L_m
-    tends to a softmax over the weighted pool.
+    items. Labels: binary; if there are more positives than the quota, those with the largest labels count. For small
+    memberships p_i is proportional to exp(x_i / tau) under the logistic law, so L_m tends to a softmax over the
+    weighted pool.
 
     Args:
-        loss: A loss with an operator that sums to k and takes item weights, e.g. `sigmoid` or `lapsum`. Only its
+        loss: A loss of an operator that sums to k and takes item weights, e.g. `sigmoid` or `lapsum`. Only its
             operator is used. Its k, if set, replaces the quotas.
         stages: Number of stages.
         pool: Number of items that the deployed cascade selects from, besides the logged ones: an int, or
@@ -49,14 +50,16 @@ class QuotaObjective(CascadeObjective):
         self, loss: RankingLoss, stages: int, *, pool: Pool = "catalogue", tau: Sequence[float] | None = None
     ) -> None:
         super().__init__(loss, stages, pool)
-        operator = loss.operator
-        assert operator is not None
+        if law_of(loss) is None:
+            raise ValueError(
+                f"the {self.name!r} objective needs the cross-entropy of an operator with a law, got {loss.name!r}; "
+                f"use --loss sigmoid or --loss lapsum"
+            )
         if tau is not None and (isinstance(tau, (int, float)) or len(tau) != stages):
             raise ValueError(
                 f"tau must be one number per stage, {stages} in all, got {tau!r}; --loss.tau sets one for all stages"
             )
-        # A tuple: these copies have no state, and the operator of the loss is registered already.
-        self.operators = (operator,) * stages if tau is None else tuple(_at(operator, one) for one in tau)
+        self.taus = None if tau is None else tuple(check_positive("tau", one) for one in tau)
 
     def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
         """See `CascadeObjective.cuts`."""
@@ -74,35 +77,27 @@ class QuotaObjective(CascadeObjective):
         self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor
     ) -> ObjectiveOutput:
         """See `CascadeObjective.compute_weighted`."""
-        valid = mask & (weights > 0)
-        return self._output(scores, labels, valid, quotas, k, torch.where(valid, weights, 0.0))
+        return self._output(scores, labels, mask, quotas, k, weights)
 
     def _output(
         self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor | None
     ) -> ObjectiveOutput:
-        for operator in dict.fromkeys(self.operators):
-            if operator.measures_tau:
-                operator.observe(scores[0], torch.stack([squared_deviations(x, mask) for x in scores]).sum(0))
-        w = mask.to(labels.dtype) if weights is None else weights
-        true = torch.where(labels > self.loss.positive_above, w, 0.0)
-        gain, amount = true.sum(1), w.sum(1)
-        cuts: Sequence[Tensor | int] = self.cuts(quotas, k) or [gain.long() if weights is None else gain] * self.stages
-        terms = []
-        for x, operator, cut in zip(scores, self.operators, cuts, strict=True):
-            if weights is None:
-                selection = operator.membership(x, cut, mask)
-            else:
-                selection = operator.weighted_membership(x, cut, mask, weights)
-            if isinstance(self.loss, TopKLoss):
-                selection = self.loss.clamp(selection)
-            counted = (gain > 0) & (cut < amount)
-            chosen = torch.where((true > 0) & counted[:, None], selection.log_p, 0.0)
-            terms.append(weighted_mean(-(chosen * true).sum(1) / torch.where(counted, gain, 1.0), counted))
+        operator = self.loss.operator
+        if operator is not None and operator.measures_tau and self.taus is None:
+            operator.observe(scores[0], torch.stack([squared_deviations(x, mask) for x in scores]).sum(0))
+        real = None if is_full(mask) else mask
+        if labels.shape[1] < 2:  # the operation needs two items
+            more = (0, 2)
+            real, scores, labels = pad(mask, more, value=False), [pad(x, more) for x in scores], pad(labels, more)
+            weights = None if weights is None else pad(weights, more)
+        law = law_of(self.loss)
+        assert law is not None
+        law = law._replace(others=0.0)
+        laws = [law] * self.stages if self.taus is None else [law._replace(tau=one) for one in self.taus]
+        cuts: Sequence[int | None] = self.cuts(quotas, k) or [None] * self.stages
+        above = self.loss.positive_above
+        terms = [
+            topk_loss(x, labels, real, cut, above, one, True, weights)[0]
+            for x, cut, one in zip(scores, cuts, laws, strict=True)
+        ]
         return ObjectiveOutput.of_stages(torch.stack(terms).sum(), terms)
-
-
-def _at(operator: TopKOperator, tau: float) -> TopKOperator:
-    """Return a copy of the operator with a fixed temperature."""
-    made = copy.deepcopy(operator)
-    made.tau, made.measures_tau, made.tau_state = check_positive("tau", tau), False, None
-    return made

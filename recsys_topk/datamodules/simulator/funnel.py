@@ -11,9 +11,6 @@ from recsys_topk.datamodules.recflow.layout import SLOTS
 from recsys_topk.datamodules.simulator.world import World
 from recsys_topk.types import Array
 
-PROPOSALS: Final = 96
-"""Items retrieved for a request. The next stages keep two thirds, then five eighths of those, then order them."""
-
 SHOWN: Final = 6
 _SHORT_SHARE: Final = 0.08
 """Share of requests that retrieve few items, so that their groups are short or empty."""
@@ -35,7 +32,7 @@ class FunnelResult:
 
 
 class Proposer:
-    """Retrieval of one day: items of the user's categories and popular items, among those already uploaded.
+    """Retrieval of one day, among the items already uploaded: strong or weak (`WorldConfig.retrieval_noise`).
 
     Args:
         world: The world.
@@ -44,13 +41,23 @@ class Proposer:
 
     def __init__(self, world: World, time_s: int) -> None:
         self._world = world
+        self._uploaded = np.flatnonzero(world.upload_s <= time_s)
         weight = np.exp(0.6 * world.appeal.astype(np.float64)) * (world.upload_s <= time_s)
         self._cumulative = np.r_[0.0, np.cumsum(weight)]
         edges = np.searchsorted(world.category, np.arange(len(world.category_one) + 1))
         self._low, self._high = self._cumulative[edges[:-1]], self._cumulative[edges[1:]]
 
-    def propose(self, rng: np.random.Generator, users: Array, time_ms: Array, number: int) -> tuple[Array, Array]:
-        """Return (n, number) items, and a mask of their first occurrences in each row."""
+    def propose(self, rng: np.random.Generator, users: Array, time_ms: Array) -> tuple[Array, Array]:
+        """Return (n, `WorldConfig.retrieved`) items, and a mask of their first occurrences in each row."""
+        config = self._world.config
+        number = config.retrieved
+        if config.retrieval_noise is not None:
+            searched = rng.choice(self._uploaded, min(config.searched, self._uploaded.size), replace=False)
+            match = self._world.taste_at(users, time_ms) @ self._world.vector[searched].T
+            match += np.float32(config.retrieval_noise) * rng.standard_normal(match.shape, dtype=np.float32)
+            items = searched[np.argpartition(-match, min(number, searched.size) - 1, axis=1)[:, :number]]
+            missing = ((0, 0), (0, number - items.shape[1]))  # fewer items are uploaded than wanted
+            return np.pad(items, missing), np.pad(np.ones(items.shape, dtype=bool), missing)
         affinity = 2.0 * self._world.taste_at(users, time_ms) @ self._world.category_vector.T
         share = np.exp(affinity - affinity.max(1, keepdims=True), dtype=np.float64) * (self._high > self._low)
         bounds = np.cumsum(share, axis=1)
@@ -93,11 +100,12 @@ def run_funnel(
         time_ms: (n,)
         seen: (n, L), items that the user viewed recently, which are not retrieved again; -1 = no item.
     """
-    items, valid = proposer.propose(rng, users, time_ms, PROPOSALS)
+    items, valid = proposer.propose(rng, users, time_ms)
     for view in seen.T:
         valid &= items != view[:, None]
     short = rng.random(users.size) < _SHORT_SHARE
-    limit = np.where(short, rng.integers(1, PROPOSALS // 2, users.size), PROPOSALS)
+    retrieved = world.config.retrieved
+    limit = np.where(short, rng.integers(1, retrieved // 2, users.size), retrieved)
     valid &= np.cumsum(valid, axis=1) <= limit[:, None]
     utility = world.utility(users, time_ms, items)
     noise = world.config.noise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -80,7 +80,7 @@ class GroundTruth:
 
 
 def reference_recalls(
-    datamodule: RecFlowDataModule, *, quotas: Sequence[int] = (30, 20), k: int = 10
+    datamodule: RecFlowDataModule, *, quotas: Sequence[int] = (30, 20), k: int = 10, parts: bool = False
 ) -> dict[str, dict[str, float]]:
     """Return the recalls of a random, a popularity and an oracle ranker on the test days of a simulated world.
 
@@ -92,6 +92,7 @@ def reference_recalls(
         datamodule: A prepared data module of a simulated world.
         quotas: Number of items that each stage passes on.
         k: Number of true items.
+        parts: Also rank by parts of the utility: ``"taste"``, and ``"taste and appeal"``.
 
     Returns:
         For each ranker (``"random"``, ``"popularity"``, ``"oracle"``): ``"joint"`` and one recall per single stage
@@ -101,14 +102,20 @@ def reference_recalls(
     popularity = _popularity(datamodule, truth.world.config.items)
     rng = np.random.default_rng(datamodule.seed)
     names = ("joint", *(f"recall@{k}@{quota}" for quota in quotas))
-    found: dict[str, list[Array]] = {"random": [], "popularity": [], "oracle": []}
+    oracles = {"oracle": truth}
+    if parts:
+        less = replace(truth.world.config, freshness=0.0, context=0.0)
+        configs = {"taste": replace(less, popularity=0.0), "taste and appeal": less}
+        partial = {name: replace(truth, world=replace(truth.world, config=one)) for name, one in configs.items()}
+        oracles = {**partial, **oracles}
+    found: dict[str, list[Array]] = {name: [] for name in ("random", "popularity", *oracles)}
     for day_batch in datamodule.test_dataloader():
         batch = datamodule.add_negatives(day_batch)
         items = batch.item_id[batch.candidates].numpy() % VARIANT
         scores = {
             "random": rng.random(items.shape),
             "popularity": popularity[items],
-            "oracle": truth.true_utility(batch.request_id.numpy(), items),
+            **{name: one.true_utility(batch.request_id.numpy(), items) for name, one in oracles.items()},
         }
         mask, labels = batch.mask.numpy(), batch.labels.numpy()
         for ranker, score in scores.items():

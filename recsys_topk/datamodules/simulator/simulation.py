@@ -10,7 +10,7 @@ import numpy as np
 
 from recsys_topk.datamodules.recflow.days import midnight, parse_day
 from recsys_topk.datamodules.recflow.layout import SLOTS
-from recsys_topk.datamodules.simulator.funnel import PROPOSALS, SHOWN, Proposer, run_funnel
+from recsys_topk.datamodules.simulator.funnel import SHOWN, Proposer, run_funnel
 from recsys_topk.datamodules.simulator.ground_truth import GroundTruth, reference_recalls
 from recsys_topk.datamodules.simulator.world import DAY_MS, World, WorldConfig
 from recsys_topk.datamodules.simulator.writing import FILE_STAGES, HISTORY, Views, slices, write_counts, write_day
@@ -73,7 +73,7 @@ def _first_views(world: World) -> Views:
     for part in slices(world.config.users):
         users = np.arange(part.start, part.stop)
         now = np.full(users.size, start * 1000)
-        items, valid = proposer.propose(rng, users, now, PROPOSALS)
+        items, valid = proposer.propose(rng, users, now)
         liking = np.where(valid, world.utility(users, now, items) + rng.gumbel(size=items.shape) * 0.7, -np.inf)
         best = np.argsort(-liking, axis=1)[:, :HISTORY]
         wanted = rng.integers(-3, HISTORY + 1, users.size)

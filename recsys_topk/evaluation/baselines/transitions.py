@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recsys_topk.cascades.successors import count_pairs
 from recsys_topk.checks import check_count
 from recsys_topk.evaluation.baselines.base import Baseline
 from recsys_topk.evaluation.training_log import TrainingLog
@@ -35,17 +36,10 @@ class Transitions(Baseline):
         """Count the pairs."""
         user, item = log.interactions(self.name)
         size = log.items
-        pair, weight = [np.empty(0, np.int64)], [np.empty(0)]
-        for gap in range(1, self.gaps + 1):
-            same = user[gap:] == user[:-gap]
-            pair.append(item[:-gap][same] * size + item[gap:][same])
-            weight.append(np.full(pair[-1].size, 1 / gap))
-        pairs, place = np.unique(np.concatenate(pair), return_inverse=True)
-        weights = np.bincount(place, np.concatenate(weight), pairs.size)
-        self._to = pairs % size
-        popularity = 1 + np.bincount(self._to, weights, size)
-        self._weight = weights / popularity[self._to] ** self.damping
-        self._ends = np.searchsorted(pairs // size, np.arange(size + 1))
+        before, self._to, weight = count_pairs(user, item, size, self.gaps)
+        popularity = 1 + np.bincount(self._to, weight, size)
+        self._weight = weight / popularity[self._to] ** self.damping
+        self._ends = np.searchsorted(before, np.arange(size + 1))
 
     def scores(self, histories: Tensor) -> Tensor:
         """See `Baseline.scores`."""

@@ -2,7 +2,9 @@
 
 Conventions of all metrics:
 
-- Lists are rows. `mask` is boolean, True = a real item. Padding is never ranked, whatever its score.
+- Lists are rows: scores, labels and mask are (B, N). Labels are finite and >= 0, bigger is better. `mask` is boolean,
+  True = a real item; None = all items are real. Padding is never ranked, whatever its score.
+- A metric of lists returns its value for each list, float64 (B,), and which lists are counted, boolean (B,).
 - An item is *positive* if its label is above `positive_above`. A list without a valid positive is skipped: its value is
   0 and its entry in `counted` is False.
 - Ties count against the model: among equal scores the item with the lower label comes first. A model with constant

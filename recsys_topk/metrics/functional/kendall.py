@@ -17,16 +17,13 @@ def kendall_tau(scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> t
 
     tau = (concordant - discordant) / (pairs of valid items with different labels). Pairs with equal scores are neither
     concordant nor discordant, so constant scores give 0. A perfect order gives 1 even with tied labels (this is
-    Somers' D of the scores given the labels; without ties it is Kendall's tau). O(N^2) time; the memory does not grow
-    with the number of lists.
+    Somers' D of the scores given the labels; without ties it is Kendall's tau). Lists with two different
+    labels are counted. O(N^2) time; the memory does not grow with the number of lists.
 
     Args:
         scores: (B, N).
         labels: (B, N).
-        mask: Boolean (B, N), True = a real item; None = all items are real.
-
-    Returns:
-        tau of each list, float64 (B,), and which lists hold two different labels, boolean (B,).
+        mask: (B, N).
 
     Example:
         >>> kendall_tau(torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([[2.0, 1.0, 0.0]]))[0]

@@ -13,15 +13,12 @@ def selection_mass(p: Tensor, mask: Tensor | None = None, *, k: int) -> tuple[Te
     """Return sum(p) / k, the total membership of a soft selection relative to k, per list.
 
     The value is 1 for an operator whose membership sums to k. For DFTopK it tends to N / (2 k) as tau grows. A value
-    far above 1 means that tau is large for the scale of the scores.
+    far above 1 means that tau is large for the scale of the scores. Lists with k > 0 and a valid item are counted.
 
     Args:
         p: Membership, (B, N), e.g. `SoftSelection.p`.
-        mask: Boolean (B, N), True = a real item; None = all items are real.
+        mask: (B, N).
         k: Number of items to select; capped at the number of valid items of the list.
-
-    Returns:
-        The mass of each list, float64 (B,), and which lists have k > 0 and a valid item, boolean (B,).
 
     Example:
         >>> selection_mass(torch.tensor([[0.9, 0.8, 0.4, 0.1]]), k=2)[0]

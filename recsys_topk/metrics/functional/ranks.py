@@ -24,14 +24,11 @@ def ndcg_at(
 
     Args:
         scores: (B, N).
-        labels: (B, N), finite and >= 0.
-        mask: Boolean (B, N), True = a real item; None = all items are real.
+        labels: (B, N).
+        mask: (B, N).
         k: Cut-off; None = no cut-off.
         gain: ``"exponential"``, g = 2^y - 1, or ``"linear"``, g = y (for labels such as RecFlow's 29..20).
         positive_above: Lists without a label above this are skipped; gains use every label.
-
-    Returns:
-        The NDCG of each list, float64 (B,), and which lists are counted, boolean (B,).
 
     Example:
         >>> ndcg_at(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[0.0, 1.0, 0.0]]), k=2)[0]
@@ -57,14 +54,11 @@ def dcg_at(
 
     Args:
         scores: (B, N).
-        labels: (B, N), finite and >= 0.
-        mask: Boolean (B, N), True = a real item; None = all items are real.
+        labels: (B, N).
+        mask: (B, N).
         k: Cut-off; None = no cut-off.
         gain: ``"exponential"``, g = 2^y - 1, or ``"linear"``, g = y.
         positive_above: Lists without a label above this are skipped; gains use every label.
-
-    Returns:
-        The DCG of each list, float64 (B,), and which lists are counted, boolean (B,).
 
     Example:
         >>> dcg_at(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[2.0, 1.0, 0.0]]), k=2)[0]
@@ -91,12 +85,9 @@ def average_precision_at(
     Args:
         scores: (B, N).
         labels: (B, N).
-        mask: Boolean (B, N), True = a real item; None = all items are real.
+        mask: (B, N).
         k: Cut-off; None = no cut-off.
         positive_above: Items with a label above this are positive.
-
-    Returns:
-        The AP of each list, float64 (B,), and which lists have a positive, boolean (B,).
 
     Example:
         >>> average_precision_at(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([[1.0, 0.0, 1.0, 0.0]]))[0]
@@ -117,12 +108,9 @@ def reciprocal_rank_at(
     Args:
         scores: (B, N).
         labels: (B, N).
-        mask: Boolean (B, N), True = a real item; None = all items are real.
+        mask: (B, N).
         k: Cut-off; None = no cut-off.
         positive_above: Items with a label above this are positive.
-
-    Returns:
-        The reciprocal rank of each list, float64 (B,), and which lists have a positive, boolean (B,).
 
     Example:
         >>> reciprocal_rank_at(torch.tensor([[4.0, 3.0, 2.0]]), torch.tensor([[0.0, 1.0, 1.0]]))[0]
@@ -143,12 +131,9 @@ def precision_at(
     Args:
         scores: (B, N).
         labels: (B, N).
-        mask: Boolean (B, N), True = a real item; None = all items are real.
+        mask: (B, N).
         k: Size of the predicted set.
         positive_above: Items with a label above this are positive.
-
-    Returns:
-        The precision of each list, float64 (B,), and which lists have a positive, boolean (B,).
 
     Example:
         >>> precision_at(torch.tensor([[4.0, 3.0, 2.0]]), torch.tensor([[0.0, 1.0, 1.0]]), k=2)[0]

@@ -34,7 +34,7 @@ def survivors(
 
     Args:
         stage_scores: One (B, N) tensor per stage, all over the same candidates.
-        mask: Boolean (B, N), True = a real item; None = all items are real.
+        mask: (B, N).
         quotas: How many items each stage passes on.
         labels: Used for ties in metrics: among equal scores, the item with the lower label passes. Without labels, the
             first item passes.
@@ -71,13 +71,10 @@ def recall_of(
 
     Args:
         selected: Boolean (B, N), the selected items.
-        labels: (B, N), bigger is better.
-        mask: Boolean (B, N), True = a real item; None = all items are real.
+        labels: (B, N).
+        mask: (B, N).
         k: Size of the true set.
         positive_above: Items with a label above this are positive.
-
-    Returns:
-        The recall of each list, float64 (B,), and which lists have a positive, boolean (B,).
 
     Example:
         >>> recall_of(torch.tensor([[True, True, False]]), torch.tensor([[2.0, 0.0, 1.0]]), k=2)
@@ -107,14 +104,11 @@ def recall_at(
 
     Args:
         scores: (B, N).
-        labels: (B, N), bigger is better.
-        mask: Boolean (B, N), True = a real item; None = all items are real.
+        labels: (B, N).
+        mask: (B, N).
         k: Size of the true set (see `recall_of`); k >= N includes every positive.
         m: Size of the predicted set.
         positive_above: Items with a label above this are positive.
-
-    Returns:
-        The recall of each list, float64 (B,), and which lists have a positive, boolean (B,).
 
     Example:
         >>> recall_at(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1.0, 0.0, 1.0]]), k=2, m=2)
@@ -138,14 +132,11 @@ def joint_recall(
 
     Args:
         stage_scores: One (B, N) tensor per stage, all over the same candidates.
-        labels: (B, N), bigger is better.
-        mask: Boolean (B, N), True = a real item; None = all items are real.
+        labels: (B, N).
+        mask: (B, N).
         quotas: How many items each stage passes on (see `survivors`).
         k: Size of the true set (see `recall_of`).
         positive_above: Items with a label above this are positive.
-
-    Returns:
-        The recall of each list, float64 (B,), and which lists have a positive, boolean (B,).
 
     Example:
         >>> retriever, ranker = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([[1.0, 2.0, 3.0, 4.0]])

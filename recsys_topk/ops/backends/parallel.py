@@ -25,7 +25,8 @@ class Call(NamedTuple):
 
     Attributes:
         loop: The loop. Its result is ignored.
-        arguments: Contiguous numpy arrays, int, and `np.float32`.
+        arguments: Contiguous numpy arrays, int and float. The loop gets a contiguous tensor as its address, and None as
+            0. A float becomes a float32.
     """
 
     loop: Loop
@@ -68,8 +69,12 @@ def run_chains(chains: Sequence[Sequence[Call]]) -> None:
 
 def _pack(x: Any) -> tuple[str, bytes]:
     """Return an argument as `recsys_topk.ops.backends.entry.entry_code` describes it: its kind and its memory."""
+    if x is None or isinstance(x, Tensor):
+        if x is not None and not x.is_contiguous():
+            raise ValueError(f"tensors must be contiguous, got shape {tuple(x.shape)} with strides {x.stride()}")
+        return "q", struct.pack("q", 0 if x is None else x.data_ptr())
     if not isinstance(x, np.ndarray):
-        return ("f", struct.pack("f4x", x)) if isinstance(x, np.float32) else ("q", struct.pack("q", x))
+        return ("f", struct.pack("f4x", x)) if isinstance(x, (float, np.float32)) else ("q", struct.pack("q", x))
     if not x.flags.c_contiguous:
         raise ValueError(f"arrays must be contiguous, got shape {x.shape} with strides {x.strides}")
     fields = (0, 0, x.size, x.itemsize, x.ctypes.data, *x.shape, *x.strides)

@@ -54,6 +54,7 @@ class Task(NamedTuple):
         above: Items with a label above this are positive.
         tau: Temperature.
         alpha: Parameter of the dftopk law.
+        others: Weight of the items that are not true in the mean; read by the kernels of losses of weighted lists.
         scale: Factor of the gradients.
     """
 
@@ -74,6 +75,7 @@ class Task(NamedTuple):
     above: float
     tau: float
     alpha: float
+    others: float
     scale: float
 
 

@@ -147,6 +147,7 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
         above=above,
         tau=law.tau,
         alpha=law.alpha,
+        others=1.0,
         scale=1.0 / lists,
     )
     done, _ = run(_KERNELS[law.name, w is not None], whole, STAGE_ROWS * stages + 2)

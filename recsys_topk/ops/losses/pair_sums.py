@@ -5,27 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
-from recsys_topk.ops.backends.task import WIDTH, address_of
+from recsys_topk.ops.backends.task import WIDTH
 from recsys_topk.ops.dispatch import (
-    apply,
     is_float32,
-    is_last_backward,
     operation,
     runs_triton,
     sampled,
-    through_reference,
-    wants_graph,
 )
 from recsys_topk.ops.losses.dcg import discount
+from recsys_topk.ops.losses.known_gradient import known_gradient
 from recsys_topk.ops.selection.ranks import tie_ranks
 
 Kind = Literal["ones", "differences", "rows"]
@@ -146,18 +142,11 @@ def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
     parts, size = number_of_parts(lists), 2 * -(-n // WIDTH) * WIDTH
     buffers, finite = torch.empty(parts, ROWS, size), torch.empty(parts, dtype=torch.uint8)
     form = (weights.discounts is not None) + 2 * (weights.ranks is not None)
-    inputs = (address_of(x) for x in (*kept, ks, *tables))
-    outputs = (address_of(x) for x in (value, gradient, finite))
-    run_parts(
-        _PAIR_LISTS, lists, n, KINDS.index(weights.kind), form, *inputs, np.float32(sigma), buffers.data_ptr(), size,
-        *outputs,
-    )  # fmt: skip
+    kind, outputs = KINDS.index(weights.kind), (value, gradient, finite)
+    run_parts(_PAIR_LISTS, lists, n, kind, form, *kept, ks, *tables, sigma, buffers, size, *outputs)
     if not bool(finite.all()):
         return pair_sums.reference(scores, weights, sigma)
-    if gradient is None:
-        return value
-    found: Tensor = apply(_WithGradient, scores, gradient, value, weights, sigma)
-    return found
+    return known_gradient(scores, value, gradient, lambda x: pair_sums.reference(x, weights, sigma))
 
 
 def _serves_triton(scores: Tensor, weights: PairWeights, sigma: float) -> bool:
@@ -172,27 +161,6 @@ def _triton(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
     return pair_sums_triton(scores, weights, sigma)
 
 
-class _WithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, scores: Tensor, gradient: Tensor, value: Tensor, weights: PairWeights, sigma: float
-    ) -> Tensor:
-        ctx.save_for_backward(scores, gradient)
-        ctx.rest = (weights, sigma)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        scores, gradient = ctx.saved_tensors
-        if wants_graph():
-            found = through_reference(lambda x: pair_sums.reference(x, *ctx.rest), [scores], [grad])[0]
-        elif is_last_backward():
-            found = gradient.mul_(grad[:, None])
-        else:
-            found = gradient * grad[:, None]
-        return found, None, None, None, None
-
-
 @operation
 def count_pairs(first: Tensor, second: Tensor) -> Tensor:
     """Return the number of pairs with first_i > second_j in each list, (B,) int64; first_i = -inf is in no pair."""
@@ -204,8 +172,7 @@ def count_pairs(first: Tensor, second: Tensor) -> Tensor:
 def _count_numba(first: Tensor, second: Tensor) -> Tensor:
     first, second = first.contiguous(), second.contiguous()
     counts = torch.empty(len(first), dtype=torch.int64)
-    addresses = (address_of(x) for x in (first, second, counts))
-    run_parts(_COUNT_LISTS, len(first), first.shape[1], *addresses)
+    run_parts(_COUNT_LISTS, len(first), first.shape[1], first, second, counts)
     return counts
 
 

@@ -151,6 +151,9 @@ def _list_losses(
         return fenchel_young(x, target, valid, law.tau, weights)
     log_p, log_q = bounded_logs(x, ks, valid, law, weights)
     chosen = torch.where(valid, torch.where(target, log_p, log_q), 0.0)
+    if law.others != 1.0:
+        part = torch.where(target, 1.0, law.others) * (valid.to(x.dtype) if weights is None else weights)
+        return -torch.where(part > 0, chosen * part, 0.0).sum(1) / torch.where(target.any(1), part.sum(1), 1.0)
     return -(chosen if weights is None else chosen * weights).sum(1) / torch.where(items > 0, items, 1)
 
 
@@ -190,6 +193,7 @@ def _serves(
 ) -> bool:  # fmt: skip
     return (
         is_float32(scores, labels)
+        and (law.others == 1.0 or (item_weights is not None and _MODULES[law.name] == "memberships"))
         and not labels.requires_grad
         and (mask is None or is_real(mask))
         and (item_weights is None or is_real(item_weights))
@@ -227,6 +231,7 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
         above=above,
         tau=law.tau,
         alpha=law.alpha,
+        others=law.others,
         scale=1.0 / lists if mean else 1.0,
     )
     number, total = run(_KERNELS[law.name, w is not None], task, 3 if w is None else 4)
@@ -247,7 +252,7 @@ def _serves_triton(
 ) -> bool:  # fmt: skip
     given = [x for x in (scores, labels, mask, k) if isinstance(x, Tensor)]
     whole = k is None or isinstance(k, int) or not k.is_floating_point()
-    usual = item_weights is None and whole and not labels.requires_grad
+    usual = item_weights is None and whole and not labels.requires_grad and law.others == 1.0
     return usual and runs_triton(*given) and 2 <= scores.shape[1] < 2**28
 
 
@@ -263,7 +268,8 @@ def _serves_numpy(
     item_weights: Tensor | None = None,
 ) -> bool:  # fmt: skip
     given = [x for x in (scores, labels, mask, k) if isinstance(x, Tensor)]
-    return item_weights is None and law.name == "dftopk" and all(map(is_real, given)) and scores.numel() > 0
+    plain = item_weights is None and law.name == "dftopk" and law.others == 1.0
+    return plain and all(map(is_real, given)) and scores.numel() > 0
 
 
 @topk_loss.backend("numpy", _serves_numpy)
@@ -333,4 +339,8 @@ def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
                 yield junk.clone().requires_grad_(), y, mask, max(1, n // 4), 2.0, law, mean
                 yield junk.clone().requires_grad_(), y, mask, max(1, n // 4), 0.0, law, mean, weights
                 yield x.clone().requires_grad_(), y, None, 0.3 * ks, 0.0, law, mean, weights
+                if law.name not in ("clip", "fenchel_young"):
+                    for others in (0.0, 0.3):
+                        alone = law._replace(others=others)
+                        yield junk.clone().requires_grad_(), y, mask, max(1, n // 4), 0.0, alone, mean, weights
     yield x.double().requires_grad_(), y.double(), None, 1, 0.0, laws[0], True

@@ -32,11 +32,14 @@ class Law(NamedTuple):
             ``"fenchel_young"``: the Fenchel-Young loss of ``"clip"``, with the number of true items as k.
         tau: Temperature.
         alpha: Only for ``"dftopk"``: where the threshold lies between x_[k+1] (0) and x_[k] (1).
+        others: Weight of the items that are not true in the mean of a cross-entropy; 0 = the mean of -log p over the
+            true items, with the threshold as the only effect of the others.
     """
 
     name: LawName
     tau: float
     alpha: float = 0.5
+    others: float = 1.0
 
 
 def membership_logs(

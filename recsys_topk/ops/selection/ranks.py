@@ -73,18 +73,32 @@ def _serves(scores: Tensor, labels: Tensor, mask: Tensor) -> bool:
 
 @tie_ranks.backend("numba", _serves)
 def _numba(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    x, y = (values.detach().contiguous().numpy() for values in (scores, labels))
-    full = is_full(mask)
-    real = np.zeros((0, 0), np.bool_) if full else mask.contiguous().numpy()
-    valid = np.full(len(x), x.shape[1]) if full else count_true(mask).numpy()
-    packed, ranks = np.empty(x.shape, np.int64), np.empty(x.shape, np.float32)
-    finite = np.empty(number_of_parts(len(x)), np.bool_)
+    packed = packed_order(scores, mask)
+    if packed is None:
+        return tie_ranks.reference(scores, labels, mask)
+    valid = np.full(len(scores), scores.shape[1]) if is_full(mask) else count_true(mask).numpy()
+    ranks = np.empty(scores.shape, np.float32)
+    run_parts(_RANK_LISTS, len(scores), packed.numpy(), valid, labels.detach().contiguous().numpy(), ranks)
+    return torch.from_numpy(ranks)
+
+
+def packed_order(scores: Tensor, mask: Tensor) -> Tensor | None:
+    """Return (B, N) int64 whose lower half is the order of each list by descending score, masked items last.
+
+    Needs numba. The upper half is the same for equal scores. None if a score is not finite.
+
+    Args:
+        scores: (B, N), ordinary float32 memory.
+        mask: Boolean (B, N).
+    """
+    x = scores.detach().contiguous().numpy()
+    real = np.zeros((0, 0), np.bool_) if is_full(mask) else mask.contiguous().numpy()
+    packed, finite = np.empty(x.shape, np.int64), np.empty(number_of_parts(len(x)), np.bool_)
     run_parts(_PACK_LISTS, len(x), x, real, packed, finite)
     if not finite.all():
-        return tie_ranks.reference(scores, labels, mask)
+        return None
     packed.sort(axis=1)
-    run_parts(_RANK_LISTS, len(x), packed, valid, y, ranks)
-    return torch.from_numpy(ranks)
+    return torch.from_numpy(packed)
 
 
 def tie_groups(changes: Tensor) -> tuple[Tensor, Tensor]:

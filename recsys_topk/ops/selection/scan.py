@@ -8,7 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import apply, operation, sampled, save
+from recsys_topk.ops.backends.jit import Loop
+from recsys_topk.ops.backends.parallel import run_parts
+from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, save
+
+_LISTS = Loop("recsys_topk.ops.backends.compiled.scans:recurrence_lists")
 
 
 def scan(a: Tensor, b: Tensor, reverse: bool = False) -> Tensor:
@@ -58,6 +62,13 @@ def recurrence(a: Tensor, b: Tensor, reverse: bool) -> Tensor:
     return done.flip(1) if reverse else done.contiguous()
 
 
+@recurrence.backend("numba", lambda a, b, reverse: is_float32(a, b))
+def _numba(a: Tensor, b: Tensor, reverse: bool) -> Tensor:
+    result = torch.empty(b.shape)
+    run_parts(_LISTS, len(b), b.shape[1], a.detach().contiguous(), b.detach().contiguous(), int(reverse), result)
+    return result
+
+
 class _Scan(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -95,3 +106,4 @@ def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, bool]
         for reverse in (False, True):
             a, b = torch.rand(2, *shape, generator=generator, dtype=torch.float64)
             yield a, b, reverse
+            yield a.float(), b.float(), reverse

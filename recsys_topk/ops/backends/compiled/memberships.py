@@ -35,9 +35,9 @@ def membership_loss(law: Any, task: Any, buffer: Any, q: Any, gradient: Any, fac
     v, s, w, _ = loss_rows(buffer, size)
     base, at, near = law_threshold(law, task, v, q, facts)
     unit = ONE if law == DFTOPK else f32(math.exp(-near))
-    value, pull, weight, kepts, cuts = 0.0, 0.0, 0.0, i32(0), i32(0)
+    value, pull, weight, amount, kepts, cuts = 0.0, 0.0, 0.0, 0.0, i32(0), i32(0)
     for start in range(0, size, PRODUCT):
-        terms, slopes, density, product = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
+        terms, slopes, density, product, parts = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
         for i in range(start, min(start + PRODUCT, size), WIDTH):
             score, sign = load(v, i), load(s, i)
             logit = distance(score, base, at) * steep
@@ -46,8 +46,9 @@ def membership_loss(law: Any, task: Any, buffer: Any, q: Any, gradient: Any, fac
             hinge = where(t > ZERO, t, ZERO)
             if q != 0:
                 own = load(q, i)
-                terms = terms + (hinge + log1p_unit(factor)) * own
-                slope, share = slope * own, share * own
+                part = own * where(sign < ZERO, ONE, task.others)
+                terms = terms + (hinge + log1p_unit(factor)) * part
+                slope, share, parts = slope * part, share * own, parts + part
             else:
                 product = product * factor + (product + factor)
                 terms = terms + hinge
@@ -62,8 +63,11 @@ def membership_loss(law: Any, task: Any, buffer: Any, q: Any, gradient: Any, fac
         value += total(terms + log1p_positive(product))
         pull += total(slopes)
         weight += total(density)
+        amount += total(parts)
+    if q == 0:
+        amount = facts.amount
     if gradient != 0:
-        rate, pulled = task.scale * steep / f32(facts.amount), f32(pull)
+        rate, pulled = task.scale * steep / f32(amount), f32(pull)
         at_kept, at_cut = f32(pull / weight), ZERO
         if law == DFTOPK:
             at_kept = pulled * alpha / (facts.at_kept if q != 0 else f32(kepts))
@@ -75,7 +79,7 @@ def membership_loss(law: Any, task: Any, buffer: Any, q: Any, gradient: Any, fac
                 moves = moves * load(q, i)
             moved = (load(s, i) - moves) * rate
             store_where(gradient, i, where(score > -INFINITY, moved, ZERO), places(i32(i)) < i32(n))
-    return value / facts.amount
+    return value / amount
 
 
 dftopk_kernel, logistic_kernel, laplace_kernel, dftopk_weighted, logistic_weighted, laplace_weighted = (

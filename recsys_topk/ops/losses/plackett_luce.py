@@ -1,0 +1,99 @@
+"""The likelihood of the order of labels under the Plackett-Luce model of the scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from recsys_topk.numerics import full_mask, is_full
+from recsys_topk.ops.backends.jit import Loop
+from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
+from recsys_topk.ops.backends.task import WIDTH
+from recsys_topk.ops.dispatch import is_float32, is_real, operation, sampled, under_transform
+from recsys_topk.ops.losses.known_gradient import known_gradient
+from recsys_topk.ops.selection.count_true import count_true
+from recsys_topk.ops.selection.ranks import descending_order, packed_order, tie_groups
+
+_LISTS = Loop("recsys_topk.ops.backends.compiled.scans:plackett_luce_lists")
+
+
+@operation
+def plackett_luce(scores: Tensor, labels: Tensor, terms: Tensor, mask: Tensor) -> Tensor:
+    """Return sum over the terms i of log sum_{j: y_j <= y_i} exp(x_j) - x_i of each list, (B,).
+
+    Args:
+        scores: (B, N).
+        labels: (B, N).
+        terms: Boolean (B, N), valid items.
+        mask: Boolean (B, N).
+
+    Example:
+        >>> every = torch.ones(1, 2, dtype=torch.bool)
+        >>> plackett_luce(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]), every, every)
+        tensor([0.6931])
+    """
+    order = descending_order(labels, mask)
+    ordered, chosen = labels.gather(1, order), terms.gather(1, order)
+
+    def formula(x: Tensor) -> Tensor:
+        # Masked scores are very low instead of -inf, because logcumsumexp has no derivative at -inf.
+        low = torch.finfo(x.dtype).min / 4
+        return _with_gradient(torch.where(mask, x, low).gather(1, order), ordered, chosen)[0]
+
+    if under_transform():
+        return formula(scores)
+    x = torch.where(mask, scores.detach(), -math.inf).gather(1, order)
+    value, gradient = _with_gradient(x, ordered, chosen)
+    return known_gradient(scores, value, torch.zeros_like(gradient).scatter_(1, order, gradient), formula)
+
+
+def _with_gradient(x: Tensor, labels: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss, (B,), and its gradient, (B, N), of lists sorted by descending label. Masked scores are -inf.
+
+    With R_i the items whose label is not larger than that of i and c_i = logsumexp over R_i, L = sum of c_i - x_i over
+    the terms, and dL/dx_j = sum over terms i with j in R_i of exp(x_j - c_i), minus 1 if j is a term. Both are
+    cumulative sums, computed in logarithms to avoid underflow.
+    """
+    first, last = tie_groups(labels[:, 1:] != labels[:, :-1])
+    rest = x.flip(-1).logcumsumexp(-1).flip(-1).gather(1, first)
+    value = torch.where(terms, rest - x, 0.0).sum(-1)
+    pressure = torch.where(terms, -rest, -math.inf).logcumsumexp(-1).gather(1, last)
+    return value, torch.exp(x + pressure) - terms.to(x.dtype)
+
+
+def _serves(scores: Tensor, labels: Tensor, terms: Tensor, mask: Tensor) -> bool:
+    return is_float32(scores, labels) and is_real(terms) and is_real(mask) and scores.numel() > 0
+
+
+@plackett_luce.backend("numba", _serves)
+def _numba(scores: Tensor, labels: Tensor, terms: Tensor, mask: Tensor) -> Tensor:
+    order = packed_order(labels, mask)
+    if order is None:
+        return plackett_luce.reference(scores, labels, terms, mask)
+    lists, n = scores.shape
+    size, parts = -(-n // WIDTH) * WIDTH, number_of_parts(lists)
+    value, gradient = torch.empty(lists), torch.empty(lists, n)
+    buffers, known = torch.empty(parts, 2, size), torch.empty(parts, dtype=torch.uint8)
+    valid = torch.full((lists,), n) if is_full(mask) else count_true(mask)
+    given = (scores.detach().contiguous(), labels.contiguous(), terms.contiguous(), order, valid, buffers, size)
+    run_parts(_LISTS, lists, n, *given, value, gradient, known)
+    if not bool(known.all()):  # sums of numbers that differ more are computed in logarithms
+        return plackett_luce.reference(scores, labels, terms, mask)
+    wants = scores.requires_grad and torch.is_grad_enabled()
+    return known_gradient(
+        scores, value, gradient if wants else None, lambda x: plackett_luce.reference(x, labels, terms, mask)
+    )
+
+
+@sampled(plackett_luce)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    for dtype in (torch.float32, torch.float64):
+        for n, scale in ((7, 1.0), (40, 10.0), (40, 100.0)):
+            x = scale * torch.randn(3, n, generator=generator, dtype=dtype)
+            labels = torch.randint(0, 4, (3, n), generator=generator).to(dtype)
+            mask = torch.rand(3, n, generator=generator) > 0.3
+            yield x.clone().requires_grad_(), labels, labels > 0, full_mask(x)
+            yield torch.where(mask, x, 0.0).requires_grad_(), labels, mask & (labels > 0), mask

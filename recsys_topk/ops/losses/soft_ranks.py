@@ -1,0 +1,150 @@
+"""Soft ranks: 1 plus the logistic comparisons of an item with all other items of its list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recsys_topk.numerics import full_mask, is_full
+from recsys_topk.ops.backends.jit import Loop
+from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
+from recsys_topk.ops.backends.task import WIDTH
+from recsys_topk.ops.dispatch import (
+    closed_form,
+    is_float32,
+    is_real,
+    operation,
+    sampled,
+    through_reference,
+    wants_graph,
+)
+from recsys_topk.ops.losses.pair_spans import better_items, spans
+
+ROWS = 6  # of the buffer of the compiled loop
+_COMPARISONS = Loop("recsys_topk.ops.backends.compiled.comparisons:rank_comparisons")
+
+
+def soft_ranks(scores: Tensor, wanted: Tensor, mask: Tensor, tau: float) -> Tensor:
+    """Return r_i = 1 + sum over valid j != i of s((x_j - x_i) / tau), s the logistic function, (B, N), differentiable.
+
+    Takes O(p N) time for p wanted items, or O(N^2 / 2) if that is less, and O(N) memory beyond a buffer of fixed size.
+
+    Args:
+        scores: (B, N).
+        wanted: Boolean (B, N), valid items. The others get 1.
+        mask: Boolean (B, N).
+        tau: Temperature.
+
+    Example:
+        >>> every = torch.ones(1, 2, dtype=torch.bool)
+        >>> soft_ranks(torch.tensor([[1.0, 1.0]]), every, every, 1.0)
+        tensor([[1.5000, 1.5000]])
+    """
+    found: Tensor = closed_form(_SoftRanks, _formula, scores, wanted, mask, tau)
+    return found
+
+
+class _SoftRanks(torch.autograd.Function):
+    """The backward computes the comparisons again."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, wanted: Tensor, mask: Tensor, tau: float) -> Tensor:
+        ctx.save_for_backward(scores, wanted, mask)
+        ctx.tau = tau
+        return rank_values(scores, wanted, mask, tau)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        scores, wanted, mask = ctx.saved_tensors
+        if wants_graph():
+            return through_reference(_formula, (scores, wanted, mask, ctx.tau), [upstream])
+        return rank_gradient(scores, wanted, mask, upstream.contiguous(), ctx.tau), None, None, None
+
+
+def _formula(scores: Tensor, wanted: Tensor, mask: Tensor, tau: float) -> Tensor:
+    rows = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    return torch.where(wanted, _comparisons(scores, rows, mask, tau, slice(None)).sum(2) + 0.5, 1.0)
+
+
+def _comparisons(scores: Tensor, rows: Tensor, mask: Tensor, tau: float, span: slice) -> Tensor:
+    """Return the soft comparison s((x_j - x_i) / tau) of items j and i, (b, P, N); 0 where j is masked."""
+    x = scores[span]
+    p = torch.sigmoid((x[:, None, :] - x.gather(1, rows[span])[:, :, None]) / tau)
+    return p if is_full(mask) else p * mask[span, None, :]
+
+
+def _fake(scores: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(scores)
+
+
+@operation(fake=_fake)
+def rank_values(scores: Tensor, wanted: Tensor, mask: Tensor, tau: float) -> Tensor:
+    """Return the result of `soft_ranks`, without a gradient."""
+    rows, ranks = better_items(wanted), torch.empty_like(scores)
+    for span in spans(scores, rows):
+        found = _comparisons(scores, rows, mask, tau, span).sum(2) + 0.5
+        ranks[span] = torch.ones_like(ranks[span]).scatter(1, rows[span], found)
+    return torch.where(wanted, ranks, 1.0)
+
+
+@operation(fake=_fake)
+def rank_gradient(scores: Tensor, wanted: Tensor, mask: Tensor, upstream: Tensor, tau: float) -> Tensor:
+    """Return the gradient of the scores from that of the ranks, (B, N)."""
+    rows, gradient = better_items(wanted), torch.empty_like(scores)
+    weights = torch.where(wanted, upstream, 0.0).gather(1, rows)
+    for span in spans(scores, rows):
+        p = _comparisons(scores, rows, mask, tau, span)
+        push = p * (1.0 - p) * weights[span, :, None]
+        gradient[span] = push.sum(1).scatter_add(1, rows[span], -push.sum(2))
+    return gradient / tau
+
+
+def _serves(scores: Tensor, wanted: Tensor, mask: Tensor, *rest: Any) -> bool:
+    floats = (x for x in rest if isinstance(x, Tensor))
+    return is_float32(scores, *floats) and is_real(wanted) and is_real(mask) and scores.numel() > 0
+
+
+def _run(scores: Tensor, wanted: Tensor, mask: Tensor, upstream: Tensor | None, tau: float) -> Tensor:
+    lists, n = scores.shape
+    size, result = -(-n // WIDTH) * WIDTH, torch.empty(lists, n)
+    buffers = torch.empty(number_of_parts(lists), ROWS, size)
+    real = None if is_full(mask) else mask.contiguous()
+    given = (scores.detach().contiguous(), wanted.contiguous(), real, upstream)
+    run_parts(_COMPARISONS, lists, n, int(upstream is not None), *given, 1.0 / tau, buffers, size, result)
+    return result
+
+
+@rank_values.backend("numba", _serves)
+def _values_numba(scores: Tensor, wanted: Tensor, mask: Tensor, tau: float) -> Tensor:
+    return _run(scores, wanted, mask, None, tau)
+
+
+@rank_gradient.backend("numba", _serves)
+def _gradient_numba(scores: Tensor, wanted: Tensor, mask: Tensor, upstream: Tensor, tau: float) -> Tensor:
+    return _run(scores, wanted, mask, upstream.contiguous(), tau)
+
+
+@sampled(soft_ranks)
+def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
+    for dtype in (torch.float32, torch.float64):
+        for n in (7, 40):
+            x = torch.randn(3, n, generator=generator, dtype=dtype)
+            x[0] *= 100.0
+            mask = torch.rand(3, n, generator=generator) > 0.3
+            for wanted in (torch.rand(3, n, generator=generator) > 0.7, full_mask(x)):
+                yield x.clone().requires_grad_(), wanted, full_mask(x), 0.5
+                yield torch.where(mask, x, 0.0).requires_grad_(), wanted & mask, mask, 2.0
+
+
+@sampled(rank_values)
+def _value_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
+    return ((x.detach(), wanted, mask, tau) for x, wanted, mask, tau in _samples(generator))
+
+
+@sampled(rank_gradient)
+def _gradient_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, float]]:
+    for x, wanted, mask, tau in _value_samples(generator):
+        yield x, wanted, mask, torch.cos(x), tau
