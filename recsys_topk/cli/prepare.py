@@ -16,6 +16,7 @@ OPTIONS = {
     "--data.root DIR": "RecFlow: folder or URL that holds all_stage or data/all_stage; interactions, lists: the files",
     "--data.days DAYS": "RecFlow: a date or FIRST:LAST, both included (default: all)",
     "--data.cache_dir DIR": "folder of the cache (default: the user's cache folder)",
+    "--check DIR": "check files that another program prepared (docs/prepared-format.md); nothing is written",
     "--data.help NAME": "every option of a data module",
     "--trust PACKAGE": "let a config name classes of this package; may be repeated",
 }
@@ -29,6 +30,8 @@ def main(argv: list[str]) -> int:
         parser.add_argument(name, metavar=metavar, help=text)
     if {"-h", "--help"} & set(argv):
         parser.parse_args(["--help"])
+    if argv[:1] == ["--check"]:
+        return _check(parser.parse_args(argv).check)
     from recsys_topk.cli.arguments import parse_options
     from recsys_topk.cli.training import requested_help
     from recsys_topk.runs.run import TrainingRun
@@ -58,4 +61,16 @@ def main(argv: list[str]) -> int:
     for line in data.facts():
         echo(line)
     echo(f"prepared in {perf_counter() - start:.1f} s")
+    return 0
+
+
+def _check(folder: str) -> int:
+    """Check a folder of prepared data and print the sizes of its tables."""
+    from pathlib import Path
+
+    from recsys_topk.datamodules.prepare.check import check_prepared
+
+    sizes = check_prepared(Path(folder).expanduser())
+    echo(", ".join(f"{name}: {rows:,} rows" for name, rows in sizes.items()))
+    echo(f"{folder} can be trained on: --data.root {folder}")
     return 0

@@ -117,7 +117,7 @@ def test_killed_preparation_resumes_at_the_unfinished_step(kind: str, tmp_path: 
         assert not list((tmp_path / "cache").glob("log-*"))
         return done.stdout.strip()
 
-    columns = 5 if kind == "interactions" else 8
+    columns = 5 if kind == "interactions" else 9
     assert killed("read", 2) == f"[{columns}]"
     assert killed("sort", 4) == f"[{columns}]"  # in the fourth chunk
     assert killed("encode", 2) == "[]"

@@ -16,7 +16,8 @@ from torch import nn
 from typing_extensions import Unpack
 
 from recsys_topk.datamodules.base import BatchSize, CascadeDataModule, LoaderOptions, NegativeOptions
-from recsys_topk.datamodules.prepare.columns import read_columns
+from recsys_topk.datamodules.prepare.check import check_prepared
+from recsys_topk.datamodules.prepare.columns import find_table, read_table
 from recsys_topk.datamodules.prepare.engine.duck import DuckEngine
 from recsys_topk.datamodules.prepare.plan import PreparationPlan
 from recsys_topk.datamodules.prepare.progress import Progress
@@ -59,12 +60,15 @@ class PreparedFiles:
     def table(self, name: str) -> dict[str, Array]:
         """Return the memory-mapped columns of a table. They are opened once."""
         if name not in self._tables:
-            self._tables[name] = read_columns(self.folder / f"{name}.arrow")
+            place = find_table(self.folder, name)
+            if place is None:
+                raise FileNotFoundError(f"{self.folder} has no table {name!r}; prepare the data again")
+            self._tables[name] = read_table(place)
         return self._tables[name]
 
     def ids(self, name: str) -> Array | None:
         """Return a column of ids as in the source, or None if there is no such column."""
-        return self.table(name)["id"] if (self.folder / f"{name}.arrow").is_file() else None
+        return None if find_table(self.folder, name) is None else self.table(name)["id"]
 
 
 class Preparation(Protocol):
@@ -174,7 +178,7 @@ class PreparedDataModule(CascadeDataModule):
     @property
     def outline(self) -> Outline:
         """What is known before the data are prepared."""
-        described = self.plan.description
+        described = self.plan.description if self.given_folder is None else self.encoder.description
         parts: dict[Part, bool] = {
             "request": bool(described.user or described.context),
             "history": bool(described.history),
@@ -186,6 +190,14 @@ class PreparedDataModule(CascadeDataModule):
     def schema(self) -> Schema:
         """The description of the batch columns. It contains the vocabularies, so the data are prepared first."""
         return self.encoder.schema(*self.label_meaning, reserved=_MODULE_NAMES)
+
+    @property
+    def given_folder(self) -> Path | None:
+        """The folder of data that were prepared elsewhere, if `root` is one: it has facts.json and features/."""
+        folder = Path(self.root).expanduser() if isinstance(self.root, (str, Path)) else None
+        if folder is None or not (folder / "facts.json").is_file() or not (folder / "features" / FILE).is_file():
+            return None
+        return folder
 
     def prepared_files(self) -> PreparedFiles:
         """Return the prepared files. The data are prepared first if necessary."""
@@ -219,6 +231,10 @@ class PreparedDataModule(CascadeDataModule):
         Returns:
             Whether the data were prepared by this call.
         """
+        if self.given_folder is not None:
+            check_prepared(self.given_folder, self.name)
+            self._prepared = self.files(self.given_folder)
+            return False
         facts = {"format": self.format, "types": self._types, **self.plan.facts()}
         digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
         home = cache_home() / "prepared" if self.cache_dir is None else Path(self.cache_dir).expanduser()
@@ -248,6 +264,8 @@ class PreparedDataModule(CascadeDataModule):
 
     def guess_lines(self) -> list[str]:
         """Return lines that report the guessed columns and features."""
+        if self.given_folder is not None:
+            return []
         guessed = [f"{role} = {column}" for role, column in self.plan.roles.items() if not self.given_columns.get(role)]
         lines = [f"columns, guessed: {', '.join(guessed)}"] if guessed else []
         if self._described is None:

@@ -371,6 +371,6 @@ def _rebuilt(entry: Mapping[str, Any], folder: Path) -> Vocabulary:
         made = CompactVocabulary(np.load(folder / name, mmap_mode="r", allow_pickle=False), entry["oov_rows"])
     else:
         raise ValueError(f"unknown kind {kind!r}")
-    if made.fingerprint != entry["fingerprint"]:
+    if made.fingerprint != entry.get("fingerprint", made.fingerprint):
         raise ValueError("the ids do not match their fingerprint")
     return made
