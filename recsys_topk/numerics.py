@@ -87,12 +87,6 @@ def masked_logsumexp(x: Tensor, mask: Tensor, dim: int = -1, keepdim: bool = Fal
     return value if keepdim else value.squeeze(dim)
 
 
-def masked_log_softmax(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
-    """Return log softmax over the entries of `x` where `mask` is True, and 0 elsewhere (so that 0 * value is 0)."""
-    normaliser = masked_logsumexp(x, mask, dim, keepdim=True)
-    return torch.where(mask, torch.where(mask, x, 0.0) - torch.where(mask, normaliser, 0.0), 0.0)
-
-
 def masked_mean(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
     """Return the mean of `x` over the entries where `mask` is True; 0 if there are none."""
     if is_full(mask):

@@ -12,8 +12,10 @@ from typing_extensions import Unpack
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.losses.arf_terms import arf_terms
+from recsys_topk.ops.losses.arf_terms import arf_terms, neuralsort_matrix, relaxed_recall
 from recsys_topk.ops.losses.topk_target import topk_target
+
+__all__ = ["ARFLoss", "ARFV2Loss", "neuralsort_matrix", "relaxed_recall"]
 
 # Lists are processed in groups whose relaxed permutations have about this many entries in total. The backward pass
 # recomputes each group. On a CPU a group should stay near its cache (measured fastest).

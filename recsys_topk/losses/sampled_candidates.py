@@ -21,7 +21,10 @@ class SampledCandidates:
         """Return the corrected scores x - tau log q (logQ correction for sampled candidates).
 
         With them, sum_j exp(x_j / tau) over a list estimates the sum over all items. Raises for losses that do not
-        divide by that sum.
+        divide by that sum. A positive is in its list with certainty: its log q is 0, and it is not corrected. This is
+        the corrected logQ of Khrylchenko et al. 2025, arXiv 2507.09331: with P the softmax of a positive and N the
+        corrected negatives, the gradient is that of -(1 - P) log(exp(x_i / tau) / sum_N exp(x_j / tau)) with a constant
+        factor 1 - P. Subtracting log q of the positives too, as for in-batch negatives, is biased.
 
         Args:
             scores: (B, N).

@@ -116,8 +116,11 @@ def noised_topk(filled: Tensor, k: Tensor, noise: Tensor, tau: float) -> Tensor:
         >>> noised_topk(x, torch.tensor([1]), torch.tensor([[0.0, 3.0, 0.0]]), tau=1.0)
         tensor([[False,  True, False]])
     """
-    noised = filled + tau * noise
+    noised = torch.add(filled, noise, alpha=tau)
     kept, _ = kth_values(noised, k)
+    chosen = noised >= kept
+    if may_read(chosen) and int(chosen.count_nonzero()) == int(k.sum()):  # no list has more than k
+        return chosen
     above, tied = noised > kept, noised == kept
     room = (k - above.sum(1)).unsqueeze(1)
     return above | (tied & (tied.cumsum(1) <= room))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recsys_topk.losses.arf import ARFLoss, ARFV2Loss
+from recsys_topk.losses.arf import ARFLoss, ARFV2Loss, neuralsort_matrix, relaxed_recall
 from recsys_topk.losses.skipped_lists import count_lists
-from recsys_topk.ops.losses.arf_terms import neuralsort_matrix, relaxed_recall
 
 
 class PublishedARF(ARFLoss):

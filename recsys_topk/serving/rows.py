@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recsys_topk.tabular.tables.reader import open_table
-
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Return the rows of a Parquet, CSV, TSV or JSON lines file, for `CascadeRecommender.recommend`.
@@ -17,14 +15,28 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"the file of users {str(path)!r} does not exist")
-    if path.suffix.lower() in (".jsonl", ".ndjson", ".json"):  # rows may have different keys
+    kind = path.suffix.lower()
+    if kind in (".jsonl", ".ndjson", ".json"):
         return _json_lines(path)
-    if path.suffix.lower() not in (".parquet", ".csv", ".tsv"):
-        raise ValueError(f"{str(path)!r} must end in .parquet, .csv, .tsv or .jsonl")
-    reader = open_table(path)
-    if path.suffix.lower() != ".parquet" and "history" in reader.columns:
-        reader = open_table(path, {"history": "string"})
-    rows: list[dict[str, Any]] = [row for batch in reader.batches() for row in batch.to_pylist()]
+    import pyarrow as pa
+
+    try:
+        if kind == ".parquet":
+            import pyarrow.parquet
+
+            table = pyarrow.parquet.read_table(path)
+        elif kind in (".csv", ".tsv"):
+            import pyarrow.csv
+
+            parse = pyarrow.csv.ParseOptions(delimiter="\t" if kind == ".tsv" else ",")
+            types = {"history": pa.string()}
+            convert = pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=True)
+            table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
+        else:
+            raise ValueError(f"{str(path)!r} must end in .parquet, .csv, .tsv or .jsonl")
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
+    rows: list[dict[str, Any]] = table.to_pylist()
     for row in rows:
         if isinstance(row.get("history"), str):
             row["history"] = row["history"].split()

@@ -97,7 +97,8 @@ def fuzz_loss(
         loss.reduction = "none"
         loss._skipped_batches = 1  # batches without a positive are drawn on purpose
         scores = batch.scores.clone().requires_grad_()
-        value = loss(scores, batch.labels, batch.mask, k=batch.k, weights=batch.weights)
+        given = batch.item_weights if loss.takes_item_weights else None
+        value = loss(scores, batch.labels, batch.mask, k=batch.k, weights=batch.weights, item_weights=given)
         gradient = _gradient(value, scores)
         return {"not_finite": ~(torch.isfinite(value) & torch.isfinite(gradient).all(1))}
 
@@ -119,15 +120,18 @@ def fuzz_operator(
     def run(batch: RandomLists) -> dict[str, Tensor]:
         operator = _with_tau(cls, batch.tau)
         scores = batch.scores.clone().requires_grad_()
-        selection = operator(scores, batch.k, batch.mask)
+        given = batch.item_weights if operator.takes_item_weights else None
+        selection = operator(scores, batch.k, batch.mask, item_weights=given)
         p, q = selection.p, selection.log_q.exp()
         gradient = _gradient(p * batch.labels + q * (1.0 - batch.labels), scores)
         bad = ~(torch.isfinite(p) & torch.isfinite(q) & torch.isfinite(gradient)).all(1)
         found = {"not_finite": bad}
         if operator.sums_to_k:
-            valid = selection.mask.sum(1)
-            wanted = torch.minimum(torch.as_tensor(batch.k, device=valid.device), valid)
-            found["not_k"] = ~((p.double().sum(1) - wanted).abs() <= sum_tolerance(p))
+            weights = selection.mask.double() if given is None else torch.where(selection.mask, given.double(), 0.0)
+            wanted = torch.minimum(torch.as_tensor(batch.k, device=p.device).double(), weights.sum(1))
+            # Sums of weights are rounded in proportion to their size.
+            tolerance = sum_tolerance(p) * (1.0 if given is None else weights.sum(1).clamp_min(1.0))
+            found["not_k"] = ~(((p.double() * weights).sum(1) - wanted).abs() <= tolerance)
         return found
 
     start = resume or Findings(f"operator {getattr(cls, 'name', cls.__name__)}")

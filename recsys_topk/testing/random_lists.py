@@ -38,6 +38,7 @@ class RandomLists:
     k: int | Tensor  # one int, or one int per list
     weights: Tensor | None  # (B,) float32, or None
     tau: float  # the temperature to try
+    item_weights: Tensor | None  # (B, N) float32, or None
 
     def to(self, device: str) -> RandomLists:
         """Return the batch on a device."""
@@ -48,18 +49,19 @@ class RandomLists:
         """Return one list as text."""
         k = int(self.k[row]) if isinstance(self.k, Tensor) else self.k
         mask = None if self.mask is None else self.mask[row].int().tolist()
+        weights = None if self.item_weights is None else self.item_weights[row].tolist()
         return (
             f"scores={self.scores[row].tolist()} ({self.scores.dtype}) labels={self.labels[row].tolist()} "
-            f"mask={mask} k={k} (per list: {isinstance(self.k, Tensor)}) tau={self.tau}"
+            f"mask={mask} k={k} (per list: {isinstance(self.k, Tensor)}) tau={self.tau} item_weights={weights}"
         )
 
 
 def random_lists(seed: int, number: int, most: int = BATCH, cost: str = "n") -> RandomLists:
     """Return one batch of one dtype and temperature, with lengths 1 to 12, or up to 300 in one of ten batches.
 
-    Within a batch each list has its own scale, offset, ties, mask and, in half of the batches, k. Batches grow from 64
-    to 1024 lists (at most `most`), so that few lists cover many kinds, and many lists need few calls. A higher `cost`
-    of the loss or operator, for example ``"n^2"``, gives fewer long lists.
+    Within a batch each list has its own scale, offset, ties, mask, in half of the batches k, and in 3 of 10 batches
+    item weights. Batches grow from 64 to 1024 lists (at most `most`), so that few lists cover many kinds, and many
+    lists need few calls. A higher `cost` of the loss or operator, for example ``"n^2"``, gives fewer long lists.
 
     Example:
         >>> batch = random_lists(seed=0, number=4)
@@ -99,4 +101,11 @@ def random_lists(seed: int, number: int, most: int = BATCH, cost: str = "n") -> 
     ks = torch.randint(0, n + 2, (rows,), generator=draw)
     k: int | Tensor = ks if bool(chance(0.5, 1)) else int(ks[0])
     weights = torch.rand(rows, generator=draw) if bool(chance(0.2, 1)) else None
-    return RandomLists(own, scores, labels.to(torch.float32), mask, k, weights, pick(TEMPERATURES))
+    tau = pick(TEMPERATURES)
+    each: Tensor | None = None
+    if bool(chance(0.3, 1)):  # copies and weights of 0, equal fractions, or weights of any size
+        copies = torch.randint(0, 4, (rows, n), generator=draw).float()
+        any_size = torch.exp(5.0 * torch.randn(rows, n, generator=draw)) * chance(0.8, rows, n)
+        kind = torch.randint(3, column, generator=draw)
+        each = torch.where(kind == 0, copies, torch.where(kind == 1, 0.1, any_size))
+    return RandomLists(own, scores, labels.to(torch.float32), mask, k, weights, tau, each)

@@ -56,6 +56,13 @@ def test_flat_lists_give_the_same_loss_in_both_forms(monkeypatch, capsys):
     assert words[-1] == "0"
 
 
+def test_inverse_propensities_beat_naive_training_for_five_seeds(monkeypatch, capsys):
+    lines = run_example("position_bias.py", "5", monkeypatch, capsys).splitlines()[1:]
+    values = [[float(word) for word in line.split()[1:]] for line in lines]
+    assert len(values) == 5
+    assert all(weighted > naive for naive, weighted in values)
+
+
 class StandInTrainer:
     """Calls `compute_loss` as the Trainer of transformers does; transformers is not installed here."""
 

@@ -237,7 +237,10 @@ def test_verdict_is_no_difference_if_the_interval_contains_zero() -> None:
 
 def test_packaged_studies_have_the_same_competitors_and_their_configs_parse(tmp_path: Path) -> None:
     first, second = (read_study(name) for name in ("objectives", "objectives-drift"))
-    assert packaged_studies() == ["objectives", "objectives-drift"]
+    assert packaged_studies() == ["objectives", "objectives-drift", "pool"]
+    for label, variant in read_study("pool")["variants"].items():
+        objective = resolve({"config": [read_study("pool")["common"], variant]})["model"]["objective"]["init_args"]
+        assert str(objective.get("pool", "catalogue")) == (label.split()[2] if label.count(" ") == 2 else "catalogue")
     assert {**second, "about": "", "common": ""} == {**first, "about": "", "common": ""}
     assert first["common"]["data"]["world"] != second["common"]["data"]["world"]
     arguments = ["--study", "objectives", "--only", "quota,softmax pool", "--out", str(tmp_path)]

@@ -17,7 +17,10 @@ NAMES = [name for name in losses.available() if losses.get(name).takes_item_weig
 
 def test_the_losses_that_take_item_weights():
     of_operators = ["dftopk", "lapsum", "sigmoid", "sparse", "sparse_fy"]
-    assert sorted([*of_operators, "bce", "listmle", "listnet", "ranknet", "softmax", "softmax_at_k"]) == NAMES
+    assert (
+        sorted([*of_operators, "bce", "listmle", "listnet", "llpauc", "ranknet", "softmax", "softmax_at_k", "talos"])
+        == NAMES
+    )
 
 
 @pytest.mark.parametrize("name", ["bce", "dftopk", "lapsum", "ranknet", "sigmoid", "sparse"])

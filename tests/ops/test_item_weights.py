@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -132,3 +134,12 @@ def test_weights_of_one_change_nothing(law: Law) -> None:
     found.backward()
     expected.backward()
     torch.testing.assert_close(x.grad, y.grad, rtol=2e-4, atol=2e-6)
+
+
+def test_threshold_at_the_bound_of_its_bracket_is_exact() -> None:
+    """All scores tie, so that sigmoid(-b / tau) = 3 / 5, the bound of the search."""
+    x = torch.full((1, 4), -65504.0, requires_grad=True)
+    labels, weights = torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([[3.0, 1.0, 1.0, 0.0]])
+    value, _ = topk_loss(x, labels, None, 3, 0.0, Law("logistic", 1e-3), True, weights)
+    expected = -(3.0 * math.log(0.6) + 2.0 * math.log(0.4)) / 5.0
+    assert value.item() == pytest.approx(expected, rel=1e-5)

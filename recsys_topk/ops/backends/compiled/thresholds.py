@@ -91,6 +91,7 @@ def threshold(law: Any, v: Any, q: Any, size: Any, facts: Any, tau: Any) -> Any:
     guess = facts.mean + facts.z * f32(math.sqrt(spread)) - base
     low = HALF * gap - tau * f32(math.log(max(k / rest, ONE)))
     high = HALF * gap + tau * f32(math.log(max((f32(facts.amount) - k) / top, ONE)))
+    low, high = low - f32(0.01) * tau, high + f32(0.01) * tau  # the root may be a bound, which is rounded
     b = min(max(guess, low), high)
     if gap > f32(20.0) * tau:  # otherwise the items that matter are within 40 tau
         b = HALF * gap
