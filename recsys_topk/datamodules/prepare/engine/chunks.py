@@ -65,7 +65,7 @@ def _cut(table: Any, starts: Array, rows: int) -> Iterator[Any]:
 
 
 def value_at(place: int, low: int, high: int, count: Callable[[int, int, int], Iterable[tuple[int, int]]]) -> int:
-    """Return the integer at a place of a sorted column that an engine counts in buckets, in bounded memory. It is exact.
+    """Return the integer at a place of a sorted column that an engine counts in buckets. It is exact.
 
     Args:
         place: The place, from 0.

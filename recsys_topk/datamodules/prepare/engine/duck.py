@@ -186,8 +186,7 @@ class DuckEngine:
                 query = f"SELECT (value - {low}) // {width}, count(*) FROM sorted WHERE value BETWEEN {low} AND {high}"
                 return list(self._query(f"{query} GROUP BY 1").fetchall())
 
-            found = [value_at(min(int(share * number), number - 1), lowest, highest, count) for share in shares]
-        return found
+            return [value_at(min(int(share * number), number - 1), lowest, highest, count) for share in shares]
 
     def chunks(
         self,

@@ -202,7 +202,7 @@ class _one_line:  # noqa: N801
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: Any, error: Any, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         from pyspark.errors import PySparkException
 
         if isinstance(error, PySparkException):
