@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -20,6 +20,8 @@ from recsys_topk.tabular.tables.columns import one_chunk
 
 if TYPE_CHECKING:
     from typing import Self
+
+_READ: Final = "read"
 
 
 class SparkEngine:
@@ -81,7 +83,7 @@ class SparkEngine:
             made = frame.mapInArrow(clean, _spark_schema(named))
             with _one_line():
                 made.write.mode("append" if number else "overwrite").parquet(self._rows)
-            rows = counts.value.pop(None, 0)
+            rows = counts.value.pop(_READ, 0)
             self.left_out.update(counts.value)
             self.seen += rows
             before += 1 << 50  # rows are numbered by partition
@@ -160,7 +162,7 @@ class _Cleaning:
             if batch.num_rows:
                 start = batch.column("__place")[0].as_py()
                 rows, left_out = cleaned(self.clean, self.name, batch, start, self.before)
-                self.counts.add(Counter({None: batch.num_rows, **left_out}))
+                self.counts.add(Counter({_READ: batch.num_rows, **left_out}))
                 rows = converted(rows, schema, self.name)
                 yield rows.rename_columns([f"c{number}" for number in range(rows.num_columns)])
 
