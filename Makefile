@@ -8,7 +8,7 @@ TORCH := requirements/torch-cpu.txt
 # Used only if pip does not find the CPU build of torch in its configured sources.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra fast --extra plot --extra baselines --extra dashboard --extra export --extra serve --extra tune --extra docs --extra dev --universal --python-version 3.11 --custom-compile-command "make lock"
+UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra spark --extra fast --extra plot --extra baselines --extra dashboard --extra export --extra serve --extra tune --extra docs --extra dev --universal --python-version 3.11 --custom-compile-command "make lock"
 GPU_VENV ?= .venv-gpu
 DEMO_DIR ?= runs
 PAPER_DIR ?= runs/paper

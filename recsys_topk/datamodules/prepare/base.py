@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
@@ -94,6 +94,8 @@ class PreparedOptions(LoaderOptions, total=False):
     history_length: int
     cache_dir: str | None
     memory: str | None
+    engine: Literal["duckdb", "spark"]
+    spark: dict[str, Any] | None
 
 
 class PreparedDataModule(CascadeDataModule):
@@ -117,6 +119,10 @@ class PreparedDataModule(CascadeDataModule):
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
         memory: Memory of the engine that prepares the data, e.g. ``"4GB"``; None = a quarter of the machine's, at most
             400 MB. Larger data are sorted on disk.
+        engine: What prepares the data: ``"duckdb"`` on one machine, or ``"spark"`` (interactions in Parquet files, with
+            times; extra `spark` and Java 17).
+        spark: Options of the Spark session: ``{"master": ..., "conf": {...}, "work": FOLDER}``, where `work` is a
+            folder that all executors see; None = the running session, or a local one.
         options: Options of every data module; see `CascadeDataModule`.
     """
 
@@ -145,6 +151,8 @@ class PreparedDataModule(CascadeDataModule):
         history_length: int = 50,
         cache_dir: str | None = None,
         memory: str | None = None,
+        engine: Literal["duckdb", "spark"] = "duckdb",
+        spark: dict[str, Any] | None = None,
         **options: Unpack[NegativeOptions],
     ) -> None:
         super().__init__(batch_size=batch_size, **options)
@@ -160,6 +168,7 @@ class PreparedDataModule(CascadeDataModule):
         if history_length < 1:
             raise ValueError(f"history_length must be at least 1, got {history_length}")
         self.history_length, self.cache_dir, self._memory = history_length, cache_dir, memory
+        self._engine, self._spark = engine, spark
         self._fractions, self._split_seed = (val_fraction, test_fraction), split_seed
         self._dates = None if val_from is None or test_from is None else (parse_time(val_from), parse_time(test_from))
         self._described, self._types = features, types
@@ -246,7 +255,7 @@ class PreparedDataModule(CascadeDataModule):
             for older in self._older(target):
                 rank_zero_info(f"{older} was prepared by an older version and is not used; it can be deleted")
             rank_zero_info(f"preparing {self.plan.name} in {target} (once)")
-            with self.progress_of() as told, DuckEngine(folder, progress or told, self._memory) as engine:
+            with self.progress_of() as told, self._open_engine(folder, progress or told) as engine:
                 self.preparation(self.plan, folder, engine).run()
 
         made = make_once(target, write, resume=True)
@@ -254,6 +263,15 @@ class PreparedDataModule(CascadeDataModule):
         for line in self.facts() if made else ():
             rank_zero_info(line)
         return made
+
+    def _open_engine(self, folder: Path, progress: Progress) -> Any:
+        if self._engine == "duckdb":
+            return DuckEngine(folder, progress, self._memory)
+        if self.name != "interactions" or "time" not in self.plan.roles:
+            raise ValueError("engine='spark' prepares interactions with a column of times; use --data.engine duckdb")
+        from recsys_topk.datamodules.prepare.engine.spark import SparkEngine
+
+        return SparkEngine(folder, progress, self._spark)
 
     def _older(self, target: Path) -> Iterator[Path]:
         """Yield the folders of the same source that have another format."""

@@ -86,6 +86,7 @@ class TableReader:
         nbytes: int | None = None,
     ) -> None:
         self.name = name
+        self.parquet: list[str] | None = None
         self.rows = rows
         self.nbytes = nbytes
         self._scan, self._identity, self._lists = scan, identity, dict(lists or {})
@@ -224,7 +225,11 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
         return [list(row) for row in zip(places, sizes, when, strict=True)]
 
     nbytes = sum(int(files.size(place)) for place in places)
-    return TableReader(name, dataset.schema, scan, identity, rows, lists, nbytes)
+    made = TableReader(name, dataset.schema, scan, identity, rows, lists, nbytes)
+    made.parquet = (
+        [place if local else files.unstrip_protocol(place) for place in places] if kind == "parquet" else None
+    )
+    return made
 
 
 def _open_frame(frame: Any) -> TableReader:

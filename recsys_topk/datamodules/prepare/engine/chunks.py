@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 from recsys_topk.tabular.tables.columns import one_chunk
 from recsys_topk.types import Array
 
-CHUNK_ROWS: Final = 1 << 20
+_BUCKETS: Final = 1 << 14
 
 
 def whole_groups(batches: Iterable[Any], group: Sequence[str], rows: int) -> Iterator[Any]:
@@ -62,3 +62,30 @@ def _cut(table: Any, starts: Array, rows: int) -> Iterator[Any]:
         end = int(fits[-1] if fits.size else ends[np.searchsorted(ends, at, side="right")])
         yield table.slice(at, end - at)
         at = end
+
+
+def value_at(place: int, low: int, high: int, count: Callable[[int, int, int], Iterable[tuple[int, int]]]) -> int:
+    """Return the integer at a place of a sorted column that an engine counts in buckets. It is exact.
+
+    Args:
+        place: The place, from 0.
+        low: The smallest value.
+        high: The largest value.
+        count: Takes low, width and high; returns (value - low) // width and its count, for values from low to high.
+
+    Example:
+        >>> values = [3, 3, 5, 90_000]
+        >>> def count(low, width, high):
+        ...     buckets = [(value - low) // width for value in values if low <= value <= high]
+        ...     return {bucket: buckets.count(bucket) for bucket in buckets}.items()
+        >>> [value_at(place, 3, 90_000, count) for place in range(4)]
+        [3, 3, 5, 90000]
+    """
+    while low < high:
+        width = (high - low) // _BUCKETS + 1
+        bucket, number = np.array(sorted(count(low, width, high)), dtype=np.int64).T
+        at = int(np.searchsorted(np.cumsum(number), place, side="right"))
+        place -= int(number[:at].sum())
+        low += int(bucket[at]) * width
+        high = min(low + width - 1, high)
+    return int(low)

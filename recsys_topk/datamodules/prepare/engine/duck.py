@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from recsys_topk.datamodules.prepare.engine.chunks import whole_groups
+from recsys_topk.datamodules.prepare.engine.chunks import value_at, whole_groups
 from recsys_topk.datamodules.prepare.progress import Progress
 from recsys_topk.tabular.tables.columns import one_chunk
 from recsys_topk.tabular.tables.reader import TableReader
@@ -29,7 +29,6 @@ NAME: Final = "work-3"
 
 _MEMORY: Final = 400 << 20
 _BATCH: Final = 1 << 18
-_BUCKETS: Final = 1 << 14
 
 Made = TypeVar("Made")
 Clean = Callable[[Any, int, int], tuple[Any, Mapping[str, int]]]
@@ -130,7 +129,7 @@ class DuckEngine:
         for table in tables:
             before = self.seen
             for batch in table.reader.batches(table.columns):
-                rows, left_out = cleaned(table, batch, self.seen - before, before)
+                rows, left_out = cleaned(table.clean, table.reader.name, batch, self.seen - before, before)
                 self.left_out.update(left_out)
                 self.seen += batch.num_rows
                 self.progress("read", batch.num_rows, total)
@@ -174,7 +173,7 @@ class DuckEngine:
             shares: Shares of the values, from 0 to 1.
             first_of: Take only the smallest value of each group, a column, and only rows with ``split`` -1.
         """
-        found, value = [], self._column(column)
+        value = self._column(column)
         source = f"SELECT {value} AS value FROM rows"
         if first_of is not None:
             source = f"SELECT min({value}) AS value FROM rows WHERE {self._column('__split')} < 0 "
@@ -182,21 +181,12 @@ class DuckEngine:
         with self._errors():
             self._query(f"CREATE OR REPLACE TEMP VIEW sorted AS {source}")
             number, lowest, highest = self._query("SELECT count(*), min(value), max(value) FROM sorted").fetchall()[0]
-            for share in shares:
-                place, low, high = min(int(share * number), number - 1), lowest, highest
-                while low < high:
-                    width = (high - low) // _BUCKETS + 1
-                    counted = self._query(
-                        f"SELECT (value - {low}) // {width} AS bucket, count(*) FROM sorted "
-                        f"WHERE value BETWEEN {low} AND {high} GROUP BY bucket ORDER BY bucket"
-                    ).fetchall()
-                    bucket, count = np.array(counted, dtype=np.int64).T
-                    at = int(np.searchsorted(np.cumsum(count), place, side="right"))
-                    place -= int(count[:at].sum())
-                    low += int(bucket[at]) * width
-                    high = min(low + width - 1, high)
-                found.append(int(low))
-        return found
+
+            def count(low: int, width: int, high: int) -> list[tuple[int, int]]:
+                query = f"SELECT (value - {low}) // {width}, count(*) FROM sorted WHERE value BETWEEN {low} AND {high}"
+                return list(self._query(f"{query} GROUP BY 1").fetchall())
+
+            return [value_at(min(int(share * number), number - 1), lowest, highest, count) for share in shares]
 
     def chunks(
         self,
@@ -281,20 +271,20 @@ def converted(batch: Any, schema: Any, source: str) -> Any:
     return pa.record_batch(made, schema=schema)
 
 
-def cleaned(table: EngineTable, batch: Any, start: int, before: int) -> tuple[Any, Mapping[str, int]]:
+def cleaned(clean: Clean, name: str, batch: Any, start: int, before: int) -> tuple[Any, Mapping[str, int]]:
     """Clean a batch of a table. An error names the first row that causes it."""
     try:
-        return table.clean(batch, start, before)
+        return clean(batch, start, before)
     except ValueError as error:
         good, bad, reason = 0, batch.num_rows, error
         while bad - good > 1:
             middle = (good + bad) // 2
             try:
-                table.clean(batch.slice(0, middle), start, before)
+                clean(batch.slice(0, middle), start, before)
                 good = middle
             except ValueError as first:
                 bad, reason = middle, first
-        raise ValueError(f"{table.reader.name}, row {start + bad}: {reason}") from reason
+        raise ValueError(f"{name}, row {start + bad}: {reason}") from reason
 
 
 def _typed(batch: Any, kinds: Mapping[str, Any]) -> Any:
