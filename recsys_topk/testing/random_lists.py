@@ -105,7 +105,7 @@ def random_lists(seed: int, number: int, most: int = BATCH, cost: str = "n") -> 
     each: Tensor | None = None
     if bool(chance(0.3, 1)):  # copies and weights of 0, equal fractions, or weights of any size
         copies = torch.randint(0, 4, (rows, n), generator=draw).float()
-        any_size = torch.exp(5.0 * torch.randn(rows, n, generator=draw)) * chance(0.8, rows, n)
+        any_size = torch.exp(2.0 * torch.randn(rows, n, generator=draw)) * chance(0.8, rows, n)
         kind = torch.randint(3, column, generator=draw)
         each = torch.where(kind == 0, copies, torch.where(kind == 1, 0.1, any_size))
     return RandomLists(own, scores, labels.to(torch.float32), mask, k, weights, tau, each)
