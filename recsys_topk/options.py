@@ -35,7 +35,7 @@ def inherit_options(cls: type) -> None:
     Example:
         >>> from recsys_topk.losses import SoftmaxLoss
         >>> list(options_of(SoftmaxLoss))
-        ['tau', 'against', 'k', 'positive_above', 'reduction', 'validate']
+        ['tau', 'against', 'activation', 'tau_positives', 'k', 'positive_above', 'reduction', 'validate']
         >>> arguments_of(SoftmaxLoss.__doc__)["reduction"].partition(" (")[0]
         '``"mean"``'
     """

@@ -101,11 +101,14 @@ def monitored(model: Mapping[str, Any]) -> str:
     """
     if model["monitor"] is not None:
         return str(model["monitor"])
+    from recsys_topk.cascades.default_stages import default_k
     from recsys_topk.metrics.configured import DEFAULT, configured_metrics
     from recsys_topk.operators import get
 
     stages = model["stages"] or [{"name": "retrieval", "quota": 30}, {"name": "ranking", "quota": 20}]
     quotas = {stage["name"]: stage["quota"] for stage in stages}
     entries = model["metrics"] or DEFAULT
-    metrics = configured_metrics(entries, k=model["k"], quotas=quotas, operator=get("dftopk"))  # any operator will do
+    metrics = configured_metrics(
+        entries, k=model["k"] or default_k(), quotas=quotas, operator=get("dftopk")
+    )  # any operator will do
     return next((name for name, metric in metrics.items() if metric.whole_cascade), next(iter(metrics)))

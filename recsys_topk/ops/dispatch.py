@@ -342,11 +342,13 @@ def save(ctx: Any, *tensors: Tensor) -> None:
 
 
 def closed_form(function: type[torch.autograd.Function], reference: Callable[..., Any], *inputs: Any) -> Any:
-    """Call a `torch.autograd.Function` with a closed-form gradient, or its reference under a transform of `torch.func`.
+    """Call a function with a closed-form gradient, or its reference under `torch.func` and `torch.compile`.
 
     Its backward starts with ``if wants_graph(): return through_reference(reference, inputs, grads)``.
     """
-    return reference(*inputs) if under_transform() else apply(function, *inputs)
+    if under_transform() or torch.compiler.is_compiling():
+        return reference(*inputs)
+    return apply(function, *inputs)
 
 
 def wants_graph() -> bool:

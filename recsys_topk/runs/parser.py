@@ -130,9 +130,11 @@ def plain_error(message: str) -> str:
     keys = re.findall(r'Parser key "([\w.+-]+)"', text)
     option = re.sub(r"^model\.(loss|objective)\b", r"\1", ".".join(keys))
     union = re.search(r"Union subtypes.*?Errors: (.*?) Given value type: .*? Given value: (.*)$", text)
-    items, given = ([text], "") if union is None else (f" {union[1]}".split(" - "), union[2])
+    items, given = [text], ""
+    if union is not None:
+        items, given = f" {union[1]}".split(" - "), re.split(" Given value| - Expected", union[2])[0]
     items = [re.sub(r"Problem with given class_path '[^']*': |Parser key \"[^\"]*\": ", "", item) for item in items]
-    items = [item.strip() for item in items if item.strip() and "NoneType" not in item]
+    items = [item.strip() for item in items if item.strip() and "NoneType" not in item and not item.endswith("Errors:")]
     told = [item for item in items if not item.startswith("Expected a ") or "Got value" in item]
     if told or not items:
         text = re.sub(r"\.? Got value: ", ", got ", told[0] if told else text)

@@ -46,7 +46,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> InteractionsDataModule:
 
 @pytest.fixture(scope="module")
 def batch(data: InteractionsDataModule) -> CascadeBatch:
-    return data.add_negatives(next(iter(data.train_dataloader())))
+    return data.add_negatives(next(batch for batch in data.train_dataloader() if batch.held_out.numel()))
 
 
 def model(data: InteractionsDataModule, **options: object) -> CascadeModule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ def test_funnel_log_is_described_and_trains(
     assert written["features"]["context"] == {"device": {"kind": "categorical"}}
     fitted = in_process(tmp_path, "fit", "--config", "lists.yaml", "--model.k", "2", *SMALL)
     assert fitted.returncode == 0, fitted.stderr
-    assert "retrieval (two_tower, 30) -> ranking (mlp, 20)" in fitted.stdout
+    first, last = map(int, re.findall(r"retrieval \(two_tower, (\d+)\) -> ranking \(mlp, (\d+)\)", fitted.stdout)[0])
+    assert last <= first < 20  # a half and a quarter of short lists
 
 
 def test_description_of_nested_tables_and_svmlight_files_matches_the_data_module(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def world_options(given: Any) -> Any:
         1.0
     """
     named = given.get("class_path") if isinstance(given, Mapping) else given
-    if not isinstance(named, str):
+    if not isinstance(named, str) or named.lstrip().startswith("{"):  # text of a mapping, which the parser reads
         return given
     if named not in PRESETS:
         raise ValueError(f"unknown world {named!r}; {suggest(named, PRESETS)}worlds: {', '.join(PRESETS)}")
