@@ -68,10 +68,10 @@ def describe_checkpoint(path: str | Path, content: Mapping[str, Any]) -> list[st
 
 def check_schema(path: str | Path, content: Mapping[str, Any], schema: Schema) -> None:
     """Raise if a checkpoint was trained on other features than those of the data."""
-    saved = Schema.from_dict(content["hyper_parameters"]["schema"]).to_dict()
-    current = schema.to_dict()
-    if saved == current:
+    trained_on = Schema.from_dict(content["hyper_parameters"]["schema"])
+    if trained_on == schema:
         return
+    saved, current = trained_on.to_dict(), schema.to_dict()
     before, after = ({table["name"]: table for table in part["tables"]} for part in (saved, current))
     for name in (name for name in before if name in after):
         if before[name].get("vocabulary") != after[name].get("vocabulary"):
