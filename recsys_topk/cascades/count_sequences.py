@@ -25,7 +25,7 @@ def count_sequences(cascade: Cascade, data: Any) -> None:
     if found is None:
         raise ValueError(
             f"the stage {stages[0].name!r} counts items in the users' sequences, which these data do not have; "
-            f"use --data interactions, another stage, or two_tower without its option popularity"
+            f"use --data interactions, another stage, or two_tower without its options popularity and warm_start"
         )
     user, item_id = found
     catalogue = data.catalogue(names[0])

@@ -175,6 +175,15 @@ class FeatureEmbedding(nn.Module):
             joined["history"] = joined["history"].view(*batch.history.shape[:2], self.dims["history"])
         return Embedded(**joined, ages=batch.history_values[..., -1] if self.layout.has_ages else None)
 
+    def table(self, name: str) -> nn.Parameter:
+        """Return the weights of a table, (rows, D); raise if it is sharded."""
+        collections = self.collections.values()
+        found = [table_weights(one).get(name) for one in collections if is_plain(one) or is_fused(one)]
+        weights = [weight for weight in found if weight is not None]
+        if not weights:
+            raise ValueError(f"the table {name!r} is sharded and has no whole; use the stage without warm_start")
+        return weights[0]
+
     def pair_tables(self, feature: str, dim: int) -> FeatureEmbedding:
         """Return new tables for one feature of history and items, one table each, with the options of these tables."""
         return FeatureEmbedding(self.schema, dim, self.init_std, self.fused, tie_history=False, only=feature)

@@ -6,6 +6,7 @@ gives the same numbers as in a new interpreter.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import logging
@@ -68,7 +69,8 @@ class Trial:
     def run(self, **trainer: Any) -> TrainingRun:
         """Return the run, not trained yet."""
         above = {"wandb": self.place["wandb"]}  # above the environment, which overrides configs
-        run = TrainingRun({"config": [self.config, self.place, {"trainer": trainer}], **above}, trust=self.trust)
+        config = copy.deepcopy(dict(self.config))  # the parser writes into the lists that it is given
+        run = TrainingRun({"config": [config, self.place, {"trainer": trainer}], **above}, trust=self.trust)
         if run.trainer.world_size > 1:
             raise ValueError(f"each run trains on one device, got {run.trainer.world_size}; use --trainer.devices 1")
         return run

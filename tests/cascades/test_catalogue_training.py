@@ -20,6 +20,7 @@ from recsys_topk.cascades.catalogue_training import (
     sample_items,
 )
 from recsys_topk.cascades.count_sequences import count_sequences
+from recsys_topk.cascades.singular_vectors import singular_vectors
 from recsys_topk.cascades.successors import Successors
 from recsys_topk.datamodules import InteractionsDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
@@ -186,6 +187,49 @@ def test_the_popularity_term_counts_items_of_users_that_are_not_held_out(data: I
     )
     pairs = sum(max(0, n - gap) / gap for n in np.bincount(user) for gap in range(1, 6))
     assert float(cascade.cascade.stages["ranking"].successors.counts.sum()) == pytest.approx(pairs, rel=1e-4)
+
+
+def test_singular_vectors_equal_those_of_a_dense_decomposition() -> None:
+    draw = np.random.default_rng(2)
+    user, item = draw.integers(0, 12, 60), draw.integers(0, 9, 60)
+    matrix = np.zeros((12, 10))
+    matrix[user, item] = 1  # twice is once; the last item has no user
+    users, items = matrix.sum(1, keepdims=True), matrix.sum(0, keepdims=True)
+    _, singular, right = np.linalg.svd(matrix / np.sqrt(np.maximum(users, 1) * np.maximum(items, 1)))
+    expected = right[:4].T * np.sqrt(singular[:4])
+    expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
+    vectors, known = singular_vectors(user, item, 10, 4)
+    assert known.tolist() == [True] * 9 + [False]
+    found = vectors.double().numpy()[:9]
+    np.testing.assert_allclose(found @ found.T, (expected @ expected.T)[:9, :9], atol=1e-3)
+    assert singular_vectors(user, item, 10, 30)[0].shape == (10, 30)  # wider than the matrix
+
+
+@pytest.mark.parametrize("optimizer", ["same", "rowwise_adagrad"])
+def test_warm_start_writes_the_item_table_once(data: InteractionsDataModule, optimizer: str) -> None:
+    stages = [{**STAGES[0], "options": {"hidden": [], "warm_start": True}}]
+    options = {"loss": "softmax", "dim": 4, "k": 5, "init_std": 0.1, "embedding_optimizer": optimizer}
+    cascade = CascadeModule(data.schema, stages, **options).cascade  # type: ignore[arg-type]
+    stage = cascade.stages["retrieval"]
+    table = stage.embedding.table(stage.item_table.name)
+    before = table.detach().clone()
+    count_sequences(cascade, data)
+    user, item = data.shard("train").sequences(held_out=False)
+    column = data.catalogue("train").features.numpy()[:, stage.item_column]
+    item = column[np.searchsorted(data.catalogue("train").item_id.numpy(), item)]
+    vectors, known = singular_vectors(user, item, *table.shape)
+    torch.testing.assert_close(table[known], 0.1 * 2 * vectors[known])
+    torch.testing.assert_close(table[~known], before[~known])
+    with torch.no_grad():
+        table.mul_(2)  # trained
+    trained = table.detach().clone()
+    resumed = CascadeModule(data.schema, stages, **options).cascade  # type: ignore[arg-type]
+    resumed.load_state_dict(cascade.state_dict())
+    count_sequences(resumed, data)
+    torch.testing.assert_close(resumed.stages["retrieval"].embedding.table(stage.item_table.name), trained)
+    stage.embedding.collections.clear()
+    with pytest.raises(ValueError, match=r"is sharded and has no whole; use the stage without warm_start"):
+        stage.embedding.table(stage.item_table.name)
 
 
 def test_the_whole_catalogue_needs_held_out_requests_and_tables_in_one_place(

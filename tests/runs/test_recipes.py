@@ -16,6 +16,7 @@ import yaml
 from recsys_topk.cli.main import main
 from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.summary import advice
+from recsys_topk.runs.trials import Competition
 from tests.conftest import TINY_WORLD
 from tests.runs.test_resume import assert_same_run
 
@@ -130,6 +131,16 @@ def log_of_interactions(folder: Path, users: int = 60, items: int = 50) -> Path:
     file = folder / "clicks.csv"
     file.write_text("\n".join(rows) + "\n")
     return file
+
+
+def test_trial_of_a_recipe_has_the_same_options_after_its_run_is_made(here: Path) -> None:
+    variant = {"config": "interactions-cascade", "data": {"init_args": {"root": str(log_of_interactions(here))}}}
+    trial = Competition({"recipe": variant}, out=here / "compared").trial(
+        "recipe", variant, 0, "recipe", "tuning", "tune"
+    )
+    before = trial.identity()
+    trial.run(enable_progress_bar=False)
+    assert trial.identity() == before
 
 
 def test_recipe_for_interactions_learns_the_order_and_keeps_the_best_epoch(here: Path) -> None:

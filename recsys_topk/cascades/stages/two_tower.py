@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 
 from recsys_topk.cascades.encoders.recency import RecencyEncoder
 from recsys_topk.cascades.features import Embedded, FeatureEmbedding
+from recsys_topk.cascades.singular_vectors import singular_vectors
 from recsys_topk.cascades.stage import StageOptions, embed
 from recsys_topk.cascades.towers import Towers
 from recsys_topk.datamodules.batch import CascadeBatch
@@ -35,12 +36,16 @@ class TwoTower(Towers):
         popularity: Whether the score gets the term a log(1 + occurrences of the item in the training sequences), with a
             learned scale a that starts at 1. A softmax over the catalogue then starts at the popularity of the items,
             not at a uniform distribution. The vectors get one more column.
+        warm_start: Whether the table of the item ids starts at the singular vectors of the training sequences, with the
+            length of its random start, instead of at random. Then the model knows from the first step which items
+            have the same users, and learns more from few interactions. Not for sharded tables.
         options: Options of every stage; see `Stage`.
     """
 
     name: ClassVar[str] = "two_tower"
     shares_histories: ClassVar[bool] = True
     popularity: Tensor
+    started: Tensor
 
     def __init__(
         self,
@@ -48,6 +53,7 @@ class TwoTower(Towers):
         hidden: Sequence[int] = (128, 64, 32),
         transitions: int = 0,
         popularity: bool = False,
+        warm_start: bool = False,
         **options: Unpack[StageOptions],
     ) -> None:
         super().__init__(embedding, **options)
@@ -69,17 +75,30 @@ class TwoTower(Towers):
         if transitions:
             self.pairs = embedding.pair_tables(_item_id(embedding.schema).name, transitions)
             self.recency = RecencyEncoder(transitions, embedding.layout.has_ages, heads=1, slope=0.5)
-        self.counts_sequences = popularity
+        self.counts_sequences = popularity or warm_start
         self.popularity_scale = nn.Parameter(torch.ones(1)) if popularity else None
-        if popularity:
+        if self.counts_sequences:
             schema, item_id = embedding.schema, _item_id(embedding.schema)
+            self.item_table = schema.table(str(item_id.table))
             self.item_column = schema.id_columns("items")[item_id.name].start
-            self.register_buffer("popularity", torch.zeros(schema.table(str(item_id.table)).rows))
+        if popularity:
+            self.register_buffer("popularity", torch.zeros(self.item_table.rows))
+        if warm_start:  # False before the start: a resumed training does not start again
+            self.register_buffer("started", torch.zeros((), dtype=torch.bool))
 
     def count(self, user: Array, items: Array) -> None:
         """See `Stage.count`."""
-        counts = np.bincount(items[:, self.item_column], minlength=len(self.popularity))
-        self.popularity.copy_(torch.from_numpy(counts).log1p())
+        item = items[:, self.item_column]
+        if self.popularity_scale is not None:
+            counts = np.bincount(item, minlength=self.item_table.rows)
+            self.popularity.copy_(torch.from_numpy(counts).log1p())
+        if "started" in self._buffers and not self.started:
+            table = self.embedding.table(self.item_table.name)
+            vectors, known = singular_vectors(user, item, *table.shape)
+            length = self.embedding.init_std * table.shape[1] ** 0.5
+            with torch.no_grad():
+                table[known] = length * vectors[known].to(table)
+            self.started.fill_(True)
 
     def embed(self, batch: CascadeBatch) -> Embedded:
         """See `Stage.embed`. With transitions, their columns are the last ones of history and items."""
@@ -117,6 +136,6 @@ def _item_id(schema: Schema) -> Feature:
         if one.kind == "categorical" and one.name in views:
             return one
     raise ValueError(
-        "the options transitions and popularity of two_tower need a categorical feature that the history and the items "
-        "have in common; use --data interactions, or leave them out"
+        "the options transitions, popularity and warm_start of two_tower need a categorical feature that the history "
+        "and the items have in common; use --data interactions, or leave them out"
     )
