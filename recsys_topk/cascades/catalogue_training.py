@@ -62,6 +62,8 @@ def catalogue_terms(cascade: Cascade, loss: RankingLoss, batch: CascadeBatch) ->
         requests, items = (x.float() for x in towers.eval().encode(first.readable(held_out)))
         lists, scores = passed_on(held_out, requests, items, positive[batch.held_out], cascade.quotas[0])
     first.train(training)
+    if may_read(lists.labels) and not lists.labels.any():  # none is passed on; the loss would warn
+        return terms + [terms[0].new_zeros(()) for _ in later]
     for config, stage in zip(cascade.configs[1:], later, strict=True):
         scores = cascade.add_previous(config.name, stage(lists), scores)
         terms.append(loss(scores, lists.labels, lists.mask, k=config.quota if loss.requires_k else None))

@@ -47,9 +47,6 @@ class Successors(nn.Module):
         gaps: Largest distance of two items in a sequence.
         damping: Counts are divided by (1 + total count of the successor) ** damping in `shares`.
 
-    Attributes:
-        popularity: (V,), log(1 + number of occurrences).
-
     Example:
         >>> found = Successors(4, gaps=1)
         >>> found.count(np.array([0, 0, 0, 1, 1]), np.array([1, 2, 3, 1, 2]))
@@ -62,7 +59,6 @@ class Successors(nn.Module):
     counts: Tensor
     totals: Tensor
     damps: Tensor
-    popularity: Tensor
 
     def __init__(self, size: int, most: int = 256, gaps: int = 5, damping: float = 0.3) -> None:
         super().__init__()
@@ -73,7 +69,6 @@ class Successors(nn.Module):
         self.register_buffer("counts", torch.zeros(size, self.most))
         self.register_buffer("totals", torch.zeros(size))
         self.register_buffer("damps", torch.ones(size))
-        self.register_buffer("popularity", torch.zeros(size))
 
     def count(self, user: Array, item: Array) -> None:
         """Count pairs of items. Earlier counts are lost.
@@ -94,10 +89,8 @@ class Successors(nn.Module):
         following[before[kept], column] = after[kept]
         counts[before[kept], column] = weight[kept]
         totals = np.bincount(before, weight / damp[after], self.size)
-        popularity = np.log1p(np.bincount(item, minlength=self.size))
         for name, array in (("following", following), ("counts", counts), ("totals", totals), ("damps", damp)):
             getattr(self, name).copy_(torch.from_numpy(np.asarray(array)))
-        self.popularity.copy_(torch.from_numpy(popularity))
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         """Return c(before_j, after_n), (B, J, N).

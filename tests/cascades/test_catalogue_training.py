@@ -88,6 +88,28 @@ def test_counts_of_successors_equal_a_loop(most: int) -> None:
         assert share.item() == pytest.approx(one)
 
 
+@pytest.mark.parametrize("hidden", [[], [4]])
+def test_transitions_start_at_half_the_logarithm_of_the_share(data: InteractionsDataModule, hidden: list[int]) -> None:
+    stages = [STAGES[0], {**STAGES[1], "options": {"hidden": hidden, "newest": 2, "gaps": 3, "damping": 0.0}}]
+    cascade = CascadeModule(data.schema, stages, loss="softmax", dim=4, k=5).cascade  # type: ignore[arg-type]
+    count_sequences(cascade, data)
+    stage = cascade.stages["ranking"]
+    user, item = data.shard("train").sequences(held_out=False)
+    ids, column = (
+        data.catalogue("train").item_id.numpy(),
+        data.catalogue("train").features[:, stage.item_column].numpy(),
+    )
+    counts = brute_force_counts(user, column[np.searchsorted(ids, item)], 3)
+    batch = data.shard("val").batch(np.arange(6))
+    found = stage(batch)
+    for row in range(6):
+        views = batch.history[row, : batch.history_length[row], stage.view_column].tolist()[::-1][:2]
+        total = sum(c / (1 + age) for age, i in enumerate(views) for (a, _), c in counts.items() if a == i)
+        after = int(batch.items[batch.candidates[row, 0], stage.item_column])
+        share = sum(counts.get((i, after), 0.0) / (1 + age) for age, i in enumerate(views)) / max(total, 1e-6)
+        assert found[row, 0].item() == pytest.approx(0.5 * math.log(share + 1e-4), rel=1e-4)
+
+
 def test_held_out_requests_are_those_of_some_users(data: InteractionsDataModule) -> None:
     shard = data.shard("train")
     every = shard.batch(np.arange(len(shard)))

@@ -143,6 +143,7 @@ def test_trial_of_a_recipe_has_the_same_options_after_its_run_is_made(here: Path
     assert trial.identity() == before
 
 
+@pytest.mark.filterwarnings("error:.*skipped every list")
 def test_recipe_for_interactions_learns_the_order_and_keeps_the_best_epoch(here: Path) -> None:
     lines: list[str] = []
     data = {"root": str(log_of_interactions(here)), "split": "leave_last"}

@@ -1,4 +1,4 @@
-"""MLP ranker that also knows how often a candidate followed the user's newest items in other users' sequences."""
+"""Ranker that knows how often a candidate followed the user's newest items in other users' sequences."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from recsys_topk.cascades.successors import Successors
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.types import Array
 
-FEATURES = 4
-SCALE = 0.2  # logarithms of counts to numbers of about 1
+FEATURES = 3
+SCALE = 0.2  # logarithms of counts to numbers of about 1, for the MLP
+START = 0.5  # first weight of the logarithm of the share: a geometric mean with the scores of the stage before it
 
 
 class Transitions(Stage):
-    """Score = MLP([request, encoded history, item, counts]) + w . counts.
+    """Score = w . counts, or with hidden layers, MLP([request, encoded history, item, counts]) + w . counts.
 
-    The counts of candidate j are log(share of j after the newest items + 1e-4), log(1 + c(newest item, j)),
-    log(share of j after the newest item + 1e-3) and log(1 + occurrences of j); see `Successors`. They come from the
-    training sequences, are counted when the training starts, and are stored with the weights. Tables of embeddings
-    cannot hold what single pairs of items are like, so this stage is a good one to follow two towers.
+    The counts of candidate j are log(share of j after the newest items + 1e-4), log(1 + c(newest item, j)) and
+    log(share of j after the newest item + 1e-3); see `Successors`. They come from the training sequences, are counted
+    when the training starts, and are stored with the weights. Tables of embeddings cannot hold what single pairs of
+    items are like, so this stage is a good one to follow two towers (``previous: add_detached``). w starts at
+    (1/2, 0, 0), and the MLP at 0: the stage is useful before it is trained, and needs few users to be trained on.
 
     Args:
-        embedding: The embedding tables.
-        hidden: Widths of the hidden layers; a last layer of width 1 follows.
+        embedding: The embedding tables; without hidden layers they are not used, and may be those of another stage.
+        hidden: Widths of the hidden layers of the MLP; a last layer of width 1 follows. Empty = no MLP. It needs more
+            users than the counts: on few, it learns their items by heart.
         newest: Number of newest views that are looked up; view number a from the end has weight 1 / a.
         successors: Number of successors that are kept per item. Memory: 8 bytes per item and successor.
         gaps: Largest distance of two items in a sequence.
@@ -44,7 +47,7 @@ class Transitions(Stage):
     def __init__(
         self,
         embedding: FeatureEmbedding,
-        hidden: Sequence[int] = (32,),
+        hidden: Sequence[int] = (),
         newest: int = 5,
         successors: int = 256,
         gaps: int = 5,
@@ -61,10 +64,14 @@ class Transitions(Stage):
         self.item_column, self.view_column, rows = shared
         self.newest = newest
         self.successors = Successors(rows, successors, gaps, damping)
-        dims = embedding.dims
-        self.mlp = self.perceptron([dims["request"], self.history_dim, dims["items"], FEATURES], [*hidden, 1])
         self.linear = torch.nn.Linear(FEATURES, 1, bias=False)
-        torch.nn.init.zeros_(self.linear.weight)
+        dims, self.mlp = embedding.dims, None
+        if hidden:
+            self.mlp = self.perceptron([dims["request"], self.history_dim, dims["items"], FEATURES], [*hidden, 1])
+            torch.nn.init.zeros_(self.mlp.last.weight)
+            torch.nn.init.zeros_(self.mlp.last.bias)
+        with torch.no_grad():
+            self.linear.weight.zero_()[0, 0] = START
 
     def count(self, user: Array, items: Array) -> None:
         """See `Stage.count`."""
@@ -72,16 +79,18 @@ class Transitions(Stage):
 
     def score(self, batch: CascadeBatch) -> Tensor:
         """See `Stage.score`."""
-        embedded = self.embed(batch)
         counts = self.counts(batch)
-        request = self.mlp.project(0, embedded.request) + self.mlp.project(1, embedded.history)
-        own, items = self.mlp.project(3, counts), self.mlp.project(2, embedded.items)
-        scores: Tensor = self.mlp.joined(own, request, items, batch.candidates, batch.mask).squeeze(-1)
         linear: Tensor = self.linear(counts).squeeze(-1)
+        if self.mlp is None:
+            return linear
+        embedded = self.embed(batch)
+        request = self.mlp.project(0, embedded.request) + self.mlp.project(1, embedded.history)
+        own, items = self.mlp.project(3, counts * SCALE), self.mlp.project(2, embedded.items)
+        scores: Tensor = self.mlp.joined(own, request, items, batch.candidates, batch.mask).squeeze(-1)
         return scores + linear
 
     def counts(self, batch: CascadeBatch) -> Tensor:
-        """Return the counts of the candidates, (B, N, 4)."""
+        """Return the counts of the candidates, (B, N, 3)."""
         views = F.pad(batch.history[:, :, self.view_column], (0, 1))  # so that a history is never of length 0
         age = torch.arange(self.newest, device=views.device)
         at = batch.history_length[:, None] - 1 - age
@@ -92,5 +101,4 @@ class Transitions(Stage):
         share, count = known.shares(before, after, weights)
         first = count / known.damps[after] / known.totals[before[:, :1]].clamp_min(1e-6)
         first, count = (torch.where(at[:, :1] >= 0, x, 0.0) for x in (first, count))
-        logs = [torch.log(share + 1e-4), torch.log1p(count), torch.log(first + 1e-3), known.popularity[after]]
-        return torch.stack(logs, -1) * SCALE
+        return torch.stack([torch.log(share + 1e-4), torch.log1p(count), torch.log(first + 1e-3)], -1)
