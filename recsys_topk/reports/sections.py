@@ -25,7 +25,8 @@ NOT_COMPARABLE = (
     "The values of the paper are for RecFlow, the values here for simulated data: compare orders and shapes, not "
     "values."
 )
-TIMED = {"operators": "Operator alone", "paper": "With a model, as in the paper"}
+# By suite; results of 0.2 have a suite of their own for the times with a model.
+TIMED = {"operators": "Operator alone", "losses": "With a model", "paper": "With a model, as in the paper"}
 # DiffSort in the paper uses the odd-even network.
 OPERATOR_NAMES = {"diffsort-odd-even": "diffsort", "diffsort": "diffsort bitonic"}
 
@@ -256,7 +257,7 @@ def bench(section: Section, benchmark: Result, record: Mapping[str, Any]) -> Non
             section.figures.append((bench_figure(result), "Both axes are logarithmic."))
         return
     what, device, ours = TIMED[result["suite"]], rows[0].get("device", "cpu"), _milliseconds(result)
-    paper = paper_curves("runtime", device) if result["suite"] == "paper" else {}
+    paper = paper_curves("runtime", device) if result["suite"] != "operators" else {}
     figure = _lines(ours, paper, xlabel="items in the list", ylabel="ms", logx=True, logy=True, title=what)
     note = f"One list, k = N / 2, forward and backward, {device}."
     section.figures.append((figure, f"{note} Dashed: the paper, on a different machine." if paper else note))
@@ -286,7 +287,7 @@ def bench_figure(result: Mapping[str, Any]) -> Figure:
 def _milliseconds(result: Mapping[str, Any], column: str = "ms") -> dict[str, dict[float, float]]:
     """Return a column of a benchmark by name and number of scores."""
     by_name: dict[str, dict[float, float]] = {}
-    names = OPERATOR_NAMES if result["suite"] == "operators" else {}
+    names = OPERATOR_NAMES if result["suite"] != "paper" else {}
     for row in sorted(result["rows"], key=lambda row: _scores(row)):
         by_name.setdefault(names.get(row["name"], row["name"]), {})[_scores(row)] = row[column]
     return by_name
