@@ -161,10 +161,12 @@ def _bars(
         drawn.append(row)
         if row["run"] in paper:
             drawn.append({"run": f"{row['run']} (paper)", "joint": paper[row["run"]], "colour": GREY})
+    joint = {row["run"]: row["joint"] for row in rows}
     if about:
-        section.verdict += verdicts.table_verdict(rows, about["subject"], paper, list(paper_figures()["faulty"]))
+        sound = {name: value for name, value in paper.items() if name not in paper_figures()["faulty"]}
+        section.verdict += verdicts.verdict(joint, sound, about["subject"], "joint recall")
     else:
-        section.verdict += _best({row["run"]: row["joint"] for row in rows})
+        section.verdict += _best(joint)
     marks = {name: recalls["joint"] for name, recalls in reference.items()}
     xlabel = "joint recall, mean over seeds, standard deviation"
     figure = plots.bars(drawn, "joint", "+-", title="Joint recall", reference=marks, xlabel=xlabel)
@@ -182,11 +184,7 @@ def _curves(
         name, x = at[row["run"]]
         ours.setdefault(name, {})[x] = row["joint"]
         spreads.setdefault(name, {})[x] = row["+-"]
-    if len(ours) == 1:
-        ((name, line),) = ours.items()
-        section.verdict += verdicts.peak_verdict(line, paper.get(name, {}), name, what)
-    else:
-        section.verdict += verdicts.growth_verdict(ours, paper, subject, what)
+    section.verdict += verdicts.curve_verdict(ours, paper, subject, what)
     figure = _lines(
         ours, paper, xlabel=what, ylabel="joint recall", title=f"Joint recall by {what}", logx=bool(about["logx"]),
         bands=bands(ours, spreads),
@@ -227,7 +225,8 @@ def stream(section: Section, result: Result, record: Mapping[str, Any]) -> None:
         body.append({"run": label, "mean": statistics.fmean(each), "±": spread(each), **by_name, "seeds": len(each)})
     caption = f"{short_name(metric)} recall by day; mean over days, ± its standard deviation over seeds."
     section.tables.append(ResultTable(caption, body))
-    section.verdict += verdicts.stream_verdict(by_day, record["about"]["subject"]) if record else _best(mean)
+    what = f"mean joint recall over {len(days)} days"
+    section.verdict += verdicts.verdict(mean, {}, record["about"]["subject"], what) if record else _best(mean)
 
 
 def stream_figures(runs: Runs) -> dict[str, Figure]:
@@ -269,7 +268,10 @@ def bench(section: Section, benchmark: Result, record: Mapping[str, Any]) -> Non
     caption = f"Milliseconds per pass, {device}. The paper used a different machine and different implementations."
     section.tables.append(ResultTable(caption, body, digits=dict.fromkeys(key for row in body for key in row)))
     section.details[f"How {what.lower()} was timed"] = how
-    section.verdict += verdicts.runtime_verdict({what: ours}, {what: paper}, record["about"]["subject"])
+    longest = max(n for line in ours.values() for n in line)
+    times = [{name: line[longest] for name, line in lines.items() if longest in line} for lines in (ours, paper)]
+    milliseconds = f"milliseconds for N = {longest:g} ({what.lower()})"
+    section.verdict += verdicts.verdict(*times, record["about"]["subject"], milliseconds, smallest_first=True)
     if paper and machine.get("load", 0.0) > 1.5:
         busy = f"The machine was busy (load {machine['load']:g} on {machine['cores']} cores)"
         section.verdict.append(f"{busy}: compare ratios, not values.")

@@ -1,8 +1,8 @@
 """An independent RecFlow reader in plain Python that reads one request at a time.
 
 It was written from the description of the format and follows the style of research code: a dictionary of positions per
-day, and items built one by one with three clock conversions each. Times are in UTC+8, so that its output can be compared
-with that of the toolkit.
+day, and items built one by one with three clock conversions each. Times are in UTC+8, so that its output can be
+compared with that of the toolkit.
 """
 
 from __future__ import annotations
