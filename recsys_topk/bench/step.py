@@ -102,7 +102,7 @@ def run_case(options: argparse.Namespace, case: str) -> dict[str, float]:
 
     def step() -> None:
         optimizer.zero_grad()
-        module.compute_objective(expanded()).total.backward()
+        module.compute_objective(expanded()).total.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     def evaluate() -> None:

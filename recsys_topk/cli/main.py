@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import ModuleType
 
 from recsys_topk import __version__
@@ -65,8 +66,9 @@ class _Deferred(ModuleType):
     @classmethod
     def install(cls) -> None:
         """Replace the module if it can be imported and is not."""
-        if "scipy.signal" not in sys.modules and importlib.util.find_spec("scipy") is not None:
-            sys.modules["scipy.signal"] = cls("scipy.signal")
+        with suppress(ImportError):
+            if "scipy.signal" not in sys.modules and importlib.util.find_spec("scipy") is not None:
+                sys.modules["scipy.signal"] = cls("scipy.signal")
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__") and name != "__path__":

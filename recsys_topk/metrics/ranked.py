@@ -52,7 +52,7 @@ class MeanAtK(RankedMean):
         positive_above: Items with a label above this are positive.
     """
 
-    options = ("k", "positive_above")
+    options: ClassVar[tuple[str, ...]] = ("k", "positive_above")
 
     def __init__(self, k: int | None = None, positive_above: float = 0.0) -> None:
         super().__init__()

@@ -269,9 +269,9 @@ def bench(section: Section, benchmark: Result, record: Mapping[str, Any]) -> Non
     section.tables.append(ResultTable(caption, body, digits=dict.fromkeys(key for row in body for key in row)))
     section.details[f"How {what.lower()} was timed"] = how
     longest = max(n for line in ours.values() for n in line)
-    times = [{name: line[longest] for name, line in lines.items() if longest in line} for lines in (ours, paper)]
+    here, there = ({name: line[longest] for name, line in lines.items() if longest in line} for lines in (ours, paper))
     milliseconds = f"milliseconds for N = {longest:g} ({what.lower()})"
-    section.verdict += verdicts.verdict(*times, record["about"]["subject"], milliseconds, smallest_first=True)
+    section.verdict += verdicts.verdict(here, there, record["about"]["subject"], milliseconds, smallest_first=True)
     if paper and machine.get("load", 0.0) > 1.5:
         busy = f"The machine was busy (load {machine['load']:g} on {machine['cores']} cores)"
         section.verdict.append(f"{busy}: compare ratios, not values.")

@@ -93,11 +93,11 @@ def curve_verdict(ours: Curves, paper: Curves, subject: str, what: str) -> list[
     if len(ours) == 1:
         ((name, line),) = ours.items()
         theirs = paper.get(name, {})
-        best, there = (max(values, key=lambda x: values[x], default=None) for values in (line, theirs))
+        best, their_best = (max(values, key=lambda x: values[x], default=None) for values in (line, theirs))
         text = f"{name} is best at {what} {best:g} here ({short(line[best])})" if best is not None else ""
-        if there is None:
+        if their_best is None:
             return [f"{text}."]
-        return [f"{text} and at {there:g} in the paper{_agreement(line, theirs)}."]
+        return [f"{text} and at {their_best:g} in the paper{_agreement(line, theirs)}."]
     low, high = (edge(x for line in ours.values() for x in line) for edge in (min, max))
     lines = {f"{subject} changes by {{:+.3f}} here": ours, "by {:+.3f} in the paper": paper}
     gains = [
@@ -105,6 +105,6 @@ def curve_verdict(ours: Curves, paper: Curves, subject: str, what: str) -> list[
         for text, curves in lines.items()
         if {low, high} <= set(curves.get(subject, ()))
     ]
-    at_high = [{name: line[high] for name, line in curves.items() if high in line} for curves in (ours, paper)]
-    found = verdict(*at_high, subject, f"joint recall at {high:g} {what}")
+    here, there = ({name: line[high] for name, line in curves.items() if high in line} for curves in (ours, paper))
+    found = verdict(here, there, subject, f"joint recall at {high:g} {what}")
     return [*found, f"From {low:g} to {high:g} {what}, {' and '.join(gains)}."] if gains else found
