@@ -25,7 +25,7 @@ NOT_COMPARABLE = (
     "The values of the paper are for RecFlow, the values here for simulated data: compare orders and shapes, not "
     "values."
 )
-# By suite; results of 0.2 have a suite of their own for the times with a model.
+# By suite; older results have a suite of their own (paper) for the times with a model.
 TIMED = {"operators": "Operator alone", "losses": "With a model", "paper": "With a model, as in the paper"}
 # DiffSort in the paper uses the odd-even network.
 OPERATOR_NAMES = {"diffsort-odd-even": "diffsort", "diffsort": "diffsort bitonic"}

@@ -13,7 +13,8 @@ from recsys_topk.bench import step
 from recsys_topk.cli.bench import main
 
 
-def test_case_is_timed_with_its_baseline(tmp_path: Path) -> None:
+def test_case_is_timed_with_its_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "in_own_process", lambda function, *arguments: function(*arguments))
     target = tmp_path / "step.json"
     sizes = ["--batch_size", "4", "--items", "12", "--history", "3", "--repeats", "1", "--threads", "1"]
     assert main(["step", "--case", "train+25", *sizes, "--json", str(target)]) == 0
