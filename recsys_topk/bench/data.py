@@ -1,4 +1,4 @@
-"""`recsys-topk bench data`: batches, negatives, preparation and simulation, compared with a research-style reader."""
+"""`recsys-topk bench data`: batches, negatives, preparation and simulation, on one thread."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
 from recsys_topk.bench.result import BenchResult
 from recsys_topk.bench.timing import Pass, elapsed, in_own_process, peak_growth, peak_memory, threads
 from recsys_topk.datamodules import NegativeSource, WorldConfig, expand, simulate
 from recsys_topk.datamodules.recflow import LAYOUTS, BatchMaker, DayCache, DayShard, PreparedDay, RecFlowFiles
-from recsys_topk.reference.research_reader import ResearchDataset, sample_negatives
 
 LISTS: Final = 1024
 SOURCES: Final[tuple[NegativeSource, ...]] = ("in_batch", "uniform")
@@ -31,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--days", type=int, default=12, help="its days")
     parser.add_argument("--requests", type=int, default=2500, help=f"its requests per day, at least {LISTS}")
     parser.add_argument("--repeats", type=int, default=11, help="measurements of which the median is taken")
-    parser.add_argument("--research-repeats", type=int, default=3, help="the same for the research reader")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
@@ -48,69 +45,58 @@ def run(args: argparse.Namespace) -> BenchResult:
         cache.prepare(files.days[:1])
         seconds = elapsed(lambda: cache.prepare(files.days[1:]), process_time)
         rows.append({"part": "prepare", "requests/s": round((total - args.requests) / seconds)})
-        rows += _batches(cache, files, args)
+        rows += _batches(cache, files, args.repeats)
         for days in sorted({1, (args.days + 1) // 2, args.days}):
             peak = in_own_process(measure_peak, "prepare", str(files.folder), days)
             rows.append({"part": f"prepare {days} days", "peak MB": peak})
     return BenchResult(
         suite="data",
-        baseline="research-style reader (a Python loop per request) and sampler ((B, 40 B) index tensors)",
+        baseline="a copy of the tensors of a batch",
         rows=rows,
         notes=[
             f"world: {args.users} users, {args.items} items, {args.days} days of {args.requests} requests; batches of "
             f"{LISTS} two-stage requests, history 50.",
-            "ms: median CPU time of one process with one thread; ratio: ours / research, in the same run.",
+            "ms: median CPU time of one process with one thread; ratio: to the copy, alternating.",
             "targets: 20,000 requests/s prepared, 6 ms per batch, 6 and 25 ms for negatives, under 20 extra MB.",
             "extra MB: growth of the peak resident size over one call; peak MB: the whole process.",
         ],
     )
 
 
-def _batches(cache: Any, files: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure opening a day, a shuffled batch and the negatives, alternating between ours and the research reader."""
+def _batches(cache: Any, files: Any, repeats: int) -> list[dict[str, Any]]:
+    """Measure opening a day, a shuffled batch and the negatives, alternating with a copy of the batch."""
     day = files.days[-1]
     maker = BatchMaker(LAYOUTS["two-stage"], 50)
     rng = np.random.default_rng(0)
-    opened, research = cache.open(day), ResearchDataset(files.folder, day)
+    opened = cache.open(day)
 
     def make(prepared: Any, lists: int) -> Any:
         return maker.make(prepared, rng.permutation(len(prepared))[:lists])
 
-    def read() -> Any:
-        return default_collate([research[int(i)] for i in rng.permutation(len(research))[:LISTS]])
-
-    def pair(part: str, ours: Pass, theirs: Pass, target: float | None = None) -> dict[str, Any]:
-        ours()
-        mine = [elapsed(ours, process_time) for _ in range(args.repeats)]
-        other = 1000 * statistics.median(elapsed(theirs, process_time) for _ in range(args.research_repeats))
-        mine += [elapsed(ours, process_time) for _ in range(args.repeats)]
-        best = 1000 * statistics.median(mine)
-        return {"part": part, "ms": best, "research ms": round(other), "ratio": best / other, "target ms": target}
-
-    rows = [
-        pair("open a day", lambda: make(cache.open(day), 1), lambda: ResearchDataset(files.folder, day)),
-        pair("batch", lambda: make(opened, LISTS), read, 6.0),
-    ]
     made = make(opened, LISTS)
+    tensors = [value for value in vars(made.plain()).values() if isinstance(value, torch.Tensor)]
+    copy: Pass = lambda: [value.clone() for value in tensors]  # noqa: E731
+
+    def row(part: str, call: Pass, target: float | None = None) -> dict[str, Any]:
+        call()
+        times = [[elapsed(one, process_time) for one in (call, copy)] for _ in range(repeats)]
+        ours, base = (1000 * statistics.median(taken) for taken in zip(*times, strict=True))
+        return {"part": part, "ms": ours, "ratio": ours / base, "target ms": target}
+
+    rows = [row("open a day", lambda: make(cache.open(day), 1)), row("batch", lambda: make(opened, LISTS), 6.0)]
     pool = {"catalogue": DayShard(opened, maker).catalogue(), "pool_rows": made.pool_rows}
-    items = torch.cat(read()[5:9], 1)
     for number, target in ((25, 6.0), (160, 25.0)):
-        growth = {
-            source: in_own_process(measure_peak, source, str(cache.path(day)), number)
-            for source in (*SOURCES, "research")
-        }
         for source in SOURCES:
-            ours = partial(expand, made.plain(), number, seed=1, group=4, source=source, **pool)
-            row = pair(f"{number} negatives, {source}", ours, partial(sample_negatives, items, number), target)
-            rows.append({**row, "extra MB": growth[source], "research MB": growth["research"]})
+            growth = in_own_process(measure_peak, source, str(cache.path(day)), number)
+            drawn = partial(expand, made.plain(), number, seed=1, group=4, source=source, **pool)
+            rows.append({**row(f"{number} negatives, {source}", drawn, target), "extra MB": growth})
     return rows
 
 
 def measure_peak(what: str, where: str, number: int) -> int:
     """Return the peak memory in MB of preparing `number` days of a folder, or its growth by drawing `number` negatives.
 
-    Negatives (`what` is their source, or ``"research"``) are drawn for the lists of a prepared day, in the folder
-    `where`.
+    Negatives (`what` is their source) are drawn for the lists of a prepared day, in the folder `where`.
     """
     if what == "prepare":
         files = RecFlowFiles(where)
@@ -123,11 +109,8 @@ def measure_peak(what: str, where: str, number: int) -> int:
     maker = BatchMaker(LAYOUTS["two-stage"], 50)
     small, batch = maker.make(day, np.arange(8)).plain(), maker.make(day, np.arange(LISTS)).plain()
     catalogue = DayShard(day, maker).catalogue()
-    items = batch.items[batch.candidates]
 
-    def call(lists: Any, pool: Any) -> Any:
-        if what == "research":
-            return sample_negatives(pool, number)
+    def call(lists: Any) -> Any:
         return expand(lists, number, seed=1, group=4, source=what, catalogue=catalogue)  # type: ignore[arg-type]
 
-    return round(peak_growth(lambda: call(small, items[:8]), lambda: call(batch, items)))
+    return round(peak_growth(lambda: call(small), lambda: call(batch)))

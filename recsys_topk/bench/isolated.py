@@ -46,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", nargs="+", metavar="LISTSxITEMSxK", type=Shape.parse, help="e.g. 1024x200x10")
     parser.add_argument("--data", nargs="+", choices=DATA, default=["binary"], help="kinds of labels and scores")
     parser.add_argument("--quick", action="store_true", help="three shapes, short runs, without memory and growth")
+    model = "compute the scores with a small two-tower and time it too, as the paper does; without memory and growth"
+    parser.add_argument("--model", action="store_true", help=model)
     parser.add_argument("--seconds", type=float, default=None, help="seconds per measurement (1.0; 0.3 with --quick)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
 
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> BenchResult:
     notes = [METHOD[args.device]]
     with threads(1):
         for shape, data in itertools.product(shapes or (QUICK if args.quick else SHAPES), args.data):
-            batch = Batch.of(shape, args.device, data)
+            batch = Batch.of(shape, args.device, data, args.model)
             for label in labels:
                 reason = too_big(suite, known[label], shape)
                 if reason is not None:
@@ -72,10 +74,12 @@ def run(args: argparse.Namespace) -> BenchResult:
                     continue
                 rows.append(_row(label, shape, one_pass(suite, known[label], shape, batch), batch, seconds, clock))
                 rows[-1]["name"] += "" if data == "binary" else f"-{data}"
-                if not args.quick:
+                if not (args.quick or args.model):
                     rows[-1]["memory MB"] = _memory(suite, label, shape, args.device, batch, data)
-        if not args.quick and args.device == "cpu" and "dftopk" in labels and args.shapes is None:
+        if not (args.quick or args.model or args.shapes) and args.device == "cpu" and "dftopk" in labels:
             notes.append(_growth(suite, seconds))
+    if args.model:
+        notes.append("all times include drawing the input and the forward and backward of a small two-tower")
     return BenchResult(suite, "F.binary_cross_entropy_with_logits, forward and backward, same scores", rows, notes)
 
 

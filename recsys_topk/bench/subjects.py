@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from recsys_topk import losses, operators
 from recsys_topk.bench.timing import Pass, Shape
@@ -41,6 +41,7 @@ FORMS = {
     ],
     "losses": [
         Subject("approx_ndcg-k", "approx_ndcg"),
+        Subject("diffsort-odd-even", "diffsort", {"network": "odd_even"}),
         Subject("dftopk-masked", "dftopk"),
         Subject("dftopk-joint", "dftopk"),
         Subject("sparse-joint", "sparse"),
@@ -66,6 +67,7 @@ class Batch:
         mask: Boolean (B, N).
         ks: (B,).
         plain: Scores of the baseline, float32.
+        model: Computes the scores in every pass; None: they are given.
     """
 
     scores: Tensor
@@ -73,9 +75,10 @@ class Batch:
     mask: Tensor
     ks: Tensor
     plain: Tensor
+    model: SmallTwoTower | None = None
 
     @classmethod
-    def of(cls, shape: Shape, device: str, data: str = "binary") -> Batch:
+    def of(cls, shape: Shape, device: str, data: str = "binary", model: bool = False) -> Batch:
         """Draw a batch from a fixed seed."""
         generator = torch.Generator().manual_seed(0)
         scores = torch.randn(shape.lists, shape.items, generator=generator)
@@ -91,7 +94,35 @@ class Batch:
             scores = (8.0 * scores).round() / 8.0
         elif data == "bf16":
             scores = scores.bfloat16()
-        return cls(scores.to(device).requires_grad_(), labels.to(device), mask.to(device), ks.to(device), plain)
+        tower = SmallTwoTower(shape, device).to(device) if model else None
+        return cls(scores.to(device).requires_grad_(), labels.to(device), mask.to(device), ks.to(device), plain, tower)
+
+
+class SmallTwoTower(nn.Module):
+    """The model in the runtime protocol of the paper: 13 tables of 100 rows, towers 128 -> 64 -> 32, a dot product."""
+
+    def __init__(self, shape: Shape, device: str) -> None:
+        super().__init__()
+        self.shapes = ((shape.lists, 8), (shape.lists, 50, 5), (shape.lists, shape.items, 8))
+        self.device = device
+        torch.manual_seed(0)
+        self.tables = nn.ModuleList(nn.Embedding(100, 8) for _ in range(13))
+        self.user, self.item = (
+            nn.Sequential(nn.Linear(8 * tables, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 32))
+            for tables in (13, 8)
+        )
+
+    def forward(self) -> Tensor:
+        """Draw random ids of requests, histories of 50 views and items, and return the scores, (B, N)."""
+        request, views, items = (torch.randint(100, shape).to(self.device) for shape in self.shapes)
+        history = self._embed(views, range(8, 13)).mean(1)
+        users = self.user(torch.cat([self._embed(request, range(8)), history], -1))
+        vectors = self.item(self._embed(items, (*range(8, 13), 0, 1, 2)))
+        scores: Tensor = torch.bmm(vectors, users[:, :, None]).squeeze(-1)
+        return scores
+
+    def _embed(self, ids: Tensor, tables: Iterable[int]) -> Tensor:
+        return torch.cat([self.tables[table](ids[..., column]) for column, table in enumerate(tables)], -1)
 
 
 def one_pass(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Pass:
@@ -101,33 +132,35 @@ def one_pass(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Pass:
     """
     if suite == "operators":
         operator = operators.get(subject.name, **subject.arguments)
-        return _backward(batch, lambda: selection_bce(operator(batch.scores, shape.k), batch.labels).mean())
+        return _backward(batch, lambda scores: selection_bce(operator(scores, shape.k), batch.labels).mean())
     cls = losses.registry.resolve(subject.name)
     needs_k = cls.requires_k or subject.label.endswith("-k")
     loss = losses.get(subject.name, **({"k": shape.k} if needs_k else {}), **subject.arguments)
     if subject.label.endswith(OBJECTIVES):
         quota = subject.label.endswith("-quota")
         objective, quotas = (QuotaObjective if quota else JointObjective)(loss, 2), (shape.k, shape.k)
-        scores = [batch.scores, batch.scores.detach().flip(1).requires_grad_()]
+        second = batch.scores.detach().flip(1).requires_grad_()
         known: dict[str, Any] = {"quotas": quotas, "k": shape.k}
         known["item_weights"] = torch.where(batch.labels > 0, 1.0, 100.0) if quota else None
-        return _backward(batch, lambda: objective(scores, batch.labels, **known).total)
+        return _backward(batch, lambda scores: objective([scores, second], batch.labels, **known).total)
     if subject.label.endswith("-masked"):
-        return _backward(batch, lambda: loss(batch.scores, batch.labels, batch.mask, k=batch.ks))
-    return _backward(batch, lambda: loss(batch.scores, batch.labels))
+        return _backward(batch, lambda scores: loss(scores, batch.labels, batch.mask, k=batch.ks))
+    return _backward(batch, lambda scores: loss(scores, batch.labels))
 
 
 def baseline(batch: Batch, label: str = "") -> Pass:
     """Return a pass of plain binary cross-entropy on the same batch; one for each of the two stages of an objective."""
     plain = replace(batch, scores=batch.plain)
-    once = _backward(plain, lambda: F.binary_cross_entropy_with_logits(plain.scores, plain.labels))
+    once = _backward(plain, lambda scores: F.binary_cross_entropy_with_logits(scores, plain.labels))
     return (lambda: (once(), once())) if label.endswith(OBJECTIVES) else once
 
 
-def _backward(batch: Batch, value: Callable[[], Tensor]) -> Pass:
+def _backward(batch: Batch, value: Callable[[Tensor], Tensor]) -> Pass:
     def run() -> None:
         batch.scores.grad = None
-        value().backward()  # type: ignore[no-untyped-call]
+        if batch.model is not None:
+            batch.model.zero_grad()
+        value(batch.scores if batch.model is None else batch.model()).backward()  # type: ignore[no-untyped-call]
 
     return run
 

@@ -14,11 +14,8 @@ SUITES = {
     "operators": ("isolated", "every top-k operator, forward and backward"),
     "losses": ("isolated", "every loss, forward and backward"),
     "data": ("data", "batches from disk, negatives"),
-    "rehearsal": ("rehearsal", "a day of the size of RecFlow's, from its files to evaluation"),
     "step": ("step", "a training step of the cascade"),
-    "scale": ("scale", "training with sharded tables on one and on several processes"),
     "serve": ("serve", "search in a large catalogue, and the service under load"),
-    "paper": ("paper", "a pass with a model around it, as the paper timed operators"),
 }
 
 

@@ -43,21 +43,12 @@ def main(argv: list[str]) -> int:
         tables, options.world_size, options.device, memory,
         optimizer=optimizer, sharding=options.sharding, batch_size=options.batch_size,
     )  # fmt: skip
-    rows = [
-        {"table": _short(one.table), "rows": f"{one.rows:,}", "dim": one.dim, "sharding": one.sharding,
-         "shards": one.shards, "GB per device": f"{one.bytes / 1e9:,.2f}", "est. ms": f"{1e3 * one.seconds:,.3f}"}
-        for one in planned.tables
-    ]  # fmt: skip
-    echo(table(rows))
+    echo(table(planned.tables))
     low, high = min(planned.per_device) / 1e9, max(planned.per_device) / 1e9
     echo(f"weights {planned.weights / 1e9:,.2f} GB; optimizer {optimizer}; {options.world_size} x {options.device}")
     echo(f"memory per device {low:,.2f} to {high:,.2f} GB, with optimizer state and buffers")
-    echo(f"estimated time of the tables per step {1e3 * planned.slowest:,.3f} ms (TorchRec's model, not measured)")
+    echo(f"estimated time of the tables per step {planned.slowest:,.3f} ms (TorchRec's model, not measured)")
     return 0
-
-
-def _short(path: str) -> str:
-    return path.removeprefix("cascade.stages.").replace(".embedding.collections", "").removeprefix("tables.")
 
 
 def _model(checkpoint: str | None, config: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from recsys_topk.cli.console import echo, make_parser
 from recsys_topk.datamodules.simulator.world import PRESETS, WorldConfig
@@ -29,13 +30,14 @@ OPTIONS = {
     "noise": "noise of the best stage",
 }
 NUMBERS = {"retrieval-noise": float, "new-items": int}
+LARGE_DAY = "large-day"  # random lists of one day as large as RecFlow's; takes --requests, --users and --seed
 
 
 def main(argv: list[str]) -> int:
     """Run the command."""
     parser = make_parser("simulate", __doc__)
     parser.add_argument("--out", required=True, help="folder to create; it must not exist")
-    parser.add_argument("--preset", choices=list(PRESETS), help="a named world; further options change it")
+    parser.add_argument("--preset", choices=[*PRESETS, LARGE_DAY], help="a named world; further options change it")
     for name, text in OPTIONS.items():
         default = getattr(WorldConfig(), name.replace("-", "_"))
         kind = _or_none(NUMBERS[name]) if name in NUMBERS else type(default)
@@ -57,6 +59,8 @@ def main(argv: list[str]) -> int:
 
     from recsys_topk.datamodules import RecFlowDataModule, reference_recalls, simulate
 
+    if preset == LARGE_DAY:
+        return _large_day(out, given, recalls or describe)
     config = replace(PRESETS[preset] if preset else WorldConfig(), **given)
     if (recalls or describe) and config.days < 3:
         option = "--recalls" if recalls else "--describe"
@@ -80,6 +84,19 @@ def main(argv: list[str]) -> int:
         for title, rows in describe_world(data):
             echo(f"{title}\n{table(rows)}\n")
     echo(f"train on it: recsys-topk fit --data.root {root}")
+    return 0
+
+
+def _large_day(out: str, given: dict[str, Any], more: bool) -> int:
+    from recsys_topk.datamodules.simulator.large_day import LargeDay, simulate_large_day
+
+    if more or not given.keys() <= {"requests", "users", "seed"}:
+        raise ValueError(f"--preset {LARGE_DAY} takes --requests, --users and --seed only; leave the others out")
+    config = LargeDay(**given)
+    root = simulate_large_day(out, config)
+    days = " ".join(f"--data.{split}_days {config.day}" for split in ("train", "val", "test"))
+    echo(f"{root}: {config.requests} requests of {config.day}")
+    echo(f"train on it: recsys-topk fit --data.root {root} {days} --model.embedding_optimizer rowwise_adagrad")
     return 0
 
 

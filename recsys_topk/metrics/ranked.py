@@ -18,18 +18,15 @@ class RankedMean(ListMean):
     Class attributes:
         measure: A function of scores, labels, mask and the `options`. It returns one value per list and the lists that
             are counted.
+        options: The attributes that are keyword arguments of `measure`.
     """
 
     measure: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of `measure`."""
-        return {}
+    options: ClassVar[tuple[str, ...]] = ()
 
     def update(self, scores: Any, labels: Tensor, mask: Tensor | None = None) -> None:
         """Add a batch of lists: scores, labels and mask are (B, N); a metric of a cascade takes scores per stage."""
-        self.add(*type(self).measure(scores, labels, mask, **self.options))
+        self.add(*type(self).measure(scores, labels, mask, **{name: getattr(self, name) for name in self.options}))
 
 
 class KendallTau(RankedMean):
@@ -55,6 +52,8 @@ class MeanAtK(RankedMean):
         positive_above: Items with a label above this are positive.
     """
 
+    options: ClassVar[tuple[str, ...]] = ("k", "positive_above")
+
     def __init__(self, k: int | None = None, positive_above: float = 0.0) -> None:
         super().__init__()
         self.k, self.positive_above = k, positive_above
@@ -63,11 +62,6 @@ class MeanAtK(RankedMean):
     def label(self) -> str:
         """See `ListMean.label`."""
         return self.name if self.k is None else f"{self.name}@{self.k}"
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """See `RankedMean.options`."""
-        return {"k": self.k, "positive_above": self.positive_above}
 
 
 class RecallAt(MeanAtK):
@@ -90,6 +84,7 @@ class RecallAt(MeanAtK):
 
     name: ClassVar[str] = "recall"
     measure = functional.recall_at
+    options = (*MeanAtK.options, "m")
 
     def __init__(self, k: int, m: int, positive_above: float = 0.0) -> None:
         super().__init__(k, positive_above)
@@ -99,11 +94,6 @@ class RecallAt(MeanAtK):
     def label(self) -> str:
         """See `ListMean.label`."""
         return f"{self.name}@{self.k}@{self.m}"
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """See `RankedMean.options`."""
-        return {**super().options, "m": self.m}
 
 
 class JointRecall(MeanAtK):
@@ -129,6 +119,7 @@ class JointRecall(MeanAtK):
     name: ClassVar[str] = "joint_recall"
     whole_cascade: ClassVar[bool] = True
     measure = functional.joint_recall
+    options = (*MeanAtK.options, "quotas")
 
     def __init__(self, k: int, quotas: Sequence[int], positive_above: float = 0.0) -> None:
         super().__init__(k, positive_above)
@@ -138,11 +129,6 @@ class JointRecall(MeanAtK):
     def label(self) -> str:
         """See `ListMean.label`."""
         return f"{self.name}@{self.k}@{self.quotas[-1]}"
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """See `RankedMean.options`."""
-        return {**super().options, "quotas": self.quotas}
 
 
 class MAPAt(MeanAtK):
@@ -219,15 +205,11 @@ class DCGAt(MeanAtK):
 
     name: ClassVar[str] = "dcg"
     measure = functional.dcg_at
+    options = (*MeanAtK.options, "gain")
 
     def __init__(self, k: int | None = None, gain: Gain = "exponential", positive_above: float = 0.0) -> None:
         super().__init__(k, positive_above)
         self.gain = check_gain(gain)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """See `RankedMean.options`."""
-        return {**super().options, "gain": self.gain}
 
 
 class NDCGAt(DCGAt):

@@ -5,7 +5,6 @@ These classes have no registry name. Use the class path, e.g. ``--objective recs
 - `PublishedJoint`, `PublishedICC`: objectives of `recsys_topk.cascades.objectives`
 - `PublishedARF`, `PublishedARFV2`: losses of `recsys_topk.losses`
 - `PublishedRecall`, `PublishedJointRecall`: metrics of `recsys_topk.metrics`
-- `recsys_topk.reference.research_reader`: reads RecFlow one request at a time, the baseline of `bench data`
 """
 
 from __future__ import annotations

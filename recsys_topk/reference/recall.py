@@ -36,7 +36,7 @@ class PublishedRecall(RecallAt):
 
     def update(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:
         """Add a batch of lists: scores, labels and mask are (B, N)."""
-        self.add(*published_recall(top(scores, self.m), labels, mask, self.options["k"], self.positive_above))
+        self.add(*published_recall(top(scores, self.m), labels, mask, self.k or 0, self.positive_above))
 
 
 class PublishedJointRecall(JointRecall):
@@ -45,4 +45,4 @@ class PublishedJointRecall(JointRecall):
     def update(self, stage_scores: Sequence[Tensor], labels: Tensor, mask: Tensor | None = None) -> None:
         """Add a batch of lists: one (B, N) tensor of scores per stage, labels and mask (B, N)."""
         final = survivors(stage_scores, quotas=self.quotas)[-1]
-        self.add(*published_recall(final, labels, mask, self.options["k"], self.positive_above))
+        self.add(*published_recall(final, labels, mask, self.k or 0, self.positive_above))

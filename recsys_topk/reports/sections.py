@@ -25,7 +25,8 @@ NOT_COMPARABLE = (
     "The values of the paper are for RecFlow, the values here for simulated data: compare orders and shapes, not "
     "values."
 )
-TIMED = {"operators": "Operator alone", "paper": "With a model, as in the paper"}
+# By suite; older results have a suite of their own (paper) for the times with a model.
+TIMED = {"operators": "Operator alone", "losses": "With a model", "paper": "With a model, as in the paper"}
 # DiffSort in the paper uses the odd-even network.
 OPERATOR_NAMES = {"diffsort-odd-even": "diffsort", "diffsort": "diffsort bitonic"}
 
@@ -160,10 +161,12 @@ def _bars(
         drawn.append(row)
         if row["run"] in paper:
             drawn.append({"run": f"{row['run']} (paper)", "joint": paper[row["run"]], "colour": GREY})
+    joint = {row["run"]: row["joint"] for row in rows}
     if about:
-        section.verdict += verdicts.table_verdict(rows, about["subject"], paper, list(paper_figures()["faulty"]))
+        sound = {name: value for name, value in paper.items() if name not in paper_figures()["faulty"]}
+        section.verdict += verdicts.verdict(joint, sound, about["subject"], "joint recall")
     else:
-        section.verdict += _best({row["run"]: row["joint"] for row in rows})
+        section.verdict += _best(joint)
     marks = {name: recalls["joint"] for name, recalls in reference.items()}
     xlabel = "joint recall, mean over seeds, standard deviation"
     figure = plots.bars(drawn, "joint", "+-", title="Joint recall", reference=marks, xlabel=xlabel)
@@ -181,11 +184,7 @@ def _curves(
         name, x = at[row["run"]]
         ours.setdefault(name, {})[x] = row["joint"]
         spreads.setdefault(name, {})[x] = row["+-"]
-    if len(ours) == 1:
-        ((name, line),) = ours.items()
-        section.verdict += verdicts.peak_verdict(line, paper.get(name, {}), name, what)
-    else:
-        section.verdict += verdicts.growth_verdict(ours, paper, subject, what)
+    section.verdict += verdicts.curve_verdict(ours, paper, subject, what)
     figure = _lines(
         ours, paper, xlabel=what, ylabel="joint recall", title=f"Joint recall by {what}", logx=bool(about["logx"]),
         bands=bands(ours, spreads),
@@ -226,7 +225,8 @@ def stream(section: Section, result: Result, record: Mapping[str, Any]) -> None:
         body.append({"run": label, "mean": statistics.fmean(each), "±": spread(each), **by_name, "seeds": len(each)})
     caption = f"{short_name(metric)} recall by day; mean over days, ± its standard deviation over seeds."
     section.tables.append(ResultTable(caption, body))
-    section.verdict += verdicts.stream_verdict(by_day, record["about"]["subject"]) if record else _best(mean)
+    what = f"mean joint recall over {len(days)} days"
+    section.verdict += verdicts.verdict(mean, {}, record["about"]["subject"], what) if record else _best(mean)
 
 
 def stream_figures(runs: Runs) -> dict[str, Figure]:
@@ -256,7 +256,7 @@ def bench(section: Section, benchmark: Result, record: Mapping[str, Any]) -> Non
             section.figures.append((bench_figure(result), "Both axes are logarithmic."))
         return
     what, device, ours = TIMED[result["suite"]], rows[0].get("device", "cpu"), _milliseconds(result)
-    paper = paper_curves("runtime", device) if result["suite"] == "paper" else {}
+    paper = paper_curves("runtime", device) if result["suite"] != "operators" else {}
     figure = _lines(ours, paper, xlabel="items in the list", ylabel="ms", logx=True, logy=True, title=what)
     note = f"One list, k = N / 2, forward and backward, {device}."
     section.figures.append((figure, f"{note} Dashed: the paper, on a different machine." if paper else note))
@@ -268,7 +268,10 @@ def bench(section: Section, benchmark: Result, record: Mapping[str, Any]) -> Non
     caption = f"Milliseconds per pass, {device}. The paper used a different machine and different implementations."
     section.tables.append(ResultTable(caption, body, digits=dict.fromkeys(key for row in body for key in row)))
     section.details[f"How {what.lower()} was timed"] = how
-    section.verdict += verdicts.runtime_verdict({what: ours}, {what: paper}, record["about"]["subject"])
+    longest = max(n for line in ours.values() for n in line)
+    here, there = ({name: line[longest] for name, line in lines.items() if longest in line} for lines in (ours, paper))
+    milliseconds = f"milliseconds for N = {longest:g} ({what.lower()})"
+    section.verdict += verdicts.verdict(here, there, record["about"]["subject"], milliseconds, smallest_first=True)
     if paper and machine.get("load", 0.0) > 1.5:
         busy = f"The machine was busy (load {machine['load']:g} on {machine['cores']} cores)"
         section.verdict.append(f"{busy}: compare ratios, not values.")
@@ -286,7 +289,7 @@ def bench_figure(result: Mapping[str, Any]) -> Figure:
 def _milliseconds(result: Mapping[str, Any], column: str = "ms") -> dict[str, dict[float, float]]:
     """Return a column of a benchmark by name and number of scores."""
     by_name: dict[str, dict[float, float]] = {}
-    names = OPERATOR_NAMES if result["suite"] == "operators" else {}
+    names = OPERATOR_NAMES if result["suite"] != "paper" else {}
     for row in sorted(result["rows"], key=lambda row: _scores(row)):
         by_name.setdefault(names.get(row["name"], row["name"]), {})[_scores(row)] = row[column]
     return by_name

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from recsys_topk.cascades.optimizers import fused_optimizer, table_collections
-from recsys_topk.cascades.tables import configs_of
 from recsys_topk.strategies.sharding import Sharding, allowed_kinds, plan_tables
 
 # If the tables do not fit, up to this many times the requested number of devices are tried.
@@ -20,26 +18,13 @@ MAX_FACTOR = 64
 
 
 @dataclass(frozen=True)
-class TablePlan:
-    """The sharding of one table."""
-
-    table: str  # path of the table
-    rows: int
-    dim: int  # number of columns
-    sharding: str  # the kind of sharding, e.g. "row_wise"
-    shards: int  # number of shards
-    bytes: int  # largest memory of its shards on one device, including optimizer state and buffers
-    seconds: float  # TorchRec's estimate of the time per step for look-ups, updates and communication on one device
-
-
-@dataclass(frozen=True)
 class ShardedTables:
     """A plan for all tables."""
 
-    tables: tuple[TablePlan, ...]  # the plans of the tables, largest table first
+    tables: tuple[dict[str, object], ...]  # one row per table, largest first: memory of its shards, estimated time, ...
     weights: int  # bytes of all weights
-    per_device: tuple[int, ...]  # bytes of all tables on each device
-    slowest: float  # estimated seconds per step on the slowest device, for the tables only
+    per_device: tuple[int, ...]  # bytes of all tables on each device, with optimizer state and buffers
+    slowest: float  # estimated milliseconds per step on the slowest device, for the tables only
 
 
 def one_table(items: int, dim: int, optimizer: str) -> nn.Module:
@@ -103,25 +88,28 @@ def _plan(
     tables: nn.Module, kinds: list[str], devices: int, device: str, memory: int | None, batch_size: int
 ) -> ShardedTables:
     _, planner = plan_tables(tables, kinds, devices, device, memory, batch_size)
-    options: Sequence[Any] = planner._best_plan or ()
-    per_device, seconds = [0] * devices, [0.0] * devices
-    made = []
-    for option in options:
-        own, times = [0] * devices, [0.0] * devices
+    options = sorted(planner._best_plan or (), key=lambda option: -option.tensor.numel())
+    # Bytes and milliseconds by table and device.
+    memory_of, time_of = np.zeros((len(options), devices), dtype=np.int64), np.zeros((len(options), devices))
+    for number, option in enumerate(options):
         for shard in option.shards:
-            own[shard.rank] += shard.storage.hbm + shard.storage.ddr
-            times[shard.rank] += shard.perf.total / 1e3  # TorchRec uses milliseconds
-        rows, dim = option.tensor.shape
-        made.append(
-            TablePlan(
-                f"{option.path.replace('/', '.')}.{option.name}", rows, dim, option.sharding_type,
-                len(option.shards), max(own), max(times),
-            )
-        )  # fmt: skip
-        per_device = [a + b for a, b in zip(per_device, own, strict=True)]
-        seconds = [a + b for a, b in zip(seconds, times, strict=True)]
-    made.sort(key=lambda table: -table.rows * table.dim)
-    collections = [part for part in tables.modules() if isinstance(part, EmbeddingBagCollection)]
-    configs = [config for collection in collections for config in configs_of(collection)]
-    weights = sum(config.num_embeddings * config.embedding_dim * 4 for config in configs)
-    return ShardedTables(tuple(made), weights, tuple(per_device), max(seconds))
+            memory_of[number, shard.rank] += shard.storage.hbm + shard.storage.ddr
+            time_of[number, shard.rank] += shard.perf.total
+    rows = tuple(
+        {
+            "table": _short(f"{option.path.replace('/', '.')}.{option.name}"),
+            "rows": f"{option.tensor.shape[0]:,}",
+            "dim": option.tensor.shape[1],
+            "sharding": option.sharding_type,
+            "shards": len(option.shards),
+            "GB per device": f"{own.max() / 1e9:,.2f}",
+            "est. ms": f"{times.max():,.3f}",
+        }
+        for option, own, times in zip(options, memory_of, time_of, strict=True)
+    )
+    weights = 4 * sum(option.tensor.numel() for option in options)
+    return ShardedTables(rows, weights, tuple(memory_of.sum(0).tolist()), float(time_of.sum(0).max()))
+
+
+def _short(path: str) -> str:
+    return path.removeprefix("cascade.stages.").replace(".embedding.collections", "").removeprefix("tables.")

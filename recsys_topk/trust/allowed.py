@@ -38,7 +38,7 @@ def is_allowed(path: str, trust: Iterable[str] = ()) -> bool:
     if path.startswith(f"{PACKAGE}."):
         return _is_own(path)
     if "." not in path:
-        return path in HARMLESS_NAMES or _is_loaded(path)
+        return path in HARMLESS_NAMES or path in _loaded()
     return _is_harmless(path) or is_covered(path, _plugin_modules())
 
 
@@ -57,7 +57,7 @@ def names_for_parser(trust: Iterable[str] = ()) -> list[str]:
     """Return the allowed modules and class paths, including the paths at which the classes are defined."""
     names = {*OWN, *_registered, *_plugin_modules(), *trusted(), *trust}
     # A parser uses the shortest path of a class. Classes that are not imported yet cannot be meant.
-    names |= {f"{PACKAGE}.{name}" for name in dir(sys.modules[PACKAGE]) if _is_loaded(name)}
+    names |= {f"{PACKAGE}.{name}" for name in _loaded().intersection(dir(sys.modules[PACKAGE]))}
     for home, classes in HARMLESS.items():
         for name in classes:
             names |= {f"{home}.{name}"}
@@ -103,13 +103,12 @@ def _is_own(path: str) -> bool:
     return isinstance(cls, type) and is_covered(class_path(cls), OWN)
 
 
-def _is_loaded(name: str) -> bool:
-    """Return whether `name` is a class of this package or registered. A parser finds these by their class name."""
-    if any(path.rpartition(".")[2] == name for path in _registered):
-        return True
-    ours = [module for key, module in list(sys.modules.items()) if is_covered(key, [PACKAGE])]
-    candidates = [vars(module).get(name) for module in ours]
-    return any(isinstance(cls, type) and is_covered(class_path(cls), OWN) for cls in candidates)
+def _loaded() -> set[str]:
+    """Return the names of imported classes of this package and of registered ones. A parser finds these by name."""
+    ours = [vars(module) for key, module in list(sys.modules.items()) if is_covered(key, [PACKAGE])]
+    classes = [(name, cls) for own in ours for name, cls in list(own.items()) if isinstance(cls, type)]
+    names = {path.rpartition(".")[2] for path in _registered}
+    return names | {name for name, cls in classes if is_covered(class_path(cls), OWN)}
 
 
 @cache

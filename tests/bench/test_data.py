@@ -17,18 +17,18 @@ def arguments(*given: str) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def test_suite_measures_both_readers_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suite_measures_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "LISTS", 64)
     monkeypatch.setattr(data, "in_own_process", lambda function, what, where, number: 1.0)
     sizes = ["--users", "40", "--items", "300", "--days", "2", "--requests", "80"]
-    result = data.run(arguments(*sizes, "--repeats", "1", "--research-repeats", "1"))
+    result = data.run(arguments(*sizes, "--repeats", "1"))
     parts = [row["part"] for row in result.rows]
     assert parts[:4] == ["simulate", "prepare", "open a day", "batch"]
     assert "160 negatives, uniform" in parts
     for row in result.rows[2:8]:
         assert row["ratio"] > 0
     assert json.loads(result.to_json())["suite"] == "data"
-    assert "research" in result.text()
+    assert "ratio 1 = a copy of the tensors of a batch" in result.text()
 
 
 def test_peak_memory_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_peak_memory_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     cache.prepare(cache.files.days)
     folder = str(cache.path(cache.files.days[0]))
     assert data.measure_peak("prepare", str(root), 1) > 10
-    for what in ("research", "uniform", "in_batch"):
+    for what in ("uniform", "in_batch"):
         assert data.measure_peak(what, folder, 10) >= 0
 
 

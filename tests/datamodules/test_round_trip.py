@@ -22,7 +22,7 @@ from recsys_topk.datamodules.recflow.batch_maker import BatchMaker
 from recsys_topk.datamodules.recflow.cache import DayCache
 from recsys_topk.datamodules.recflow.files import RecFlowFiles
 from recsys_topk.datamodules.recflow.layout import LAYOUTS
-from recsys_topk.reference.research_reader import GROUPS, ResearchDataset
+from tests.datamodules.research_reader import GROUPS, ResearchDataset
 
 
 @pytest.mark.parametrize("number", range(4))

@@ -88,18 +88,19 @@ def test_list_names_every_experiment(in_process: Callable[..., Result], tmp_path
     assert {"main-table", "runtime", "tau", "negatives", "streaming"} <= set(done.stdout.split())
 
 
-def test_paper_benchmark_times_every_loss_and_plain_cross_entropy(
+def test_benchmark_with_a_model_times_every_loss_and_plain_cross_entropy(
     in_process: Callable[..., Result], tmp_path: Path
 ) -> None:
     done = in_process(
         tmp_path,
         "bench",
-        "paper",
-        "--items",
-        "4",
-        "12",
-        "--repeats",
-        "4",
+        "losses",
+        "--model",
+        "--shapes",
+        "1x4x2",
+        "1x12x6",
+        "--seconds",
+        "0.01",
         "--names",
         "dftopk",
         "listnet",
@@ -112,6 +113,6 @@ def test_paper_benchmark_times_every_loss_and_plain_cross_entropy(
         ("dftopk", "1x4x2"), ("listnet", "1x4x2"), ("dftopk", "1x12x6"), ("listnet", "1x12x6"),
     ]  # fmt: skip
     assert all(row["ms"] > 0 and row["ratio"] == pytest.approx(row["ms"] / row["baseline ms"]) for row in rows)
-    wrong = in_process(tmp_path, "bench", "paper", "--names", "dftpk")
+    wrong = in_process(tmp_path, "bench", "losses", "--model", "--names", "dftpk")
     assert wrong.returncode == 2
     assert "did you mean 'dftopk'" in wrong.stderr

@@ -14,14 +14,7 @@ import pytest
 
 from recsys_topk.cli.main import main
 from recsys_topk.reports.paper import paper_figures
-from recsys_topk.reports.verdicts import (
-    growth_verdict,
-    kendall,
-    peak_verdict,
-    runtime_verdict,
-    stream_verdict,
-    table_verdict,
-)
+from recsys_topk.reports.verdicts import curve_verdict, kendall, verdict
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -136,8 +129,8 @@ def test_missing_part_is_reported_and_the_rest_is_shown(tmp_path: Path, capsys: 
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
     assert "missing: `recsys-topk bench` has no result yet (paper.json)" in capsys.readouterr().out
     text = (tmp_path / "r.html").read_text()
-    assert "Operator alone, N = 1000: dftopk takes" in text
-    assert "With a model, as in the paper, N" not in text
+    assert "by milliseconds for N = 1000 (operator alone) here" in text
+    assert "(with a model" not in text
 
 
 def test_single_runs_and_benchmarks_are_reported(tmp_path: Path) -> None:
@@ -186,54 +179,30 @@ def test_missing_input_or_folder_as_output_exits_with_status_2(
     assert "is a folder; give a file" in capsys.readouterr().err
 
 
-def rows(**joint: float) -> list[dict[str, float | str | None]]:
-    return [{"run": name.replace("_", " "), "joint": value, "+-": 0.01, "p": 0.2} for name, value in joint.items()]
-
-
-def test_table_verdict_texts() -> None:
-    found = table_verdict(
-        rows(dftopk=0.3, lapsum=0.5, sparse=0.1, softsort=0.2, mine=0.6, dftopk_tau_1=0.4), "dftopk",
-        {"dftopk": 0.9, "lapsum": 0.8, "sparse": 0.7, "softsort": 0.6}, faulty=["sparse"],
-    )  # fmt: skip
-    assert found[0] == "dftopk ranks 4th of 6 by joint recall here (0.300 ± 0.010)."
-    assert found[1] == ("Among the 4 methods that the paper also reports, dftopk ranks 2nd here and 1st in the paper.")
-    assert found[2] == "The best here is mine with 0.600, 0.300 above dftopk (p = 0.200)."
-    assert found[3] == "dftopk tau 1 ranks 3rd of 6 (0.400)."
-    assert "lapsum > dftopk > softsort; in the paper: dftopk > lapsum > softsort (Kendall's tau +0.33)" in found[4]
-    first = table_verdict(rows(dftopk=0.3, lapsum=0.2), "dftopk", {})
-    assert first == ["dftopk ranks 1st of 2 by joint recall here (0.300 ± 0.010)."]
-    assert "was not run here" in table_verdict(rows(lapsum=0.2), "dftopk", {})[0]
+def test_verdict_texts() -> None:
+    here = {"dftopk": 0.3, "lapsum": 0.5, "softsort": 0.2, "mine": 0.6}
+    assert verdict(here, {"dftopk": 0.9, "lapsum": 0.8, "softsort": 0.6}, "dftopk", "joint recall") == [
+        "dftopk ranks 3rd of 4 by joint recall here (0.3); the best is mine with 0.6.",
+        "Among the 3 methods that the paper also reports, dftopk ranks 2nd here and 1st in the paper (Kendall's tau of "
+        "the two orders +0.33).",
+    ]
+    assert verdict({"dftopk": 2.0, "lapsum": 5.0}, {}, "dftopk", "ms", smallest_first=True) == [
+        "dftopk ranks 1st of 2 by ms here (2)."
+    ]
+    assert "was not run here" in verdict({"lapsum": 0.2}, {}, "dftopk", "joint recall")[0]
 
 
 def test_curve_verdict_texts() -> None:
-    output = peak_verdict({1.0: 0.5, 10.0: 0.4, 100.0: 0.1}, {1.0: 0.1, 10.0: 0.2, 100.0: 0.3}, "dftopk", "tau")
-    assert output[0].startswith(
-        "dftopk is best at tau 1 here (0.500) and worst at 100 (0.100); in the paper best at 100"
-    )
-    assert output[1] == "The best tau of the paper, 100, gives 0.100 here, 0.400 less."
-    assert output[2].endswith("-1.00.")
+    line, paper = {1.0: 0.5, 10.0: 0.4, 100.0: 0.1}, {1.0: 0.1, 10.0: 0.2, 100.0: 0.3}
+    assert curve_verdict({"dftopk": line}, {"dftopk": paper}, "dftopk", "tau") == [
+        "dftopk is best at tau 1 here (0.5) and at 100 in the paper (Kendall's tau of the two orders -1.00)."
+    ]
+    assert curve_verdict({"dftopk": line}, {}, "dftopk", "tau") == ["dftopk is best at tau 1 here (0.5)."]
     curves = {"dftopk": {0.0: 0.3, 25.0: 0.2}, "lapsum": {0.0: 0.2, 25.0: 0.5}}
-    grown = growth_verdict(curves, {"dftopk": {0.0: 0.4, 25.0: 0.56}}, "dftopk", "negatives")
-    assert grown[0] == "From 0 to 25 negatives, joint recall rises for 1 of 2 methods here and for 1 of 1 in the paper."
-    assert grown[1] == "dftopk changes by -0.100 here and by +0.160 in the paper."
-    assert grown[3] == (
-        "At 25, dftopk ranks 2nd of 2 here; among the 1 methods that the paper also reports it ranks 1st here and 1st "
-        "in the paper."
-    )
-
-
-def test_runtime_and_stream_verdict_texts() -> None:
-    output = runtime_verdict({"Alone": {"dftopk": {5.0: 1.0, 10.0: 2.0}, "lapsum": {10.0: 5.0}}},
-                           {"Alone": {"dftopk": {10.0: 10.0}, "lapsum": {10.0: 40.0}}}, "dftopk")  # fmt: skip
-    assert output[0] == (
-        "Alone, N = 10: dftopk takes 2 ms and ranks 1st of 2 here; in the paper it takes 10 ms and ranks 1st of 2."
-    )
-    assert output[1] == "Time of the other methods divided by the time of dftopk (in the paper): lapsum 2.5 (4)."
-    days = {"dftopk": {"d1": 0.1, "d2": 0.4}, "lapsum": {"d1": 0.3, "d2": 0.35}}
-    stream = stream_verdict(days, "dftopk")
-    assert stream[0] == "dftopk ranks 2nd of 2 by mean joint recall over 2 days (0.250), and is first on 1 of them."
-    assert stream[1] == "The best is lapsum with 0.325, first on 1 of 2 days."
-    assert stream[2].endswith("it ranks 2nd on the first of these days and 1st on the last day.")
+    assert curve_verdict(curves, {"dftopk": {0.0: 0.4, 25.0: 0.56}}, "dftopk", "negatives") == [
+        "dftopk ranks 2nd of 2 by joint recall at 25 negatives here (0.2); the best is lapsum with 0.5.",
+        "From 0 to 25 negatives, dftopk changes by -0.100 here and by +0.160 in the paper.",
+    ]
 
 
 def test_two_way_results_are_pivoted_and_the_long_table_is_folded(page_text: str) -> None:

@@ -70,7 +70,11 @@ def test_numeric_features_alone_can_be_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "history"), [(TwoTower, "recency"), (DIN, {"kind": "transformer", "width": 8, "blocks": 2})]
+    ("kind", "history"),
+    [
+        pytest.param(TwoTower, "recency", marks=pytest.mark.long),
+        (DIN, {"kind": "transformer", "width": 8, "blocks": 2}),
+    ],
 )
 def test_stages_with_ordered_histories_are_exported(tmp_path: Path, kind: type[Stage], history: object) -> None:
     schema = mixed_schema(ages=True)

@@ -55,7 +55,7 @@ def save_screenshot_if_asked(browser: Any, name: str) -> None:
         browser.save_screenshot(str(Path(folder) / name))
 
 
-@pytest.mark.parametrize("width", [1100, 360])
+@pytest.mark.parametrize("width", [1100, pytest.param(360, marks=pytest.mark.long)])
 def test_page_shows_the_funnel_and_works_by_keyboard(
     browser: Any, service: Running, recommender: CascadeRecommender, width: int
 ) -> None:

@@ -65,7 +65,10 @@ def test_requests_beyond_a_full_queue_get_503_and_the_others_are_answered(export
     assert statuses.count(200) + statuses.count(503) == 9
 
 
-def test_memory_does_not_grow_over_ten_thousand_requests(export: Path, recommender: CascadeRecommender) -> None:
+@pytest.mark.parametrize(("first", "then"), [(500, 2000), pytest.param(2000, 8000, marks=pytest.mark.long)])
+def test_memory_does_not_grow_over_thousands_of_requests(
+    export: Path, recommender: CascadeRecommender, first: int, then: int
+) -> None:
     assert recommender.users is not None
     names = recommender.users.names.tolist()
     app = make_app(export, options=ServiceOptions(batch=64, watch=0))
@@ -90,7 +93,7 @@ def test_memory_does_not_grow_over_ten_thousand_requests(export: Path, recommend
     async def run() -> tuple[int, int]:
         async with app.router.lifespan_context(app):
             sizes = []
-            for rounds in (2000, 8000):
+            for rounds in (first, then):
                 for start in range(0, rounds, 250):
                     await asyncio.gather(*(ask(start + one) for one in range(250)))
                 sizes.append(_resident_bytes())

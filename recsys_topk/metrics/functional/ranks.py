@@ -93,8 +93,7 @@ def average_precision_at(
         >>> average_precision_at(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([[1.0, 0.0, 1.0, 0.0]]))[0]
         tensor([0.8333], dtype=torch.float64)
     """
-    hits, ranks = _hits(scores, labels, mask, k, positive_above)
-    positives = _positives(labels, mask, positive_above)
+    hits, ranks, positives = _hits(scores, labels, mask, k, positive_above)
     wanted = positives if k is None else positives.clamp_max(k)
     total = (hits * hits.cumsum(-1) / ranks).sum(-1)
     return torch.where(wanted > 0, total / wanted.clamp_min(1), 0.0), positives > 0
@@ -116,9 +115,8 @@ def reciprocal_rank_at(
         >>> reciprocal_rank_at(torch.tensor([[4.0, 3.0, 2.0]]), torch.tensor([[0.0, 1.0, 1.0]]))[0]
         tensor([0.5000], dtype=torch.float64)
     """
-    hits, ranks = _hits(scores, labels, mask, k, positive_above)
-    found = (hits / ranks).amax(-1) if scores.shape[-1] else hits.sum(-1)
-    return found, _positives(labels, mask, positive_above) > 0
+    hits, ranks, positives = _hits(scores, labels, mask, k, positive_above)
+    return (hits / ranks).amax(-1) if scores.shape[-1] else hits.sum(-1), positives > 0
 
 
 def precision_at(
@@ -139,23 +137,18 @@ def precision_at(
         >>> precision_at(torch.tensor([[4.0, 3.0, 2.0]]), torch.tensor([[0.0, 1.0, 1.0]]), k=2)[0]
         tensor([0.5000], dtype=torch.float64)
     """
-    hits, _ = _hits(scores, labels, mask, k, positive_above)
+    hits, _, positives = _hits(scores, labels, mask, k, positive_above)
     shown = (full_mask(scores) if mask is None else mask).sum(-1).clamp_max(k)
-    return hits.sum(-1) / shown.clamp_min(1), _positives(labels, mask, positive_above) > 0
+    return hits.sum(-1) / shown.clamp_min(1), positives > 0
 
 
 def _hits(
     scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | None, positive_above: float
-) -> tuple[Tensor, Tensor]:
-    """Return 1 for each rank r <= k with a positive item and 0 elsewhere, float64 (B, N), and the ranks 1..N, (N,)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return 1 for each rank r <= k with a positive item, else 0, float64 (B, N), the ranks 1..N, and the positives."""
     check_lists(scores, mask, labels=labels)
     cut = scores.shape[-1] if k is None else check_count("k", k)
     positive = labels > positive_above if mask is None else (labels > positive_above) & mask
     ranks = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
-    return (positive.gather(-1, descending_order(scores, mask, labels)) & (ranks <= cut)).double(), ranks
-
-
-def _positives(labels: Tensor, mask: Tensor | None, positive_above: float) -> Tensor:
-    """Return the number of valid positive items, int64 (B,)."""
-    positive = labels > positive_above
-    return (positive if mask is None else positive & mask).sum(-1)
+    hits = positive.gather(-1, descending_order(scores, mask, labels)) & (ranks <= cut)
+    return hits.double(), ranks, positive.sum(-1)

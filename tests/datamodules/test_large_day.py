@@ -1,17 +1,15 @@
-"""`bench rehearsal` on a small day writes files that pickle and feather read, and measures every part."""
+"""A small day of `simulate --preset large-day` has files that pickle and feather read."""
 
 from __future__ import annotations
 
-import argparse
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from pyarrow import feather
 
-from recsys_topk.bench import rehearsal
+from recsys_topk.cli.main import main
 from recsys_topk.datamodules import RecFlowDataModule
 from recsys_topk.datamodules.simulator.large_day import LargeDay, simulate_large_day
 
@@ -53,18 +51,9 @@ def test_wrong_sizes_and_existing_folders_raise(tmp_path: Path) -> None:
         simulate_large_day(tmp_path / "there", LargeDay())
 
 
-def test_every_part_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def here(function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
-
-    monkeypatch.setattr(rehearsal, "in_own_process", here)
-    parser = argparse.ArgumentParser()
-    rehearsal.add_arguments(parser)
-    sizes = ["--requests", "100", "--videos", "500", "--batch_size", "50", "--steps", "1", "--batches", "1"]
-    result = rehearsal.run(parser.parse_args([*sizes, "--folder", str(tmp_path)]))
-    parts = {str(row["part"]).split(",")[0]: row for row in result.rows}
-    assert set(parts) == {"simulate", "prepare", "vocabularies", "train", "evaluate", "step"}
-    for name in ("simulate", "prepare"):
-        assert parts[name]["disk MB"] >= 0
-        assert parts[name]["peak MB"] > 10
-    assert parts["step"]["ratio"] == 1.0  # the last row is the baseline
+def test_command_writes_a_day_and_names_the_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["simulate", "--preset", "large-day", "--out", str(tmp_path / "day"), "--requests", "20"]
+    assert main([*command, "--users", "5"]) == 0
+    assert f"fit --data.root {tmp_path / 'day'} --data.train_days {DAY}" in capsys.readouterr().out
+    assert main([*command, "--days", "3"]) == 2
+    assert "--preset large-day takes --requests, --users and --seed only" in capsys.readouterr().err

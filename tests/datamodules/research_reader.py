@@ -1,8 +1,8 @@
-"""The baseline of `bench data`: a RecFlow reader in plain Python that reads one request at a time.
+"""An independent RecFlow reader in plain Python that reads one request at a time.
 
 It was written from the description of the format and follows the style of research code: a dictionary of positions per
-day, items built one by one with three clock conversions each, and negatives drawn by a multinomial over (requests,
-slots of all other requests). Times are in UTC+8, so that its output can be compared with that of the toolkit.
+day, and items built one by one with three clock conversions each. Times are in UTC+8, so that its output can be
+compared with that of the toolkit.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 GROUPS: Final = ("rank_pos", "rank_neg", "coarse_neg", "prerank_neg")
@@ -75,14 +73,3 @@ class ResearchDataset(Dataset[tuple[Any, ...]]):
             masks.append(mask)
             labels.append(label)
         return (request, np.array(context), history, viewed, max(length, 1), *items, *masks, *labels)
-
-
-def sample_negatives(items: Tensor, number: int) -> Tensor:
-    """Draw negatives from the items of the other requests: (B, N, F) items give (B, number, F); O(B^2 N) memory."""
-    lists, slots, features = items.shape
-    flat = items.reshape(lists * slots, features)
-    others = torch.arange(lists * slots).expand(lists, -1)
-    own = torch.arange(lists)[:, None] * slots
-    others = others[(others < own) | (others >= own + slots)].view(lists, -1)
-    drawn = torch.multinomial(torch.ones(others.shape), number)
-    return flat[others.gather(1, drawn)]
