@@ -15,6 +15,7 @@ SUITES = {
     "losses": ("isolated", "every loss, forward and backward"),
     "data": ("data", "batches from disk, negatives"),
     "step": ("step", "a training step of the cascade"),
+    "scale": ("scale", "training with sharded tables on one and on several processes"),
     "serve": ("serve", "search in a large catalogue, and the service under load"),
 }
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from types import ModuleType
 
 from recsys_topk import __version__
 from recsys_topk.cli.console import echo, warn
@@ -55,29 +52,6 @@ exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted
 RECSYS_TOPK_DEBUG=1 in the environment shows the traceback of an error"""
 
 
-class _Deferred(ModuleType):
-    """`scipy.signal` until something in it is used. torchmetrics imports it, and 500 modules with it, for an old name.
-
-    The old name is here, so that torchmetrics does not look for it. Any other name loads the module.
-    """
-
-    hamming = None
-
-    @classmethod
-    def install(cls) -> None:
-        """Replace the module if it can be imported and is not."""
-        with suppress(ImportError):
-            if "scipy.signal" not in sys.modules and importlib.util.find_spec("scipy") is not None:
-                sys.modules["scipy.signal"] = cls("scipy.signal")
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__") and name != "__path__":
-            raise AttributeError(name)
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)
-
-
 def usage() -> str:
     """Return the help text."""
     width = max(len(name) for name in COMMANDS)
@@ -102,7 +76,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         warn(f"recsys-topk: unknown command {command!r}; {close}commands: {', '.join(COMMANDS)}")
         return 2
     module_name = COMMANDS[command][0]
-    _Deferred.install()
     try:
         module = importlib.import_module(module_name)
         shared = module_name.endswith((".training", ".compare"))  # modules with several commands

@@ -1,4 +1,4 @@
-"""`bench step`: a case is timed with its baseline, and a result can be checked against an earlier one."""
+"""`bench step`: the baseline gives our scores, and a result can be checked against an earlier one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from recsys_topk.bench import step
+from recsys_topk.bench.textbook import Textbook
+from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cli.bench import main
 
 
-def test_case_is_timed_with_its_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "in_own_process", lambda function, *arguments: function(*arguments))
-    target = tmp_path / "step.json"
-    sizes = ["--batch_size", "4", "--items", "12", "--history", "3", "--repeats", "1", "--threads", "1"]
-    assert main(["step", "--case", "train+25", *sizes, "--json", str(target)]) == 0
-    (row,) = json.loads(target.read_text())["rows"]
-    assert row["case"] == "train+25"
-    assert row["ratio"] == pytest.approx(row["ms"] / row["baseline ms"])
+def test_textbook_form_gives_the_same_scores() -> None:
+    torch.manual_seed(0)
+    schema = step.random_schema(items=50, users=20)
+    module = CascadeModule(schema, loss="dftopk", dim=4)
+    batch = step.random_batch(schema, size=6, items=8, length=5)
+    for theirs, ours in zip(Textbook(module.cascade, schema)(batch), module(batch), strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 
 
 def test_result_is_checked_against_an_earlier_one(
@@ -28,14 +30,16 @@ def test_result_is_checked_against_an_earlier_one(
 ) -> None:
     slowness = 1.0
 
-    def measured(function: Any, options: argparse.Namespace, case: str) -> dict[str, float]:
-        return {"ms": 100.0 * slowness, "ratio": 0.125 * slowness, "peak MB": 500.0}
+    def measured(function: Any, options: argparse.Namespace, case: str, form: str) -> dict[str, float]:
+        return {"ms": 800.0 if form == "textbook" else 100.0 * slowness, "MB": 500.0}
 
     monkeypatch.setattr(step, "in_own_process", measured)
     target = tmp_path / "step.json"
     assert main(["step", "--json", str(target)]) == 0
     rows = {row["case"]: row for row in json.loads(target.read_text())["rows"]}
-    assert list(rows) == list(step.CASES)
+    assert rows["train"]["speed-up"] == 8.0
+    assert rows["train"]["ratio"] == 0.125
+    assert rows[step.LARGE]["ratio"] == 1.0
     assert main(["step", "--check", str(target)]) == 0
     slowness = 2.0
     capsys.readouterr()

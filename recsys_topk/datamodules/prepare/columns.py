@@ -1,4 +1,4 @@
-"""Open prepared tables: Arrow streams are memory-mapped, Parquet parts are read."""
+"""Open prepared tables: Arrow streams are memory-mapped with Hugging Face `datasets`, Parquet parts are read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys_topk.tabular.arrow import columns_of
@@ -16,8 +15,9 @@ from recsys_topk.types import Array
 
 def read_columns(path: Path) -> dict[str, Array]:
     """Memory-map an Arrow file and return its columns as arrays, without a copy where possible."""
-    with pa.ipc.open_stream(pa.memory_map(str(path))) as stream:
-        return columns_of(stream.read_all())
+    from datasets import Dataset
+
+    return columns_of(Dataset.from_file(str(path)).data.table)
 
 
 def find_table(folder: Path, name: str) -> Path | None:
@@ -34,6 +34,7 @@ def read_table(path: Path) -> dict[str, Array]:
     """
     if path.suffix == ".arrow":
         return read_columns(path)
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     parts = sorted(path.glob("*.parquet")) if path.is_dir() else [path]

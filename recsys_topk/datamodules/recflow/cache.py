@@ -1,4 +1,4 @@
-"""The Arrow cache: each day of a data set as three memory-mapped Arrow files, prepared once."""
+"""The Arrow cache: each day of a data set as three memory-mapped Hugging Face `datasets` files, prepared once."""
 
 from __future__ import annotations
 
