@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -12,13 +11,13 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from recsys_topk.numerics import full_mask, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
 from recsys_topk.operators.score_scale import Tau
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
 from recsys_topk.ops.backends.task import WIDTH
-from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.dispatch import apply, is_float32, operation, through_reference, wants_graph
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.ops.selection.kth_pair import kth_values
@@ -268,21 +267,6 @@ class _Network(torch.autograd.Function):
             return through[0], None, None, None, None
         gradient = _run(x, wires, k, network, tau, (grad_p.contiguous(), grad_q.contiguous()))[0]
         return gradient, None, None, None, None
-
-
-@sampled(network_masses)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
-    networks: tuple[Network, ...] = ("bitonic", "odd_even")
-    for dtype, network in itertools.product((torch.float32, torch.float64), networks):
-        for lists, n in ((3, 8), (17, 11), (2, 2)):
-            scores = torch.randn(lists, n, generator=generator, dtype=dtype)
-            mask = torch.rand(lists, n, generator=generator) < 0.7
-            mask[:, :2] = True
-            for valid in (full_mask(scores), mask):
-                width = 1 << (n - 1).bit_length() if network == "bitonic" else n
-                wires = _Wires.of(scores, valid, width, network)
-                x = scores.new_zeros(lists, width).scatter(1, wires.place, scores)
-                yield x.requires_grad_(), wires, 1, network, "cauchy", 0.5
 
 
 def _odd_even(wires: _Wires) -> list[_Layer]:

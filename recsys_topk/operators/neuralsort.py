@@ -23,7 +23,6 @@ from recsys_topk.ops.dispatch import (
     is_real,
     may_read,
     operation,
-    sampled,
     through_reference,
     wants_graph,
 )
@@ -352,23 +351,3 @@ def _gradient_numba(
     memory = _buffers(v, GRADIENT_ROWS)
     run_parts(_GRADIENTS, len(v), v.shape[1], *given, 1.0 / tau, int(normalised), *memory, grad_v, grad_distance)
     return grad_v, grad_distance
-
-
-@sampled(neuralsort_masses)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
-    for dtype in (torch.float32, torch.float64):
-        for n in (9, 50):
-            count, k = torch.tensor([n, n - 2, n - 5]), torch.tensor([1, 3, 2])
-            x = torch.randn(3, n, generator=generator, dtype=dtype).sort(1, descending=True).values
-            x *= torch.tensor([[0.01], [0.1], [1.0]], dtype=dtype)
-            for normalised in (True, False):
-                yield *_centred(x, count), k, count, 2.0, normalised
-
-
-@sampled(neuralsort_gradient)
-def _gradient_samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
-    for v, distance, k, count, tau, normalised in _samples(generator):
-        masses = neuralsort_masses.reference(v, distance, k, count, tau, normalised)
-        valid = distance.isfinite()
-        grads = (torch.where(valid, v.cos(), 0.0), torch.where(valid & torch.tensor(normalised), v.sin(), 0.0))
-        yield v, distance, k, count, *masses, *grads, tau, normalised

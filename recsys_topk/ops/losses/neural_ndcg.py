@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import full_mask, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
 from recsys_topk.ops.backends.task import WIDTH
-from recsys_topk.ops.dispatch import is_float32, is_real, operation, sampled
+from recsys_topk.ops.dispatch import is_float32, is_real, operation
 from recsys_topk.ops.losses.known_gradient import known_gradient
 from recsys_topk.ops.selection import sinkhorn_scaling
 from recsys_topk.ops.selection.count_true import count_true
@@ -74,16 +72,3 @@ def _numba(scores: Tensor, gains: Tensor, discounts: Tensor, mask: Tensor, tau: 
     return known_gradient(
         scores, value, gradient, lambda x: neural_ndcg.reference(x, gains, discounts, mask, tau, rounds)
     )
-
-
-@sampled(neural_ndcg)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, float, int]]:
-    for dtype in (torch.float32, torch.float64):
-        for n in (6, 35):
-            x = torch.randn(4, n, generator=generator, dtype=dtype)
-            mask = torch.rand(4, n, generator=generator) > 0.3
-            mask[:, 0] = True
-            gains = torch.rand(4, n, generator=generator, dtype=dtype) / n
-            discounts = torch.linspace(1, 0, n, dtype=dtype).expand(4, n)
-            yield x.clone().requires_grad_(), gains, discounts, full_mask(x), 0.5, 20
-            yield torch.where(mask, x, 0.0).requires_grad_(), gains * mask, discounts, mask, 1.0, 3

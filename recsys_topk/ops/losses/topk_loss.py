@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,6 @@ from recsys_topk.ops.dispatch import (
     may_read,
     operation,
     runs_triton,
-    sampled,
     through_reference,
     wants_graph,
 )
@@ -314,33 +312,3 @@ class _WithGradient(torch.autograd.Function):
             return ctx.gradient[0] * rate, None, None
         gradient = ctx.gradient.pop()
         return gradient if grad.dim() == 0 and rate == 1.0 else gradient.mul_(rate), None, None
-
-
-@sampled(topk_loss)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
-    laws = [Law("dftopk", 0.7), Law("dftopk", 2.0, 0.2), Law("logistic", 0.7), Law("laplace", 0.7)]
-    laws += [Law("clip", 2.0), Law("fenchel_young", 2.0)]
-    for lists, n in ((5, 12), (30, 300), (2, 2)):
-        x = torch.randn(lists, n, generator=generator)
-        x[1] = x[1].round()
-        y = torch.randint(0, 4, (lists, n), generator=generator).float()
-        y[0] = 0.0
-        mask = torch.rand(lists, n, generator=generator) > 0.3
-        junk = x.masked_fill(~mask, math.nan)
-        ks = torch.randint(0, n + 1, (lists,), generator=generator)
-        weights = torch.randint(0, 4, (lists, n), generator=generator) * torch.rand(lists, 1, generator=generator)
-        for law in laws:
-            if law.name == "clip" and n > 100:  # some p are so small that 1 / p amplifies their rounding
-                continue
-            for mean in (True, False):
-                yield x.clone().requires_grad_(), y, None, 1, 1.0, law, mean
-                yield x.clone().requires_grad_(), y, None, None, 0.0, law, mean
-                yield junk.clone().requires_grad_(), y, mask, ks, 0.0, law, mean
-                yield junk.clone().requires_grad_(), y, mask, max(1, n // 4), 2.0, law, mean
-                yield junk.clone().requires_grad_(), y, mask, max(1, n // 4), 0.0, law, mean, weights
-                yield x.clone().requires_grad_(), y, None, 0.3 * ks, 0.0, law, mean, weights
-                if law.name not in ("clip", "fenchel_young"):
-                    for others in (0.0, 0.3):
-                        alone = law._replace(others=others)
-                        yield junk.clone().requires_grad_(), y, mask, max(1, n // 4), 0.0, alone, mean, weights
-    yield x.double().requires_grad_(), y.double(), None, 1, 0.0, laws[0], True

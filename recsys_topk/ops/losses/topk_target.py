@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import full_mask, is_full
-from recsys_topk.ops.dispatch import is_real, operation, sampled
+from recsys_topk.numerics import is_full
+from recsys_topk.ops.dispatch import is_real, operation
 from recsys_topk.ops.selection.kth_pair import Array, Bools, pair_numpy
 
 
@@ -73,22 +72,3 @@ def _best_numpy(labels: Array, positive: Bools, k: int | Tensor, positives: Arra
     target = positive.copy()
     target[rows] &= (labels[rows] >= boundary[:, None]) & (wanted > 0)[:, None]
     return target
-
-
-@sampled(topk_target)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, int | Tensor, float]]:
-    for dtype in (torch.float32, torch.float64):
-        for shape in ((5, 30), (1, 3), (0, 4)):
-            for grades in (2, 6):
-                labels = torch.randint(grades, shape, generator=generator).to(dtype)
-                ks = torch.randint(0, 4, shape[:1], generator=generator)
-                for mask in (full_mask(labels), torch.rand(shape, generator=generator) > 0.4):
-                    yield labels, mask, 2, 0.0
-                    yield labels, mask, ks, 1.0
-
-
-@sampled(best_positives)
-def _best_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, int | Tensor, Tensor | None]]:
-    for labels, mask, k, above in _samples(generator):
-        positive = mask & (labels > above)
-        yield labels, positive, k, positive.sum(1)

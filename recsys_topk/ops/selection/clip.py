@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import closed_form, may_read, operation, sampled, through_reference, wants_graph
-from recsys_topk.ops.selection.centred import centred
+from recsys_topk.ops.dispatch import closed_form, may_read, operation, through_reference, wants_graph
 from recsys_topk.ops.selection.from_threshold import from_threshold
 
 MAX_STEPS = 100
@@ -108,23 +106,3 @@ def clip_threshold(z: Tensor, gap: Tensor, k: Tensor, weights: Tensor | None = N
             break
         t = step
     return t
-
-
-def _lists(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    for dtype in (torch.float32, torch.float64):
-        x = torch.randn(4, 30, generator=generator, dtype=dtype)
-        yield x, torch.tensor([1, 5, 10, 20])
-        yield x.masked_fill(torch.rand(4, 30, generator=generator) < 0.3, -math.inf), torch.tensor([1, 2, 3, 4])
-
-
-@sampled(clip_threshold)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for x, k in _lists(generator):
-        yield *centred(x, k), k
-
-
-@sampled(clip_logs)
-def _log_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
-    for x, k in _lists(generator):
-        moved, gap = centred(x, k)
-        yield moved.requires_grad_(), clip_threshold(moved.detach() / 0.7, gap / 0.7, k), 0.7

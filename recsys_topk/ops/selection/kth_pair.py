@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import full_mask, is_full, masked_mean
-from recsys_topk.ops.dispatch import apply, is_real, operation, sampled, save
+from recsys_topk.numerics import is_full, masked_mean
+from recsys_topk.ops.dispatch import apply, is_real, operation, save
 from recsys_topk.ops.selection.fill_masked import fill_masked
 
 Array = npt.NDArray[Any]
@@ -249,39 +248,3 @@ def _largest_of_long_row(row: Array, count: int) -> Array:
         if candidates.size >= count:
             row = candidates
     return np.partition(row, row.size - count)[row.size - count :]
-
-
-def _list_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, int | Tensor, Tensor]]:
-    """Lists that reach every branch of the selection, with and without ties, masks and a k per list."""
-    for rows, n, k in ((3, 2, 1), (4, 17, 16), (2, 512, 10), (2, 600, 599), (2, 2000, 30), (1, 25_000, 90)):
-        for dtype in (torch.float32, torch.float64):
-            x = torch.randn(rows, n, generator=generator, dtype=dtype)
-            yield x, k, full_mask(x)
-            yield (x * 2).round() / 2, torch.randint(1, k + 1, (rows,), generator=generator), full_mask(x)
-            mask = torch.rand(rows, n, generator=generator) > 0.3
-            mask[:, :2] = True
-            some = torch.minimum(torch.randint(1, k + 1, (rows,), generator=generator), mask.sum(1) - 1)
-            yield x.masked_fill(~mask, math.nan), some, mask
-
-
-@sampled(kth_pair)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, int | Tensor, Tensor]]:
-    for x, k, mask in _list_samples(generator):
-        yield x.requires_grad_(), k, mask
-
-
-@sampled(kth_largest)
-def _value_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None, int]]:
-    for x, k, mask in _list_samples(generator):
-        filled = torch.where(mask, x, -math.inf)
-        yield (filled, k, 0) if isinstance(k, Tensor) else (filled, None, k)
-    yield torch.empty(0, 5), torch.empty(0, dtype=torch.int64), 0
-    yield torch.empty(0, 5), None, 2
-
-
-@sampled(share_pair)
-def _share_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
-    for x, k, mask in _list_samples(generator):
-        filled = torch.where(mask, x, -math.inf)
-        grads = torch.randn(2, len(x), 1, generator=generator, dtype=x.dtype)
-        yield filled, *kth_values(filled, k), grads[0], grads[1]

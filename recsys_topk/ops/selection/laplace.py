@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ from recsys_topk.ops.dispatch import (
     is_real,
     may_read,
     operation,
-    sampled,
     through_reference,
     wants_graph,
 )
-from recsys_topk.ops.selection.centred import centred, halvings, threshold_bracket
+from recsys_topk.ops.selection.centred import halvings, threshold_bracket
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.from_threshold import from_threshold
 
@@ -159,34 +157,3 @@ def laplace_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: float) -> Tensor:
         ratio = torch.where(spare >= 0, (spare + root) / upper, lower / (root - spare))
         b = b + tau * torch.log(ratio)
     return b
-
-
-def _lists(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    for dtype in (torch.float32, torch.float64):
-        x = torch.randn(4, 30, generator=generator, dtype=dtype)
-        yield x, torch.tensor([1, 5, 10, 20])
-        yield x.masked_fill(torch.rand(4, 30, generator=generator) < 0.3, -math.inf), torch.tensor([1, 2, 3, 4])
-        yield (x * 2).round(), torch.tensor([3, 3, 3, 29])
-
-
-@sampled(laplace_threshold)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
-    for x, k in _lists(generator):
-        yield *centred(x, k), k, 0.7
-
-
-@sampled(laplace_logs)
-def _log_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
-    for x, k in _lists(generator):
-        moved, gap = centred(x, k)
-        yield moved.requires_grad_(), laplace_threshold(moved.detach(), gap, k, 0.7), 0.7
-
-
-@sampled(above_zero)
-def _above_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    return ((x,) for x, _ in _lists(generator))
-
-
-@sampled(sum_where)
-def _sum_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    return ((x, x > 0) for x, _ in _lists(generator))

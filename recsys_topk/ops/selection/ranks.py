@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import at_least_float32, full_mask, is_full
+from recsys_topk.numerics import at_least_float32, is_full
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
-from recsys_topk.ops.dispatch import is_float32, is_real, may_read, operation, sampled
+from recsys_topk.ops.dispatch import is_float32, is_real, may_read, operation
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.sorting import sort_descending
 
@@ -117,14 +116,3 @@ def tie_groups(changes: Tensor) -> tuple[Tensor, Tensor]:
     first = torch.where(torch.cat([edge, changes], -1), place, 0).cummax(-1).values
     last = torch.where(torch.cat([changes, edge], -1), place, n).flip(-1).cummin(-1).values.flip(-1)
     return first, last
-
-
-@sampled(tie_ranks)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for dtype in (torch.float32, torch.float64):
-        x = torch.randn(4, 20, generator=generator, dtype=dtype)
-        labels = torch.randint(3, (4, 20), generator=generator).to(dtype)
-        mask = torch.rand(4, 20, generator=generator) > 0.3
-        for scores in (x, x.round(), x.masked_fill(x > 1.5, math.nan)):
-            yield scores, labels, full_mask(x)
-            yield torch.where(mask, scores, 0.0), labels, mask

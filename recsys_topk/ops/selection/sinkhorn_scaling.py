@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import closed_form, may_read, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.dispatch import closed_form, may_read, operation, through_reference, wants_graph
 
 # The iteration of a list stops when all its sums differ from 1 by less than this.
 TOLERANCE = 1e-6
@@ -149,23 +148,3 @@ def scaling_gradient(
 def _square(inverse: Tensor) -> Tensor:
     """Return 1 / s^2 for given 1 / s; 0 where s is at its lower bound."""
     return torch.where(inverse * LEAST < 1.0, inverse * inverse, 0.0)
-
-
-@sampled(sinkhorn_scaling)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
-    for dtype in (torch.float32, torch.float64):
-        matrix = torch.rand(3, 5, 5, generator=generator, dtype=dtype)
-        rows, columns = torch.arange(5).expand(3, 5) < 3, torch.tensor([1, 0, 1, 1, 0]).bool().expand(3, 5)
-        yield (matrix * rows[:, :, None] * columns[:, None, :]).requires_grad_(), rows, columns, 20
-
-
-@sampled(scaling_history)
-def _history_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
-    return ((m.detach(), rows, columns, rounds) for m, rows, columns, rounds in _samples(generator))
-
-
-@sampled(scaling_gradient)
-def _gradient_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
-    for matrix, rows, columns, rounds in _history_samples(generator):
-        history = scaling_history(matrix, rows, columns, rounds)
-        yield matrix, rows.to(matrix.dtype), *history, matrix[:, 0], matrix[:, :, 0]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import apply, is_real, may_read, operation, sampled, save
+from recsys_topk.ops.dispatch import apply, is_real, may_read, operation, save
 
 
 @operation
@@ -118,34 +116,3 @@ class _ShareTies(torch.autograd.Function):
         return torch.zeros_like(grad).scatter(1, order, average_ties(values, grad.gather(1, order)))
 
     tangents = backward  # the average over ties is a symmetric map
-
-
-def _rows(generator: torch.Generator) -> Iterator[Tensor]:
-    for dtype in (torch.float32, torch.float64):
-        for shape in ((6, 33), (1, 2), (3, 1), (0, 4)):
-            x = torch.randn(shape, generator=generator, dtype=dtype)
-            yield x
-            yield (x * 2).round() / 2
-    yield torch.tensor([[math.inf, -math.inf, 0.0, -0.0, math.inf, 1.0]])
-
-
-@sampled(sort_descending)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    return ((x,) for x in _rows(generator))
-
-
-@sampled(has_ties)
-def _tie_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    return ((x,) for x in _rows(generator))
-
-
-@sampled(share_ties)
-def _share_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    return ((x.requires_grad_(),) for x in _rows(generator))
-
-
-@sampled(sorted_descending)
-def _sorted_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    for dtype in (torch.float32, torch.float64):
-        yield (torch.randint(5, (4, 30), generator=generator).to(dtype),)
-        yield (torch.empty(0, 3, dtype=dtype),)
