@@ -359,6 +359,8 @@ def through_reference(
     """
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
+        # One input may be computed from another. The gradient of a view does not include what comes through others.
+        inputs = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
         made = reference(*inputs)
         outputs = (made,) if isinstance(made, Tensor) else made
         pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if g is not None and y.requires_grad]

@@ -261,22 +261,6 @@ def _triton(*args: Any) -> tuple[Tensor, Tensor | None]:
     return topk_loss_triton(*args[:7])
 
 
-def _serves_numpy(
-    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool,
-    item_weights: Tensor | None = None,
-) -> bool:  # fmt: skip
-    given = [x for x in (scores, labels, mask, k) if isinstance(x, Tensor)]
-    plain = item_weights is None and law.name == "dftopk" and law.others == 1.0
-    return plain and all(map(is_real, given)) and scores.numel() > 0
-
-
-@topk_loss.backend("numpy", _serves_numpy)
-def _numpy(*args: Any) -> tuple[Tensor, Tensor | None]:
-    from recsys_topk.ops.losses.dftopk_bce import dftopk_bce
-
-    return dftopk_bce(*args[:7])
-
-
 class _Result(NamedTuple):
     """The result of a compiled kernel.
 

@@ -14,12 +14,12 @@ from recsys_topk.ops.selection.clip import clip_logs, clip_threshold
 from recsys_topk.ops.selection.count_true import count_true, every
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.ops.selection.from_threshold import Law, from_threshold
-from recsys_topk.ops.selection.kth_pair import kth_largest, kth_pair, kth_values, share_pair
-from recsys_topk.ops.selection.laplace import above_zero, laplace_logs, laplace_threshold, sum_where
+from recsys_topk.ops.selection.kth_pair import kth_largest, kth_pair
+from recsys_topk.ops.selection.laplace import laplace_logs, laplace_threshold
 from recsys_topk.ops.selection.logistic import logistic_logs, logistic_threshold
 from recsys_topk.ops.selection.ranks import tie_ranks
 from recsys_topk.ops.selection.scan import recurrence
-from recsys_topk.ops.selection.sinkhorn_scaling import scaling_gradient, scaling_history, sinkhorn_scaling
+from recsys_topk.ops.selection.sinkhorn_scaling import sinkhorn_scaling
 from recsys_topk.ops.selection.sorting import has_ties, share_ties, sort_descending, sorted_descending
 from recsys_topk.ops.selection.subsets import subset_logs
 from tests.ops.samples.registry import sampled
@@ -105,14 +105,6 @@ def kth_largest_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Te
     yield torch.empty(0, 5), None, 2
 
 
-@sampled(share_pair)
-def share_pair_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
-    for x, k, mask in kth_pair_lists(generator):
-        filled = torch.where(mask, x, -math.inf)
-        grads = torch.randn(2, len(x), 1, generator=generator, dtype=x.dtype)
-        yield filled, *kth_values(filled, k), grads[0], grads[1]
-
-
 def laplace_lists(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     for dtype in (torch.float32, torch.float64):
         x = torch.randn(4, 30, generator=generator, dtype=dtype)
@@ -132,16 +124,6 @@ def laplace_logs_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, T
     for x, k in laplace_lists(generator):
         moved, gap = centred(x, k)
         yield moved.requires_grad_(), laplace_threshold(moved.detach(), gap, k, 0.7), 0.7
-
-
-@sampled(above_zero)
-def above_zero_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    return ((x,) for x, _ in laplace_lists(generator))
-
-
-@sampled(sum_where)
-def sum_where_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    return ((x, x > 0) for x, _ in laplace_lists(generator))
 
 
 @sampled(logistic_logs)
@@ -186,18 +168,6 @@ def sinkhorn_scaling_samples(generator: torch.Generator) -> Iterator[tuple[Tenso
         matrix = torch.rand(3, 5, 5, generator=generator, dtype=dtype)
         rows, columns = torch.arange(5).expand(3, 5) < 3, torch.tensor([1, 0, 1, 1, 0]).bool().expand(3, 5)
         yield (matrix * rows[:, :, None] * columns[:, None, :]).requires_grad_(), rows, columns, 20
-
-
-@sampled(scaling_history)
-def scaling_history_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
-    return ((m.detach(), rows, columns, rounds) for m, rows, columns, rounds in sinkhorn_scaling_samples(generator))
-
-
-@sampled(scaling_gradient)
-def scaling_gradient_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
-    for matrix, rows, columns, rounds in scaling_history_samples(generator):
-        history = scaling_history(matrix, rows, columns, rounds)
-        yield matrix, rows.to(matrix.dtype), *history, matrix[:, 0], matrix[:, :, 0]
 
 
 def sorting_rows(generator: torch.Generator) -> Iterator[Tensor]:
