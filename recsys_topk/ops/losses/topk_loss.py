@@ -12,17 +12,14 @@ from recsys_topk.numerics import full_mask
 from recsys_topk.ops.backends.machine_code import Kernel
 from recsys_topk.ops.backends.task import Task, address_of, run
 from recsys_topk.ops.dispatch import (
-    apply,
     is_float32,
-    is_last_backward,
     is_real,
     may_read,
     operation,
     runs_triton,
-    through_reference,
-    wants_graph,
 )
 from recsys_topk.ops.losses.find_positives import find_positives
+from recsys_topk.ops.losses.known_gradient import known_gradient
 from recsys_topk.ops.losses.topk_target import best_positives
 from recsys_topk.ops.selection.centred import centred
 from recsys_topk.ops.selection.clip import clip_threshold
@@ -122,7 +119,7 @@ def counted_lists(
     wanted = torch.minimum(wanted, items)
     counted = some & (wanted > 0) & (wanted < (items if weights is None else (1.0 - SLACK) * items))
     if weights is None:
-        target = best_positives(labels, positive, wanted.clamp_min(1), positives)
+        target = best_positives(labels, positive, wanted.clamp_min(1))
     else:
         held = torch.where(positive, weights, 0.0)
         boundary = weighted_pair(torch.where(positive, labels, -math.inf), wanted, held)[0]
@@ -238,10 +235,9 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
     which = None if number == lists else counted
     (divided_by,) = divisors([int(number)]) if mean else (1.0,)
     value = torch.full((), total / divided_by) if mean else losses
-    if gradient is None:
-        return value, which
-    factor = lists / divided_by if mean else 1.0
-    return apply(_WithGradient, scores, _Result(value, factor, rest), [gradient]), which
+    if gradient is not None and mean and divided_by != lists:
+        gradient.mul_(lists / divided_by)
+    return known_gradient(scores, value, gradient, lambda x: topk_loss.reference(x, *rest)[0]), which
 
 
 def _serves_triton(
@@ -259,40 +255,3 @@ def _triton(*args: Any) -> tuple[Tensor, Tensor | None]:
     from recsys_topk.ops.backends.triton_kernels.topk_loss import topk_loss_triton
 
     return topk_loss_triton(*args[:7])
-
-
-class _Result(NamedTuple):
-    """The result of a compiled kernel.
-
-    Attributes:
-        value: The mean, or the losses, (B,).
-        factor: The number by which the gradient must be multiplied.
-        arguments: Those of `topk_loss` after the scores.
-    """
-
-    value: Tensor
-    factor: float
-    arguments: tuple[Any, ...]
-
-
-class _WithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, result: _Result, gradient: list[Tensor]) -> Tensor:
-        ctx.save_for_backward(scores)
-        # The last backward takes the gradient out of the list. Autograd does not copy a tensor with no other reference.
-        ctx.result, ctx.gradient = result, gradient
-        value: Tensor = result.value
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
-        (scores,) = ctx.saved_tensors
-        _, factor, arguments = ctx.result
-        if wants_graph():
-            formula = lambda x: topk_loss.reference(x, *arguments)[0]  # noqa: E731
-            return through_reference(formula, [scores], [grad])[0], None, None
-        rate = grad.item() * factor if grad.dim() == 0 else grad[:, None]
-        if not is_last_backward():
-            return ctx.gradient[0] * rate, None, None
-        gradient = ctx.gradient.pop()
-        return gradient if grad.dim() == 0 and rate == 1.0 else gradient.mul_(rate), None, None

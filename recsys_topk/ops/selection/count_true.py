@@ -26,17 +26,6 @@ def _numpy(mask: Tensor) -> Tensor:
     return torch.from_numpy(count_rows(mask.numpy()))
 
 
-@operation
-def every(x: Tensor) -> bool:
-    """Return whether all entries are nonzero. This reads the tensor."""
-    return bool(x.all())
-
-
-@every.backend("numpy", is_real)
-def _every_numpy(x: Tensor) -> bool:
-    return bool(x.numpy().all())
-
-
 def count_rows(a: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """Return the number of true entries of each row. numpy adds faster in a narrower integer type."""
     if len(a) == 1:

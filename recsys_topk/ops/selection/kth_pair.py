@@ -16,7 +16,6 @@ from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
 
 Array = npt.NDArray[Any]
-Bools = npt.NDArray[np.bool_]
 
 # Crossovers on CPU, measured with `recsys-topk bench operators` shapes (docs/benchmarks.md): numpy sorts short rows
 # with SIMD networks faster than it partitions them.

@@ -208,7 +208,7 @@ def topk_target_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Te
 
 
 @sampled(best_positives)
-def best_positives_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, int | Tensor, Tensor | None]]:
+def best_positives_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, int | Tensor]]:
     for labels, mask, k, above in topk_target_samples(generator):
         positive = mask & (labels > above)
-        yield labels, positive, k, positive.sum(1)
+        yield labels, positive, k

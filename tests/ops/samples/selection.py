@@ -11,7 +11,7 @@ from torch import Tensor
 from recsys_topk.numerics import full_mask
 from recsys_topk.ops.selection.centred import centred
 from recsys_topk.ops.selection.clip import clip_logs, clip_threshold
-from recsys_topk.ops.selection.count_true import count_true, every
+from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.ops.selection.from_threshold import Law, from_threshold
 from recsys_topk.ops.selection.kth_pair import kth_largest, kth_pair
@@ -20,7 +20,7 @@ from recsys_topk.ops.selection.logistic import logistic_logs, logistic_threshold
 from recsys_topk.ops.selection.ranks import tie_ranks
 from recsys_topk.ops.selection.scan import recurrence
 from recsys_topk.ops.selection.sinkhorn_scaling import sinkhorn_scaling
-from recsys_topk.ops.selection.sorting import has_ties, share_ties, sort_descending, sorted_descending
+from recsys_topk.ops.selection.sorting import share_ties, sort_descending, sorted_descending
 from recsys_topk.ops.selection.subsets import subset_logs
 from tests.ops.samples.registry import sampled
 
@@ -49,13 +49,6 @@ def clip_logs_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tens
 def count_true_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
     for shape in ((3, 5), (1, 9), (2, 70_000), (4, 0), (0, 3)):
         yield (torch.rand(shape, generator=generator) > 0.5,)
-
-
-@sampled(every)
-def every_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    yield (torch.tensor([1, 2]),)
-    yield (torch.tensor([[True, False]]),)
-    yield (torch.empty(0, dtype=torch.int64),)
 
 
 @sampled(fill_masked)
@@ -181,11 +174,6 @@ def sorting_rows(generator: torch.Generator) -> Iterator[Tensor]:
 
 @sampled(sort_descending)
 def sort_descending_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    return ((x,) for x in sorting_rows(generator))
-
-
-@sampled(has_ties)
-def has_ties_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
     return ((x,) for x in sorting_rows(generator))
 
 
