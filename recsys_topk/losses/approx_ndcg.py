@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
@@ -12,6 +14,7 @@ from recsys_topk.numerics import masked_mean
 from recsys_topk.ops.losses.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.ops.losses.soft_ranks import soft_ranks
 from recsys_topk.ops.selection.kth_pair import kth_pair
+from recsys_topk.ops.selection.weighted import SLACK, weighted_pair
 
 
 class ApproxNDCGLoss(RankingLoss):
@@ -40,6 +43,7 @@ class ApproxNDCGLoss(RankingLoss):
     """
 
     name, label_kind, family, cost = "approx_ndcg", "graded", "listwise", "n^2"
+    takes_item_weights = True
     paper = "Qin et al. 2010, Information Retrieval 13(4)"
 
     def __init__(self, tau: float = 1.0, gain: Gain | None = None, **options: Unpack[LossOptions]) -> None:
@@ -56,6 +60,31 @@ class ApproxNDCGLoss(RankingLoss):
         if k is not None:
             achieved = achieved * self._membership(ranks, k, scores.detach(), mask)
         return 1.0 - achieved.sum(-1)
+
+    def per_list_weighted(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    ) -> Tensor:
+        """See `RankingLoss.per_list_weighted`. Takes N^2 memory per list."""
+        gains = normalised_gains(labels, self.gain, mask, k, weights) * weights
+        ahead = torch.sigmoid((scores[:, None, :] - scores[:, :, None]) / self.tau)
+        # A comparison with a copy is 1/2. An item has no copies if its weight is below 1.
+        ranks = 1.0 - 0.5 * weights.clamp_max(1.0) + (ahead * weights[:, None, :]).sum(-1)
+        achieved = discount(ranks, scores.dtype) * gains
+        if k is not None:
+            achieved = achieved * self._weighted_membership(ranks, k, scores.detach(), mask, weights)
+        return 1.0 - achieved.sum(-1)
+
+    def _weighted_membership(self, ranks: Tensor, k: Tensor, scores: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
+        """Return m of `_membership` in lists with w copies of an item of weight w."""
+        total = weights.sum(-1)
+        proper = ((k > 0) & (k < (1.0 - SLACK) * total))[:, None]
+        inner = torch.where(proper, k[:, None], 0.5 * total[:, None])
+        pair = weighted_pair(torch.where(mask, scores, -math.inf), inner[:, 0], weights)
+        tied = [torch.where(mask & (scores == boundary), weights, 0.0) for boundary in pair]
+        kept, cut = ((ranks * one).sum(-1, keepdim=True) / one.sum(-1, keepdim=True) for one in tied)
+        p = torch.sigmoid((0.5 * (kept + cut) - ranks) / self.tau) * mask
+        p = p * (inner / torch.maximum((p * weights).sum(-1, keepdim=True), inner))
+        return torch.where(proper, p, (k > 0).to(p.dtype)[:, None])
 
     def _membership(self, ranks: Tensor, k: int | Tensor, scores: Tensor, mask: Tensor) -> Tensor:
         """Return m, (B, N). The k-th and the next rank are found from the scores, in which ties are exact."""

@@ -66,6 +66,34 @@ def tie_ranks(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return torch.empty_like(middle).scatter(-1, order, middle)
 
 
+def weighted_ranks(scores: Tensor, labels: Tensor, mask: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the ranks of `tie_ranks` in a list that has w copies of an item of weight w, (B, N).
+
+    Copies have equal scores and labels: they get the mean of their ranks. A rank is at least 1 plus the weight of the
+    items above.
+
+    Args:
+        scores: (B, N).
+        labels: (B, N).
+        mask: Boolean (B, N).
+        weights: (B, N), 0 where masked; None = 1.
+
+    Example:
+        >>> ones = torch.ones(1, 3, dtype=torch.bool)
+        >>> weighted_ranks(torch.tensor([[3.0, 2.0, 1.0]]), torch.zeros(1, 3), ones, torch.tensor([[1.0, 2.0, 1.0]]))
+        tensor([[1.0000, 2.5000, 4.0000]])
+    """
+    if weights is None:
+        return tie_ranks(scores, labels, mask)
+    order = descending_order(scores, mask, labels)
+    x, y, w = (one.detach().gather(-1, order) for one in (scores, labels, weights.double()))
+    first, last = tie_groups((x[:, 1:] != x[:, :-1]) | (y[:, 1:] != y[:, :-1]) | ((w[:, 1:] > 0) != (w[:, :-1] > 0)))
+    reached = w.cumsum(-1)
+    above = (reached - w).gather(-1, first)
+    middle = 1.0 + above + 0.5 * (reached.gather(-1, last) - above - 1.0).clamp_min(0.0)
+    return torch.empty_like(middle).scatter(-1, order, middle).to(scores.dtype)
+
+
 def _serves(scores: Tensor, labels: Tensor, mask: Tensor) -> bool:
     return is_float32(scores, labels) and is_real(mask) and scores.numel() > 0
 
