@@ -13,11 +13,7 @@ from torch import Tensor
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
 from recsys_topk.ops.backends.task import WIDTH
-from recsys_topk.ops.dispatch import (
-    is_float32,
-    operation,
-    runs_triton,
-)
+from recsys_topk.ops.dispatch import is_float32, operation, runs_triton
 from recsys_topk.ops.losses.dcg import discount
 from recsys_topk.ops.losses.known_gradient import known_gradient
 

@@ -11,14 +11,7 @@ from recsys_topk.numerics import is_full
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
 from recsys_topk.ops.backends.task import WIDTH
-from recsys_topk.ops.dispatch import (
-    closed_form,
-    is_float32,
-    is_real,
-    operation,
-    through_reference,
-    wants_graph,
-)
+from recsys_topk.ops.dispatch import closed_form, is_float32, is_real, operation, through_reference, wants_graph
 from recsys_topk.ops.losses.pair_spans import better_items, spans
 
 ROWS = 6  # of the buffer of the compiled loop

@@ -11,13 +11,7 @@ from torch import Tensor
 from recsys_topk.numerics import full_mask
 from recsys_topk.ops.backends.machine_code import Kernel
 from recsys_topk.ops.backends.task import Task, address_of, run
-from recsys_topk.ops.dispatch import (
-    is_float32,
-    is_real,
-    may_read,
-    operation,
-    runs_triton,
-)
+from recsys_topk.ops.dispatch import is_float32, is_real, may_read, operation, runs_triton
 from recsys_topk.ops.losses.find_positives import find_positives
 from recsys_topk.ops.losses.known_gradient import known_gradient
 from recsys_topk.ops.losses.topk_target import best_positives
