@@ -165,7 +165,7 @@ def _masses(
 def _chunks(v: Tensor, k: Tensor, normalised: bool) -> tuple[Tensor, ...]:
     """Return the numbers of all needed rows, in chunks."""
     last = int(k.max()) if not normalised and may_read(k) and len(k) else v.shape[1]
-    return torch.arange(1, last + 1, device=v.device).split(max(1, CHUNK // max(1, v.numel())))
+    return torch.split(torch.arange(1, last + 1, device=v.device), max(1, CHUNK // max(1, v.numel())))
 
 
 @operation
