@@ -83,7 +83,7 @@ def average_ties(ordered: Tensor, grad: Tensor) -> Tensor:
     return (total / size.clamp_min(1.0)).gather(1, run)
 
 
-def _has_ties(x: Tensor) -> bool:
+def has_ties(x: Tensor) -> bool:
     """Return whether two entries of a row are equal. This reads the tensor."""
     ordered = sorted_descending(x)
     return bool((ordered[:, 1:] == ordered[:, :-1]).any())
@@ -103,7 +103,7 @@ class _ShareTies(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         x = ctx.saved_tensors[0].detach()
-        if may_read(x) and not _has_ties(x):
+        if may_read(x) and not has_ties(x):
             return grad
         values, order = sort_descending(x)
         return torch.zeros_like(grad).scatter(1, order, average_ties(values, grad.gather(1, order)))
