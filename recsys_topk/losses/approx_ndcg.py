@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.numerics import masked_mean
 from recsys_topk.ops.losses.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.ops.losses.soft_ranks import soft_ranks
 from recsys_topk.ops.selection.kth_pair import kth_pair
+from recsys_topk.ops.selection.weighted import SLACK, weighted_pair
 
 
 class ApproxNDCGLoss(RankingLoss):
@@ -40,6 +42,7 @@ class ApproxNDCGLoss(RankingLoss):
     """
 
     name, label_kind, family, cost = "approx_ndcg", "graded", "listwise", "n^2"
+    takes_item_weights = True
     paper = "Qin et al. 2010, Information Retrieval 13(4)"
 
     def __init__(self, tau: float = 1.0, gain: Gain | None = None, **options: Unpack[LossOptions]) -> None:
@@ -57,19 +60,39 @@ class ApproxNDCGLoss(RankingLoss):
             achieved = achieved * self._membership(ranks, k, scores.detach(), mask)
         return 1.0 - achieved.sum(-1)
 
-    def _membership(self, ranks: Tensor, k: int | Tensor, scores: Tensor, mask: Tensor) -> Tensor:
+    def per_list_weighted(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    ) -> Tensor:
+        """See `RankingLoss.per_list_weighted`. Takes N^2 memory per list."""
+        gains = normalised_gains(labels, self.gain, mask, k, weights) * weights
+        ahead = torch.sigmoid((scores[:, None, :] - scores[:, :, None]) / self.tau)
+        # A comparison with a copy is 1/2. An item has no copies if its weight is below 1.
+        ranks = 1.0 - 0.5 * weights.clamp_max(1.0) + (ahead * weights[:, None, :]).sum(-1)
+        achieved = discount(ranks, scores.dtype) * gains
+        if k is not None:
+            achieved = achieved * self._membership(ranks, k, scores.detach(), mask, weights)
+        return 1.0 - achieved.sum(-1)
+
+    def _membership(
+        self, ranks: Tensor, k: int | Tensor, scores: Tensor, mask: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
         """Return m, (B, N). The k-th and the next rank are found from the scores, in which ties are exact."""
-        count = mask.sum(-1)
-        wanted = torch.minimum(k if isinstance(k, Tensor) else torch.full_like(count, k), count)
-        proper = ((wanted > 0) & (wanted < count))[:, None]
+        w = mask.to(ranks.dtype) if weights is None else weights
+        total = w.sum(-1)
+        wanted = torch.minimum(k.to(total.dtype) if isinstance(k, Tensor) else torch.full_like(total, k), total)
+        proper = ((wanted > 0) & (wanted < (total if weights is None else (1.0 - SLACK) * total)))[:, None]
         if scores.shape[1] < 2:
             return (wanted > 0).to(ranks.dtype)[:, None]
         # Lists with k = 0 or k >= n are replaced by equal scores and ranks with k = 1. Their value is not used, and
         # their gradient is a finite number times 0.
-        inner = torch.where(proper, wanted[:, None], 1)
-        x, r, valid = torch.where(proper, scores, 0.0), torch.where(proper, ranks, 0.0), mask | ~proper
-        pair = kth_pair(x, inner[:, 0], valid)
-        kept, cut = (masked_mean(r, valid & (x == boundary))[:, None] for boundary in pair)
+        inner, valid, w = torch.where(proper, wanted[:, None], 1.0), mask | ~proper, torch.where(proper, w, 1.0)
+        x, r = torch.where(proper, scores, 0.0), torch.where(proper, ranks, 0.0)
+        if weights is None:
+            pair = kth_pair(x, inner[:, 0].long(), valid)
+        else:
+            pair = weighted_pair(torch.where(valid, x, -math.inf), inner[:, 0], w)
+        tied = [torch.where(valid & (x == boundary), w, 0.0) for boundary in pair]
+        kept, cut = ((r * one).sum(-1, keepdim=True) / one.sum(-1, keepdim=True) for one in tied)
         p = torch.sigmoid((0.5 * (kept + cut) - r) / self.tau) * valid
-        p = p * (inner / torch.maximum(p.sum(-1, keepdim=True), inner))
+        p = p * (inner / torch.maximum((p * w).sum(-1, keepdim=True), inner))
         return torch.where(proper, p, (wanted > 0).to(p.dtype)[:, None])

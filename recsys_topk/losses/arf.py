@@ -31,6 +31,9 @@ class ARFLoss(RankingLoss):
     log(P_ri + eps), and L = L_relax + exp(-w) L_global / 2 + w / 2 with w the learned `log_variance`. It starts at 0
     and is trained only if it is passed to the optimizer. O(n^2) time.
 
+    Item weights are not supported: a list of weighted items would have as many rows as its weights sum to, and the sum
+    need not be an integer.
+
     Args:
         tau: Temperature of NeuralSort.
         top: Number of true items, by label; None = all positive items.
@@ -48,6 +51,7 @@ class ARFLoss(RankingLoss):
     requires_k = True
     stage_k = "quota"
     two_sided = False
+    no_item_weights = ", because its relaxed permutation has one row per item, and weights need not sum to an integer"
     paper = "Wang et al. 2024, arXiv 2310.10462 (ARF)"
 
     def __init__(

@@ -250,7 +250,8 @@ class RankingLoss(LabelDefaults, SampledCandidates, WeightedItems, Recorded, nn.
         """Check k and weights, and with `validate` all values. Return k."""
         if item_weights is not None and not self.takes_item_weights:
             raise ValueError(
-                f"the {self.name!r} loss does not support item_weights; `recsys-topk losses` lists the losses that do"
+                f"the {self.name!r} loss does not support item_weights{self.no_item_weights}; `recsys-topk losses` "
+                f"lists the losses that do"
             )
         if weights is not None and weights.shape != (lists,):
             raise ValueError(f"weights must have one entry per list, shape ({lists},), got {tuple(weights.shape)}")

@@ -21,9 +21,11 @@ class WeightedItems:
 
     Attributes:
         takes_item_weights: Whether `per_list_weighted` is implemented.
+        no_item_weights: Why it is not, for the error.
     """
 
     takes_item_weights: bool = False
+    no_item_weights: str = ""
 
     def per_list_weighted(
         self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor

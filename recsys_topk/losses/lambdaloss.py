@@ -16,7 +16,7 @@ from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
 from recsys_topk.ops.losses.dcg import Gain, LogBase, check_gain, normalised_gains
 from recsys_topk.ops.losses.pair_spans import better_items
 from recsys_topk.ops.losses.pair_sums import PairWeights
-from recsys_topk.ops.selection.ranks import tie_ranks
+from recsys_topk.ops.selection.ranks import weighted_ranks
 
 Variant = Literal["ndcg1", "ndcg2", "ndcg2pp"]
 
@@ -55,6 +55,7 @@ class LambdaLoss(RankingLoss):
     """
 
     name, label_kind, family, cost = "lambdaloss", "graded", "pairwise", "n^2"
+    takes_item_weights = True
     paper = "Wang et al. 2018, CIKM; at k: Jagerman et al. 2022, SIGIR"
 
     def __init__(
@@ -82,32 +83,30 @@ class LambdaLoss(RankingLoss):
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
-        gains = normalised_gains(labels, self.gain, mask, k)
-        ranks = tie_ranks(scores, labels, mask)
-        bound = self._all_pairs if self.variant == "ndcg1" else self._ordered_pairs
-        total, count = bound(scores, labels, mask, gains, ranks, k)
-        if self.log_base == "2":
-            total = total / math.log(2.0)
-        return total if self.pairs == "sum" else total / count.clamp_min(1)
+        return self._losses_of(scores, labels, mask, k, None)
 
-    def _all_pairs(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, gains: Tensor, ranks: Tensor, k: int | Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        first = gains * cut_discount(ranks, k)
-        second = torch.where(mask, 0.0, math.inf).to(first.dtype)
-        weights = PairWeights(first, second, "rows")
-        total = weighted_pairs(scores, weights, lambda: better_items(first > 0), sigma=self.sigma)
-        return total, mask.sum(-1).square()
+    def per_list_weighted(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    ) -> Tensor:
+        """See `RankingLoss.per_list_weighted`. Ranks and the ideal DCG count weights."""
+        return self._losses_of(scores, labels, mask, k, weights)
 
-    def _ordered_pairs(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, gains: Tensor, ranks: Tensor, k: int | Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        order = LabelOrder(labels, mask)
-        if self.variant == "ndcg2pp":
-            weights = order.weights(
-                gains, "differences", discounts=cut_discount(ranks, k), ranks=ranks, mu=self.mu, k=k
+    def _losses_of(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, item_weights: Tensor | None
+    ) -> Tensor:
+        gains = normalised_gains(labels, self.gain, mask, k, item_weights)
+        ranks = weighted_ranks(scores, labels, mask, item_weights)
+        if self.variant == "ndcg1":
+            first = gains * cut_discount(ranks, k)
+            weights = PairWeights(first, torch.where(mask, 0.0, math.inf).to(first.dtype), "rows")
+            total = weighted_pairs(
+                scores, weights, lambda: better_items(first > 0), sigma=self.sigma, item_weights=item_weights
             )
+            if self.pairs == "mean":
+                total = total / (mask if item_weights is None else item_weights).sum(-1).square()
         else:
-            weights = order.weights(gains, "differences", ranks=ranks, k=k)
-        total = weighted_pairs(scores, weights, lambda: order.rows, sigma=self.sigma)
-        return total, order.count() if self.pairs == "mean" else total
+            order = LabelOrder(labels, mask, item_weights=item_weights)
+            both = {"discounts": cut_discount(ranks, k), "mu": self.mu} if self.variant == "ndcg2pp" else {}
+            weights = order.weights(gains, "differences", ranks=ranks, k=k, **both)
+            total = order.loss(scores, weights, self.sigma, self.pairs)
+        return total / math.log(2.0) if self.log_base == "2" else total

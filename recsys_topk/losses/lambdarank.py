@@ -10,9 +10,9 @@ from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
+from recsys_topk.losses.pairs import LabelOrder, check_pairs
 from recsys_topk.ops.losses.dcg import Gain, check_gain, discount, normalised_gains
-from recsys_topk.ops.selection.ranks import tie_ranks
+from recsys_topk.ops.selection.ranks import weighted_ranks
 
 
 def cut_discount(ranks: Tensor, k: int | Tensor | None) -> Tensor:
@@ -50,6 +50,7 @@ class LambdaRankLoss(RankingLoss):
     """
 
     name, label_kind, family, cost = "lambdarank", "graded", "pairwise", "n^2"
+    takes_item_weights = True
     paper = "Burges 2010, MSR-TR-2010-82"
 
     def __init__(
@@ -67,9 +68,18 @@ class LambdaRankLoss(RankingLoss):
 
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
-        order = LabelOrder(labels, mask)
-        gains = normalised_gains(labels, self.gain, mask, k)
-        discounts = cut_discount(tie_ranks(scores, labels, mask), k)
-        weights = order.weights(gains, "differences", discounts=discounts)
-        total = weighted_pairs(scores, weights, lambda: order.rows, sigma=self.sigma)
-        return total if self.pairs == "sum" else total / order.count().clamp_min(1)
+        return self._losses_of(scores, labels, mask, k, None)
+
+    def per_list_weighted(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    ) -> Tensor:
+        """See `RankingLoss.per_list_weighted`. Ranks and the ideal DCG count weights."""
+        return self._losses_of(scores, labels, mask, k, weights)
+
+    def _losses_of(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, item_weights: Tensor | None
+    ) -> Tensor:
+        order = LabelOrder(labels, mask, item_weights=item_weights)
+        gains = normalised_gains(labels, self.gain, mask, k, item_weights)
+        discounts = cut_discount(weighted_ranks(scores, labels, mask, item_weights), k)
+        return order.loss(scores, order.weights(gains, "differences", discounts=discounts), self.sigma, self.pairs)

@@ -69,7 +69,14 @@ def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Te
     return known_gradient(scores, value, gradient if sigma == 1.0 else gradient * sigma, formula)
 
 
-def weighted_pairs(scores: Tensor, weights: PairWeights, rows: Callable[[], Tensor], *, sigma: float = 1.0) -> Tensor:
+def weighted_pairs(
+    scores: Tensor,
+    weights: PairWeights,
+    rows: Callable[[], Tensor],
+    *,
+    sigma: float = 1.0,
+    item_weights: Tensor | None = None,
+) -> Tensor:
     """Return the result of `pairwise_logistic`, computed by a compiled loop if one is available.
 
     Args:
@@ -77,11 +84,20 @@ def weighted_pairs(scores: Tensor, weights: PairWeights, rows: Callable[[], Tens
         weights: The weights.
         rows: A function that returns the indices of the items i, (B, P). It is called only if they are needed.
         sigma: Steepness.
+        item_weights: (B, N), by which the weight of a pair is multiplied, w_i w_j; None = 1.
     """
-    if pair_sums.backend_for(scores, weights, sigma) != "torch":
+    if item_weights is None and pair_sums.backend_for(scores, weights, sigma) != "torch":
         return pair_sums(scores, weights, sigma)
     chosen = rows()
-    return pairwise_logistic(scores, chosen, lambda span: weights.block(span, chosen), sigma=sigma)
+    return pairwise_logistic(scores, chosen, _blocks(weights, chosen, item_weights), sigma=sigma)
+
+
+def _blocks(weights: PairWeights, rows: Tensor, item_weights: Tensor | None) -> Callable[[slice], Tensor]:
+    """Return a function from a slice of lists to the weights of their pairs, (b, P, N)."""
+    if item_weights is None:
+        return lambda span: weights.block(span, rows)
+    first = item_weights.gather(1, rows)
+    return lambda span: weights.block(span, rows) * first[span, :, None] * item_weights[span, None, :]
 
 
 class LabelOrder:
@@ -91,13 +107,16 @@ class LabelOrder:
         labels: (B, N).
         mask: Boolean (B, N).
         candidate: Boolean (B, N), which items may be the first item of a pair; None = all.
+        item_weights: (B, N); None = 1. An item of weight w counts as w copies.
     """
 
-    def __init__(self, labels: Tensor, mask: Tensor, candidate: Tensor | None = None) -> None:
+    def __init__(
+        self, labels: Tensor, mask: Tensor, candidate: Tensor | None = None, item_weights: Tensor | None = None
+    ) -> None:
         lowest = (labels if is_full(mask) else torch.where(mask, labels, math.inf)).amin(-1, keepdim=True)
         beats = labels > lowest if is_full(mask) else mask & (labels > lowest)
         self.candidate = beats if candidate is None else beats & candidate
-        self.mask = mask
+        self.mask, self.item_weights = mask, item_weights
         self._labels = labels
         self._rows: Tensor | None = None
 
@@ -112,8 +131,19 @@ class LabelOrder:
         """Return the pair weights for values that increase with the label. For `rest` see `PairWeights`."""
         return PairWeights(torch.where(self.candidate, values, -math.inf), self._second(values), kind, **rest)
 
+    def loss(self, scores: Tensor, weights: PairWeights, sigma: float, pairs: str) -> Tensor:
+        """Return the ``"sum"`` or the ``"mean"`` of the logistic losses of the weighted pairs of each list, (B,)."""
+        total = weighted_pairs(scores, weights, lambda: self.rows, sigma=sigma, item_weights=self.item_weights)
+        if pairs == "sum":
+            return total
+        count = self.count()
+        return total / torch.where(count > 0, count, 1)
+
     def count(self) -> Tensor:
         """Return the number of pairs of each list, (B,)."""
+        if self.item_weights is not None:
+            block = _blocks(self.weights(self._labels, "ones"), self.rows, self.item_weights)
+            return torch.cat([block(span).sum((1, 2)) for span in spans(self._labels, self.rows)])
         return count_pairs(torch.where(self.candidate, self._labels, -math.inf), self._second(self._labels))
 
     def differences(self, values: Tensor) -> Callable[[slice], Tensor]:

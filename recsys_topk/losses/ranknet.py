@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.item_weights import true_weights
-from recsys_topk.losses.pairs import LabelOrder, check_pairs, pairwise_logistic, weighted_pairs
+from recsys_topk.losses.pairs import LabelOrder, check_pairs
 from recsys_topk.losses.true_items import true_items
-from recsys_topk.ops.losses.pair_spans import spans
 
 Weighting = Literal["none", "label_difference", "squared_label_difference"]
 
@@ -64,28 +62,16 @@ class RankNetLoss(RankingLoss):
     def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
         """See `RankingLoss.per_list`."""
         candidate = None if k is None else true_items(labels, mask, k, self.positive_above)
-        order = LabelOrder(labels, mask, candidate)
-        values = labels.square() if self.weighting == "squared_label_difference" else labels
-        weights = order.weights(values, "ones" if self.weighting == "none" else "differences")
-        total = weighted_pairs(scores, weights, lambda: order.rows, sigma=self.sigma)
-        return total if self.pairs == "sum" else total / order.count().clamp_min(1)
+        return self._losses_of(scores, labels, LabelOrder(labels, mask, candidate))
 
     def per_list_weighted(
         self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
     ) -> Tensor:
         """See `RankingLoss.per_list_weighted`. The weight of a pair is multiplied by those of its items."""
         candidate = None if k is None else true_weights(labels, mask, k, self.positive_above, weights) > 0
-        order = LabelOrder(labels, mask, candidate)
+        return self._losses_of(scores, labels, LabelOrder(labels, mask, candidate, weights))
+
+    def _losses_of(self, scores: Tensor, labels: Tensor, order: LabelOrder) -> Tensor:
         values = labels.square() if self.weighting == "squared_label_difference" else labels
-        rows, ones = order.rows, order.ones()
-        block = ones if self.weighting == "none" else order.differences(values)
-        first = weights.gather(1, rows)
-
-        def both(span: slice) -> Tensor:
-            return first[span, :, None] * weights[span, None, :]
-
-        total = pairwise_logistic(scores, rows, lambda span: block(span) * both(span), sigma=self.sigma)
-        if self.pairs == "sum":
-            return total
-        count = torch.cat([(ones(span) * both(span)).sum((1, 2)) for span in spans(scores, rows)])
-        return total / torch.where(count > 0, count, 1.0)
+        weights = order.weights(values, "ones" if self.weighting == "none" else "differences")
+        return order.loss(scores, weights, self.sigma, self.pairs)

@@ -11,7 +11,7 @@ from torch import Tensor
 from recsys_topk.numerics import is_full
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.losses.find_positives import find_positives
-from recsys_topk.ops.selection.count_true import count_true, every
+from recsys_topk.ops.selection.count_true import count_true
 
 if TYPE_CHECKING:
     from recsys_topk.losses.base import RankingLoss
@@ -35,10 +35,10 @@ def count_lists(
     if loss.requires_k:
         cut, proper = _cap(loss.require_k(cut), labels, None if mask is None else count_true(mask))
     readable = may_read(labels)
-    if proper is None and readable and every(positives):
+    if proper is None and readable and bool(positives.all()):
         return cut, None
     counted = positives > 0 if proper is None else (positives > 0) & proper
-    return cut, None if readable and every(counted) else counted
+    return cut, None if readable and bool(counted.all()) else counted
 
 
 def _cap(k: int | Tensor, labels: Tensor, items: Tensor | None) -> tuple[int | Tensor, Tensor | None]:

@@ -14,7 +14,6 @@ from typing_extensions import Unpack
 from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import SoftSelection, TopKOperator, registry
-from recsys_topk.ops.dispatch import apply, save
 from recsys_topk.ops.losses.topk_target import topk_target
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
@@ -35,40 +34,8 @@ def selection_bce(selection: SoftSelection, target: Tensor) -> Tensor:
     """
     mask = None if is_full(selection.mask) else selection.mask
     items = target.shape[1] if mask is None else count_true(mask).clamp_min(1)
-    losses: Tensor = apply(_CrossEntropy, selection.log_p, selection.log_q, target, mask, items)
-    return losses
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """The loss is linear in both logarithms: the backward needs only the target, and never computes -inf times 0."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(log_p: Tensor, log_q: Tensor, target: Tensor, mask: Tensor | None, items: Tensor | int) -> Tensor:
-        chosen = torch.where(target > 0.5, log_p, log_q)
-        chosen = chosen if mask is None else fill_masked(chosen, mask, 0.0)
-        return -chosen.sum(1) / items
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, target, mask, items = inputs
-        ctx.items = None if isinstance(items, Tensor) else items
-        save(ctx, target, *(x for x in (mask, items) if isinstance(x, Tensor)))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        target, *masked = ctx.saved_tensors
-        share = (grad / (masked[1] if masked else ctx.items)).unsqueeze(1)
-        grad_p = target * -share
-        grad_q = -share - grad_p
-        return grad_p, fill_masked(grad_q, masked[0], 0.0) if masked else grad_q, None, None, None
-
-    @staticmethod
-    def tangents(ctx: Any, tangent_p: Tensor, tangent_q: Tensor, *_: Any) -> Tensor:
-        target, *masked = ctx.saved_tensors
-        mask, items = masked or (None, ctx.items)
-        return _CrossEntropy.forward(tangent_p, tangent_q, target, mask, items)
+    chosen = torch.where(target > 0.5, selection.log_p, selection.log_q)
+    return -(chosen if mask is None else fill_masked(chosen, mask, 0.0)).sum(1) / items
 
 
 @cache

@@ -17,7 +17,7 @@ from recsys_topk.checks import check_finite, check_fractional_k, check_k, check_
 from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full
 from recsys_topk.operators.score_scale import BATCHES, Tau, squared_deviations, updated_scale
 from recsys_topk.ops.dispatch import is_eager, may_read
-from recsys_topk.ops.selection.count_true import count_true, every
+from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.ops.selection.membership import CLAMP, Law, membership_logs
 from recsys_topk.registry import Registry
@@ -274,8 +274,8 @@ class TopKOperator(Recorded, nn.Module, ABC):
         else:
             wanted = torch.minimum(k.long() if isinstance(k, Tensor) else torch.full_like(count, k), count)
         proper = (wanted > 0) & (wanted < count)
-        if may_read(x) and len(x) and every(proper):
-            same = not isinstance(k, Tensor) and every(wanted == k)
+        if may_read(x) and len(x) and bool(proper.all()):
+            same = not isinstance(k, Tensor) and bool((wanted == k).all())
             selection = self.select(x if full else fill_masked(x, mask, 0.0), k if same else wanted, mask)
             if full:
                 return selection

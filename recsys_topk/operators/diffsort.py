@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -12,13 +11,13 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from recsys_topk.numerics import full_mask, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
 from recsys_topk.operators.score_scale import Tau
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
 from recsys_topk.ops.backends.task import WIDTH
-from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.dispatch import apply, is_float32, operation, through_reference, wants_graph
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.ops.selection.kth_pair import kth_values
@@ -137,29 +136,36 @@ class _Wires(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """Parallel comparators on wires i and i + distance, in blocks of 2 * distance wires starting at `offset`."""
+    """Comparators that run in parallel: their lower and upper wires and directions (1 or -1), (P,) each.
 
-    offset: int
-    distance: int
-    pairs: int
-    direction: Tensor | None
-    active: Tensor | None
+    Only lists with more than `above` wires have this layer.
+    """
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        span = x[:, self.offset : self.offset + 2 * self.pairs].reshape(len(x), -1, 2, self.distance)
-        return span[:, :, 0].flatten(1), span[:, :, 1].flatten(1)
+    low: Tensor
+    high: Tensor
+    direction: Tensor
+    above: int
 
-    def join(self, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        shape = (len(x), -1, self.distance)
-        span = torch.stack((low.reshape(shape), high.reshape(shape)), 2).flatten(1)
-        if span.shape[1] == x.shape[1]:
-            return span
-        return torch.cat((x[:, : self.offset], span, x[:, self.offset + span.shape[1] :]), 1)
+    def mix(self, x: Tensor, alpha: Tensor) -> Tensor:
+        """Return the wires after the comparators, which leave a part `alpha` of each value where it is."""
+        a, b = x.index_select(1, self.low), x.index_select(1, self.high)
+        x = x.index_copy(1, self.low, alpha * a + (1.0 - alpha) * b)
+        return x.index_copy(1, self.high, (1.0 - alpha) * a + alpha * b)
 
-    def push(self, mass: Tensor, alpha: Tensor) -> Tensor:
-        low, high = self.split(mass)
-        into = alpha * low + (1.0 - alpha) * high
-        return self.join(mass, into, (1.0 - alpha) * low + alpha * high)
+
+def _layers(width: int, network: Network, device: torch.device) -> Iterator[_Layer]:
+    """Yield the layers of a network, first to last."""
+    wires = torch.arange(width, device=device)
+    if network == "odd_even":
+        for t in range(width):
+            low = wires[t % 2 : width - 1 : 2]
+            if len(low):  # with two wires, the second layer has no comparators
+                yield _Layer(low, low + 1, torch.ones_like(low), t)
+        return
+    for block in range(width.bit_length() - 1):
+        for distance in (1 << step for step in range(block, -1, -1)):
+            low, high = (part.flatten() for part in wires.reshape(-1, 2, distance).unbind(1))
+            yield _Layer(low, high, 1 - 2 * ((low >> (block + 1)) % 2), 1 << block)
 
 
 @operation
@@ -176,20 +182,19 @@ def network_masses(
         distribution: The distribution function.
         tau: Temperature.
     """
-    layers = _bitonic(wires) if network == "bitonic" else _odd_even(wires)
-    alphas = []
+    layers, alphas = list(_layers(wires.width, network, x.device)), []
     for layer in layers:
-        low, high = layer.split(x)
-        gap = high - low if layer.direction is None else (high - low) * layer.direction
+        gap = (x.index_select(1, layer.high) - x.index_select(1, layer.low)) * layer.direction
         alpha = _SHARES[distribution](gap, tau)
-        alpha = alpha if layer.active is None else torch.where(layer.active, alpha, 1.0)
+        if not wires.whole:  # a list uses only the comparators that its own number of wires needs
+            inside = (layer.low >= wires.start) & (layer.high < wires.stop) & (layer.above < wires.stop)
+            alpha = torch.where(inside, alpha, 1.0)
         alphas.append(alpha)
-        lower = alpha * low + (1.0 - alpha) * high
-        x = layer.join(x, lower, low + high - lower)
+        x = layer.mix(x, alpha)
     best = torch.arange(wires.width, device=x.device) >= _first_best(wires, k)
     p, q = best.to(x.dtype), (~best).to(x.dtype)
     for layer, alpha in zip(reversed(layers), reversed(alphas), strict=True):
-        p, q = layer.push(p, alpha), layer.push(q, alpha)
+        p, q = layer.mix(p, alpha), layer.mix(q, alpha)
     return p, q
 
 
@@ -200,18 +205,8 @@ def _first_best(wires: _Wires, k: int | Tensor) -> Tensor:
 @lru_cache(8)
 def _comparators(width: int, network: Network) -> Tensor:
     """Return all comparators in order, (C, 4) int32: lower and upper wire, direction, wires that a list must exceed."""
-    wires = torch.arange(width)
-    found = []
-    if network == "odd_even":
-        for t in range(width):
-            low = wires[t % 2 : width - 1 : 2]
-            found.append(torch.stack((low, low + 1, torch.ones_like(low), torch.full_like(low, t)), 1))
-    else:
-        for block in range(width.bit_length() - 1):
-            for distance in (1 << step for step in range(block, -1, -1)):
-                low = wires[(wires & distance) == 0]
-                direction = 1 - 2 * ((low >> (block + 1)) % 2)
-                found.append(torch.stack((low, low + distance, direction, torch.full_like(low, 1 << block)), 1))
+    layers = _layers(width, network, torch.device("cpu"))
+    found = [torch.stack((*layer[:3], torch.full_like(layer.low, layer.above)), 1) for layer in layers]
     return torch.cat(found).int() if found else torch.empty(0, 4, dtype=torch.int32)
 
 
@@ -268,48 +263,3 @@ class _Network(torch.autograd.Function):
             return through[0], None, None, None, None
         gradient = _run(x, wires, k, network, tau, (grad_p.contiguous(), grad_q.contiguous()))[0]
         return gradient, None, None, None, None
-
-
-@sampled(network_masses)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
-    networks: tuple[Network, ...] = ("bitonic", "odd_even")
-    for dtype, network in itertools.product((torch.float32, torch.float64), networks):
-        for lists, n in ((3, 8), (17, 11), (2, 2)):
-            scores = torch.randn(lists, n, generator=generator, dtype=dtype)
-            mask = torch.rand(lists, n, generator=generator) < 0.7
-            mask[:, :2] = True
-            for valid in (full_mask(scores), mask):
-                width = 1 << (n - 1).bit_length() if network == "bitonic" else n
-                wires = _Wires.of(scores, valid, width, network)
-                x = scores.new_zeros(lists, width).scatter(1, wires.place, scores)
-                yield x.requires_grad_(), wires, 1, network, "cauchy", 0.5
-
-
-def _odd_even(wires: _Wires) -> list[_Layer]:
-    layers = []
-    for t in range(wires.width):
-        offset = t % 2
-        pairs = (wires.width - offset) // 2
-        if pairs == 0:  # with two wires, the second layer has no comparators
-            continue
-        active = None
-        if not wires.whole:
-            upper = torch.arange(offset + 1, offset + 2 * pairs, 2, device=wires.stop.device)
-            active = (upper < wires.stop) & (t < wires.stop)
-        layers.append(_Layer(offset, 1, pairs, None, active))
-    return layers
-
-
-def _bitonic(wires: _Wires) -> list[_Layer]:
-    layers, device = [], wires.stop.device
-    for block in range(wires.width.bit_length() - 1):
-        for distance in (1 << step for step in range(block, -1, -1)):
-            index = torch.arange(wires.width, device=device).reshape(-1, 2, distance)
-            low, high = index[:, 0].flatten(), index[:, 1].flatten()
-            direction = 1 - 2 * ((low >> (block + 1)) % 2)
-            active = None
-            if not wires.whole:
-                # A list uses only the blocks that its own number of wires needs.
-                active = (low >= wires.start) & (high < wires.stop) & ((1 << block) < wires.stop)
-            layers.append(_Layer(0, distance, wires.width // 2, direction, active))
-    return layers

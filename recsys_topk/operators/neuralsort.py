@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from recsys_topk.checks import check_not_negative
-from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp, masked_logsumexp
+from recsys_topk.numerics import add_eps, is_full, log1mexp, masked_logsumexp
 from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
 from recsys_topk.operators.score_scale import Tau
 from recsys_topk.ops.backends.jit import Loop
@@ -23,13 +23,12 @@ from recsys_topk.ops.dispatch import (
     is_real,
     may_read,
     operation,
-    sampled,
     through_reference,
     wants_graph,
 )
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
-from recsys_topk.ops.selection.sorting import average_ties, sort_descending
+from recsys_topk.ops.selection.sorting import share_ties, sort_descending
 
 MASS_ROWS, GRADIENT_ROWS = 8, 13  # of the buffers of the compiled loops
 _MASSES, _GRADIENTS = (
@@ -88,7 +87,12 @@ class NeuralSort(TopKOperator):
         shape, device = scores.shape[:1], scores.device
         ks = k if isinstance(k, Tensor) else torch.full(shape, k, device=device)
         count = torch.full(shape, scores.shape[1], device=device) if full else count_true(mask)
-        log_u, log_d = closed_form(_Masses, _reference, filled, ks, count, self.tau, self.normalised)
+        x = share_ties(filled)
+        _, order = sort_descending(x)
+        sorted_scores = _centred(x.gather(1, order), count)
+        masses = closed_form(_Masses, _masses, *sorted_scores, ks, count, self.tau, self.normalised)
+        back = torch.empty_like(order).scatter(1, order, torch.arange(order.shape[1], device=device).expand_as(order))
+        log_u, log_d = (mass.gather(1, back) for mass in masses)
         if not self.normalised:
             return SoftSelection(log_u, log1mexp(log_u.clamp_max(0.0)), mask)
         log_c = add_eps(torch.logaddexp(log_u, log_d).detach(), self.eps)
@@ -102,128 +106,69 @@ class NeuralSort(TopKOperator):
 
 
 class _Masses(torch.autograd.Function):
-    """log U and log D, computed on sorted scores, where sums of distances are cumulative sums."""
+    """The backward computes the rows again."""
 
     @staticmethod
-    def forward(
-        ctx: Any, filled: Tensor, k: Tensor, count: Tensor, tau: float, normalised: bool
-    ) -> tuple[Tensor, Tensor]:
-        values, order = sort_descending(filled)
-        v, distance = _centred(values, count)
-        log_u, log_d = neuralsort_masses(v, distance, k, count, tau, normalised)
-        ctx.save_for_backward(filled, values, order, k, count, log_u, log_d)
-        ctx.tau, ctx.normalised = tau, normalised
-        back = _inverse(order)
-        return log_u.gather(1, back), log_d.gather(1, back)
+    def forward(ctx: Any, v: Tensor, distance: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        masses = neuralsort_masses(v, distance, *rest)
+        ctx.save_for_backward(v, distance, *masses)
+        ctx.rest = rest
+        return masses
 
     @staticmethod
     def backward(ctx: Any, grad_u: Tensor, grad_d: Tensor) -> tuple[Tensor | None, ...]:
-        filled, values, order, k, count, log_u, log_d = ctx.saved_tensors
+        v, distance, log_u, log_d = ctx.saved_tensors
         if wants_graph():
-            return through_reference(_reference, (filled, k, count, ctx.tau, ctx.normalised), (grad_u, grad_d))
-        v, distance = _centred(values, count)
-        grad_v, grad_distance = neuralsort_gradient(
-            v,
-            distance,
-            k,
-            count,
-            log_u,
-            log_d,
-            grad_u.gather(1, order),
-            grad_d.gather(1, order),
-            ctx.tau,
-            ctx.normalised,
-        )
-        # distance_i = sum_j |v_i - v_j|; in descending order, item i is larger than n - i items and smaller than i - 1.
-        ranks = torch.arange(1, v.shape[1] + 1, device=v.device)
-        through = grad_distance.cumsum(1)
-        both_sides = 2.0 * through - grad_distance - through[:, -1:]
-        grad = grad_v + grad_distance * (count[:, None] + 1 - 2 * ranks) - both_sides
-        grad = torch.where(ranks <= count[:, None], grad, 0.0)
-        return average_ties(values, grad).gather(1, _inverse(order)), None, None, None, None
-
-
-def _reference(filled: Tensor, k: Tensor, count: Tensor, tau: float, normalised: bool) -> tuple[Tensor, Tensor]:
-    """Return log U and log D from the full matrix, (B, n, n). Differentiable to any order; n^2 memory."""
-    valid = filled > -math.inf
-    n, ranks = count[:, None], torch.arange(1, filled.shape[1] + 1, device=filled.device)
-    x = torch.where(valid, filled, 0.0)
-    x = torch.where(valid, x - x.detach().sum(1, keepdim=True) / n, 0.0)
-    pairs = valid[:, :, None] & valid[:, None, :]
-    distance = torch.where(pairs, (x[:, :, None] - x[:, None, :]).abs(), 0.0).sum(2)
-    slope = (n + 1 - 2 * ranks).to(x.dtype)
-    logits = (slope[:, :, None] * x[:, None, :] - distance[:, None, :]) / tau
-    log_rows = torch.log_softmax(torch.where(valid[:, None, :], logits, -math.inf), dim=2)
-    first = (ranks <= k[:, None])[:, :, None] & valid[:, None, :]
-    rest = ((ranks > k[:, None]) & (ranks <= n))[:, :, None] & valid[:, None, :]
-    log_u = masked_logsumexp(log_rows, first, dim=1)
-    return log_u, masked_logsumexp(log_rows, rest, dim=1) if normalised else torch.full_like(log_u, -math.inf)
-
-
-def _inverse(order: Tensor) -> Tensor:
-    places = torch.arange(order.shape[1], device=order.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, places)
+            return through_reference(_masses, (v, distance, *ctx.rest), (grad_u, grad_d))
+        k, count, *rest = ctx.rest
+        return *neuralsort_gradient(v, distance, k, count, log_u, log_d, grad_u, grad_d, *rest), *[None] * 4
 
 
 def _centred(values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Return the values minus their mean (0 where masked) and the sum of distances of each (inf where masked).
 
-    Rows are invariant to a shift of the scores, and float32 sums of centred values are much more accurate.
+    Rows are invariant to a shift of the scores, and float32 sums of centred values are much more accurate. In
+    descending order, sums of distances are cumulative sums.
     """
     n, ranks = count[:, None], torch.arange(1, values.shape[1] + 1, device=values.device)
     valid = ranks <= n
     v = torch.where(valid, values, 0.0)
-    v = torch.where(valid, v - v.sum(1, keepdim=True) / n, 0.0)
+    v = torch.where(valid, v - v.detach().sum(1, keepdim=True) / n, 0.0)
     sums = v.cumsum(1)
     distance = v * (n - 2 * ranks) + 2.0 * sums - sums[:, -1:]
     return v, torch.where(valid, distance, math.inf)
 
 
-class _Chunk(NamedTuple):
-    """A chunk of rows: the row numbers and the weight of each row in U and in D, (B, R, 1); None = 1, False = 0."""
-
-    numbers: Tensor
-    in_u: Tensor | Literal[False] | None
-    in_d: Tensor | Literal[False] | None
-
-
-def _chunks(v: Tensor, k: Tensor, count: Tensor, normalised: bool) -> Iterator[_Chunk]:
-    """Yield all needed rows in chunks. A chunk lies on one side of the k of every list if possible."""
-    if may_read(k):
-        low, high = int(k.min()), int(k.max())
-        least, most = (int(count.min()), int(count.max())) if normalised else (high, high)
-    else:
-        low, high = 0, v.shape[1]
-        least = most = high
-    size = max(1, CHUNK // max(1, v.numel()))
-    for start, stop in ((0, low), (low, high), (high, least), (max(high, least), most)):
-        for first in range(start, stop, size):
-            numbers = torch.arange(first + 1, min(first + size, stop) + 1, device=v.device)
-            column = numbers[:, None]
-            in_u: Tensor | Literal[False] | None = None
-            in_d: Tensor | Literal[False] | None = False
-            if stop > low:
-                in_u = (column <= k[:, None, None]).to(v.dtype) if start < high else False
-                in_d = False if not normalised else None
-                if normalised and (start < high or stop > least):
-                    in_d = ((column > k[:, None, None]) & (column <= count[:, None, None])).to(v.dtype)
-            yield _Chunk(numbers, in_u, in_d)
-
-
-def _log_rows(v: Tensor, distance: Tensor, count: Tensor, numbers: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Return the logarithms of rows `numbers` of the relaxed permutation, (B, R, N), and their slopes, (B, R, 1)."""
+def _log_rows(v: Tensor, distance: Tensor, count: Tensor, numbers: Tensor, tau: float) -> Tensor:
+    """Return the logarithms of rows `numbers` of the relaxed permutation, (B, R, N)."""
     slope = ((count[:, None] + 1 - 2 * numbers).to(v.dtype) / tau)[:, :, None]
-    logits = torch.mul(slope, v[:, None, :]).sub_(distance[:, None, :] / tau)
-    return torch.log_softmax(logits, dim=2), slope
+    return torch.log_softmax(slope * v[:, None, :] - distance[:, None, :] / tau, dim=2)
 
 
-def _fake_masses(
-    v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: float, normalised: bool
+def _sides(distance: Tensor, k: Tensor, count: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which entries of rows `numbers` are part of U and of D, boolean (B, R, N) each."""
+    row, valid = numbers[:, None], torch.isfinite(distance)[:, None, :]
+    first = row <= k[:, None, None]
+    return first & valid, ~first & (row <= count[:, None, None]) & valid
+
+
+def _masses(
+    v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: float, normalised: bool, numbers: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(v), torch.empty_like(v)
+    """Return log U and log D of some rows (None = all), (B, N) each. Differentiable to any order; R n memory."""
+    rows = torch.arange(1, v.shape[1] + 1, device=v.device) if numbers is None else numbers
+    log_rows, (first, rest) = _log_rows(v, distance, count, rows, tau), _sides(distance, k, count, rows)
+    log_u = masked_logsumexp(log_rows, first, dim=1)
+    return log_u, masked_logsumexp(log_rows, rest, dim=1) if normalised else torch.full_like(log_u, -math.inf)
 
 
-@operation(fake=_fake_masses)
+def _chunks(v: Tensor, k: Tensor, normalised: bool) -> tuple[Tensor, ...]:
+    """Return the numbers of all needed rows, in chunks."""
+    last = int(k.max()) if not normalised and may_read(k) and len(k) else v.shape[1]
+    return torch.split(torch.arange(1, last + 1, device=v.device), max(1, CHUNK // max(1, v.numel())))
+
+
+@operation
 def neuralsort_masses(
     v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: float, normalised: bool
 ) -> tuple[Tensor, Tensor]:
@@ -237,79 +182,34 @@ def neuralsort_masses(
         tau: Temperature.
         normalised: Whether the rows after the k-th are needed.
     """
-    near_u, near_d = _references(v, distance, k, count, tau)
-    u, d = torch.zeros_like(v), torch.zeros_like(v)
-    for chunk in _chunks(v, k, count, normalised):
-        log_rows, _ = _log_rows(v, distance, count, chunk.numbers, tau)
-        for total, near, weight in ((u, near_u, chunk.in_u), (d, near_d, chunk.in_d)):
-            if weight is not False:
-                mass = _exp(log_rows - near[:, None, :])
-                total += (mass if weight is None else mass.mul_(weight)).sum(1)
-    valid = torch.isfinite(distance)
-    return torch.where(valid, near_u + u.log(), -math.inf), torch.where(valid, near_d + d.log(), -math.inf)
+    log_u = log_d = torch.full_like(v, -math.inf)
+    for numbers in _chunks(v, k, normalised):
+        more_u, more_d = _masses(v, distance, k, count, tau, normalised, numbers)
+        log_u, log_d = torch.logaddexp(log_u, more_u), torch.logaddexp(log_d, more_d)
+    return log_u, log_d
 
 
-def _references(v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Return, per item, about the largest logarithm in rows 1..k and in the rows after k, (B, N) each.
-
-    The mass of an item is largest in the row of its own rank, and on the other side of k in the nearest row. Masses are
-    summed relative to these values, so they neither overflow nor underflow.
-    """
-    ranks, valid = torch.arange(1, v.shape[1] + 1, device=v.device), torch.isfinite(distance)
-    near = []
-    for row, own_side in ((k[:, None], ranks <= k[:, None]), (k[:, None] + 1, ranks > k[:, None])):
-        slope = (count[:, None] + 1 - 2 * row).to(v.dtype)
-        logits = (slope * v - distance) / tau
-        other = (logits - logits.gather(1, row - 1)).clamp_max(0.0)
-        near.append(torch.where(own_side | ~valid, 0.0, other))
-    return near[0], near[1]
-
-
-def _exp(x: Tensor) -> Tensor:
-    """Return exp(x) for logarithms x of shares, in place.
-
-    A share is at most 1. x > 0 is a rounding error, or a row with weight 0 for this list (infinity times 0 would be
-    NaN). The lower bound avoids underflow, which makes exp slow on a CPU.
-    """
-    return x.clamp_(LOWEST_EXPONENT[x.dtype], 0.0).exp_()
-
-
-def _fake_gradient(v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(v), torch.empty_like(v)
-
-
-@operation(fake=_fake_gradient)
+@operation
 def neuralsort_gradient(
-    v: Tensor,
-    distance: Tensor,
-    k: Tensor,
-    count: Tensor,
-    log_u: Tensor,
-    log_d: Tensor,
-    grad_u: Tensor,
-    grad_d: Tensor,
-    tau: float,
-    normalised: bool,
-) -> tuple[Tensor, Tensor]:
+    v: Tensor, distance: Tensor, k: Tensor, count: Tensor, log_u: Tensor, log_d: Tensor, grad_u: Tensor,
+    grad_d: Tensor, tau: float, normalised: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the gradients of `neuralsort_masses` with respect to `v` and `distance`, (B, N) each.
 
-    With L the logarithm of the rows, dL_ri/dlogit_rj = [i = j] - P_rj, and dlog U_i/dL_ri = P_ri / U_i.
+    The derivative of log U is that of sum_r exp(L_r - log U) with a constant log U, L_r the logarithm of row r.
     """
     grad_v, grad_distance = torch.zeros_like(v), torch.zeros_like(v)
-    safe_u, safe_d = torch.where(torch.isneginf(log_u), 0.0, log_u), torch.where(torch.isneginf(log_d), 0.0, log_d)
-    for chunk in _chunks(v, k, count, normalised):
-        log_rows, slope = _log_rows(v, distance, count, chunk.numbers, tau)
-        into: Tensor | None = None
-        for log_mass, grad, weight in ((safe_u, grad_u, chunk.in_u), (safe_d, grad_d, chunk.in_d)):
-            if weight is not False:
-                share = _exp(log_rows - log_mass[:, None, :]).mul_(grad[:, None, :])
-                share = share if weight is None else share.mul_(weight)
-                into = share if into is None else into.add_(share)
-        assert into is not None
-        into -= _exp(log_rows).mul_(into.sum(2, keepdim=True))
-        grad_distance -= into.sum(1)
-        grad_v += into.mul_(slope).sum(1)
-    return grad_v, grad_distance / tau
+    inputs = (v.detach().requires_grad_(), distance.detach().requires_grad_())
+    for numbers in _chunks(v, k, normalised):
+        with torch.enable_grad():
+            log_rows, total = _log_rows(*inputs, count, numbers, tau), v.new_zeros(())
+            sides = zip((log_u, log_d), (grad_u, grad_d), _sides(distance, k, count, numbers), strict=True)
+            for log_mass, grad, inside in list(sides)[: 2 if normalised else 1]:
+                shares = torch.exp(torch.where(inside, log_rows - log_mass[:, None, :], -math.inf))
+                total = total + (shares * grad[:, None, :]).sum()
+            for into, part in zip((grad_v, grad_distance), torch.autograd.grad(total, inputs), strict=True):
+                into += part
+    return grad_v, grad_distance
 
 
 def _serves(v: Tensor, distance: Tensor, k: Tensor, count: Tensor, *rest: Any) -> bool:
@@ -317,58 +217,14 @@ def _serves(v: Tensor, distance: Tensor, k: Tensor, count: Tensor, *rest: Any) -
     return is_float32(v, distance, *floats) and is_real(k) and is_real(count) and v.numel() > 0
 
 
-def _buffers(v: Tensor, rows: int) -> tuple[Tensor, int]:
-    """Return memory for a compiled loop, and the size of its rows."""
-    size = -(-v.shape[1] // WIDTH) * WIDTH
-    return torch.empty(number_of_parts(len(v)), rows, size), size
+def _run(loop: Loop, rows: int, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Run a compiled loop with a buffer of `rows` rows; return its two results."""
+    *tensors, tau, normalised = rest
+    size, results = -(-v.shape[1] // WIDTH) * WIDTH, torch.empty(2, *v.shape)
+    buffers, given = torch.empty(number_of_parts(len(v)), rows, size), [x.contiguous() for x in (v, *tensors)]
+    run_parts(loop, len(v), v.shape[1], *given, 1.0 / tau, int(normalised), buffers, size, results[0], results[1])
+    return results[0], results[1]
 
 
-@neuralsort_masses.backend("numba", _serves)
-def _masses_numba(
-    v: Tensor, distance: Tensor, k: Tensor, count: Tensor, tau: float, normalised: bool
-) -> tuple[Tensor, Tensor]:
-    given = [x.contiguous() for x in (v, distance, k, count)]
-    log_u, log_d = torch.empty(v.shape), torch.empty(v.shape)
-    memory = _buffers(v, MASS_ROWS)
-    run_parts(_MASSES, len(v), v.shape[1], *given, 1.0 / tau, int(normalised), *memory, log_u, log_d)
-    return log_u, log_d
-
-
-@neuralsort_gradient.backend("numba", _serves)
-def _gradient_numba(
-    v: Tensor,
-    distance: Tensor,
-    k: Tensor,
-    count: Tensor,
-    log_u: Tensor,
-    log_d: Tensor,
-    grad_u: Tensor,
-    grad_d: Tensor,
-    tau: float,
-    normalised: bool,
-) -> tuple[Tensor, Tensor]:
-    given = [x.contiguous() for x in (v, distance, k, count, log_u, log_d, grad_u, grad_d)]
-    grad_v, grad_distance = torch.empty(v.shape), torch.empty(v.shape)
-    memory = _buffers(v, GRADIENT_ROWS)
-    run_parts(_GRADIENTS, len(v), v.shape[1], *given, 1.0 / tau, int(normalised), *memory, grad_v, grad_distance)
-    return grad_v, grad_distance
-
-
-@sampled(neuralsort_masses)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
-    for dtype in (torch.float32, torch.float64):
-        for n in (9, 50):
-            count, k = torch.tensor([n, n - 2, n - 5]), torch.tensor([1, 3, 2])
-            x = torch.randn(3, n, generator=generator, dtype=dtype).sort(1, descending=True).values
-            x *= torch.tensor([[0.01], [0.1], [1.0]], dtype=dtype)
-            for normalised in (True, False):
-                yield *_centred(x, count), k, count, 2.0, normalised
-
-
-@sampled(neuralsort_gradient)
-def _gradient_samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
-    for v, distance, k, count, tau, normalised in _samples(generator):
-        masses = neuralsort_masses.reference(v, distance, k, count, tau, normalised)
-        valid = distance.isfinite()
-        grads = (torch.where(valid, v.cos(), 0.0), torch.where(valid & torch.tensor(normalised), v.sin(), 0.0))
-        yield v, distance, k, count, *masses, *grads, tau, normalised
+neuralsort_masses.backend("numba", _serves)(partial(_run, _MASSES, MASS_ROWS))
+neuralsort_gradient.backend("numba", _serves)(partial(_run, _GRADIENTS, GRADIENT_ROWS))

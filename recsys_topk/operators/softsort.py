@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,10 +12,9 @@ from recsys_topk.checks import check_not_negative
 from recsys_topk.numerics import LOWEST_EXPONENT, add_eps, is_full, log1mexp
 from recsys_topk.operators.base import OperatorOptions, SoftSelection, TopKOperator
 from recsys_topk.operators.score_scale import Tau
-from recsys_topk.ops.dispatch import closed_form, through_reference, wants_graph
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
-from recsys_topk.ops.selection.scan import recurrence, scan
+from recsys_topk.ops.selection.scan import scan
 from recsys_topk.ops.selection.sorting import share_ties, sort_descending
 
 
@@ -81,7 +78,7 @@ class SoftSort(TopKOperator):
         else:
             count = torch.full_like(ks, x.shape[1])[:, None]
         inside = (places < count).to(x.dtype)
-        own, last, first = closed_form(_Masses, _reference, v, inside, torch.zeros_like(v[:, :1]), ks, self.tau)
+        own, last, first = _masses(v, inside, torch.zeros_like(v[:, :1]), ks, self.tau)
         # An item has its own mass on its own side of k. On the other side it has the mass of the nearest row, reduced
         # by the distance to that row. Differences are taken before the division by tau, which would round large scores.
         edge = ks[:, None] - 1
@@ -106,110 +103,41 @@ def _plain_of_top(x: Tensor, k: int, mask: Tensor, tau: float) -> SoftSelection:
     rest = ((x - edge) / tau).scatter(1, places, -math.inf)
     below = torch.exp(torch.logsumexp(rest, 1, keepdim=True))
     ks = torch.full(x.shape[:1], k, device=x.device)
-    own, last, _ = closed_form(_Masses, _reference, v, torch.ones_like(v), below, ks, tau)
+    own, last, _ = _masses(v, torch.ones_like(v), below, ks, tau)
     log_p = (rest + last.log()).scatter(1, places, own.log())
     return SoftSelection(log_p, log1mexp(log_p.clamp_max(0.0)), mask)
 
 
-class _Masses(torch.autograd.Function):
-    """The mass of each item in the rows on its own side of k, from the sorted scores, with its closed-form gradient.
+def _masses(v: Tensor, inside: Tensor, below: Tensor, k: Tensor, tau: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mass of each item in the rows on its own side of k, from the sorted scores, and two masses at k.
 
     With e_i = exp((v_i - v_{i-1}) / tau): up_i = 1 + e_i up_{i-1} is the sum of the weights of items 1..i in row i, and
     down_i = e_{i+1} (1 + down_{i+1}) is the sum of the weights of the items after i; Z = up + down.
     F_i = 1 / Z_i + e_i F_{i-1} and H_i = e_{i+1} (1 / Z_{i+1} + H_{i+1}) then sum the rows before and after i. Both
     recurrences restart at k.
+
+    Args:
+        v: (B, m), descending.
+        inside: (B, m), 1 for valid items, 0 for masked items.
+        below: (B, 1), the sum of exp((x - v_m) / tau) over the items that are not in `v`.
+        k: (B,), 1 <= k <= m.
+        tau: Temperature.
+
+    Returns:
+        The masses, (B, m), the mass of rows 1..k at item k, and that of the other rows at item k + 1, (B, 1).
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any, v: Tensor, inside: Tensor, below: Tensor, k: Tensor, tau: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the masses, (B, m), the mass of rows 1..k at item k, and that of the other rows at item k + 1, (B, 1).
-
-        Args:
-            ctx: Context.
-            v: (B, m), descending.
-            inside: (B, m), 1 for valid items, 0 for masked items.
-            below: (B, 1), the sum of exp((x - v_m) / tau) over the items that are not in `v`.
-            k: (B,), 1 <= k <= m.
-            tau: Temperature.
-        """
-        parts = _recurrences(v, inside, below, k, tau, recurrence)
-        ctx.save_for_backward(v, inside, below, k, *parts)
-        ctx.tau = tau
-        return _masses(parts, k)
-
-    @staticmethod
-    def backward(ctx: Any, g_own: Tensor, g_last: Tensor, g_first: Tensor) -> tuple[Tensor | None, ...]:
-        v, inside, below, k, e, up, down, w, ahead, behind = ctx.saved_tensors
-        if wants_graph():
-            return through_reference(_reference, (v, inside, below, k, ctx.tau), (g_own, g_last, g_first))
-        width = e.shape[1]
-        edge, ends = k[:, None], torch.arange(width, device=e.device)
-        zero = torch.zeros_like(below)
-        after = torch.cat((e[:, 1:], torch.ones_like(below)), 1)
-        e_cut, after_cut = torch.where(ends == edge, 0.0, e), torch.where(ends == edge - 1, 0.0, after)
-        place = edge.clamp_max(width - 1)
-        g_ahead = g_own.scatter_add(1, edge - 1, g_last)
-        g_behind = g_own.scatter_add(1, place, torch.where(edge < width, g_first, 0.0))
-        g_w = torch.zeros_like(w).scatter_add(1, place, torch.where(edge < width, g_first, 0.0))
-        # The gradient of a recurrence is the reversed recurrence.
-        g_ahead = recurrence(torch.cat((e_cut[:, 1:], zero), 1), g_ahead, True)
-        g_w = g_w + g_ahead
-        g_e = torch.where(ends == edge, 0.0, g_ahead * torch.cat((zero, ahead[:, :-1]), 1))
-        g_behind = torch.cat((g_behind[:, :-1], zero), 1)
-        before_cut = torch.cat((zero, after_cut[:, :-1]), 1)
-        g_behind = recurrence(before_cut, g_behind, False)
-        carried = torch.cat((zero, g_behind[:, :-1]), 1)
-        g_w = g_w + before_cut * carried
-        g_e = g_e + torch.where(ends == edge, 0.0, carried * (w + behind))
-        g_z = -g_w * w * w
-        g_up = recurrence(torch.cat((e[:, 1:], zero), 1), g_z, True)
-        g_e = g_e + g_up * torch.cat((zero, up[:, :-1]), 1)
-        g_down = recurrence(torch.cat((zero, after[:, :-1]), 1), g_z, False)
-        g_e = g_e + torch.cat((zero, g_down[:, :-1]), 1) * (inside + down)
-        g_gap = g_e * e
-        g_v = g_gap - torch.cat((g_gap[:, 1:], zero), 1)
-        return g_v / ctx.tau, None, g_down[:, -1:], None, None
-
-
-class _Parts(NamedTuple):
-    """The terms of the recurrences in `_Masses`, (B, m) each."""
-
-    e: Tensor
-    up: Tensor
-    down: Tensor
-    w: Tensor
-    ahead: Tensor
-    behind: Tensor
-
-
-def _recurrences(
-    v: Tensor, inside: Tensor, below: Tensor, k: Tensor, tau: float, run: Callable[[Tensor, Tensor, bool], Tensor]
-) -> _Parts:
-    """Return the terms. `run` computes a recurrence: `scan`, which is differentiable, or `recurrence`, which is not."""
     gaps = torch.exp(((v[:, 1:] - v[:, :-1]) / tau).clamp_min(LOWEST_EXPONENT[v.dtype]))
     nothing = torch.zeros_like(below)
     e = torch.cat((nothing, gaps), 1)
     after = torch.cat((gaps, torch.ones_like(below)), 1)  # e_{i+1}
-    up = run(e, inside, False)
-    down = run(after, torch.cat((inside[:, 1:], below), 1) * after, True)
+    up = scan(e, inside)
+    down = scan(after, torch.cat((inside[:, 1:], below), 1) * after, reverse=True)
     w = inside / (up + down)
     # Both recurrences restart at k: no value is carried over.
-    ends = torch.arange(v.shape[1], device=v.device)
-    e_cut = torch.where(ends == k[:, None], 0.0, e)
-    after_cut = torch.where(ends == k[:, None] - 1, 0.0, after)
-    ahead = run(e_cut, w, False)
-    behind = run(after_cut, after_cut * torch.cat((w[:, 1:], nothing), 1), True)
-    return _Parts(e, up, down, w, ahead, torch.cat((behind[:, :-1], nothing), 1))
-
-
-def _masses(parts: _Parts, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the outputs of `_Masses.forward`."""
-    place = k[:, None].clamp_max(parts.w.shape[1] - 1)
-    last, first = parts.ahead.gather(1, k[:, None] - 1), (parts.w + parts.behind).gather(1, place)
-    return parts.ahead + parts.behind, last, first
-
-
-def _reference(v: Tensor, inside: Tensor, below: Tensor, k: Tensor, tau: float) -> tuple[Tensor, Tensor, Tensor]:
-    return _masses(_recurrences(v, inside, below, k, tau, scan), k)
+    edge, ends = k[:, None], torch.arange(v.shape[1], device=v.device)
+    e_cut, after_cut = torch.where(ends == edge, 0.0, e), torch.where(ends == edge - 1, 0.0, after)
+    ahead = scan(e_cut, w)
+    behind = scan(after_cut, after_cut * torch.cat((w[:, 1:], nothing), 1), reverse=True)
+    behind = torch.cat((behind[:, :-1], nothing), 1)
+    first = (w + behind).gather(1, edge.clamp_max(v.shape[1] - 1))
+    return ahead + behind, ahead.gather(1, edge - 1), first

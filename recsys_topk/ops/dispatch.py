@@ -20,7 +20,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import cache, update_wrapper
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
@@ -158,27 +158,7 @@ class Implementation(NamedTuple):
     traced: bool = False
 
 
-Samples = Callable[[torch.Generator], Iterable[tuple[Any, ...]]]
-S = TypeVar("S", bound=Samples)
-
-# By dotted name: all operations, and the functions with the sample arguments of the parity test.
-operations: dict[str, Operation[..., Any]] = {}
-samples: dict[str, tuple[Callable[..., Any], Samples]] = {}
-
-
-def sampled(function: Callable[..., Any]) -> Callable[[S], S]:
-    """Return a decorator that registers a generator of sample arguments for the parity test of the backends.
-
-    Args:
-        function: An operation, or a function that calls operations. The test also compares the gradients of arguments
-            that require one.
-    """
-
-    def decorate(arguments: S) -> S:
-        samples[_dotted(function)] = (function, arguments)
-        return arguments
-
-    return decorate
+operations: dict[str, Operation[..., Any]] = {}  # by dotted name
 
 
 def _dotted(function: Any) -> str:
@@ -379,6 +359,8 @@ def through_reference(
     """
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
+        # One input may be computed from another. The gradient of a view does not include what comes through others.
+        inputs = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
         made = reference(*inputs)
         outputs = (made,) if isinstance(made, Tensor) else made
         pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if g is not None and y.requires_grad]

@@ -5,8 +5,9 @@ import torch
 
 from recsys_topk import losses, operators
 from recsys_topk.cascades.objectives.base import registry as objectives
-from recsys_topk.losses import DFTopKLoss, LambdaLoss, functional
+from recsys_topk.losses import DFTopKLoss, functional
 from recsys_topk.ops import backend
+from recsys_topk.ops.losses.dcg import discount_sums
 from recsys_topk.testing.lists import ragged
 
 LISTS = ragged()
@@ -17,10 +18,50 @@ NAMES = [name for name in losses.available() if losses.get(name).takes_item_weig
 
 def test_the_losses_that_take_item_weights():
     of_operators = ["dftopk", "lapsum", "sigmoid", "sparse", "sparse_fy"]
-    assert (
-        sorted([*of_operators, "bce", "listmle", "listnet", "llpauc", "ranknet", "softmax", "softmax_at_k", "talos"])
-        == NAMES
-    )
+    pairwise = ["lambdaloss", "lambdarank", "ranknet"]
+    listwise = ["approx_ndcg", "bce", "listmle", "listnet", "llpauc", "softmax", "softmax_at_k", "talos"]
+    assert sorted([*of_operators, *pairwise, *listwise]) == NAMES
+
+
+@pytest.mark.parametrize("options", [{}, {"k": 3}], ids=["all", "k"])
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("lambdarank", {}),
+        ("lambdarank", {"pairs": "mean"}),
+        *(("lambdaloss", {"variant": variant}) for variant in ("ndcg1", "ndcg2", "ndcg2pp")),
+        ("lambdaloss", {"variant": "ndcg1", "pairs": "mean"}),
+        ("approx_ndcg", {"tau": 0.3}),
+    ],
+    ids=str,
+)
+def test_losses_of_ranks_count_copies_of_tied_items(name, own, options):
+    loss = losses.get(name, reduction="none", **own, **options)
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(-2, 3, (20, 8), generator=draw).double()
+    y = torch.randint(0, 3, (20, 8), generator=draw).double()
+    weights = torch.randint(0, 4, (20, 8), generator=draw).double()
+    weights[:, 0], y[:, 0] = 2.0, 1.0
+    leaf = x.clone().requires_grad_()
+    value = loss(leaf, y, item_weights=weights)
+    (slope,) = torch.autograd.grad(value.sum(), leaf)
+    for row in range(len(x)):
+        columns = torch.repeat_interleave(torch.arange(8), weights[row].long())
+        copies = x[row : row + 1, columns].clone().requires_grad_()
+        expected = loss(copies, y[row : row + 1, columns])
+        (parts,) = torch.autograd.grad(expected.sum(), copies)
+        torch.testing.assert_close(value[row], expected[0])
+        torch.testing.assert_close(slope[row], torch.zeros(8).double().index_add(0, columns, parts[0]))
+    small = loss(x, y, item_weights=0.1 * weights)
+    assert bool(small.isfinite().all())
+    assert float(small.min()) >= -1e-9
+
+
+def test_sums_of_discounts_for_large_and_fractional_weights():
+    sums = torch.cat([torch.zeros(1).double(), (1 / torch.log2(1 + torch.arange(1, 200_001).double())).cumsum(0)])
+    amounts = torch.tensor([0.0, 1.0, 4096.0, 4097.0, 200_000.0])
+    torch.testing.assert_close(discount_sums(amounts), sums[amounts.long()], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(discount_sums(torch.tensor([2.5])), sums[2:4].mean()[None])
 
 
 @pytest.mark.parametrize("name", ["bce", "dftopk", "lapsum", "ranknet", "sigmoid", "sparse"])
@@ -51,8 +92,8 @@ def test_zero_weights_skip_a_list_and_get_no_gradient():
 
 
 def test_errors_name_what_is_wrong():
-    with pytest.raises(ValueError, match="the 'lambdaloss' loss does not support item_weights"):
-        LambdaLoss(k=2)(X, Y, MASK, item_weights=WEIGHTS)
+    with pytest.raises(ValueError, match="'arf' loss does not support item_weights, because its relaxed permutation"):
+        losses.get("arf", k=2)(X, Y, MASK, item_weights=WEIGHTS)
     with pytest.raises(ValueError, match="the 'softsort' operator does not support item_weights"):
         operators.get("softsort")(X, 2, MASK, item_weights=WEIGHTS)
     with pytest.raises(ValueError, match=r"item_weights must have the shape of scores, \(3, 7\)"):

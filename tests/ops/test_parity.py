@@ -14,10 +14,13 @@ from torch import Tensor
 from recsys_topk import ops
 from recsys_topk.ops import dispatch
 from recsys_topk.ops.dispatch import BACKENDS, Operation, backend, installed
+from tests.ops.samples import registry
 
 for module in pkgutil.walk_packages(ops.__path__, "recsys_topk.ops."):
     if ".backends." not in module.name:
         importlib.import_module(module.name)
+for kind in ("losses", "operators", "selection", "stages"):
+    importlib.import_module(f"tests.ops.samples.{kind}")
 
 # Operations outside recsys_topk.ops may have been imported before; they are compared only if they have a backend.
 OURS = {
@@ -25,7 +28,7 @@ OURS = {
     for name, one in dispatch.operations.items()
     if name.startswith("recsys_topk.ops.") or (name.startswith("recsys_topk.") and one.implementations)
 }
-SAMPLED = sorted(dispatch.samples)
+SAMPLED = sorted(registry.samples)
 # Triton kernels are compared in test_triton_kernels.
 HERE = [name for name in BACKENDS if installed(name) and name != "triton"]
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11}
@@ -80,13 +83,13 @@ def compare(function: Callable[..., Any], samples: Iterable[Sequence[Any]], name
 @pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("function", SAMPLED, ids=lambda name: name.removeprefix("recsys_topk."))
 def test_backend_matches_torch(function: str, name: str) -> None:
-    call, samples = dispatch.samples[function]
+    call, samples = registry.samples[function]
     assert compare(call, samples(torch.Generator().manual_seed(0)), name) > 0
 
 
 @pytest.mark.parametrize("function", OURS, ids=lambda name: name.removeprefix("recsys_topk."))
 def test_samples_reach_every_backend(function: str) -> None:
-    operation, (_, samples) = OURS[function], dispatch.samples[function]
+    operation, (_, samples) = OURS[function], registry.samples[function]
     given = list(samples(torch.Generator().manual_seed(0)))
     with torch.no_grad():
         unserved = [one for one in operation.implementations if not any(one.serves(*x) for x in given)]

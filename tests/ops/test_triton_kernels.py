@@ -57,7 +57,7 @@ def to_device(value: Any) -> Any:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernel_matches_torch(name: str) -> None:
-    call, samples = dispatch.samples[name]
+    call, samples = test_parity.registry.samples[name]
     given = [to_device(x) for x in samples(torch.Generator().manual_seed(0)) if len(test_parity.tensors(x)[0]) <= 8]
     chosen = given[:: 5 if len(given) > 50 else 1]  # 5 shares no factor with the number of variants per shape
     with backend("triton"):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import full_mask, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
 from recsys_topk.ops.backends.task import WIDTH
-from recsys_topk.ops.dispatch import is_float32, is_real, operation, sampled
+from recsys_topk.ops.dispatch import is_float32, is_real, operation
 from recsys_topk.ops.losses.known_gradient import known_gradient
 
 ROWS = 16  # of the buffer of the compiled loop
@@ -103,19 +102,3 @@ def _numba(
     run_parts(_LISTS, lists, n, *given, buffers, size, value, gradient, lists)
     rest = (labels, mask, target, quota, tau, eps, both)
     return known_gradient(scores, value, gradient, lambda x: arf_terms.reference(x, *rest))
-
-
-@sampled(arf_terms)
-def _samples(
-    generator: torch.Generator,
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float, float, bool]]:
-    for dtype in (torch.float32, torch.float64):
-        for n in (6, 35):
-            x = torch.randn(4, n, generator=generator, dtype=dtype)
-            labels = torch.randint(0, 3, (4, n), generator=generator).to(dtype)
-            mask = torch.rand(4, n, generator=generator) > 0.3
-            mask[:, 0] = True
-            target, quota = (labels > 1).to(dtype), torch.tensor([1, 2, 3, 4])
-            for both in (False, True):
-                yield x.clone().requires_grad_(), labels, full_mask(x), target, quota, 0.5, 1e-6, both
-                yield torch.where(mask, x, 0.0).requires_grad_(), labels, mask, target * mask, quota, 1.0, 1e-6, both

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,11 +67,44 @@ def ideal_dcg(label_gains: Tensor, k: int | Tensor | None = None, base: float = 
     return (ordered * rank_discounts(label_gains.shape[-1], k, label_gains, base)).sum(-1)
 
 
-def normalised_gains(labels: Tensor, gain: Gain, mask: Tensor, k: int | Tensor | None = None) -> Tensor:
+EXACT = 4096  # ranks up to which sums of discounts are exact
+GAUSS = np.polynomial.legendre.leggauss(20)  # nodes and weights of the quadrature of the rest
+
+
+def discount_sums(amount: Tensor) -> Tensor:
+    """Return D(1) + ... + D(t) for amounts t >= 0 of any shape, float64; a fraction of the next D for a fractional t.
+
+    Beyond rank 4096 the sum is the integral of D from half a rank before to half a rank behind, which differs by less
+    than 1e-7.
+    """
+    ranks = torch.arange(1, EXACT + 2, device=amount.device)
+    values = discount(ranks, torch.float64)
+    near = amount.double().clamp(0.0, EXACT)
+    whole = near.long()
+    sums = (values.cumsum(0) - values)[whole] + (near - whole) * values[whole]
+    # With u = log(1 + r) the integral of D is that of log(2) exp(u) / u.
+    start = math.log(EXACT + 1.5)
+    length = (torch.log(amount.double().clamp_min(EXACT) + 1.5) - start)[..., None]
+    nodes, weights = (torch.from_numpy(x).to(amount.device, non_blocking=True) for x in GAUSS)
+    u = start + 0.5 * length * (1.0 + nodes)
+    return sums + 0.5 * math.log(2.0) * (length * weights * torch.exp(u) / u).sum(-1)
+
+
+def weighted_ideal_dcg(label_gains: Tensor, k: Tensor | None, weights: Tensor) -> Tensor:
+    """Return the ideal DCG of lists with w copies of an item of weight w, (B,); see `ideal_dcg`."""
+    order = label_gains.argsort(-1, descending=True)
+    reached = torch.nn.functional.pad(weights.gather(-1, order).double().cumsum(-1), (1, 0))
+    sums = discount_sums(reached if k is None else torch.minimum(reached, k[:, None])).diff(dim=-1)
+    return (label_gains.gather(-1, order) * sums).sum(-1).to(label_gains.dtype)
+
+
+def normalised_gains(
+    labels: Tensor, gain: Gain, mask: Tensor, k: int | Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
     """Return g(y_i) / ideal DCG@k of each list, (B, N); 0 where masked, and in lists whose ideal DCG is 0.
 
     Exponential gains are computed relative to the largest label of the list, so that they cannot overflow. This does
-    not change the quotient.
+    not change the quotient. With weights, the ideal list has w copies of an item of weight w.
 
     Example:
         >>> normalised_gains(torch.tensor([[200.0, 0.0]]), "exponential", torch.ones(1, 2, dtype=torch.bool))
@@ -80,5 +114,9 @@ def normalised_gains(labels: Tensor, gain: Gain, mask: Tensor, k: int | Tensor |
         top = labels.amax(-1, keepdim=True)
         labels = torch.exp2(labels - top) - torch.exp2(-top)
     values = torch.where(mask, labels, 0.0)
-    ideal = ideal_dcg(values, k)[:, None]
+    if weights is None:
+        ideal = ideal_dcg(values, k)[:, None]
+    else:
+        assert not isinstance(k, int)
+        ideal = weighted_ideal_dcg(values, k, weights)[:, None]
     return torch.where(ideal > 0, values / torch.where(ideal > 0, ideal, 1.0), 0.0)

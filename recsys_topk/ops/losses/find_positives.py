@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import is_real, operation, sampled
+from recsys_topk.ops.dispatch import is_real, operation
 from recsys_topk.ops.selection.count_true import count_rows
 
 
@@ -30,11 +28,3 @@ def _numpy(labels: Tensor, mask: Tensor | None, above: float) -> tuple[Tensor, T
     if mask is not None:
         found &= mask.numpy()
     return torch.from_numpy(found), torch.from_numpy(count_rows(found))
-
-
-@sampled(find_positives)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None, float]]:
-    for shape in ((3, 5), (1, 9), (4, 0), (0, 3)):
-        labels = torch.randint(4, shape, generator=generator).float()
-        yield labels, None, 0.0
-        yield labels.double(), torch.rand(shape, generator=generator) > 0.5, 1.5

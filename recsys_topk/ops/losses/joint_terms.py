@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,6 @@ from recsys_topk.ops.dispatch import (
     is_real,
     operation,
     runs_triton,
-    sampled,
     through_reference,
     wants_graph,
 )
@@ -214,27 +213,3 @@ class _WithGradients(torch.autograd.Function):
         return None, *(
             made[m].add_(gradients[0, m], alpha=own[m]) if x.requires_grad else None for m, x in enumerate(scores)
         )
-
-
-@sampled(joint_terms)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
-    laws = [Law("dftopk", 0.7), Law("dftopk", 2.0, 0.2), Law("logistic", 0.7), Law("laplace", 0.7)]
-    laws += [Law("clip", 4.0), Law("clip", 0.5)]
-    for stages, lists, n in ((2, 5, 12), (1, 3, 40), (3, 4, 70)):
-        x = torch.randn(stages, lists, n, generator=generator)
-        x[:, 1] = x[:, 1].round()
-        y = torch.randint(0, 4, (lists, n), generator=generator).float()
-        y[0] = 0.0
-        mask = torch.rand(lists, n, generator=generator) > 0.3
-        weights = torch.randint(0, 4, (lists, n), generator=generator).float()
-        quotas = (n - 2, n // 2, 3)[:stages]
-        for law in laws:
-            # For these scores a clipped membership is 0 or at least 1 / (2 n tau). 1 / p amplifies the rounding of p.
-            given = (x * 2).round() / 2 if law.name == "clip" else x
-            for scores, real in ((given, None), (given.masked_fill(~mask, math.nan), mask)):
-                for k, cuts in ((n // 4, None), (None, None), (2, quotas)):
-                    leaves = [one.clone().requires_grad_() for one in scores]
-                    yield leaves, JointTask(y, real, k, cuts, 0.0, law)
-                leaves = [one.clone().requires_grad_() for one in scores]
-                yield leaves, JointTask(y, real, n // 4, quotas, 0.0, law, weights)
-    yield [one.double().requires_grad_() for one in x], JointTask(y.double(), None, 3, None, 0.0, laws[0])

@@ -18,7 +18,7 @@ def known_gradient(
 
     Args:
         scores: (B, N).
-        value: (B,), or (T, B) for T terms per list.
+        value: (B,), (T, B) for T terms per list, or a scalar.
         gradient: (B, N), or (T, B, N); None = not differentiable. The backward may overwrite it.
         formula: Differentiable function from the scores to the value, used for second derivatives.
     """
@@ -27,26 +27,27 @@ def known_gradient(
     if torch.compiler.is_compiling():  # a function whose value is `value` and whose gradient is `gradient`
         change = torch.where(gradient == 0, 0.0, (scores - scores.detach()) * gradient.detach())
         return value.detach() + change.sum(-1)
-    found: Tensor = apply(_KnownGradient, scores, value, gradient, formula)
+    found: Tensor = apply(_KnownGradient, scores, [value, gradient], formula)
     return found
 
 
 class _KnownGradient(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, scores: Tensor, value: Tensor, gradient: Tensor, formula: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        ctx.save_for_backward(scores, gradient)
-        ctx.formula = formula
-        return value.clone()
+    def forward(ctx: Any, scores: Tensor, known: list[Tensor], formula: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(scores)
+        value = known.pop(0)
+        # The last backward takes the gradient out of the list. Autograd does not copy a tensor with no other reference.
+        ctx.gradient, ctx.formula = known, formula
+        return value
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        scores, gradient = ctx.saved_tensors
-        found: Tensor | None
         if wants_graph():
-            found = through_reference(ctx.formula, [scores], [upstream])[0]
+            return through_reference(ctx.formula, ctx.saved_tensors, [upstream])[0], None, None
+        if not is_last_backward():
+            found = ctx.gradient[0] * upstream[..., None]
         else:
-            found = gradient.mul_(upstream[..., None]) if is_last_backward() else gradient * upstream[..., None]
-            found = found.sum(0) if found.dim() > 2 else found
-        return found, None, None, None
+            found = ctx.gradient.pop()
+            if upstream.dim() or upstream.item() != 1.0:
+                found.mul_(upstream[..., None])
+        return found.sum(0) if found.dim() > 2 else found, None, None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import full_mask, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
 from recsys_topk.ops.backends.task import WIDTH
-from recsys_topk.ops.dispatch import is_float32, is_real, operation, sampled
+from recsys_topk.ops.dispatch import is_float32, is_real, operation
+from recsys_topk.ops.losses.arf_terms import neuralsort_matrix
 from recsys_topk.ops.losses.known_gradient import known_gradient
 from recsys_topk.ops.selection import sinkhorn_scaling
 from recsys_topk.ops.selection.count_true import count_true
@@ -34,26 +33,11 @@ def neural_ndcg(scores: Tensor, gains: Tensor, discounts: Tensor, mask: Tensor, 
         tau: Temperature.
         rounds: Maximum number of Sinkhorn iterations.
     """
-    matrix = _relaxed_permutation(scores, mask, tau)
-    places = torch.arange(scores.shape[1], device=scores.device) < count_true(mask)[:, None]
-    ranks, items = sinkhorn_scaling.sinkhorn_scaling(matrix, places, mask, rounds)
+    count, places = count_true(mask), torch.arange(1, scores.shape[1] + 1, device=scores.device)
+    matrix = neuralsort_matrix(scores, mask, count, places, tau)
+    ranks, items = sinkhorn_scaling.sinkhorn_scaling(matrix, places <= count[:, None], mask, rounds)
     at_place = (matrix @ (items * gains)[:, :, None])[:, :, 0]
     return (1.0 - (ranks * discounts * at_place).sum(-1)).clamp_min(0.0)
-
-
-def _relaxed_permutation(scores: Tensor, mask: Tensor, tau: float) -> Tensor:
-    """Return NeuralSort's matrix, (B, rank, item); 0 for masked items and for ranks above the number of valid items."""
-    n = scores.shape[1]
-    count = count_true(mask)[:, None, None]
-    # Rows are invariant to a shift of the list, and smaller numbers have smaller rounding errors.
-    lowest = torch.finfo(scores.dtype).min
-    x = (scores - torch.where(mask, scores.detach(), lowest).amax(1, keepdim=True)) / tau
-    pairs = mask[:, :, None] & mask[:, None, :]
-    distance = torch.where(pairs, (x[:, :, None] - x[:, None, :]).abs(), 0.0).sum(1)
-    place = torch.arange(1, n + 1, device=x.device)[:, None]
-    logits = (count + 1 - 2 * place).to(x.dtype) * x[:, None, :] - distance[:, None, :]
-    real = mask[:, None, :] & (place <= count)
-    return torch.softmax(torch.where(real, logits, lowest), -1) * real
 
 
 def _serves(scores: Tensor, gains: Tensor, discounts: Tensor, mask: Tensor, tau: float, rounds: int) -> bool:
@@ -74,16 +58,3 @@ def _numba(scores: Tensor, gains: Tensor, discounts: Tensor, mask: Tensor, tau: 
     return known_gradient(
         scores, value, gradient, lambda x: neural_ndcg.reference(x, gains, discounts, mask, tau, rounds)
     )
-
-
-@sampled(neural_ndcg)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, float, int]]:
-    for dtype in (torch.float32, torch.float64):
-        for n in (6, 35):
-            x = torch.randn(4, n, generator=generator, dtype=dtype)
-            mask = torch.rand(4, n, generator=generator) > 0.3
-            mask[:, 0] = True
-            gains = torch.rand(4, n, generator=generator, dtype=dtype) / n
-            discounts = torch.linspace(1, 0, n, dtype=dtype).expand(4, n)
-            yield x.clone().requires_grad_(), gains, discounts, full_mask(x), 0.5, 20
-            yield torch.where(mask, x, 0.0).requires_grad_(), gains * mask, discounts, mask, 1.0, 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -14,15 +13,9 @@ from torch import Tensor
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
 from recsys_topk.ops.backends.task import WIDTH
-from recsys_topk.ops.dispatch import (
-    is_float32,
-    operation,
-    runs_triton,
-    sampled,
-)
+from recsys_topk.ops.dispatch import is_float32, operation, runs_triton
 from recsys_topk.ops.losses.dcg import discount
 from recsys_topk.ops.losses.known_gradient import known_gradient
-from recsys_topk.ops.selection.ranks import tie_ranks
 
 Kind = Literal["ones", "differences", "rows"]
 
@@ -174,41 +167,3 @@ def _count_numba(first: Tensor, second: Tensor) -> Tensor:
     counts = torch.empty(len(first), dtype=torch.int64)
     run_parts(_COUNT_LISTS, len(first), first.shape[1], first, second, counts)
     return counts
-
-
-def _orders(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for lists, n in ((3, 7), (2, 40)):
-        for dtype in (torch.float32, torch.float64):
-            values = torch.randint(0, 4, (lists, n), generator=generator).to(dtype)
-            mask = torch.rand(lists, n, generator=generator) > 0.2
-            x = torch.randn(lists, n, generator=generator, dtype=dtype)
-            yield x, values.masked_fill(~mask | (values == 0), -math.inf), values.masked_fill(~mask, math.inf)
-
-
-@sampled(pair_sums)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, PairWeights, float]]:
-    for x, first, second in _orders(generator):
-        x[0] = x[0].round()  # many ties
-        x[1] *= 100.0
-        for one in (x, first, second):  # one tie
-            one[-1, 1] = one[-1, 0]
-        ranks = tie_ranks(x, second, second < math.inf)
-        d = discount(ranks, x.dtype)
-        ks = torch.randint(1, 6, x.shape[:1], generator=generator)
-        kinds: tuple[Kind, ...] = ("ones", "differences")
-        for kind in kinds:
-            for weights in (
-                PairWeights(first, second, kind),
-                PairWeights(first, second, kind, d),
-                PairWeights(first, second, kind, d, ranks, 10.0),
-                PairWeights(first, second, kind, None, ranks, 1.0, 3),
-                PairWeights(first, second, kind, d, ranks, 2.0, ks),
-            ):
-                yield x.clone().requires_grad_(), weights, 1.5
-        yield x.clone().requires_grad_(), PairWeights(first.clamp_min(0.0), second, "rows"), 1.0
-
-
-@sampled(count_pairs)
-def _count_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    for _, first, second in _orders(generator):
-        yield first, second

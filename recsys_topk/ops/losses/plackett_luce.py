@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import full_mask, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
 from recsys_topk.ops.backends.task import WIDTH
-from recsys_topk.ops.dispatch import is_float32, is_real, operation, sampled, under_transform
+from recsys_topk.ops.dispatch import is_float32, is_real, operation, under_transform
 from recsys_topk.ops.losses.known_gradient import known_gradient
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.ranks import descending_order, packed_order, tie_groups
@@ -86,14 +85,3 @@ def _numba(scores: Tensor, labels: Tensor, terms: Tensor, mask: Tensor) -> Tenso
     return known_gradient(
         scores, value, gradient if wants else None, lambda x: plackett_luce.reference(x, labels, terms, mask)
     )
-
-
-@sampled(plackett_luce)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    for dtype in (torch.float32, torch.float64):
-        for n, scale in ((7, 1.0), (40, 10.0), (40, 100.0)):
-            x = scale * torch.randn(3, n, generator=generator, dtype=dtype)
-            labels = torch.randint(0, 4, (3, n), generator=generator).to(dtype)
-            mask = torch.rand(3, n, generator=generator) > 0.3
-            yield x.clone().requires_grad_(), labels, labels > 0, full_mask(x)
-            yield torch.where(mask, x, 0.0).requires_grad_(), labels, mask & (labels > 0), mask

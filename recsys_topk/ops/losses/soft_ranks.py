@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import full_mask, is_full
+from recsys_topk.numerics import is_full
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
 from recsys_topk.ops.backends.task import WIDTH
-from recsys_topk.ops.dispatch import (
-    closed_form,
-    is_float32,
-    is_real,
-    operation,
-    sampled,
-    through_reference,
-    wants_graph,
-)
+from recsys_topk.ops.dispatch import closed_form, is_float32, is_real, operation, through_reference, wants_graph
 from recsys_topk.ops.losses.pair_spans import better_items, spans
 
 ROWS = 6  # of the buffer of the compiled loop
@@ -125,26 +116,3 @@ def _values_numba(scores: Tensor, wanted: Tensor, mask: Tensor, tau: float) -> T
 @rank_gradient.backend("numba", _serves)
 def _gradient_numba(scores: Tensor, wanted: Tensor, mask: Tensor, upstream: Tensor, tau: float) -> Tensor:
     return _run(scores, wanted, mask, upstream.contiguous(), tau)
-
-
-@sampled(soft_ranks)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
-    for dtype in (torch.float32, torch.float64):
-        for n in (7, 40):
-            x = torch.randn(3, n, generator=generator, dtype=dtype)
-            x[0] *= 100.0
-            mask = torch.rand(3, n, generator=generator) > 0.3
-            for wanted in (torch.rand(3, n, generator=generator) > 0.7, full_mask(x)):
-                yield x.clone().requires_grad_(), wanted, full_mask(x), 0.5
-                yield torch.where(mask, x, 0.0).requires_grad_(), wanted & mask, mask, 2.0
-
-
-@sampled(rank_values)
-def _value_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
-    return ((x.detach(), wanted, mask, tau) for x, wanted, mask, tau in _samples(generator))
-
-
-@sampled(rank_gradient)
-def _gradient_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, float]]:
-    for x, wanted, mask, tau in _value_samples(generator):
-        yield x, wanted, mask, torch.cos(x), tau

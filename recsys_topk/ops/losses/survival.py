@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import log1mexp
-from recsys_topk.ops.dispatch import sampled
 
 
 def survival_logs(log_p: Sequence[Tensor], log_q: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -31,9 +30,3 @@ def survival_logs(log_p: Sequence[Tensor], log_q: Sequence[Tensor]) -> tuple[Ten
     for other in log_q[1:]:
         failed = torch.logaddexp(failed, other.clamp_min(floor) + log1mexp(failed))
     return survived, failed
-
-
-@sampled(survival_logs)
-def _samples(generator: torch.Generator) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    z = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
-    yield list(torch.nn.functional.logsigmoid(z)), list(torch.nn.functional.logsigmoid(-z))

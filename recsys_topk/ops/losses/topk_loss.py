@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,19 +11,9 @@ from torch import Tensor
 from recsys_topk.numerics import full_mask
 from recsys_topk.ops.backends.machine_code import Kernel
 from recsys_topk.ops.backends.task import Task, address_of, run
-from recsys_topk.ops.dispatch import (
-    apply,
-    is_float32,
-    is_last_backward,
-    is_real,
-    may_read,
-    operation,
-    runs_triton,
-    sampled,
-    through_reference,
-    wants_graph,
-)
+from recsys_topk.ops.dispatch import is_float32, is_real, may_read, operation, runs_triton
 from recsys_topk.ops.losses.find_positives import find_positives
+from recsys_topk.ops.losses.known_gradient import known_gradient
 from recsys_topk.ops.losses.topk_target import best_positives
 from recsys_topk.ops.selection.centred import centred
 from recsys_topk.ops.selection.clip import clip_threshold
@@ -124,7 +113,7 @@ def counted_lists(
     wanted = torch.minimum(wanted, items)
     counted = some & (wanted > 0) & (wanted < (items if weights is None else (1.0 - SLACK) * items))
     if weights is None:
-        target = best_positives(labels, positive, wanted.clamp_min(1), positives)
+        target = best_positives(labels, positive, wanted.clamp_min(1))
     else:
         held = torch.where(positive, weights, 0.0)
         boundary = weighted_pair(torch.where(positive, labels, -math.inf), wanted, held)[0]
@@ -240,10 +229,9 @@ def _numba(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
     which = None if number == lists else counted
     (divided_by,) = divisors([int(number)]) if mean else (1.0,)
     value = torch.full((), total / divided_by) if mean else losses
-    if gradient is None:
-        return value, which
-    factor = lists / divided_by if mean else 1.0
-    return apply(_WithGradient, scores, _Result(value, factor, rest), [gradient]), which
+    if gradient is not None and mean and divided_by != lists:
+        gradient.mul_(lists / divided_by)
+    return known_gradient(scores, value, gradient, lambda x: topk_loss.reference(x, *rest)[0]), which
 
 
 def _serves_triton(
@@ -261,86 +249,3 @@ def _triton(*args: Any) -> tuple[Tensor, Tensor | None]:
     from recsys_topk.ops.backends.triton_kernels.topk_loss import topk_loss_triton
 
     return topk_loss_triton(*args[:7])
-
-
-def _serves_numpy(
-    scores: Tensor, labels: Tensor, mask: Tensor | None, k: int | Tensor | None, above: float, law: Law, mean: bool,
-    item_weights: Tensor | None = None,
-) -> bool:  # fmt: skip
-    given = [x for x in (scores, labels, mask, k) if isinstance(x, Tensor)]
-    plain = item_weights is None and law.name == "dftopk" and law.others == 1.0
-    return plain and all(map(is_real, given)) and scores.numel() > 0
-
-
-@topk_loss.backend("numpy", _serves_numpy)
-def _numpy(*args: Any) -> tuple[Tensor, Tensor | None]:
-    from recsys_topk.ops.losses.dftopk_bce import dftopk_bce
-
-    return dftopk_bce(*args[:7])
-
-
-class _Result(NamedTuple):
-    """The result of a compiled kernel.
-
-    Attributes:
-        value: The mean, or the losses, (B,).
-        factor: The number by which the gradient must be multiplied.
-        arguments: Those of `topk_loss` after the scores.
-    """
-
-    value: Tensor
-    factor: float
-    arguments: tuple[Any, ...]
-
-
-class _WithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, result: _Result, gradient: list[Tensor]) -> Tensor:
-        ctx.save_for_backward(scores)
-        # The last backward takes the gradient out of the list. Autograd does not copy a tensor with no other reference.
-        ctx.result, ctx.gradient = result, gradient
-        value: Tensor = result.value
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
-        (scores,) = ctx.saved_tensors
-        _, factor, arguments = ctx.result
-        if wants_graph():
-            formula = lambda x: topk_loss.reference(x, *arguments)[0]  # noqa: E731
-            return through_reference(formula, [scores], [grad])[0], None, None
-        rate = grad.item() * factor if grad.dim() == 0 else grad[:, None]
-        if not is_last_backward():
-            return ctx.gradient[0] * rate, None, None
-        gradient = ctx.gradient.pop()
-        return gradient if grad.dim() == 0 and rate == 1.0 else gradient.mul_(rate), None, None
-
-
-@sampled(topk_loss)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
-    laws = [Law("dftopk", 0.7), Law("dftopk", 2.0, 0.2), Law("logistic", 0.7), Law("laplace", 0.7)]
-    laws += [Law("clip", 2.0), Law("fenchel_young", 2.0)]
-    for lists, n in ((5, 12), (30, 300), (2, 2)):
-        x = torch.randn(lists, n, generator=generator)
-        x[1] = x[1].round()
-        y = torch.randint(0, 4, (lists, n), generator=generator).float()
-        y[0] = 0.0
-        mask = torch.rand(lists, n, generator=generator) > 0.3
-        junk = x.masked_fill(~mask, math.nan)
-        ks = torch.randint(0, n + 1, (lists,), generator=generator)
-        weights = torch.randint(0, 4, (lists, n), generator=generator) * torch.rand(lists, 1, generator=generator)
-        for law in laws:
-            if law.name == "clip" and n > 100:  # some p are so small that 1 / p amplifies their rounding
-                continue
-            for mean in (True, False):
-                yield x.clone().requires_grad_(), y, None, 1, 1.0, law, mean
-                yield x.clone().requires_grad_(), y, None, None, 0.0, law, mean
-                yield junk.clone().requires_grad_(), y, mask, ks, 0.0, law, mean
-                yield junk.clone().requires_grad_(), y, mask, max(1, n // 4), 2.0, law, mean
-                yield junk.clone().requires_grad_(), y, mask, max(1, n // 4), 0.0, law, mean, weights
-                yield x.clone().requires_grad_(), y, None, 0.3 * ks, 0.0, law, mean, weights
-                if law.name not in ("clip", "fenchel_young"):
-                    for others in (0.0, 0.3):
-                        alone = law._replace(others=others)
-                        yield junk.clone().requires_grad_(), y, mask, max(1, n // 4), 0.0, alone, mean, weights
-    yield x.double().requires_grad_(), y.double(), None, 1, 0.0, laws[0], True

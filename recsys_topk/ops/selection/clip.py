@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import closed_form, may_read, operation, sampled, through_reference, wants_graph
-from recsys_topk.ops.selection.centred import centred
+from recsys_topk.ops.dispatch import may_read, operation
 from recsys_topk.ops.selection.from_threshold import from_threshold
 
 MAX_STEPS = 100
@@ -29,38 +26,11 @@ def clip_logs(x: Tensor, threshold: Tensor, tau: float, weights: Tensor | None =
         tau: Temperature.
         weights: Weights of the items, (B, N); None = 1.
     """
-    if weights is not None:
-        return _reference(x, threshold, tau, weights)
-    log_p, log_q = closed_form(_ClipLogs, _reference, x, threshold, tau)
-    return log_p, log_q
-
-
-def _reference(x: Tensor, threshold: Tensor, tau: float, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
     z = from_threshold(x, threshold * tau, tau, "uniform", weights)
     inside = (z > 0.0) & (z < 1.0)
     safe = torch.where(inside, z, 0.5)
     log_p = torch.where(inside, torch.log(safe), torch.where(z > 0.0, 0.0, -math.inf))
     return log_p, torch.where(inside, torch.log1p(-safe), torch.where(z > 0.0, -math.inf, 0.0))
-
-
-class _ClipLogs(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, threshold: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-        z = x / tau - threshold
-        ctx.save_for_backward(x, threshold, z)
-        ctx.tau = tau
-        return torch.log(z.clamp(0.0, 1.0)), torch.log((1.0 - z).clamp(0.0, 1.0))
-
-    @staticmethod
-    def backward(ctx: Any, grad_p: Tensor, grad_q: Tensor) -> tuple[Tensor | None, ...]:
-        x, threshold, z = ctx.saved_tensors
-        if wants_graph():
-            return through_reference(_reference, (x, threshold, ctx.tau), (grad_p, grad_q))
-        fractional = (z > 0.0) & (z < 1.0)
-        safe = torch.where(fractional, z, 0.5)
-        inner = torch.where(fractional, grad_p / safe - grad_q / (1.0 - safe), 0.0)
-        mean = inner.sum(1, keepdim=True) / fractional.sum(1, keepdim=True).clamp_min(1)
-        return (inner - fractional * mean) / ctx.tau, None, None
 
 
 def _fake_threshold(z: Tensor, gap: Tensor, k: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -108,23 +78,3 @@ def clip_threshold(z: Tensor, gap: Tensor, k: Tensor, weights: Tensor | None = N
             break
         t = step
     return t
-
-
-def _lists(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    for dtype in (torch.float32, torch.float64):
-        x = torch.randn(4, 30, generator=generator, dtype=dtype)
-        yield x, torch.tensor([1, 5, 10, 20])
-        yield x.masked_fill(torch.rand(4, 30, generator=generator) < 0.3, -math.inf), torch.tensor([1, 2, 3, 4])
-
-
-@sampled(clip_threshold)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for x, k in _lists(generator):
-        yield *centred(x, k), k
-
-
-@sampled(clip_logs)
-def _log_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
-    for x, k in _lists(generator):
-        moved, gap = centred(x, k)
-        yield moved.requires_grad_(), clip_threshold(moved.detach() / 0.7, gap / 0.7, k), 0.7

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import is_real, operation, sampled
+from recsys_topk.ops.dispatch import is_real, operation
 
 
 @operation
@@ -28,17 +26,6 @@ def _numpy(mask: Tensor) -> Tensor:
     return torch.from_numpy(count_rows(mask.numpy()))
 
 
-@operation
-def every(x: Tensor) -> bool:
-    """Return whether all entries are nonzero. This reads the tensor."""
-    return bool(x.all())
-
-
-@every.backend("numpy", is_real)
-def _every_numpy(x: Tensor) -> bool:
-    return bool(x.numpy().all())
-
-
 def count_rows(a: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """Return the number of true entries of each row. numpy adds faster in a narrower integer type."""
     if len(a) == 1:
@@ -46,16 +33,3 @@ def count_rows(a: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     narrow = np.uint16 if a.shape[1] < 2**16 else np.uint32
     counts: npt.NDArray[np.int64] = np.add.reduce(a.view(np.uint8), 1, dtype=narrow).astype(np.int64)
     return counts
-
-
-@sampled(count_true)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    for shape in ((3, 5), (1, 9), (2, 70_000), (4, 0), (0, 3)):
-        yield (torch.rand(shape, generator=generator) > 0.5,)
-
-
-@sampled(every)
-def _every_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    yield (torch.tensor([1, 2]),)
-    yield (torch.tensor([[True, False]]),)
-    yield (torch.empty(0, dtype=torch.int64),)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import apply, is_real, operation, sampled
+from recsys_topk.ops.dispatch import apply, is_real, operation
 
 
 @operation
@@ -67,14 +65,3 @@ def _fill_bits(x: Tensor, mask: Tensor, value: float) -> Tensor:
         valid &= pattern
         bits |= valid
     return torch.from_numpy(bits.view(floating))
-
-
-@sampled(fill_masked)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
-    for dtype in (torch.float32, torch.float64):
-        for value in (0.0, -0.0, 1.0, -7.25, 1e-30, math.inf, -math.inf, math.nan):
-            x = torch.randn(4, 9, generator=generator, dtype=dtype)
-            mask = torch.rand(4, 9, generator=generator) > 0.4
-            yield x.masked_fill(~mask, math.nan).requires_grad_(), mask, value
-        yield torch.randn(9, 4, generator=generator, dtype=dtype).t(), mask, -math.inf
-        yield torch.empty(0, 3, dtype=dtype), torch.empty(0, 3, dtype=torch.bool), 0.0

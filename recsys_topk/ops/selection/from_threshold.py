@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import apply, sampled, save
+from recsys_topk.ops.dispatch import apply, save
 
 Law = Literal["logistic", "laplace", "uniform"]
 
@@ -75,11 +74,3 @@ def shares(z: Tensor, law: Law, weights: Tensor | None = None) -> Tensor:
     far = -z.abs()
     logs = far if law == "laplace" else far - 2.0 * torch.log1p(torch.exp(far))
     return torch.softmax(logs if weights is None else logs + torch.log(weights), dim=1)
-
-
-@sampled(from_threshold)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor | float, Law]]:
-    laws: tuple[Law, ...] = ("logistic", "laplace", "uniform")
-    for law in laws:
-        x = torch.randn(3, 6, generator=generator, dtype=torch.float64)
-        yield x.requires_grad_(), torch.zeros(3, 1, dtype=torch.float64), 0.7, law

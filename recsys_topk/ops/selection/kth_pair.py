@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,12 +10,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import full_mask, is_full, masked_mean
-from recsys_topk.ops.dispatch import apply, is_real, operation, sampled, save
+from recsys_topk.numerics import is_full
+from recsys_topk.ops.dispatch import is_eager, is_real, operation
+from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.fill_masked import fill_masked
 
 Array = npt.NDArray[Any]
-Bools = npt.NDArray[np.bool_]
 
 # Crossovers on CPU, measured with `recsys-topk bench operators` shapes (docs/benchmarks.md): numpy sorts short rows
 # with SIMD networks faster than it partitions them.
@@ -26,7 +24,6 @@ GROUP = 16
 GROUPS_PER_ITEM = 3
 SAMPLE = 4096
 SAMPLE_FROM = 20_000
-SCRATCH_LIMIT = 2**26
 
 
 def kth_pair(scores: Tensor, k: int | Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,8 +45,10 @@ def kth_pair(scores: Tensor, k: int | Tensor, mask: Tensor) -> tuple[Tensor, Ten
         (tensor([[2.]]), tensor([[1.]]))
     """
     filled = scores if is_full(mask) else fill_masked(scores, mask, -math.inf)
-    kept, cut = apply(_KthPair, filled, k)
-    return kept, cut
+    kept, cut = kth_values(filled, k)
+    if is_eager() and not (filled.requires_grad and torch.is_grad_enabled()):
+        return kept, cut
+    return with_shared_gradient(kept, filled), with_shared_gradient(cut, filled)
 
 
 def kth_values(filled: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
@@ -85,104 +84,25 @@ def _numpy(filled: Tensor, ks: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(kept).unsqueeze(1), torch.from_numpy(cut).unsqueeze(1)
 
 
-class _KthPair(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(filled: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
-        return kth_values(filled, k)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int | Tensor], output: tuple[Tensor, Tensor]) -> None:
-        save(ctx, inputs[0], *output)
-
-    @staticmethod
-    def backward(ctx: Any, grad_kept: Tensor, grad_cut: Tensor) -> tuple[Tensor, None]:
-        filled, kept, cut = ctx.saved_tensors
-        return share_pair(filled.detach(), kept.detach(), cut.detach(), grad_kept, grad_cut), None
-
-    @staticmethod
-    def tangents(ctx: Any, tangent: Tensor, _: Any) -> tuple[Tensor, Tensor]:
-        filled, kept, cut = (x.detach() for x in ctx.saved_tensors)
-        return masked_mean(tangent, filled == kept)[:, None], masked_mean(tangent, filled == cut)[:, None]
-
-
-@operation
-def share_pair(filled: Tensor, kept: Tensor, cut: Tensor, grad_kept: Tensor, grad_cut: Tensor) -> Tensor:
-    """Return the gradient of the k-th pair, (B, N): each part is spread evenly over the items equal to its value.
+def with_shared_gradient(value: Tensor, filled: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return `value`, (B, 1), with a gradient that the items equal to it share, in proportion to their weights.
 
     Args:
+        value: A score of each list, (B, 1), a constant.
         filled: (B, N), -inf where masked.
-        kept: x_[k], (B, 1).
-        cut: x_[k+1], (B, 1).
-        grad_kept: Gradient of `kept`, (B, 1).
-        grad_cut: Gradient of `cut`, (B, 1).
+        weights: (B, N); None = 1.
     """
-    at_kept, at_cut = filled == kept, filled == cut
-    per_kept = grad_kept / at_kept.sum(1, keepdim=True).clamp_min(1)
-    per_cut = grad_cut / at_cut.sum(1, keepdim=True).clamp_min(1)
-    return torch.where(at_kept, per_kept, 0.0) + torch.where(at_cut, per_cut, 0.0)
+    tied, moved = filled.detach() == value, filled - filled.detach()
+    if weights is not None:
+        moved, tied_weights = moved * weights, torch.where(tied, weights, 0.0).sum(-1)
+    else:
+        tied_weights = count_true(tied).to(filled.dtype)
+    total = torch.where(tied, moved, 0.0).sum(-1) / tied_weights.clamp_min(torch.finfo(filled.dtype).tiny)
+    return value + total[:, None]
 
 
-def _plain_gradient(filled: Tensor, kept: Tensor, cut: Tensor, grad_kept: Tensor, grad_cut: Tensor) -> bool:
-    return is_real(filled) and is_real(grad_kept) and not torch.is_grad_enabled()
-
-
-@share_pair.backend("numpy", _plain_gradient)
-def _share_numpy(filled: Tensor, kept: Tensor, cut: Tensor, grad_kept: Tensor, grad_cut: Tensor) -> Tensor:
-    a = filled.numpy()
-    grad = np.zeros(a.shape, a.dtype)
-    add_shared(grad, a, kept.numpy(), grad_kept.numpy()[:, 0])
-    add_shared(grad, a, cut.numpy(), grad_cut.numpy()[:, 0])
-    return torch.from_numpy(grad)
-
-
-def add_shared(out: Array, a: Array, value: Array, amount: Array) -> None:
-    """Add to each row of `out` its `amount`, spread evenly over the items of `a` equal to the row's `value`.
-
-    Args:
-        out: (B, N), C-contiguous, changed in place.
-        a: (B, N).
-        value: (B, 1).
-        amount: (B,).
-    """
-    where = (a == value).reshape(-1).nonzero()[0]
-    if where.size == a.shape[0]:  # no ties: one item per row, in the order of the rows
-        out.reshape(-1)[where] += amount
-        return
-    rows = where // a.shape[1]
-    counts = np.bincount(rows, minlength=a.shape[0])
-    out.reshape(-1)[where] += (amount / np.maximum(counts, 1).astype(out.dtype))[rows]
-
-
-class _Buffers(threading.local):
-    """Memory that the selections of a thread reuse, because new pages cost more than the arithmetic."""
-
-    def __init__(self) -> None:
-        self.memory = np.empty(0, np.uint8)
-
-
-_buffers = _Buffers()
-
-
-def scratch(like: Array, count: int) -> Array:
-    """Return `count` uninitialised arrays of the shape and dtype of `like`, stacked.
-
-    Arrays of up to 64 MB are in memory that the next call of the thread reuses, so use them only until then.
-    """
-    size = count * like.size * like.itemsize
-    if size > SCRATCH_LIMIT:
-        return np.empty((count, *like.shape), like.dtype)
-    if _buffers.memory.size < size:
-        _buffers.memory = np.empty(size, np.uint8)
-    return _buffers.memory[:size].view(like.dtype).reshape(count, *like.shape)
-
-
-def pair_numpy(a: Array, k: int | Array, reuse: bool = False) -> tuple[Array, Array]:
-    """Return (x_[k], x_[k+1]) of the rows of `a`, each (B,); `k` is one int, or one int per row, 1 <= k < N.
-
-    With `reuse`, short rows are sorted in the memory of `scratch`.
-    """
+def pair_numpy(a: Array, k: int | Array) -> tuple[Array, Array]:
+    """Return (x_[k], x_[k+1]) of the rows of `a`, each (B,); `k` is one int, or one int per row, 1 <= k < N."""
     n = a.shape[1]
     if not isinstance(k, (int, np.integer)):
         if a.shape[0] == 0:
@@ -191,12 +111,12 @@ def pair_numpy(a: Array, k: int | Array, reuse: bool = False) -> tuple[Array, Ar
         if low != high:
             # The rows have different k: only the items that the largest k needs are sorted.
             shallow = n > SORT_UP_TO and 2 * (high + 1) < n
-            top = _sorted(_largest(a, high + 1), reuse) if shallow else _sorted(a, reuse)
+            top = np.sort(_largest(a, high + 1) if shallow else a, axis=1)
             place = top.shape[1] - k[:, None]
             return np.take_along_axis(top, place, 1)[:, 0], np.take_along_axis(top, place - 1, 1)[:, 0]
         k = high
     if n <= SORT_UP_TO:
-        ordered = _sorted(a, reuse)
+        ordered = np.sort(a, axis=1)
         return ordered[:, n - k].copy(), ordered[:, n - k - 1].copy()
     if 2 * k > n:
         smaller = np.partition(a, n - k, axis=1)
@@ -207,13 +127,6 @@ def pair_numpy(a: Array, k: int | Array, reuse: bool = False) -> tuple[Array, Ar
         return top[:, 1:].min(1), top[:, 0].copy()
     top.sort(axis=1)
     return top[:, 1].copy(), top[:, 0].copy()
-
-
-def _sorted(a: Array, reuse: bool) -> Array:
-    ordered: Array = scratch(a, 1)[0] if reuse else np.empty_like(a)
-    np.copyto(ordered, a)
-    ordered.sort(axis=1)
-    return ordered
 
 
 def _largest(a: Array, count: int) -> Array:
@@ -249,39 +162,3 @@ def _largest_of_long_row(row: Array, count: int) -> Array:
         if candidates.size >= count:
             row = candidates
     return np.partition(row, row.size - count)[row.size - count :]
-
-
-def _list_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, int | Tensor, Tensor]]:
-    """Lists that reach every branch of the selection, with and without ties, masks and a k per list."""
-    for rows, n, k in ((3, 2, 1), (4, 17, 16), (2, 512, 10), (2, 600, 599), (2, 2000, 30), (1, 25_000, 90)):
-        for dtype in (torch.float32, torch.float64):
-            x = torch.randn(rows, n, generator=generator, dtype=dtype)
-            yield x, k, full_mask(x)
-            yield (x * 2).round() / 2, torch.randint(1, k + 1, (rows,), generator=generator), full_mask(x)
-            mask = torch.rand(rows, n, generator=generator) > 0.3
-            mask[:, :2] = True
-            some = torch.minimum(torch.randint(1, k + 1, (rows,), generator=generator), mask.sum(1) - 1)
-            yield x.masked_fill(~mask, math.nan), some, mask
-
-
-@sampled(kth_pair)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, int | Tensor, Tensor]]:
-    for x, k, mask in _list_samples(generator):
-        yield x.requires_grad_(), k, mask
-
-
-@sampled(kth_largest)
-def _value_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None, int]]:
-    for x, k, mask in _list_samples(generator):
-        filled = torch.where(mask, x, -math.inf)
-        yield (filled, k, 0) if isinstance(k, Tensor) else (filled, None, k)
-    yield torch.empty(0, 5), torch.empty(0, dtype=torch.int64), 0
-    yield torch.empty(0, 5), None, 2
-
-
-@sampled(share_pair)
-def _share_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
-    for x, k, mask in _list_samples(generator):
-        filled = torch.where(mask, x, -math.inf)
-        grads = torch.randn(2, len(x), 1, generator=generator, dtype=x.dtype)
-        yield filled, *kth_values(filled, k), grads[0], grads[1]

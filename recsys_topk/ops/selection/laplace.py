@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import LOG2, LOWEST_EXPONENT
-from recsys_topk.ops.dispatch import (
-    closed_form,
-    is_real,
-    may_read,
-    operation,
-    sampled,
-    through_reference,
-    wants_graph,
-)
-from recsys_topk.ops.selection.centred import centred, halvings, threshold_bracket
+from recsys_topk.ops.dispatch import may_read, operation
+from recsys_topk.ops.selection.centred import halvings, threshold_bracket
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.from_threshold import from_threshold
 
@@ -40,70 +29,10 @@ def laplace_logs(x: Tensor, threshold: Tensor, tau: float, weights: Tensor | Non
         tau: Temperature.
         weights: Weights of the items, (B, N); None = 1.
     """
-    if weights is not None:
-        return _reference(x, threshold, tau, weights)
-    log_p, log_q = closed_form(_LaplaceLogs, _reference, x, threshold, tau)
-    return log_p, log_q
-
-
-def _reference(x: Tensor, threshold: Tensor, tau: float, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
     u = from_threshold(x, threshold, tau, "laplace", weights)
     far = -u.abs()
     smaller, larger = far - LOG2, torch.log1p(-0.5 * torch.exp(far))
     return torch.where(u > 0, larger, smaller), torch.where(u > 0, smaller, larger)
-
-
-class _LaplaceLogs(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, threshold: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-        u = (x - threshold).mul_(1.0 / tau)
-        far = -u.abs()
-        # The smaller of p and 1 - p is exp(-|u|) / 2, the larger one minus that.
-        smaller, larger = far - LOG2, torch.log1p(-0.5 * torch.exp(far.clamp_min(LOWEST_EXPONENT[u.dtype])))
-        above = above_zero(u)
-        ctx.save_for_backward(x, threshold, u)
-        ctx.tau = tau
-        return torch.where(above, larger, smaller), torch.where(above, smaller, larger)
-
-    @staticmethod
-    def backward(ctx: Any, grad_p: Tensor, grad_q: Tensor) -> tuple[Tensor | None, ...]:
-        x, threshold, u = ctx.saved_tensors
-        if wants_graph():
-            return through_reference(_reference, (x, threshold, ctx.tau), (grad_p, grad_q))
-        far = u.abs()
-        # Relative to the nearest item, so that the shares are finite however far all items are from the threshold.
-        near = far.amin(1, keepdim=True)
-        share = torch.exp((near - far).clamp_min_(LOWEST_EXPONENT[u.dtype]))
-        e = share * torch.exp(-near)
-        slope = e / (2.0 - e)  # of the log of the larger of p and 1 - p; that of the smaller is 1
-        inner = torch.where(above_zero(u), grad_p * slope - grad_q, grad_p - grad_q * slope)
-        weight = inner.sum(1, keepdim=True) / share.sum(1, keepdim=True)
-        return (inner - share * weight) / ctx.tau, None, None
-
-
-@operation
-def above_zero(x: Tensor) -> Tensor:
-    """Return x > 0; numpy compares several times faster than torch on a CPU."""
-    return x > 0
-
-
-@above_zero.backend("numpy", is_real)
-def _above_numpy(x: Tensor) -> Tensor:
-    return torch.from_numpy(x.numpy() > 0)
-
-
-@operation
-def sum_where(x: Tensor, chosen: Tensor) -> Tensor:
-    """Return the sum of the chosen entries of each row, (B, 1)."""
-    return torch.where(chosen, x, 0.0).sum(1, keepdim=True)
-
-
-# bincount adds sequentially in float64. A sum of float64 entries would be rounded N times, so it takes the reference.
-@sum_where.backend("numpy", lambda x, chosen: is_real(x) and x.dtype == torch.float32)
-def _sum_numpy(x: Tensor, chosen: Tensor) -> Tensor:
-    places = chosen.numpy().reshape(-1).nonzero()[0]
-    sums = np.bincount(places // x.shape[1], weights=x.numpy().reshape(-1)[places], minlength=x.shape[0])
-    return torch.from_numpy(sums).to(x.dtype).unsqueeze(1)
 
 
 def _fake_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: float) -> Tensor:
@@ -135,7 +64,7 @@ def laplace_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: float) -> Tensor:
     buffer, previous = torch.empty_like(x), None
     for step in range(steps):
         torch.sub(x, b, out=buffer)
-        side = above_zero(buffer)
+        side = buffer > 0
         above = count_true(side).unsqueeze(1)
         if readable and previous is not None and bool((above == previous).all()):
             break
@@ -145,7 +74,7 @@ def laplace_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: float) -> Tensor:
         nearest = buffer.amax(1, keepdim=True)
         buffer.sub_(nearest).clamp_min_(lowest).exp_()
         total = buffer.sum(1, keepdim=True)
-        upper = sum_where(buffer, side)
+        upper = torch.where(side, buffer, 0.0).sum(1, keepdim=True)
         lower = (total - upper).clamp_min_(tiny)
         upper.clamp_min_(tiny)
         # In units of exp(nearest): A = upper e, C = lower e with e = exp(nearest).
@@ -159,34 +88,3 @@ def laplace_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: float) -> Tensor:
         ratio = torch.where(spare >= 0, (spare + root) / upper, lower / (root - spare))
         b = b + tau * torch.log(ratio)
     return b
-
-
-def _lists(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    for dtype in (torch.float32, torch.float64):
-        x = torch.randn(4, 30, generator=generator, dtype=dtype)
-        yield x, torch.tensor([1, 5, 10, 20])
-        yield x.masked_fill(torch.rand(4, 30, generator=generator) < 0.3, -math.inf), torch.tensor([1, 2, 3, 4])
-        yield (x * 2).round(), torch.tensor([3, 3, 3, 29])
-
-
-@sampled(laplace_threshold)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
-    for x, k in _lists(generator):
-        yield *centred(x, k), k, 0.7
-
-
-@sampled(laplace_logs)
-def _log_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
-    for x, k in _lists(generator):
-        moved, gap = centred(x, k)
-        yield moved.requires_grad_(), laplace_threshold(moved.detach(), gap, k, 0.7), 0.7
-
-
-@sampled(above_zero)
-def _above_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    return ((x,) for x, _ in _lists(generator))
-
-
-@sampled(sum_where)
-def _sum_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    return ((x, x > 0) for x, _ in _lists(generator))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import LOWEST_EXPONENT
-from recsys_topk.ops.dispatch import apply, may_read, operation, sampled, save
-from recsys_topk.ops.selection.centred import centred, halvings, threshold_bracket
+from recsys_topk.ops.dispatch import apply, may_read, operation, save
+from recsys_topk.ops.selection.centred import halvings, threshold_bracket
 
 MAX_STEPS = 80
 # Newton steps after the bisections, where values may not be read. Over a distance d the slope of the sum changes by at
@@ -112,19 +111,3 @@ def logistic_threshold(x: Tensor, gap: Tensor, k: Tensor, tau: Tensor) -> Tensor
         if bool((moved <= 4.0 * eps * torch.maximum(b.abs(), tau)).all()):
             break
     return b
-
-
-@sampled(logistic_logs)
-def _log_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    for dtype in (torch.float32, torch.float64):
-        yield ((torch.randn(3, 7, generator=generator, dtype=dtype) * 30).requires_grad_(),)
-
-
-@sampled(logistic_threshold)
-def _threshold_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    for dtype in (torch.float32, torch.float64):
-        x = torch.randn(4, 30, generator=generator, dtype=dtype)
-        tau = torch.rand(4, 1, generator=generator, dtype=dtype) + 0.1
-        masked = x.masked_fill(torch.rand(4, 30, generator=generator) < 0.3, -math.inf)
-        for scores, k in ((x, [1, 5, 10, 20]), (masked, [1, 2, 3, 4]), ((x * 2).round(), [3, 3, 3, 29])):
-            yield *centred(scores, torch.tensor(k)), torch.tensor(k), tau

@@ -13,10 +13,10 @@ from recsys_topk.ops.selection.centred import centred
 from recsys_topk.ops.selection.clip import clip_logs, clip_threshold
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.ops.selection.from_threshold import from_threshold
-from recsys_topk.ops.selection.kth_pair import kth_pair
+from recsys_topk.ops.selection.kth_pair import kth_pair, with_shared_gradient
 from recsys_topk.ops.selection.laplace import laplace_logs, laplace_threshold
 from recsys_topk.ops.selection.logistic import logistic_logs, logistic_threshold
-from recsys_topk.ops.selection.weighted import balance, weighted_pair, with_shared_gradient
+from recsys_topk.ops.selection.weighted import balance, weighted_pair
 
 LawName = Literal["dftopk", "logistic", "laplace", "clip", "fenchel_young"]
 
@@ -94,7 +94,7 @@ def _weighted_logs(
     filled = torch.where(weights > 0, scores, -math.inf)
     kept, cut = weighted_pair(filled, ks, weights)
     if law.name == "dftopk":
-        kept, cut = (with_shared_gradient(one, scores, weights) for one in (kept, cut))
+        kept, cut = (with_shared_gradient(one, filled, weights) for one in (kept, cut))
         return logistic_logs((scores - (cut + law.alpha * (kept - cut))) / tau)
     x, gap = filled - cut, (kept - cut) / tau
     z = x.detach() / tau

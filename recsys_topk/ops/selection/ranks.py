@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import at_least_float32, full_mask, is_full
+from recsys_topk.numerics import at_least_float32, is_full
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
-from recsys_topk.ops.dispatch import is_float32, is_real, may_read, operation, sampled
+from recsys_topk.ops.dispatch import is_float32, is_real, may_read, operation
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.sorting import sort_descending
 
@@ -67,6 +66,34 @@ def tie_ranks(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return torch.empty_like(middle).scatter(-1, order, middle)
 
 
+def weighted_ranks(scores: Tensor, labels: Tensor, mask: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the ranks of `tie_ranks` in a list that has w copies of an item of weight w, (B, N).
+
+    Copies have equal scores and labels: they get the mean of their ranks. A rank is at least 1 plus the weight of the
+    items above.
+
+    Args:
+        scores: (B, N).
+        labels: (B, N).
+        mask: Boolean (B, N).
+        weights: (B, N), 0 where masked; None = 1.
+
+    Example:
+        >>> ones = torch.ones(1, 3, dtype=torch.bool)
+        >>> weighted_ranks(torch.tensor([[3.0, 2.0, 1.0]]), torch.zeros(1, 3), ones, torch.tensor([[1.0, 2.0, 1.0]]))
+        tensor([[1.0000, 2.5000, 4.0000]])
+    """
+    if weights is None:
+        return tie_ranks(scores, labels, mask)
+    order = descending_order(scores, mask, labels)
+    x, y, w = (one.detach().gather(-1, order) for one in (scores, labels, weights.double()))
+    first, last = tie_groups((x[:, 1:] != x[:, :-1]) | (y[:, 1:] != y[:, :-1]) | ((w[:, 1:] > 0) != (w[:, :-1] > 0)))
+    reached = w.cumsum(-1)
+    above = (reached - w).gather(-1, first)
+    middle = 1.0 + above + 0.5 * (reached.gather(-1, last) - above - 1.0).clamp_min(0.0)
+    return torch.empty_like(middle).scatter(-1, order, middle).to(scores.dtype)
+
+
 def _serves(scores: Tensor, labels: Tensor, mask: Tensor) -> bool:
     return is_float32(scores, labels) and is_real(mask) and scores.numel() > 0
 
@@ -117,14 +144,3 @@ def tie_groups(changes: Tensor) -> tuple[Tensor, Tensor]:
     first = torch.where(torch.cat([edge, changes], -1), place, 0).cummax(-1).values
     last = torch.where(torch.cat([changes, edge], -1), place, n).flip(-1).cummin(-1).values.flip(-1)
     return first, last
-
-
-@sampled(tie_ranks)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for dtype in (torch.float32, torch.float64):
-        x = torch.randn(4, 20, generator=generator, dtype=dtype)
-        labels = torch.randint(3, (4, 20), generator=generator).to(dtype)
-        mask = torch.rand(4, 20, generator=generator) > 0.3
-        for scores in (x, x.round(), x.masked_fill(x > 1.5, math.nan)):
-            yield scores, labels, full_mask(x)
-            yield torch.where(mask, scores, 0.0), labels, mask

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import run_parts
-from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, save
+from recsys_topk.ops.dispatch import apply, is_float32, operation, save
 
 _LISTS = Loop("recsys_topk.ops.backends.compiled.scans:recurrence_lists")
 
@@ -98,12 +97,3 @@ class _Scan(torch.autograd.Function):
         before = torch.cat((s[:, 1:], nothing) if ctx.reverse else (nothing, s[:, :-1]), 1)
         moved = torch.zeros_like(s) if tangent_a is None else tangent_a * before
         return scan(a, moved if tangent_b is None else moved + tangent_b, ctx.reverse)
-
-
-@sampled(recurrence)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    for shape in ((1, 1), (1, 97), (3, 50), (40, 7), (0, 4)):
-        for reverse in (False, True):
-            a, b = torch.rand(2, *shape, generator=generator, dtype=torch.float64)
-            yield a, b, reverse
-            yield a.float(), b.float(), reverse

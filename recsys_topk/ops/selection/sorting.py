@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.ops.dispatch import apply, is_real, may_read, operation, sampled, save
+from recsys_topk.ops.dispatch import apply, is_real, may_read, operation, save
 
 
 @operation
@@ -85,16 +83,9 @@ def average_ties(ordered: Tensor, grad: Tensor) -> Tensor:
     return (total / size.clamp_min(1.0)).gather(1, run)
 
 
-@operation
 def has_ties(x: Tensor) -> bool:
     """Return whether two entries of a row are equal. This reads the tensor."""
-    ordered = x.sort(dim=1).values
-    return bool((ordered[:, 1:] == ordered[:, :-1]).any())
-
-
-@has_ties.backend("numpy", is_real)
-def _has_ties_numpy(x: Tensor) -> bool:
-    ordered = np.sort(x.numpy(), axis=1)
+    ordered = sorted_descending(x)
     return bool((ordered[:, 1:] == ordered[:, :-1]).any())
 
 
@@ -118,34 +109,3 @@ class _ShareTies(torch.autograd.Function):
         return torch.zeros_like(grad).scatter(1, order, average_ties(values, grad.gather(1, order)))
 
     tangents = backward  # the average over ties is a symmetric map
-
-
-def _rows(generator: torch.Generator) -> Iterator[Tensor]:
-    for dtype in (torch.float32, torch.float64):
-        for shape in ((6, 33), (1, 2), (3, 1), (0, 4)):
-            x = torch.randn(shape, generator=generator, dtype=dtype)
-            yield x
-            yield (x * 2).round() / 2
-    yield torch.tensor([[math.inf, -math.inf, 0.0, -0.0, math.inf, 1.0]])
-
-
-@sampled(sort_descending)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    return ((x,) for x in _rows(generator))
-
-
-@sampled(has_ties)
-def _tie_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    return ((x,) for x in _rows(generator))
-
-
-@sampled(share_ties)
-def _share_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    return ((x.requires_grad_(),) for x in _rows(generator))
-
-
-@sampled(sorted_descending)
-def _sorted_samples(generator: torch.Generator) -> Iterator[tuple[Tensor]]:
-    for dtype in (torch.float32, torch.float64):
-        yield (torch.randint(5, (4, 30), generator=generator).to(dtype),)
-        yield (torch.empty(0, 3, dtype=dtype),)

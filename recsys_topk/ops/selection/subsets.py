@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from recsys_topk.numerics import is_full
-from recsys_topk.ops.dispatch import may_read, sampled
+from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.selection.centred import centred
 from recsys_topk.ops.selection.fill_masked import fill_masked
 from recsys_topk.ops.selection.logistic import logistic_logs, logistic_threshold
@@ -87,12 +86,3 @@ def _take(coefficients: Tensor, index: Tensor) -> Tensor:
 
 def _sum(logs: Tensor) -> Tensor:
     return torch.logsumexp(logs, -1).clamp_min(NEVER)
-
-
-@sampled(subset_logs)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for dtype in (torch.float32, torch.float64):
-        x = torch.randn(4, 11, generator=generator, dtype=dtype)
-        mask = torch.rand(4, 11, generator=generator) < 0.8
-        yield x.requires_grad_(), torch.tensor([1, 5, 7, 10]), torch.ones_like(mask)
-        yield torch.where(mask, x.detach(), 0.0).requires_grad_(), torch.tensor([1, 2, 3, 3]), mask

@@ -42,13 +42,6 @@ def weighted_pair(filled: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, T
     return ordered.gather(-1, kept), ordered.gather(-1, cut)
 
 
-def with_shared_gradient(value: Tensor, scores: Tensor, weights: Tensor) -> Tensor:
-    """Return `value`, (B, 1), with a gradient that the items equal to it share in proportion to their weights."""
-    tied = torch.where(scores.detach() == value, weights, 0.0)
-    share = tied / tied.sum(-1, keepdim=True)
-    return value + (share * (scores - scores.detach())).sum(-1, keepdim=True)
-
-
 def balance(z: Tensor, gap: Tensor, k: Tensor, weights: Tensor, law: Literal["logistic", "laplace"]) -> Tensor:
     """Return b with sum_i w_i F(z_i - b) = k, (B, 1), without gradient; F is the distribution function of the law.
 

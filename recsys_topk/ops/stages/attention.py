@@ -16,7 +16,7 @@ from torch import Tensor
 from recsys_topk.numerics import at_least_float32, float32_island
 from recsys_topk.ops.backends.jit import ZERO, Floats, Integers, jit
 from recsys_topk.ops.backends.parallel import add_up, checked, number_of_parts, run_parts
-from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.dispatch import apply, is_float32, operation, through_reference, wants_graph
 from recsys_topk.ops.stages.pooled_dot import gather
 
 # On a CPU a block should fit the L2 cache (measured: 640 KB to 1.3 MB is best); on a GPU it has to fit the memory.
@@ -249,13 +249,3 @@ def attention_backward(
             for h in range(width):
                 grad_weight[part, h] += out[h] * view[h]
                 out[h] *= weight[h]
-
-
-@sampled(attention_logits)
-@sampled(logits)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
-    for number in (1, 4, 5, 9):
-        history = torch.randn(6, 5, 7, generator=generator).requires_grad_()
-        items = torch.randn(8, 7, generator=generator).requires_grad_()
-        weight = torch.randn(7, generator=generator).requires_grad_()
-        yield history, items, weight, torch.randint(8, (6, number), generator=generator), torch.full((6,), 5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from recsys_topk.ops.backends.jit import ZERO, Floats, Integers, jit
 from recsys_topk.ops.backends.parallel import add_up, checked, number_of_parts, run_parts
-from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, wants_graph
+from recsys_topk.ops.dispatch import apply, is_float32, operation, wants_graph
 from recsys_topk.ops.stages.pooled_dot import gather
 
 
@@ -109,14 +108,3 @@ def join_backward(
                 target[h] = s
                 item[h] += s
                 request[h] += s
-
-
-@sampled(join_relu)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor | None, Tensor, Tensor, Tensor]]:
-    for lists, number, pool, width in ((3, 5, 8, 7), (1, 1, 1, 1), (0, 5, 8, 7)):
-        requests = torch.randn(lists, width, generator=generator).requires_grad_()
-        items = torch.randn(pool, width, generator=generator).requires_grad_()
-        candidates = torch.randint(pool, (lists, number), generator=generator)
-        yield None, requests, items, candidates
-        # A product, as in a stage: a tensor that is overwritten must not be a leaf.
-        yield torch.randn(lists, number, width, generator=generator) * requests[:, None], requests, items, candidates

@@ -6,7 +6,7 @@ updates those with a fused optimizer, without TorchRec's kernels, whose backward
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recsys_topk.ops.backends.jit import ZERO, Floats, Integers, jit
 from recsys_topk.ops.backends.parallel import Call, run_chains
-from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.dispatch import apply, is_float32, operation, through_reference, wants_graph
 from recsys_topk.ops.stages.row_update import RowUpdate, clear_rows, number_rows
 
 
@@ -297,19 +297,3 @@ def embed_means_backward(
                 target = grad_table[i]
                 for d in range(dim):
                     target[d] += scaled[d]
-
-
-@sampled(look_up)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
-    slots = [
-        Slot(kind=0, column=0, table=0, name="user", padding=0, start=0, dim=3),
-        Slot(kind=0, column=1, table=1, name="item", padding=2, start=3, dim=4),
-        Slot(kind=1, column=0, table=1, name="item", padding=2, start=0, dim=4),
-    ]
-    for lists, views in ((5, 6), (0, 6), (2, 0)):
-        tables = [torch.randn(rows, dim, generator=generator).requires_grad_() for rows, dim in ((7, 3), (9, 4))]
-        request = torch.randint(7, (lists, 2), generator=generator)
-        history = torch.randint(9, (lists, views, 1), generator=generator)
-        lengths = torch.randint(views + 1, (lists,), generator=generator)
-        yield slots, [request, history], tables, lengths
-        yield slots, [request, history.flatten(0, 1)], tables, None

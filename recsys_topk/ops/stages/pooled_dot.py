@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from recsys_topk.ops.backends.jit import ZERO, Floats, Integers, jit
 from recsys_topk.ops.backends.parallel import add_up, checked, number_of_parts, run_parts
-from recsys_topk.ops.dispatch import apply, is_float32, operation, sampled, through_reference, wants_graph
+from recsys_topk.ops.dispatch import apply, is_float32, operation, through_reference, wants_graph
 
 
 def gather(pool: Tensor, candidates: Tensor) -> Tensor:
@@ -97,11 +96,3 @@ def dot_backward(
             for h in range(request.shape[0]):
                 own[h] += g * item[h]
                 target[h] += g * request[h]
-
-
-@sampled(dot)
-def _samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for lists, number, pool, width in ((3, 5, 8, 7), (1, 1, 1, 1), (0, 5, 8, 7)):
-        requests = torch.randn(lists, width, generator=generator).requires_grad_()
-        items = torch.randn(pool, width, generator=generator).requires_grad_()
-        yield requests, items, torch.randint(pool, (lists, number), generator=generator)

@@ -40,7 +40,13 @@ class native:  # noqa: N801  # used as a decorator
 
 
 def compiled(function: F) -> F:
-    """Compile at the first call. Runs without the GIL; sums may be reordered, NaN is preserved."""
+    """Compile at the first call. Runs without the GIL; sums may be reordered, NaN is preserved.
+
+    The first arguments of a loop over lists are the number of the part, its first list, one past its last list, and the
+    number of items N. Further arguments are those of the operation that calls it, with `steep` for 1 / tau. Arrays are
+    given by their addresses (0 = None), and are float32 unless stated otherwise. `buffers` are (parts, rows, size) and
+    overwritten, with `size` N rounded up to a multiple of `WIDTH`.
+    """
     flags = {"reassoc", "contract", "nsz", "arcp"}
     return cast(F, numba.njit(nogil=True, fastmath=flags, error_model="numpy")(function))
 

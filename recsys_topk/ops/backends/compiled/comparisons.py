@@ -60,19 +60,9 @@ def rank_comparisons(
 ) -> None:  # fmt: skip
     """Write the soft ranks of lists begin <= b < end, or the gradient of their weighted sum.
 
-    Args:
-        number: Number of the part.
-        begin: First list.
-        end: One past the last list.
-        n: Number of items N.
+    Further arguments:
         backward: Whether to write the gradient.
-        x: Address of the scores, (B, N) float32.
-        wanted: Address of (B, N) bool, the items whose rank is wanted. Others get 1.
-        mask: Address of (B, N) bool; 0 = all items are valid.
         weights: Address of (B, N) float32, the gradients of the ranks; 0 if not `backward`.
-        steep: 1 / tau.
-        buffers: Address of (parts, ROWS, size) float32, overwritten.
-        size: N rounded up to a multiple of WIDTH.
         result: Address of (B, N) float32, written.
     """
     row = 4 * size

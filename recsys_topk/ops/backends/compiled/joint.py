@@ -28,16 +28,7 @@ from recsys_topk.ops.backends.compiled.lanes import count, places, splat, total,
 from recsys_topk.ops.backends.compiled.laws import law_moves, law_terms, law_threshold
 from recsys_topk.ops.backends.compiled.memory import load, read, store, store_where, write
 from recsys_topk.ops.backends.compiled.selection import begin_list
-from recsys_topk.ops.backends.compiled.stages import (
-    AT_CUT,
-    AT_KEPT,
-    COUNTED,
-    CUT,
-    KEPT,
-    PULL,
-    is_counted,
-    stage_rows,
-)
+from recsys_topk.ops.backends.compiled.stages import AT_CUT, AT_KEPT, COUNTED, CUT, KEPT, PULL, is_counted, stage_rows
 from recsys_topk.ops.backends.compiled.tasks import clear, list_kernel
 from recsys_topk.ops.backends.compiled.thresholds import distance
 from recsys_topk.ops.backends.task import CLIP, DFTOPK, LAPLACE, LOGISTIC, STAGE_ROWS, WIDTH

@@ -50,10 +50,7 @@ def network_lists(
 ) -> None:  # fmt: skip
     """Run the network of `recsys_topk.operators.diffsort.network_masses` on groups of 16 lists.
 
-    Arrays are given by their addresses, and are float32 unless stated otherwise.
-
-    Args:
-        part: Number of the part.
+    Further arguments:
         begin: First group.
         end: One past the last group.
         groups: Number of groups.
@@ -62,14 +59,9 @@ def network_lists(
         size: Number of comparators.
         comparators: (size, 4) int32, in order: lower wire, upper wire, direction, and the number of wires that a list
             must exceed to use it.
-        x: Values of the wires, (B, width).
         bounds: (groups, 3, 16) int32: the first wire of each list, the end of its wires, and the first of the k best.
-        steep: 1 / tau.
         grad_p: (B, width), the gradient of p; 0 = forward only.
-        grad_q: (B, width), the gradient of q.
         buffers: (parts, 3 * width + 4 * size, 16), overwritten.
-        p: (B, width), written in the forward pass.
-        q: (B, width), written in the forward pass.
         gradient: (B, width), written in the backward pass.
     """
     vector = 4 * WIDTH

@@ -1,7 +1,6 @@
 """NeuralSort: rows of a relaxed permutation, the losses that use all of them, and Sinkhorn's scaling.
 
-Row r of a list of m items is softmax_i(((m + 1 - 2 r) x_i - d_i) / tau), d_i = sum_j |x_i - x_j|. Arrays are given by
-their addresses, and are float32 unless stated otherwise.
+Row r of a list of m items is softmax_i(((m + 1 - 2 r) x_i - d_i) / tau), d_i = sum_j |x_i - x_j|.
 """
 
 from __future__ import annotations
@@ -49,6 +48,13 @@ def relaxed_row(slope: Any, v: Any, d: Any, logits: Any, e: Any, size: Any) -> A
 
 
 @inlined
+def clear_row(address: Any, size: Any) -> None:
+    """Write zeros."""
+    for i in range(0, size, WIDTH):
+        store(address, i, splat(ZERO))
+
+
+@inlined
 def minus(x: Any, large: Any, small: Any) -> Any:
     """Return x - large - small, in this order."""
     return (x - large) - small
@@ -73,24 +79,7 @@ def neuralsort_lists(
     number: Any, begin: Any, end: Any, n: Any, v: Any, d: Any, ks: Any, counts: Any, steep: Any, normalised: Any,
     buffers: Any, size: Any, log_u: Any, log_d: Any,
 ) -> None:  # fmt: skip
-    """Write the result of `recsys_topk.operators.neuralsort.neuralsort_masses` for lists begin <= b < end.
-
-    Args:
-        number: Number of the part.
-        begin: First list.
-        end: One past the last list.
-        n: Number of items N.
-        v: Centred scores, (B, N), descending.
-        d: Distances, (B, N).
-        ks: (B,) int64.
-        counts: (B,) int64, the number of valid items.
-        steep: 1 / tau.
-        normalised: Whether the rows after the k-th are needed.
-        buffers: (parts, MASS_ROWS, size), overwritten.
-        size: N rounded up to a multiple of WIDTH.
-        log_u: (B, N), written.
-        log_d: (B, N), written.
-    """
+    """Write the result of `recsys_topk.operators.neuralsort.neuralsort_masses`."""
     row = 4 * size
     buffer = buffers + number * MASS_ROWS * row
     x, far, e, logits = buffer, buffer + row, buffer + 2 * row, buffer + 7 * row
@@ -134,28 +123,7 @@ def neuralsort_gradients(
     number: Any, begin: Any, end: Any, n: Any, v: Any, d: Any, ks: Any, counts: Any, log_u: Any, log_d: Any,
     grad_u: Any, grad_d: Any, steep: Any, normalised: Any, buffers: Any, size: Any, grad_v: Any, grad_far: Any,
 ) -> None:  # fmt: skip
-    """Write the result of `recsys_topk.operators.neuralsort.neuralsort_gradient`; see `neuralsort_lists`.
-
-    Args:
-        number: Number of the part.
-        begin: First list.
-        end: One past the last list.
-        n: Number of items N.
-        v: (B, N).
-        d: (B, N).
-        ks: (B,) int64.
-        counts: (B,) int64.
-        log_u: (B, N).
-        log_d: (B, N).
-        grad_u: (B, N), the gradient of log_u.
-        grad_d: (B, N), the gradient of log_d.
-        steep: 1 / tau.
-        normalised: Whether there are rows after the k-th.
-        buffers: (parts, GRADIENT_ROWS, size), overwritten.
-        size: N rounded up to a multiple of WIDTH.
-        grad_v: (B, N), written.
-        grad_far: (B, N), written: the gradient of d.
-    """
+    """Write the result of `recsys_topk.operators.neuralsort.neuralsort_gradient`; see `neuralsort_lists`."""
     row = 4 * size
     buffer = buffers + number * GRADIENT_ROWS * row
     x, far, e, shares = buffer, buffer + row, buffer + 2 * row, buffer + 3 * row
@@ -164,18 +132,16 @@ def neuralsort_gradients(
         m, k = read(counts, b, np.int64), read(ks, b, np.int64)
         padded = -(-m // WIDTH) * WIDTH
         copy_sorted(v + 4 * b * n, d + 4 * b * n, m, padded, steep, buffer, row)
-        for i in range(0, padded, WIDTH):
-            store(gv, i, splat(ZERO))
-            store(gd, i, splat(ZERO))
+        clear_row(gv, padded)
+        clear_row(gd, padded)
         for side in range(2):
             logs, grads = (log_u, grad_u) if side == 0 else (log_d, grad_d)
             masses = buffer + (6 + 3 * side) * row
             for i in range(padded):
                 write(masses, i, read(logs, b * n + i, f32) if i < m and (side == 0 or normalised) else ZERO)
                 write(masses + row, i, read(grads, b * n + i, f32) if i < m else ZERO)
-            for i in range(
-                0, padded, WIDTH
-            ):  # the gradient divided by the mass, which is at least 1 / n on its own side
+            # The gradient divided by the mass, which is at least 1 / n on its own side.
+            for i in range(0, padded, WIDTH):
                 mass = load(masses, i)
                 divided = where(mass < ZERO, ONE / exp_share(mass), exp_share(splat(ZERO) - mass))
                 store(masses + 2 * row, i, load(masses + row, i) * divided)
@@ -247,6 +213,15 @@ def through_distances(v: Any, gv: Any, gd: Any, m: Any, size: Any) -> None:
         write(gv, i, read(gv, i, f32) + total(sums))
 
 
+@inlined
+def write_items(values: Any, items: Any, m: Any, out: Any, n: Any) -> None:
+    """Write the values of m items to their places in a list of n; 0 elsewhere."""
+    for i in range(n):
+        write(out, i, ZERO)
+    for i in range(m):
+        write(out, np.int64(read(items, i, i32)), read(values, i, f32))
+
+
 @compiled
 def arf_lists(
     number: Any, begin: Any, end: Any, n: Any, x: Any, labels: Any, mask: Any, targets: Any, quotas: Any, steep: Any,
@@ -254,42 +229,16 @@ def arf_lists(
 ) -> None:  # fmt: skip
     """Write L_relax and L_global of ARF and their gradients; see `recsys_topk.ops.losses.arf_terms`.
 
-    Args:
-        number: Number of the part.
-        begin: First list.
-        end: One past the last list.
-        n: Number of items N.
-        x: Scores, (B, N).
-        labels: (B, N).
-        mask: (B, N) bool; 0 = all items are valid.
-        targets: (B, N), 1 for true items, otherwise 0.
-        quotas: (B,) int64.
-        steep: 1 / tau.
-        eps: Added inside each logarithm.
-        both: Whether L_relax has two sides (ARF-v2).
-        buffers: (parts, ARF_ROWS, size), overwritten.
-        size: N rounded up to a multiple of WIDTH.
+    Further arguments:
         losses: (2, B), written.
         gradient: (2, B, N), written; 0 = no gradient.
         lists: B.
     """
     row = 4 * size
     buffer = buffers + number * ARF_ROWS * row
-    v, far, e, item, ahead, last = (
-        buffer,
-        buffer + row,
-        buffer + 2 * row,
-        buffer + 3 * row,
-        buffer + 4 * row,
-        buffer + 5 * row,
-    )
-    weight, true, up, down, y = (
-        buffer + 6 * row,
-        buffer + 7 * row,
-        buffer + 8 * row,
-        buffer + 9 * row,
-        buffer + 10 * row,
-    )
+    v, far, e, item = buffer, buffer + row, buffer + 2 * row, buffer + 3 * row
+    ahead, last, weight, true = buffer + 4 * row, buffer + 5 * row, buffer + 6 * row, buffer + 7 * row
+    up, down, y = buffer + 8 * row, buffer + 9 * row, buffer + 10 * row
     gv, gd = buffer + 11 * row, buffer + 12 * row  # of L_relax; the next two rows are those of L_global
     for b in range(begin, end):
         valid = mask + b * n if mask != 0 else 0
@@ -370,11 +319,7 @@ def arf_lists(
             for i in range(0, padded, WIDTH):
                 store(pulls, i, load(pulls, i) * steep)
             through_distances(v, grads, pulls, m, padded)
-            out = gradient + 4 * (term * lists + b) * n
-            for i in range(n):
-                write(out, i, ZERO)
-            for i in range(m):
-                write(out, read(item, i, i32), read(grads, i, f32))
+            write_items(grads, item, m, gradient + 4 * (term * lists + b) * n, n)
 
 
 @inlined
@@ -406,13 +351,6 @@ def add_row(matrix: Any, factor: Any, sums: Any, size: Any) -> None:
         store(sums, i, load(sums, i) + load(matrix, i) * factor)
 
 
-@inlined
-def clear_row(address: Any, size: Any) -> None:
-    """Write zeros."""
-    for i in range(0, size, WIDTH):
-        store(address, i, splat(ZERO))
-
-
 @compiled
 def neural_ndcg_lists(
     number: Any, begin: Any, end: Any, n: Any, x: Any, mask: Any, gains: Any, discounts: Any, steep: Any, rounds: Any,
@@ -423,17 +361,7 @@ def neural_ndcg_lists(
     With M the relaxed permutation, round t is v_t = 1 / M' u_{t-1}, u_t = 1 / M v_t. In the reversed rounds, a_t and
     b_t are the gradients of the sums M v_t and M' u_{t-1}. The gradient of M is the sum of a_t v_t' + u_{t-1} b_t'.
 
-    Args:
-        number: Number of the part.
-        begin: First list.
-        end: One past the last list.
-        n: Number of items N.
-        x: Scores, (B, N).
-        mask: (B, N) bool; 0 = all items are valid.
-        gains: (B, N), 0 where masked.
-        discounts: (B, N), by rank.
-        steep: 1 / tau.
-        rounds: Largest number of rounds.
+    Further arguments:
         tolerance: The rounds end if all column sums differ from 1 by less.
         buffers: (parts, NDCG_ROWS + size + 4 rounds + 2, size), overwritten.
         size: N rounded up to a multiple of 2 WIDTH.
@@ -442,14 +370,8 @@ def neural_ndcg_lists(
     """
     row = 4 * size
     buffer = buffers + number * (NDCG_ROWS + size + 4 * rounds + 2) * row
-    v, far, item, gain, sums, e = (
-        buffer,
-        buffer + row,
-        buffer + 2 * row,
-        buffer + 3 * row,
-        buffer + 4 * row,
-        buffer + 5 * row,
-    )
+    v, far, item = buffer, buffer + row, buffer + 2 * row
+    gain, sums, e = buffer + 3 * row, buffer + 4 * row, buffer + 5 * row
     gv, gd, running, weighted = buffer + 6 * row, buffer + 7 * row, buffer + 8 * row, buffer + 9 * row
     matrix = buffer + NDCG_ROWS * row
     us = matrix + size * row  # us[0] is u before the first round
@@ -530,10 +452,8 @@ def neural_ndcg_lists(
                     other = other + load(vs + step * row, i + WIDTH) * a
                     third = third + load(downs + step * row, i) * u
                     fourth = fourth + load(downs + step * row, i + WIDTH) * u
-                one, other = (
-                    load(matrix + r * row, i) * (one + third),
-                    load(matrix + r * row, i + WIDTH) * (other + fourth),
-                )
+                one = load(matrix + r * row, i) * (one + third)
+                other = load(matrix + r * row, i + WIDTH) * (other + fourth)
                 store(e, i, one)
                 store(e, i + WIDTH, other)
                 dots = dots + (one + other)
@@ -543,7 +463,4 @@ def neural_ndcg_lists(
                 store(gv, i, load(gv, i) + into * slope)
                 store(gd, i, load(gd, i) - into * steep)
         through_distances(v, gv, gd, m, size)
-        for i in range(n):
-            write(gradient, b * n + i, ZERO)
-        for i in range(m):
-            write(gradient, b * n + np.int64(read(item, i, i32)), read(gv, i, f32))
+        write_items(gv, item, m, gradient + 4 * b * n, n)

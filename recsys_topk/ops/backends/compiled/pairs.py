@@ -218,27 +218,13 @@ def pair_lists(
 ) -> None:  # fmt: skip
     """Write sum_ij w_ij log(1 + exp(-sigma (x_i - x_j))) and its gradient for lists begin <= b < end.
 
-    Arrays are given by their addresses, and are float32 unless stated otherwise.
-
-    Args:
-        number: Number of the part.
-        begin: First list.
-        end: One past the last list.
-        n: Number of items N.
+    Further arguments:
         kind: PAIR_ONES, PAIR_DIFFERENCES or PAIR_ROWS.
         form: FLAT, SWAP, NEAR or BOTH.
-        x: Scores, (B, N).
-        first: Values of the items i, (B, N); -inf (PAIR_ROWS: 0) where an item is in no pair as the first.
-        second: Values of the items j, (B, N); inf where masked.
-        discounts: (B, N), or 0: none.
-        ranks: (B, N), see `recsys_topk.ops.selection.ranks.tie_ranks`, or 0: none.
         ks: k of delta, (B,).
         table: Tables of `recsys_topk.ops.losses.pair_sums.delta_tables`.
         deep: Factor of delta for ranks beyond k, indexed by twice the rank.
-        sigma: Steepness.
-        buffers: (parts, ROWS, size), overwritten.
         size: Twice N rounded up to a multiple of WIDTH.
-        losses: (B,), written.
         gradient: (B, N), written; 0 = no gradient.
         finite: (parts,) uint8, written: whether all scores are finite. Otherwise the rest is not written.
     """
@@ -320,17 +306,7 @@ def pair_lists(
 
 @compiled
 def count_lists(number: Any, begin: Any, end: Any, n: Any, first: Any, second: Any, counts: Any) -> None:
-    """Write the number of pairs with first_i > second_j for lists begin <= b < end; first_i = -inf is in no pair.
-
-    Args:
-        number: Number of the part.
-        begin: First list.
-        end: One past the last list.
-        n: Number of items N.
-        first: Address of (B, N) float32.
-        second: Address of (B, N) float32.
-        counts: Address of (B,) int64, written.
-    """
+    """Write the number of pairs with first_i > second_j for lists begin <= b < end; first_i = -inf is in no pair."""
     for b in range(begin, end):
         found = np.int64(0)
         for i in range(n):

@@ -31,22 +31,9 @@ def plackett_luce_lists(
 ) -> None:  # fmt: skip
     """Write the loss and gradient of `recsys_topk.ops.losses.plackett_luce` for lists begin <= b < end.
 
-    Arrays are given by their addresses.
-
-    Args:
-        part: Number of the part.
-        begin: First list.
-        end: One past the last list.
-        n: Number of items N.
-        x: Scores, (B, N) float32.
-        labels: (B, N) float32.
-        terms: (B, N) bool.
+    Further arguments:
         order: (B, N) int64, whose lower half is the item at each place of the descending order of the labels.
         valid: (B,) int64, the number of valid items, which are first in the order.
-        buffers: (parts, 2, size) float32, overwritten.
-        size: N rounded up to a multiple of WIDTH.
-        losses: (B,) float32, written.
-        gradient: (B, N) float32, written.
         known: (parts,) uint8, written: whether the scores of no list differ by more than 80. Otherwise the rest is not
             written.
     """
