@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from recsys_topk.datamodules.lists.catalogue import DistinctItems
 from recsys_topk.datamodules.lists.grouping import Grouped, group_rows
-from recsys_topk.datamodules.lists.plan import SPLITS, ListsPlan
+from recsys_topk.datamodules.lists.plan import COUNTS, SPLITS, ListsPlan
 from recsys_topk.datamodules.lists.rows import ListCleaner
 from recsys_topk.datamodules.prepare.engine.column_files import ColumnFiles
 from recsys_topk.datamodules.prepare.engine.duck import DuckEngine, EngineTable
@@ -59,6 +59,9 @@ class ListsPreparation:
         """Run all steps of the preparation."""
         engine = self.engine
         kept = self._read()
+        if self.plan.counted_above is not None:
+            positive = f"__label > {self.plan.counted_above}"
+            engine.count_before(COUNTS, "__item", "__time", ["__request", "__split"], positive)
         ids = {}
         for role in ("request", "item"):
             if engine.is_text(f"__{role}"):
@@ -105,7 +108,8 @@ class ListsPreparation:
         columns = [column for part in DATA_PARTS for column in plan.description.columns(part)]
         history = [plan.roles["history"]] if plan.description.history else []
         user = [plan.roles["user"]] if "user" in plan.roles else []
-        features = list(dict.fromkeys([*columns, *history, *user]))
+        counted = () if plan.counted_above is None else COUNTS
+        features = [name for name in dict.fromkeys([*columns, *history, *user]) if name not in counted]
         told = ["label"] if plan.stages is None else ["stage", "position"][: 1 + plan.stages.needs_position]
         for role in told:
             if plan.roles.get(role) in columns:

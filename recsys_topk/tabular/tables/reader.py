@@ -179,6 +179,12 @@ def list_files(path: str | Path) -> tuple[Any, list[str]]:
     return files, [found for found in inside if file_format(found) is not None]
 
 
+def file_names(path: str | Path) -> list[str]:
+    """Return the sorted files of known formats at a path or URL (`list_files`), as paths or URLs."""
+    files, places = list_files(path)
+    return [files.unstrip_protocol(place) for place in places] if "://" in str(path) else places
+
+
 def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableReader:
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
     found = [list_files(path) for path in paths]

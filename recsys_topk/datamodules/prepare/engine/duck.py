@@ -73,6 +73,7 @@ class DuckEngine:
         self.seen = 0
         self.schema: Any = None
         self._failure: BaseException | None = None
+        self._source = "rows"
         self.work.mkdir(exist_ok=True)
         database = self.work / "rows.duckdb"
         for left in (*folder.iterdir(), *self.work.iterdir()):
@@ -188,6 +189,34 @@ class DuckEngine:
 
             return [value_at(min(int(share * number), number - 1), lowest, highest, count) for share in shares]
 
+    def count_before(self, made: Sequence[str], item: str, time: str, request: Sequence[str], positive: str) -> None:
+        """Add three columns to the rows: what earlier requests say about the item of a row.
+
+        They are the number of rows of the item in earlier requests, the number of those that are positive, and the
+        seconds since the first request that has the item.
+
+        Args:
+            made: The names of the new columns.
+            item: The column of the item.
+            time: The column of the time in microseconds; a request has its smallest time.
+            request: The columns that identify a request.
+            positive: A condition on a column, e.g. ``"__label > 0"``.
+        """
+        self.schema = pa.schema([*self.schema, *(pa.field(name, pa.int64()) for name in made)])
+        number, seen, age = map(self._column, made)
+        label, _, condition = positive.partition(" ")
+        same = ", ".join(map(self._column, request))
+        self._source = "counted"
+        with self._errors():
+            self._query(
+                f"CREATE OR REPLACE TEMP VIEW counted AS SELECT * EXCLUDE begun, count(*) OVER earlier AS {number}, "
+                f"count(*) FILTER ({self._column(label)} {condition}) OVER earlier AS {seen}, "
+                f"(begun - min(begun) OVER (PARTITION BY {self._column(item)})) // 1000000 AS {age} FROM (SELECT *, "
+                f"min({self._column(time)}) OVER (PARTITION BY {same}) AS begun FROM rows) "
+                f"WINDOW earlier AS (PARTITION BY {self._column(item)} ORDER BY begun RANGE BETWEEN UNBOUNDED "
+                f"PRECEDING AND 1 PRECEDING)"
+            )
+
     def chunks(
         self,
         ids: Mapping[str, Any],
@@ -217,8 +246,9 @@ class DuckEngine:
                 chosen[name] = f"{table}.number"
             columns = ", ".join(f"{expression} AS {self._column(name)}" for name, expression in chosen.items())
             by = ", ".join(chosen[name] for name in order)
-            reader = self._db.sql(f"SELECT {columns} FROM rows{joins} ORDER BY {by}").to_arrow_reader(_BATCH)
-            for table in whole_groups((_typed(batch, kinds) for batch in reader), group, rows):
+            found = self._db.sql(f"SELECT {columns} FROM {self._source} AS rows{joins} ORDER BY {by}")
+            batches = (_typed(batch, kinds) for batch in found.to_arrow_reader(_BATCH))
+            for table in whole_groups(batches, group, rows):
                 yield make(table)
 
     def _column(self, name: str) -> str:
